@@ -8,6 +8,8 @@ pub mod case;
 #[cfg(feature = "runner")]
 pub mod conversation;
 #[cfg(feature = "runner")]
+pub mod delegation;
+#[cfg(feature = "runner")]
 pub mod load;
 #[cfg(feature = "runner")]
 pub mod measure;

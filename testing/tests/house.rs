@@ -273,3 +273,24 @@ fn each_folder_of_sources_is_in_the_map() {
     }
     assert!(unnamed.is_empty(), "ARCHITECTURE.md does not name: {unnamed:#?}");
 }
+
+/// The names of all functions in a source.
+fn functions(source: &str) -> impl Iterator<Item = &str> {
+    source.split("fn ").skip(1).filter_map(|rest| rest.split_once('(')).map(|(name, _)| name)
+}
+
+#[test]
+fn every_page_of_scenarios_names_tests_that_are_there() {
+    let folders = ["gateway-min", "engine", "conformance/src"];
+    let sources: Vec<(PathBuf, String)> =
+        folders.iter().flat_map(|folder| files(&root().join(folder), ".rs")).collect();
+    let known: BTreeSet<&str> = sources.iter().flat_map(|(_, source)| functions(source)).collect();
+    let pages = files(&root().join("gateway-min"), "scenarios.md");
+    assert_eq!(pages.len(), 2, "the gateway's and delegation's");
+    for (path, page) in &pages {
+        let named: Vec<&str> = page.split('`').skip(1).step_by(2).filter(|name| name.contains('_')).collect();
+        assert!(named.len() > 100, "{}: {}", path.display(), named.len());
+        let missing: Vec<&str> = named.into_iter().filter(|name| !known.contains(name)).collect();
+        assert_eq!(missing, [""; 0], "{}", path.display());
+    }
+}

@@ -11,6 +11,8 @@ mod delegator;
 mod events;
 mod evidence;
 mod execution;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
 pub mod hooks;
 pub mod ledger;
 pub mod managed;

@@ -258,8 +258,14 @@ impl Task {
             description: bounds::first(description, 200).to_owned(),
             deadline,
         };
-        let opened = self.delegator.records.executions().open(new).await.map_err(ExecutionError::from)?;
-        Ok(opened)
+        // In a task of its own: the run does not poll this call while it stores what another one reports, which would wait
+        // for this transaction.
+        let executions = self.delegator.records.executions().clone();
+        let opened = tokio::spawn(async move { executions.open(new).await }).await;
+        match opened {
+            Ok(opened) => Ok(opened.map_err(ExecutionError::from)?),
+            Err(panic) => Err(Failure::Unexpected { class: "RuntimeError", detail: panic.to_string() }),
+        }
     }
 
     /// The work in a task of its own, so that a subagent settles what it has begun even if nobody waits for it.

@@ -9,7 +9,9 @@ use serde_json::{Value, json};
 use threadkeep::Error;
 use threadkeep::channel::MESSAGES_CHANNEL;
 use threadkeep::id::{NodeName, ThreadId};
-use threadkeep::state::{StateSnapshot, Update};
+use threadkeep::metadata::Source;
+use threadkeep::state::StateSnapshot;
+use threadkeep::step::{Durability, StepWriter};
 use threadkeep_agent::binding;
 use threadkeep_agent::summary::{self, Cut};
 use utoipa::ToSchema;
@@ -156,13 +158,17 @@ async fn compact(
     let (text, _) = summarizer.summarize(earlier, &messages[..at]).await;
     let text = text
         .ok_or_else(|| ApiError::internal(FAILED, &std::io::Error::other("the model returned no summary")))?;
+    // An interrupted run goes on from the new head as from the old one: with what was to run next, and what has run of it.
+    let mut writer = StepWriter::open_captured(accessor, known, &point);
+    let task = writer.start_task(&NodeName::from(NODE), 0);
     let writes = vec![
-        accessor.write(MESSAGES_CHANNEL, json!(preserved), true).map_err(engine)?,
-        accessor.write(summary::CHANNEL, json!(text), false).map_err(engine)?,
+        writer.write(MESSAGES_CHANNEL, json!(preserved), true).map_err(engine)?,
+        writer.write(summary::CHANNEL, json!(text), false).map_err(engine)?,
     ];
+    writer.finish_task(task, writes, Durability::WithCommit).await.map_err(engine)?;
     let extra = binding(&head.metadata.extra);
-    let update = Update { at: Some(head.key.id), node: NodeName::from(NODE), writes, extra };
-    let state = accessor.update_known(&mut known, update).await.map_err(engine)?;
+    let state = writer.commit(Source::Update, head.next.clone(), extra).await.map_err(engine)?.clone();
+    accessor.attach(&state.key, &head.writes).await.map_err(engine)?;
     Ok(Compacted {
         compacted: true,
         reason: None,

@@ -149,3 +149,57 @@ async fn a_subagent_that_goes_round_in_circles_is_in_the_events_of_the_run() {
     let listed = gateway.get("/api/threads/t/executions").await.ok();
     assert_eq!(listed["executions"][0]["stop_reason"], "loop_capped");
 }
+
+/// Scenario 76: the feed has a subagent's events while it works, twenty-five at a time; they can be read page by page, and
+/// are no messages.
+#[tokio::test]
+async fn the_events_of_a_subagent_are_written_by_the_batch_and_read_by_the_page() {
+    let task = |prompt: &str| json!({"name": "task", "args": {"prompt": prompt, "subagent_type": "general-purpose"}});
+    for (backend, mode) in ALL {
+        let gate = format!("feed-of-subagents-{backend}-{mode}");
+        let mut answers: Vec<Value> = (0..15)
+            .map(|turn| json!({"text": "On.", "tool_calls": [{"name": "glob", "args": {"pattern": turn.to_string()}}]}))
+            .collect();
+        answers.push(json!({"text": "Done.", "gate": {"name": gate}}));
+        let script = json!({"rules": [
+            {"when": {"caller": "subagent"}, "answers": answers},
+            {"answers": [{"tool_calls": [task("work")]}, {"text": "It is done."}]},
+        ]});
+        let gateway = Setup { script, ..Setup::on(backend, mode) }.start().await;
+        gateway.create("t").await;
+        let run = gateway.post("/api/threads/t/runs", delegating("go")).await.ok();
+        let run = run["run_id"].as_str().unwrap();
+        threadkeep_agent::model::scripted::gate(&gate).reached().await;
+        let feed = format!("/api/threads/t/runs/{run}/events");
+        let read = async |query: &str| {
+            gateway.get(&format!("{feed}?{query}")).await.ok().as_array().unwrap().clone()
+        };
+        // Of one start and thirty steps, a batch.
+        let mut so_far = Vec::new();
+        while so_far.is_empty() {
+            so_far = read("event_types=subagent.start,subagent.step").await;
+        }
+        assert!((20..=25).contains(&so_far.len()), "{backend} {mode}: {}", so_far.len());
+        threadkeep_agent::model::scripted::gate(&gate).open();
+        gateway.join("t", run).await;
+        let task_id = so_far[0]["metadata"]["task_id"].as_str().unwrap().to_owned();
+        let all = read(&format!("task_id={task_id}")).await;
+        assert_eq!(all.len(), 1 + 31 + 1, "{backend} {mode}");
+        assert_eq!(all[..so_far.len()], so_far, "they stay as they were");
+        let (mut paged, mut after) = (Vec::new(), String::new());
+        loop {
+            let page = read(&format!("task_id={task_id}&limit=7{after}")).await;
+            let Some(last) = page.last() else { break };
+            assert!(page.len() <= 7);
+            after = format!("&after_seq={}", last["seq"]);
+            paged.extend(page);
+        }
+        assert_eq!(paged, all, "{backend} {mode}");
+        assert_eq!(read("task_id=none").await, [] as [Value; 0]);
+        assert_eq!(gateway.get(&format!("{feed}?limit=0")).await.status, 422);
+        assert_eq!(gateway.get(&format!("{feed}?limit=2001")).await.status, 422);
+        // The conversation has the result and none of the steps.
+        assert_eq!(gateway.state("t").await["values"]["messages"].as_array().unwrap().len(), 4);
+        assert!(all.iter().all(|event| event["category"] == "subagent"), "{backend} {mode}");
+    }
+}

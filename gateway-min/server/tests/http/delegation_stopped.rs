@@ -5,7 +5,7 @@ use axum::http::Method;
 use serde_json::{Value, json};
 use threadkeep_agent::model::scripted::gate;
 
-use crate::support::{Gateway, MODES, Setup, id};
+use crate::support::{ALL, Gateway, MODES, Setup, id};
 
 /// A lead that delegates three tasks. Of two subagents, the second answer waits at a gate; the first one is done at once.
 fn script(name: &str) -> Value {
@@ -95,8 +95,16 @@ async fn no_slot_is_left(gateway: &Gateway) {
 
 /// A gateway with a run in the middle of its subagents: the first is done, the others are asked the second time.
 async fn in_the_middle(setup: Setup, name: &str) -> (Gateway, String) {
+    in_the_middle_after(&[], setup, name).await
+}
+
+/// The same after these questions.
+async fn in_the_middle_after(questions: &[&str], setup: Setup, name: &str) -> (Gateway, String) {
     let gateway = Setup { script: script(name), ..setup }.start().await;
     gateway.create("t").await;
+    for question in questions {
+        gateway.ask("t", question).await;
+    }
     let run = gateway.post("/api/threads/t/runs", delegating(Some("please delegate"))).await.ok();
     for which in ["bravo", "charlie"] {
         gate(&format!("{name}-{which}")).reached().await;
@@ -128,17 +136,17 @@ const STOPPED: [&str; 3] = ["completed", "cancelled", "cancelled"];
 
 #[tokio::test]
 async fn an_interrupted_run_ends_its_subagents_and_the_next_one_goes_on_with_what_they_left() {
-    for mode in MODES {
-        let name = format!("stopped-interrupt-{mode}");
-        let (gateway, run) = in_the_middle(Setup::on("memory", mode), &name).await;
+    for (backend, mode) in ALL {
+        let name = format!("stopped-interrupt-{backend}-{mode}");
+        let (gateway, run) = in_the_middle(Setup::on(backend, mode), &name).await;
         cancelled(&gateway, &run, "interrupt").await;
         assert_eq!(gateway.run("t", &run).await["status"], "interrupted");
-        assert_eq!(summary(&gateway, "t").await, of_all(STOPPED, 1, false), "{mode}");
+        assert_eq!(summary(&gateway, "t").await, of_all(STOPPED, 1, false), "{backend} {mode}");
         for row in executions(&gateway, "t").await {
-            let error = if row["status"] == "cancelled" { json!("Cancelled by user") } else { Value::Null };
-            assert_eq!(row["error"], error, "{row}");
+            let error = if row["description"] == "alpha" { json!(null) } else { json!("Cancelled by user") };
+            assert_eq!(row["error"], error, "{backend} {mode}");
         }
-        assert_eq!(tokens(&gateway, "t").await, (json!(12), json!(SO_FAR)), "{mode}");
+        assert_eq!(tokens(&gateway, "t").await, (json!(12), json!(SO_FAR)), "{backend} {mode}");
         no_slot_is_left(&gateway).await;
         assert_eq!(gateway.state("t").await["next"], json!(["tools", "tools", "tools"]));
 
@@ -148,50 +156,75 @@ async fn an_interrupted_run_ends_its_subagents_and_the_next_one_goes_on_with_wha
             ["Task Succeeded. Result: Done: alpha", "Task cancelled by user.", "Task cancelled by user."];
         let found = results(&gateway, "t").await;
         assert!(found.iter().zip(expected).all(|(found, expected)| found.starts_with(expected)), "{found:?}");
-        assert_eq!(summary(&gateway, "t").await, of_all(STOPPED, 1, true), "{mode}");
+        assert_eq!(summary(&gateway, "t").await, of_all(STOPPED, 1, true), "{backend} {mode}");
         let statuses = ledger(&gateway, "t").await;
         assert_eq!(
             json!(statuses),
             json!([["alpha", "completed"], ["bravo", "cancelled"], ["charlie", "cancelled"]])
         );
-        assert_eq!(tokens(&gateway, "t").await, (json!(35), json!(SO_FAR)), "{mode}: counted once");
+        assert_eq!(tokens(&gateway, "t").await, (json!(35), json!(SO_FAR)), "{backend} {mode}: counted once");
         no_slot_is_left(&gateway).await;
     }
 }
 
 #[tokio::test]
 async fn a_run_that_is_rolled_back_leaves_no_delegation_in_its_thread() {
-    for mode in MODES {
-        let name = format!("stopped-rollback-{mode}");
-        let (gateway, run) = in_the_middle(Setup::on("sqlite", mode), &name).await;
+    for (backend, mode) in ALL {
+        let name = format!("stopped-rollback-{backend}-{mode}");
+        let (gateway, run) = in_the_middle(Setup::on(backend, mode), &name).await;
         cancelled(&gateway, &run, "rollback").await;
-        assert_eq!(summary(&gateway, "t").await, of_all(STOPPED, 1, false), "{mode}");
-        assert_eq!(ledger(&gateway, "t").await, [] as [Value; 0], "{mode}");
-        assert_eq!(tokens(&gateway, "t").await, (json!(12), json!(SO_FAR)), "{mode}: spent all the same");
+        assert_eq!(summary(&gateway, "t").await, of_all(STOPPED, 1, false), "{backend} {mode}");
+        assert_eq!(ledger(&gateway, "t").await, [] as [Value; 0], "{backend} {mode}");
+        assert_eq!(
+            tokens(&gateway, "t").await,
+            (json!(12), json!(SO_FAR)),
+            "{backend} {mode}: spent all the same"
+        );
         no_slot_is_left(&gateway).await;
         open(&name);
         gateway.post("/api/threads/t/runs/wait", delegating(Some("please delegate"))).await.ok();
         assert_eq!(results(&gateway, "t").await.len(), 3);
         assert_eq!(executions(&gateway, "t").await.len(), 6, "they are others");
-        assert_eq!(tokens(&gateway, "t").await, (json!(12 + 35), json!(SO_FAR + ALL_OF_THEM)), "{mode}");
+        assert_eq!(
+            tokens(&gateway, "t").await,
+            (json!(12 + 35), json!(SO_FAR + ALL_OF_THEM)),
+            "{backend} {mode}"
+        );
     }
 }
 
 #[tokio::test]
 async fn a_new_question_turns_away_from_what_was_delegated() {
-    for mode in MODES {
-        let name = format!("stopped-question-{mode}");
-        let gateway = interrupted(Setup::on("memory", mode), &name).await;
+    for (backend, mode) in ALL {
+        let name = format!("stopped-question-{backend}-{mode}");
+        let gateway = interrupted(Setup::on(backend, mode), &name).await;
         gateway.post("/api/threads/t/runs/wait", delegating(Some("hello"))).await.ok();
         let entries = ledger(&gateway, "t").await;
         assert_eq!(entries.len(), 3);
-        assert!(entries.iter().all(|entry| entry[1] != "in_progress"), "{mode}: {entries:?}");
-        assert_eq!(summary(&gateway, "t").await, of_all(STOPPED, 1, false), "{mode}");
+        assert!(entries.iter().all(|entry| entry[1] != "in_progress"), "{backend} {mode}: {entries:?}");
+        assert_eq!(summary(&gateway, "t").await, of_all(STOPPED, 1, false), "{backend} {mode}");
         assert_eq!(tokens(&gateway, "t").await.1, json!(SO_FAR));
         open(&name);
         gateway.post("/api/threads/t/runs/wait", delegating(Some("please delegate"))).await.ok();
-        assert_eq!(executions(&gateway, "t").await.len(), 6, "{mode}: none is reused");
-        assert_eq!(tokens(&gateway, "t").await.1, json!(SO_FAR + ALL_OF_THEM));
+        assert_eq!(executions(&gateway, "t").await.len(), 6, "{backend} {mode}: none is reused");
+        assert_eq!(tokens(&gateway, "t").await, (json!(12 + 35), json!(SO_FAR + ALL_OF_THEM)));
+
+        // The conversation has no result of the first three: a run from before that question gets what they left.
+        let mut first = of_all(STOPPED, 1, false);
+        first.extend(of_all(["completed"; 3], 1, true));
+        first.sort_by_key(ToString::to_string);
+        assert_eq!(summary(&gateway, "t").await, first, "{backend} {mode}");
+        let history = gateway.history("t").await;
+        let before = history.iter().rfind(|state| state["next"][0] == "tools").unwrap();
+        let mut body = delegating(None);
+        body["checkpoint"] = json!({"checkpoint_ns": "", "checkpoint_id": id(before)});
+        gateway.post("/api/threads/t/runs/wait", body).await.ok();
+        let expected =
+            ["Task Succeeded. Result: Done: alpha", "Task cancelled by user.", "Task cancelled by user."];
+        let found = results(&gateway, "t").await;
+        assert!(found.iter().zip(expected).all(|(found, expected)| found.starts_with(expected)), "{found:?}");
+        assert_eq!(executions(&gateway, "t").await.len(), 6, "{backend} {mode}: no further attempt");
+        assert_eq!(tokens(&gateway, "t").await, (json!(12 + 35 + 23), json!(SO_FAR + ALL_OF_THEM)));
     }
 }
 
@@ -298,6 +331,72 @@ async fn who_goes_back_asks_again_after_a_delivery_and_anew_before_the_answer() 
         assert_eq!(executions(&gateway, "t").await.len(), 9, "{mode}");
         assert_eq!(ledger(&gateway, "t").await.len(), 3, "{mode}: of this conversation");
         assert_eq!(results(&gateway, "t").await.len(), 3);
+        no_slot_is_left(&gateway).await;
+    }
+}
+
+/// What would take the conversation of three subagents at work elsewhere, or change it.
+fn changes(state: &Value) -> [(&'static str, Value); 4] {
+    let messages = state["values"]["messages"].as_array().unwrap();
+    let of = |kind: &str| messages.iter().rfind(|message| message["type"] == kind).unwrap()["id"].clone();
+    [
+        ("branches", json!({"message_id": of("ai")})),
+        ("copy", json!({})),
+        ("compact", json!({"keep": {"type": "messages", "value": 2}})),
+        (
+            "runs/edit-regenerate/prepare",
+            json!({"human_message_id": of("human"), "replacement_text": "other"}),
+        ),
+    ]
+}
+
+#[tokio::test]
+async fn a_thread_in_the_middle_of_its_subagents_is_not_branched_copied_edited_or_compacted() {
+    for (backend, mode) in ALL {
+        let name = format!("stopped-busy-{backend}-{mode}");
+        let sections = json!({"summarization": {"enabled": true}});
+        let setup = Setup { sections, ..Setup::on(backend, mode) };
+        let (gateway, run) = in_the_middle_after(&["one", "two"], setup, &name).await;
+        let state = gateway.state("t").await;
+        for (path, body) in changes(&state) {
+            let refused = gateway.post(&format!("/api/threads/t/{path}"), body).await;
+            assert_eq!(refused.status, 409, "{backend} {mode}: {path}");
+        }
+        assert_eq!(gateway.delete("/api/threads/t").await.status, 409);
+        assert_eq!(gateway.state("t").await["checkpoint_id"], state["checkpoint_id"], "{backend} {mode}");
+        assert_eq!(gateway.post("/api/threads/count", json!({})).await.ok(), json!(1));
+        open(&name);
+        gateway.join("t", &run).await;
+        assert_eq!(summary(&gateway, "t").await, of_all(["completed"; 3], 1, true), "{backend} {mode}");
+        assert_eq!(tokens(&gateway, "t").await, (json!(35), json!(ALL_OF_THEM)));
+        no_slot_is_left(&gateway).await;
+    }
+}
+
+/// A summary of what came before an interrupted delegation leaves the delegation to the run that goes on.
+#[tokio::test]
+async fn a_thread_that_was_stopped_among_its_subagents_goes_on_after_a_summary() {
+    for (backend, mode) in ALL {
+        let name = format!("stopped-compact-{backend}-{mode}");
+        let sections = json!({"summarization": {"enabled": true}});
+        let setup = Setup { sections, ..Setup::on(backend, mode) };
+        let (gateway, run) = in_the_middle_after(&["one", "two"], setup, &name).await;
+        cancelled(&gateway, &run, "interrupt").await;
+        let state = gateway.state("t").await;
+        let [_, _, (_, keep), (_, edit)] = changes(&state);
+        // Only the turn of a successful run is edited.
+        let refused = gateway.post("/api/threads/t/runs/edit-regenerate/prepare", edit).await;
+        assert_eq!(refused.status, 409, "{backend} {mode}");
+        let done = gateway.post("/api/threads/t/compact", keep).await.ok();
+        assert_eq!(done["compacted"], true, "{backend} {mode}: {done}");
+        gateway.post("/api/threads/t/runs/wait", delegating(None)).await.ok();
+        let expected =
+            ["Task Succeeded. Result: Done: alpha", "Task cancelled by user.", "Task cancelled by user."];
+        let found = results(&gateway, "t").await;
+        assert_eq!(found.len(), 3, "{backend} {mode}");
+        assert!(found.iter().zip(expected).all(|(found, expected)| found.starts_with(expected)), "{found:?}");
+        assert_eq!(summary(&gateway, "t").await, of_all(STOPPED, 1, true), "{backend} {mode}");
+        assert_eq!(tokens(&gateway, "t").await, (json!(35), json!(SO_FAR)), "{backend} {mode}: counted once");
         no_slot_is_left(&gateway).await;
     }
 }

@@ -39,7 +39,6 @@ mod run_resume;
 mod run_stream;
 mod run_workspace;
 mod runs;
-mod scenarios;
 mod sdk_calls;
 mod search;
 mod several;

@@ -27,6 +27,9 @@ use tokio::sync::{Semaphore, oneshot};
 use files::Workspace;
 use form::Form;
 
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) use tests_passed::fuzzing::command_line;
+
 pub use criteria::{Criteria, MAX_CRITERIA, MAX_CRITERION_CHARS, POINTER_NOTE};
 pub use evidence::{BashEvidence, BashExecution, ExecutionStatus, MAX_EXECUTIONS};
 pub use verdict::{AcceptanceVerdict, Family, Finding, Leaf};

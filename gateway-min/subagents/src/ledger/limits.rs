@@ -156,6 +156,18 @@ mod tests {
         assert!(made.iter().all(|entry| entry.tool_call_id == "call_0" && entry.is_in_progress()));
     }
 
+    /// Scenario 45, of the description.
+    #[test]
+    fn a_description_of_201_characters_is_cut_and_a_missing_one_is_the_prompt() {
+        let about = |args: Json| {
+            let call = json!({"id": "c", "args": args});
+            Entry::begun("e".into(), "r", &answer(&[]), 0, &call, Utc::now()).description
+        };
+        assert_eq!(about(json!({"description": "\u{e9}".repeat(201)})), "\u{e9}".repeat(200));
+        assert_eq!(about(json!({"description": "x".repeat(200)})), "x".repeat(200));
+        assert_eq!(about(json!({"description": " ", "prompt": "look around"})), "look around");
+    }
+
     #[test]
     fn a_call_that_the_tool_never_saw_ends_as_failed() {
         let calling = answer(&["ls", "task"]);

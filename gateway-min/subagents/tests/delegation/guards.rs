@@ -1,11 +1,15 @@
 //! What guards a subagent at work: against loops, long conversations, and observers that fail.
 
+use std::sync::{Arc, Mutex};
+
 use async_trait::async_trait;
 use serde_json::{Value as Json, json};
 use threadkeep_agent::tools::loop_detection::Verdict;
-use threadkeep_agent::{Observer, Tokens};
+use threadkeep_agent::{Ended, Observer, Tokens};
+use threadkeep_records::Records;
+use threadkeep_subagents::hooks::{HookStore, Hooks, LifecycleHooks, TaskConclusion, TaskInfo};
 
-use crate::support::{House, Seen, lead, subagent, task};
+use crate::support::{House, Seen, THREAD, lead, subagent, task};
 
 /// Keeps what loop detection said of whom.
 #[derive(Default)]
@@ -151,4 +155,114 @@ async fn an_observer_that_fails_stops_the_subagents_with_its_run() {
     }
     let rows = house.executions().await;
     assert!(rows.iter().all(|row| row.status.is_terminal()), "{rows:?}");
+}
+
+/// Bug 15: every result of a step with several calls is followed, also when a summary has made the conversation shorter.
+#[tokio::test]
+async fn every_result_of_every_step_is_followed_also_after_a_summary() {
+    let calls = |turn: usize| {
+        let calls: Vec<Json> = (0..3)
+            .map(|call| json!({"name": "glob", "args": {"pattern": format!("{turn}.{call}")}}))
+            .collect();
+        json!({"text": format!("Turn {turn}."), "tool_calls": calls})
+    };
+    let answers: Vec<Json> = (0..4).map(calls).collect();
+    let found = json!({"when": {"caller": "subagent", "anywhere": ["It searched."]}, "answers": [
+        calls(4), {"text": "Found it."}, {"text": "Found it."}, {"text": "Found it."},
+    ]});
+    let summarizing =
+        json!({"when": {"caller": "middleware:summarization"}, "answers": [{"text": "It searched."}]});
+    let sections = "summarization: {enabled: true, trigger: {type: messages, value: 8}, keep: {type: messages, value: 2}}";
+    let rules = vec![summarizing, found, subagent(json!(answers))];
+    let house = House::new(lead(&[task("x", "general-purpose")], rules), sections).await;
+    let seen = house.ask("go").await;
+    assert!(!house.requests("middleware:summarization").is_empty(), "it was summarized");
+    let steps: Vec<&Json> = seen.events.iter().filter(|event| event["type"] == "task_running").collect();
+    let numbers: Vec<u64> = steps.iter().map(|event| event["message_index"].as_u64().unwrap()).collect();
+    assert_eq!(numbers, (1..=steps.len() as u64).collect::<Vec<_>>());
+    let requests = house.requests("subagent:general-purpose").len();
+    let of = |kind: &str| steps.iter().filter(|event| event["message"]["type"] == kind).count();
+    assert_eq!(
+        (of("ai"), of("tool")),
+        (requests, 3 * (requests - 1)),
+        "three results each turn but the last"
+    );
+    let ids: std::collections::BTreeSet<String> =
+        steps.iter().map(|event| event["message"]["id"].to_string()).collect();
+    assert_eq!(ids.len(), steps.len(), "none twice");
+}
+
+/// Bug 10: who waits gets the slot when all of the one before is written.
+#[tokio::test]
+async fn a_slot_is_given_back_when_everything_is_written() {
+    /// Notes at each start and end how the executions of the thread stand.
+    struct Standing(Records, Mutex<Vec<Vec<&'static str>>>);
+
+    impl Standing {
+        async fn note(&self) {
+            let rows = self.0.executions().of_thread(THREAD).await.unwrap();
+            let mut statuses: Vec<_> = rows.iter().map(|row| row.status.as_str()).collect();
+            statuses.sort_unstable();
+            self.1.lock().unwrap().push(statuses);
+        }
+    }
+
+    #[async_trait]
+    impl LifecycleHooks for Standing {
+        async fn on_task_start(&self, _: &HookStore, _: &HookStore, _: &TaskInfo) {
+            self.note().await;
+        }
+
+        async fn on_task_stop(&self, _: &HookStore, _: &HookStore, _: &TaskInfo, _: TaskConclusion) {
+            self.note().await;
+        }
+    }
+
+    let calls = [task("a", "general-purpose"), task("b", "general-purpose")];
+    let script = lead(&calls, vec![subagent(json!([{"text": "ok"}]))]);
+    let mut house = House::new(script, "subagent_runtime: {max_running: 1}").await;
+    let standing = Arc::new(Standing(house.delegator.records.clone(), Mutex::default()));
+    let hooks = Hooks::new(vec![Arc::clone(&standing) as Arc<dyn LifecycleHooks>]);
+    Arc::get_mut(&mut house.delegator).unwrap().hooks = Arc::new(hooks);
+    house.ask("go").await;
+    assert_eq!(
+        *standing.1.lock().unwrap(),
+        [
+            ["pending", "running"],
+            ["completed", "pending"],
+            ["completed", "running"],
+            ["completed", "completed"]
+        ]
+    );
+}
+
+/// Scenario 43, second half.
+#[tokio::test]
+async fn a_new_run_has_all_of_its_delegations_and_one_that_goes_on_leaves_calls_to_theirs() {
+    let gate = json!({"name": "scenario-43"});
+    let waiting = json!({"when": {"caller": "subagent", "contains": ["wait"]}, "answers": [{"text": "ok", "gate": gate}]});
+    let rules = json!({"rules": [
+        waiting,
+        subagent(json!([{"text": "ok"}])),
+        {"when": {"caller": "lead_agent", "contains": ["stop"]}, "answers": [
+            {"tool_calls": [task("wait", "general-purpose")]},
+            {"tool_calls": [task("more", "general-purpose")]},
+            {"text": "Done."},
+        ]},
+        {"when": {"caller": "lead_agent"}, "answers": [
+            {"tool_calls": [task("x", "general-purpose"), task("y", "general-purpose")]}, {"text": "Done."},
+        ]},
+    ]});
+    let mut house = House::new(rules, "").await;
+    house.limits.total = 1;
+    for run in ["r1", "r2"] {
+        house.run(run, Some("go"), &mut Seen::default()).await.unwrap();
+    }
+    assert_eq!(house.executions().await.len(), 2, "one each");
+    let cancel_at = Some(("task_started", tokio_util::sync::CancellationToken::new()));
+    let mut seen = Seen { cancel_at, ..Seen::default() };
+    assert_eq!(house.run("r3", Some("stop"), &mut seen).await.unwrap(), Ended::Cancelled);
+    house.run("r4", None, &mut Seen::default()).await.unwrap();
+    let runs: Vec<Json> = house.ledger().await.iter().map(|entry| entry["run_id"].clone()).collect();
+    assert_eq!(runs, ["r1", "r2", "r3", "r4"], "the call of r3 is not one of r4");
 }

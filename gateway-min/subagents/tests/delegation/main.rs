@@ -7,6 +7,7 @@ mod admission;
 mod budget;
 mod everywhere;
 mod guards;
+mod providers;
 mod receipts;
 mod restart;
 mod stuck;

@@ -182,7 +182,7 @@ impl House {
         for used in uncounted {
             observer.used(&used.model, &used.caller, used.calls, used.tokens);
         }
-        let terms = RunTerms { cancel, ..RunTerms::new(run, 100) };
+        let terms = RunTerms { cancel, ..RunTerms::new(run, 1000) };
         let mut session = Session::new(terms, &mut writer, observer);
         let input = question.map(|question| {
             Map::from_iter([("messages".to_owned(), json!([message::human(question)]))]).into()

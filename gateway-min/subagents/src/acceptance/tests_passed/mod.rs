@@ -8,6 +8,8 @@
 //! configuration file of the runner that narrows the selection.
 
 mod arguments;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(super) mod fuzzing;
 mod line;
 mod matching;
 mod runner;

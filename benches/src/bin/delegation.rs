@@ -1,0 +1,81 @@
+//! Measures delegation.
+
+use std::io::{self, Write as _};
+use std::path::PathBuf;
+
+use anyhow::Result;
+use clap::{Parser, ValueEnum};
+use threadkeep_benches::delegation::{dispatch, growth, placement, table};
+
+/// Measures what delegation costs beside the models, whose answers are scripted.
+#[derive(Parser)]
+#[command(
+    version,
+    after_help = "\
+Examples:
+  delegation                               all three; minutes
+  delegation dispatch --runs 1000
+  delegation placement --scratch /mnt/disk"
+)]
+struct Cli {
+    /// What to measure.
+    #[arg(value_enum, default_values = ["dispatch", "growth", "placement"])]
+    what: Vec<What>,
+    /// Delegations a store, for `dispatch`.
+    #[arg(long, default_value_t = 300)]
+    runs: usize,
+    /// Subagents at once, for `growth`.
+    #[arg(long, default_value_t = 64)]
+    subagents: usize,
+    /// Model calls of each, for `growth`.
+    #[arg(long, default_value_t = 150)]
+    turns: usize,
+    /// Repetitions, for `placement`.
+    #[arg(long, default_value_t = 5)]
+    rounds: usize,
+    /// Directory for the stores; put it on the disk to measure.
+    #[arg(long, default_value_os_t = std::env::temp_dir())]
+    scratch: PathBuf,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum What {
+    /// From dispatch to result, and between events.
+    Dispatch,
+    /// Memory and retention with many subagents.
+    Growth,
+    /// Hidden threads against namespaces.
+    Placement,
+}
+
+fn main() -> Result<()> {
+    let cli = Cli::parse();
+    let runtime = tokio::runtime::Runtime::new()?;
+    for what in &cli.what {
+        let text = match what {
+            What::Dispatch => table(
+                &["store", "result p50, ms", "result p99", "event p50, ms", "event p99"],
+                &runtime.block_on(dispatch(cli.runs, &cli.scratch))?,
+            ),
+            What::Growth => {
+                let grown = runtime.block_on(growth(cli.subagents, cli.turns, &cli.scratch))?;
+                format!(
+                    "{} subagents x {} turns: {} MiB more at most, in {:.1} s; a retention pass over the parent takes \
+                     {:.3} ms, {:.3} ms without them\n",
+                    cli.subagents,
+                    cli.turns,
+                    grown.bytes >> 20,
+                    grown.took.as_secs_f64(),
+                    grown.pass.as_secs_f64() * 1e3,
+                    grown.pass_without.as_secs_f64() * 1e3,
+                )
+            }
+            What::Placement => table(
+                &["store", "place", "16 x 50 commits, ms", "reading the parent, ms"],
+                &runtime.block_on(placement(cli.rounds, &cli.scratch))?,
+            ),
+        };
+        writeln!(io::stdout(), "{text}")?;
+    }
+    Ok(())
+}

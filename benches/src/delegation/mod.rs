@@ -1,0 +1,64 @@
+//! Delegation: how long a subagent takes that has nothing to think about, how memory grows with many of them, and where
+//! their checkpoints are best kept.
+
+mod house;
+mod placement;
+mod work;
+
+use std::fmt::Write as _;
+use std::path::Path;
+
+use anyhow::{Context as _, Result};
+use threadkeep_testing::{Database, Postgres};
+
+use crate::case::Backend;
+
+pub use placement::placement;
+pub use work::{Growth, dispatch, growth};
+
+/// The stores that are measured.
+pub const STORES: [Backend; 3] = [Backend::Memory, Backend::Sqlite, Backend::Postgres];
+
+/// A fresh place for a store.
+pub(crate) struct Place {
+    pub(crate) directory: tempfile::TempDir,
+    database: Option<Database>,
+    _server: Option<Postgres>,
+}
+
+impl Place {
+    /// A new directory in `scratch` and, for Postgres, a private server that flushes.
+    pub(crate) async fn new(backend: Backend, scratch: &Path) -> Result<Self> {
+        let directory = tempfile::tempdir_in(scratch).context("the scratch directory")?;
+        let server = (backend == Backend::Postgres).then(Postgres::start_flushing).transpose();
+        let server = server.map_err(anyhow::Error::from_boxed)?;
+        let database = match &server {
+            Some(server) => Some(server.database().await.map_err(anyhow::Error::from_boxed)?),
+            None => None,
+        };
+        Ok(Self { directory, database, _server: server })
+    }
+
+    /// The database's URL, or the path of the file of checkpoints.
+    pub(crate) fn target(&self) -> String {
+        match &self.database {
+            Some(database) => database.url().to_owned(),
+            None => self.directory.path().join("checkpoints.db").display().to_string(),
+        }
+    }
+
+    /// The database's URL.
+    pub(crate) fn url(&self) -> Option<&str> {
+        self.database.as_ref().map(Database::url)
+    }
+}
+
+/// A table in Markdown.
+pub fn table(head: &[&str], rows: &[Vec<String>]) -> String {
+    let mut text = format!("| {} |\n|{}\n", head.join(" | "), "---|".repeat(head.len()));
+    for row in rows {
+        // Writing to a string does not fail.
+        let _ = writeln!(text, "| {} |", row.join(" | "));
+    }
+    text
+}

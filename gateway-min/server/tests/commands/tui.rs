@@ -57,7 +57,12 @@ impl Terminal {
 
     /// Waits until this is written to the terminal. Words only: cells that are already blank are not written.
     fn until(&mut self, word: &str) {
-        while !self.seen.contains(word) {
+        self.until_after("", word);
+    }
+
+    /// The same, after another word was.
+    fn until_after(&mut self, first: &str, word: &str) {
+        while !self.seen.find(first).is_some_and(|at| self.seen[at..].contains(word)) {
             let more = self.screen.recv_timeout(PATIENCE);
             let more = more.unwrap_or_else(|error| panic!("no '{word}': {error}: {}", self.seen));
             self.seen.push_str(&String::from_utf8_lossy(&more));
@@ -129,6 +134,8 @@ fn a_delegation_is_one_line_that_follows_the_subagent() {
     for word in ["counting-files", "completed,", "77", "at-all.", "Counted."] {
         terminal.until(word);
     }
+    // The status line of a turn is shorter: this is written when the turn has ended.
+    terminal.until_after("Counted.", "leaves");
     terminal.write("/tools\r");
     terminal.until("task:");
     terminal.write("/continue\r");

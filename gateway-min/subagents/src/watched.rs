@@ -95,7 +95,7 @@ impl Watched {
             Ok(Err(error)) => (error.to_string(), NoOutcome::Failed(error)),
             Err(panic) => (panic.to_string(), NoOutcome::Panicked(panic.to_string())),
         };
-        // What the run is told must not differ from what the records say.
+        // The run must get the same end as the one that the records have.
         if let Err(unrecorded) = self.work.record_end(ExecutionStatus::Failed, &error).await {
             tracing::warn!(execution_id = self.work.row.execution_id, error = %unrecorded, "{UNRECORDED}");
         }

@@ -9,7 +9,7 @@ use threadkeep_records::{Records, WriterKind};
 use super::ClientError;
 use super::agent::Core;
 
-/// Deletes the thread's subagents, its checkpoints and its directory, then its records: a deletion that failed can be
+/// Deletes the thread's checkpoints, those of its subagents and its directory, then its records: a deletion that failed can be
 /// repeated.
 pub(super) async fn delete(
     core: &Core,
@@ -39,10 +39,11 @@ async fn contents(
     thread: &ThreadId,
 ) -> Result<(), ClientError> {
     let seen = accessor.look(thread).await?;
+    accessor.delete_seen(seen).await?;
+    // After the conversation: one that somebody else has written to stays whole, with its subagents.
     for row in records.executions().of_thread(thread.as_str()).await? {
         accessor.delete_thread(&ThreadId::from(row.child_thread.as_str())).await?;
     }
-    accessor.delete_seen(seen).await?;
     let directory = core.agents.thread_dir(thread.as_str());
     match tokio::fs::remove_dir_all(&directory).await {
         Err(source) if source.kind() != ErrorKind::NotFound => {

@@ -83,7 +83,11 @@ pub(super) async fn delete(app: &App, caller: &Principal, thread: &ThreadId) -> 
         return Err(absent(thread));
     }
     let row = app.records.threads().get(thread.as_str(), None).await.or_internal(DELETE_FAILED)?;
-    if row.is_none() && !has_checkpoint(app, thread, DELETE_FAILED).await? {
+    if row.is_none()
+        && !has_checkpoint(app, thread, DELETE_FAILED).await?
+        // What an earlier attempt, which was cut off, has left.
+        && app.records.executions().of_thread(thread.as_str()).await.or_internal(DELETE_FAILED)?.is_empty()
+    {
         return Err(absent(thread));
     }
     let reserved = app.records.runs().reserve(thread.as_str(), WriterKind::Delete).await;
@@ -111,14 +115,19 @@ pub(super) async fn delete(app: &App, caller: &Principal, thread: &ThreadId) -> 
     }
 }
 
-/// Deletes the checkpoints that were seen, then the working directory. The records go last, so that a deletion that failed
+/// Deletes the checkpoints that were seen, those of the subagents, then the working directory. The records go last, so that a deletion that failed
 /// here can be repeated.
-async fn delete_contents(app: &App, thread: &ThreadId, seen: SeenThread) -> Result<String, ApiError> {
-    delete_subagents(app, thread).await?;
+pub(super) async fn delete_contents(
+    app: &App,
+    thread: &ThreadId,
+    seen: SeenThread,
+) -> Result<String, ApiError> {
     match app.threads.accessor().delete_seen(seen).await {
         Err(Error::Stale { .. }) => return Err(ApiError::conflict(BUSY)),
         done => done.or_internal(DELETE_FAILED)?,
     }
+    // After the conversation: one that somebody else has written to stays whole, with its subagents.
+    delete_subagents(app, thread).await?;
     if !Pattern::THREAD_ID.matches(thread.as_str()) {
         // Such an id could name a directory outside the state directory.
         return Ok("Skipped local data cleanup for legacy thread ID".to_owned());

@@ -85,7 +85,8 @@ pub(super) enum RunField {
 }
 
 /// The statuses of a run's record.
-const RUN_STATUSES: [&str; 6] = ["pending", "running", "success", "error", "timeout", "interrupted"];
+pub(super) const RUN_STATUSES: [&str; 6] =
+    ["pending", "running", "success", "error", "timeout", "interrupted"];
 
 /// The schemas that have no type of their own here.
 pub(super) fn schemas(channels: &ChannelTable) -> Value {
@@ -232,14 +233,13 @@ fn checkpoint(namespace: Value) -> Value {
 /// A checkpoint's id, or an object with it.
 fn checkpoint_bound() -> Value {
     let id = "^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$";
-    let object = |further: Value| {
-        let mut properties = json!({ "checkpoint_id": { "type": ["string", "null"], "pattern": id } });
-        if !further.is_null() {
-            properties["configurable"] = json!({ "anyOf": [further, { "type": "null" }] });
-        }
-        json!({ "type": "object", "properties": properties, "additionalProperties": false })
-    };
-    json!({ "anyOf": [{ "type": "string", "pattern": id }, object(object(Value::Null))] })
+    let mut object = json!({
+        "type": "object",
+        "properties": { "checkpoint_id": { "type": ["string", "null"], "pattern": id } },
+        "additionalProperties": false,
+    });
+    object["properties"]["configurable"] = json!({ "anyOf": [object, { "type": "null" }] });
+    json!({ "anyOf": [{ "type": "string", "pattern": id }, object] })
 }
 
 /// How much of a conversation a compaction keeps.
@@ -399,8 +399,8 @@ fn run_create(thread: Option<Value>) -> Value {
                 { "type": "array", "items": names(&modes) },
                 { "type": "null" },
             ]},
-            "stream_subgraphs": flag(false),
-            "stream_resumable": flag(true),
+            "stream_subgraphs": { "type": "boolean" },
+            "stream_resumable": { "type": ["boolean", "null"] },
             "on_disconnect": names(&["cancel", "continue"]),
             "multitask_strategy": names(&["reject", "rollback", "interrupt", "enqueue"]),
             "if_not_exists": names(&["create"]),
@@ -427,11 +427,6 @@ fn run_create(thread: Option<Value>) -> Value {
         schema["properties"]["thread_id"] = thread;
     }
     schema
-}
-
-/// A boolean, in the forms that are read as one.
-fn flag(nullable: bool) -> Value {
-    if nullable { json!({ "type": ["boolean", "null"] }) } else { json!({ "type": "boolean" }) }
 }
 
 /// Which runs to cancel.

@@ -106,7 +106,7 @@ fn checkpoint_id(value: Value) -> Result<Option<CheckpointId>, (Flaw, Value)> {
 }
 
 fn bound(value: &Value) -> Result<Option<CheckpointId>, Flaw> {
-    let Value::Object(checkpoint) = value else { return one_id(value) };
+    let Value::Object(checkpoint) = value else { return one_id(value).map(Some) };
     let no_map = || Flaw::new("dict_type", "configurable should be a valid dictionary");
     let configurable = checkpoint.get("configurable").filter(|configurable| !configurable.is_null());
     let configurable = configurable.map(|value| value.as_object().ok_or_else(no_map)).transpose()?;
@@ -116,7 +116,7 @@ fn bound(value: &Value) -> Result<Option<CheckpointId>, Flaw> {
             return Err(Flaw::new("extra_forbidden", format!("A checkpoint has no '{name}'")));
         }
         let id = object.get("checkpoint_id").filter(|id| !id.is_null());
-        ids.extend(id.map(one_id).transpose()?.flatten());
+        ids.extend(id.map(one_id).transpose()?);
     }
     match ids.as_slice() {
         [one, other] if one != other => {
@@ -126,12 +126,11 @@ fn bound(value: &Value) -> Result<Option<CheckpointId>, Flaw> {
     }
 }
 
-fn one_id(value: &Value) -> Result<Option<CheckpointId>, Flaw> {
+fn one_id(value: &Value) -> Result<CheckpointId, Flaw> {
     let Value::String(id) = value else {
         return Err(Flaw::new("string_type", "Input should be a valid string"));
     };
-    let id = id.parse().map_err(|_| Flaw::new("checkpoint_id", "Input should be the id of a checkpoint"))?;
-    Ok(Some(id))
+    id.parse().map_err(|_| Flaw::new("checkpoint_id", "Input should be the id of a checkpoint"))
 }
 
 /// Read the history of a thread, newest checkpoint first.

@@ -15,7 +15,7 @@ use utoipa_axum::routes;
 use uuid::Uuid;
 
 use super::auth::{Caller, check_thread};
-use super::described::{CancelActionName, RunField, RunStatusName, StreamModeName};
+use super::described::{CancelActionName, RUN_STATUSES, RunField, RunStatusName, StreamModeName};
 use super::error::{ApiError, OrApiError as _};
 use super::extract::{ApiJson, ApiPath, ApiQuery, RunPath, ThreadPath};
 use super::fields::{Fields, FromFields};
@@ -355,8 +355,7 @@ impl FromFields for ListParams {
     fn from_fields(fields: &mut Fields<'_>) -> Self {
         let limit = fields.field("limit").integer(&(1..=i64::MAX)).unwrap_or(LIST_MAX).min(LIST_MAX);
         let offset = fields.field("offset").integer(&(0..=i64::MAX)).unwrap_or(0);
-        let names = ["pending", "running", "success", "error", "timeout", "interrupted"];
-        let status = fields.field("status").one_of(&names).and_then(|name| name.parse().ok());
+        let status = fields.field("status").one_of(&RUN_STATUSES).and_then(|name| name.parse().ok());
         Self {
             limit: u32::try_from(limit).unwrap_or(u32::MAX),
             offset: u64::try_from(offset).unwrap_or(0),

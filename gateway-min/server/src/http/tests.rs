@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use axum::body::{Body, to_bytes};
 use axum::http::Request;
+use axum::response::IntoResponse as _;
 use serde_json::{Map, Value, json};
 use tempfile::TempDir;
 use threadkeep::checkpoint::{ERROR_CHANNEL, INTERRUPT_CHANNEL, TaskWrites, Write};
@@ -20,12 +21,14 @@ use tokio::sync::OwnedMutexGuard;
 use tokio::time::{Instant, timeout};
 use tower::ServiceExt as _;
 
+use super::delete::delete_contents;
 use super::history::{Page, ReadHistory, page};
 use super::turns;
 use crate::app::App;
 use threadkeep_config::{ConfigHandle, Environment, LoadOptions};
 use threadkeep_records::{
-    MultitaskStrategy, NewEvent, NewRun, NewThread, RunEnd, RunStatus, RunTotals, ThreadStatus, WriterKind,
+    ExecutionKind, MultitaskStrategy, NewEvent, NewExecution, NewRun, NewThread, RunEnd, RunStatus,
+    RunTotals, ThreadStatus, WriterKind,
 };
 
 const MODES: [&str; 2] = ["full", "delta"];
@@ -363,5 +366,41 @@ async fn a_nested_namespace_without_an_id_is_read_at_its_own_head() {
         let found: Vec<&Value> =
             history.as_array().unwrap().iter().map(|entry| &entry["checkpoint_id"]).collect();
         assert_eq!(found, ids.iter().collect::<Vec<_>>(), "{mode}");
+    }
+}
+
+/// A chat in another process holds no reservation: what it wrote to stays whole.
+#[tokio::test]
+async fn a_thread_that_changes_while_it_is_deleted_keeps_its_subagents() {
+    for mode in MODES {
+        let gateway = Gateway::start(mode).await;
+        let accessor = gateway.app.threads.accessor();
+        let new = NewExecution {
+            execution_id: "e".into(),
+            thread_id: "t".into(),
+            run_id: "r".into(),
+            parent_execution: None,
+            kind: ExecutionKind::Task,
+            tool_call_id: "c".into(),
+            agent_name: "general-purpose".into(),
+            definition: Map::new(),
+            definition_digest: String::new(),
+            description: "work".into(),
+            deadline: chrono::Utc::now(),
+        };
+        let row = gateway.app.records.executions().open(new).await.unwrap().row;
+        let child = ThreadId::from(row.child_thread.as_str());
+        accessor.create(&child, Map::new()).await.unwrap();
+
+        let seen = accessor.look(&gateway.thread).await.unwrap();
+        gateway.turn("r1").await;
+        let refused = delete_contents(&gateway.app, &gateway.thread, seen).await.unwrap_err();
+        assert_eq!(refused.into_response().status(), 409, "{mode}");
+        assert!(accessor.get(&child, None).await.unwrap().is_some(), "{mode}");
+
+        let seen = accessor.look(&gateway.thread).await.unwrap();
+        delete_contents(&gateway.app, &gateway.thread, seen).await.unwrap();
+        assert!(accessor.get(&gateway.thread, None).await.unwrap().is_none(), "{mode}");
+        assert!(accessor.get(&child, None).await.unwrap().is_none(), "{mode}");
     }
 }

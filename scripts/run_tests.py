@@ -39,6 +39,8 @@ FAILED_TEST = re.compile(r"^ {4}(\S.*)$")
 SECTION = re.compile(r"^---- (.+?)(?: stdout)? ----$")
 # What follows a message: how to get a backtrace, or the backtrace itself.
 AFTER_MESSAGE = re.compile(r"^(?:note: run with|stack backtrace:|\s+0: )")
+# Of a backtrace. Where it is switched on, it would fill what is shown of a failed step.
+FRAME = re.compile(r"^\s+(?:\d+: |at )")
 
 
 class Step:
@@ -169,7 +171,7 @@ class Report:
             return
         self.failures.append((step.name, log, failures(text, status)))
         self.line(f"FAILED {seconds:5.0f} s  {good:5} passed  {step.name}: {bad} failed; the end of {log}:")
-        for line in text.splitlines()[-TAIL:]:
+        for line in [line for line in text.splitlines() if not FRAME.match(line)][-TAIL:]:
             self.line(f"    | {cut(line)}")
 
     def line(self, text):

@@ -85,7 +85,7 @@ class Reports(unittest.TestCase):
         self.assertTrue(end[3].startswith("      thread 'a::bad' (13471) panicked at drivers/x.rs:178:17: assertion `left"))
         self.assertEqual(end[4:6], ["    a::says", '      Error: "no server"'])
         self.assertEqual(end[-1], "2 passed, 2 failed")
-        self.assertNotIn("never_shown", "\n".join(end))
+        self.assertNotIn("never_shown", "\n".join(lines))
 
     def test_a_step_that_dies_shows_its_last_words(self):
         dies = Step("dies", ["sh", "-c", "echo said this; kill -9 $$"])

@@ -164,7 +164,8 @@ async fn a_process_that_cannot_renew_its_leases_stops_its_runs_by_itself() {
     let joined = sse::all(gateway.open_answer(Request::get(path).body(Body::empty()).unwrap()).await).await;
     assert!(sse::names(&joined).ends_with(&["error", "end"]), "{joined:?}");
     let next = gateway.ask("t", "on").await;
-    assert_eq!(gateway.run("t", &next).await["status"], "success");
+    let run = gateway.run("t", &next).await;
+    assert_eq!(run["status"], "success", "{run}");
 }
 
 #[tokio::test]

@@ -4,8 +4,10 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use tokio::sync::{Notify, watch};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 /// The handle of a run that this process works on.
@@ -17,6 +19,8 @@ pub(crate) struct RunControl {
     pub(crate) promoted: Notify,
     /// Whether its stream is forwarded to other processes.
     pub(crate) mirrored: AtomicBool,
+    /// Before its row got its first lease.
+    entered: Instant,
     /// Set when the run holds the thread.
     at_work: AtomicBool,
     /// Set when the process could not renew the run's lease.
@@ -30,6 +34,7 @@ impl RunControl {
             cancel: CancellationToken::new(),
             promoted: Notify::new(),
             mirrored: AtomicBool::new(false),
+            entered: Instant::now(),
             at_work: AtomicBool::new(false),
             lost: AtomicBool::new(false),
             ended: watch::Sender::new(false),
@@ -47,7 +52,7 @@ impl RunControl {
     }
 
     /// Stops the run because other processes may have ended it.
-    pub(crate) fn lose(&self) {
+    fn lose(&self) {
         self.lost.store(true, Ordering::Relaxed);
         self.cancel.cancel();
     }
@@ -93,6 +98,30 @@ impl LocalRuns {
     pub(crate) fn all(&self) -> Vec<Arc<RunControl>> {
         self.with(|runs| runs.values().cloned().collect())
     }
+
+    /// When the first lease of the runs that are not being stopped ends. All were renewed at `renewed`, but those that
+    /// began later.
+    pub(crate) fn first_end(&self, renewed: Instant, lease: Duration) -> Option<Instant> {
+        self.with(|runs| {
+            let working = runs.values().filter(|run| !run.cancel.is_cancelled());
+            working.map(|run| run.entered.max(renewed) + lease).min()
+        })
+    }
+
+    /// Stops the runs whose leases have ended, because other processes may consider them dead by now. Returns their ids.
+    pub(crate) fn lose_expired(&self, renewed: Instant, lease: Duration) -> Vec<String> {
+        let now = Instant::now();
+        let mut lost = Vec::new();
+        self.with(|runs| {
+            for (run_id, run) in runs {
+                if !run.cancel.is_cancelled() && run.entered.max(renewed) + lease <= now {
+                    run.lose();
+                    lost.push(run_id.clone());
+                }
+            }
+        });
+        lost
+    }
 }
 
 /// A run's entry in [`LocalRuns`].
@@ -124,5 +153,30 @@ mod tests {
         waiter.await.unwrap();
         assert!(runs.get("r").is_none());
         assert!(runs.all().is_empty());
+    }
+
+    /// The database was away for long; a run that began when it was back is not lost with those that were there before.
+    #[tokio::test(start_paused = true)]
+    async fn a_run_has_its_whole_lease_also_if_no_renewal_ever_succeeded() {
+        let (runs, renewed, lease) = (LocalRuns::default(), Instant::now(), Duration::from_secs(5));
+        assert_eq!(runs.first_end(renewed, lease), None);
+        let _old = runs.enter("old");
+        tokio::time::advance(Duration::from_secs(4)).await;
+        assert_eq!(runs.first_end(renewed, lease), Some(renewed + lease));
+        assert_eq!(runs.lose_expired(renewed, lease), [""; 0]);
+        tokio::time::advance(Duration::from_secs(1)).await;
+        let _young = runs.enter("young");
+        let begun = Instant::now();
+        assert_eq!(runs.lose_expired(renewed, lease), ["old"]);
+        assert!(runs.get("old").unwrap().is_lost() && !runs.get("young").unwrap().is_lost());
+        assert_eq!(runs.first_end(renewed, lease), Some(begun + lease), "the old one is being stopped");
+        tokio::time::advance(Duration::from_millis(4999)).await;
+        assert_eq!(runs.lose_expired(renewed, lease), [""; 0]);
+        tokio::time::advance(Duration::from_millis(1)).await;
+        assert_eq!(runs.lose_expired(renewed, lease), ["young"]);
+        let renewed = Instant::now();
+        let _next = runs.enter("next");
+        tokio::time::advance(Duration::from_secs(3)).await;
+        assert_eq!(runs.first_end(renewed + Duration::from_secs(3), lease), Some(Instant::now() + lease));
     }
 }

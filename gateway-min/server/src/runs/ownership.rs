@@ -91,11 +91,14 @@ pub(crate) fn keep(runs: &Arc<Runs>, terms: Terms) {
 async fn own(runs: Weak<Runs>, terms: Terms) {
     let (pause, mut renewed) = (terms.lease / 3, Instant::now());
     loop {
-        tokio::time::sleep(pause).await;
+        let next = Instant::now() + pause;
+        let end = runs.upgrade().and_then(|runs| runs.local.first_end(renewed, terms.lease));
+        tokio::time::sleep_until(end.map_or(next, |end| end.min(next))).await;
         let Some(runs) = runs.upgrade() else { return };
+        runs.lose_expired(renewed, terms.lease);
         let asked = Instant::now();
-        // Not after the end of the lease, which an unavailable database cannot report.
-        let over = (renewed + terms.lease).max(asked + pause);
+        // Not after the end of a lease, which an unavailable database cannot report.
+        let over = runs.local.first_end(renewed, terms.lease).unwrap_or(asked + pause);
         match tokio::time::timeout_at(over, runs.renew()).await {
             // Count from the request: the lease in the database cannot be older.
             Ok(Ok(())) => renewed = asked,
@@ -103,9 +106,7 @@ async fn own(runs: Weak<Runs>, terms: Terms) {
             Err(late) => tracing::warn!(%late, "cannot renew leases"),
         }
         if renewed != asked {
-            if renewed.elapsed() >= terms.lease {
-                runs.lose_all();
-            }
+            runs.lose_expired(renewed, terms.lease);
             continue;
         }
         if let Ok(Err(error)) = tokio::time::timeout(pause, runs.recover_expired(terms.grace)).await {
@@ -155,13 +156,10 @@ impl Runs {
         Ok(())
     }
 
-    /// Stops everything, because other processes may consider this one dead by now.
-    fn lose_all(&self) {
-        for control in self.local.all() {
-            if !control.cancel.is_cancelled() {
-                tracing::error!("stopping a run because its lease could not be renewed in time");
-                control.lose();
-            }
+    /// Stops the runs whose leases have ended.
+    fn lose_expired(&self, renewed: Instant, lease: Duration) {
+        for run_id in self.local.lose_expired(renewed, lease) {
+            tracing::error!(run_id, "stopping a run because its lease could not be renewed in time");
         }
     }
 

@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
 """Builds the tests and runs them, several programs at a time: most of them wait more than they compute.
 
-A line per step when it ends: the result, how long it took, how many checks it made, its name. What a step prints goes to a
-file in target/test-logs; a step that fails shows the end of its file. The last lines name every failed test and say
-why it failed, then come the sums.
+A line per step when it ends: the result, how long it took, its CPU time, how many checks it made, its name. What a step
+prints goes to a file in target/test-logs; a step that fails shows the end of its file. The last lines name every failed
+test and say why it failed, then come the sums.
 """
 
+import contextlib
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -131,33 +133,36 @@ class Report:
             self.show_running()
         began = time.monotonic()
         with open(log, "wb") as file:
-            status = self.execute(step, file)
+            status, cpu = self.execute(step, file)
         seconds = time.monotonic() - began
         text = log.read_text(errors="replace")
         with self.lock:
             self.running.remove(step.name)
             if not self.stopped:
-                self.end(step, status, seconds, text, log)
+                self.end(step, status, (seconds, cpu), text, log)
             self.show_running()
         return status == 0
 
     def execute(self, step, file):
+        """Runs a step's command. Its exit status, negative for a signal, and the CPU seconds of it and its children."""
         try:
             child = subprocess.Popen(step.command, cwd=step.cwd, env={**os.environ, **step.env},
                                      stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT)
         except OSError as error:
             file.write(f"cannot run {step.command[0]}: {error}\n".encode())
-            return 127
+            return 127, 0
         with self.lock:
-            self.children.add(child)
+            self.children.add(child.pid)
             if self.stopped:
-                child.terminate()
-        status = child.wait()
+                os.kill(child.pid, signal.SIGTERM)
+        # As `wait` would, which does not say how much CPU was used.
+        _, status, used = os.wait4(child.pid, 0)
+        child.returncode = os.waitstatus_to_exitcode(status)
         with self.lock:
-            self.children.discard(child)
-        return status
+            self.children.discard(child.pid)
+        return child.returncode, used.ru_utime + used.ru_stime
 
-    def end(self, step, status, seconds, text, log):
+    def end(self, step, status, took, text, log):
         good, bad = counts(text)
         if status == 0 and step.program and good + bad == 0:
             return
@@ -166,11 +171,12 @@ class Report:
             bad = 1
         self.passed += good
         self.failed += bad
+        line = f"{took[0]:5.0f} s  {took[1]:5.0f} s CPU  {good:5} passed  {step.name}"
         if bad == 0:
-            self.line(f"ok     {seconds:5.0f} s  {good:5} passed  {step.name}")
+            self.line(f"ok     {line}")
             return
         self.failures.append((step.name, log, failures(text, status)))
-        self.line(f"FAILED {seconds:5.0f} s  {good:5} passed  {step.name}: {bad} failed; the end of {log}:")
+        self.line(f"FAILED {line}: {bad} failed; the end of {log}:")
         for line in [line for line in text.splitlines() if not FRAME.match(line)][-TAIL:]:
             self.line(f"    | {cut(line)}")
 
@@ -187,8 +193,9 @@ class Report:
         """Ends what runs."""
         with self.lock:
             self.stopped = True
-            for child in self.children:
-                child.terminate()
+            for pid in self.children:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGTERM)
 
     def sums(self):
         """The last lines. Says whether all is well."""

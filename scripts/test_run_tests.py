@@ -63,8 +63,8 @@ class Reports(unittest.TestCase):
         rust = "test result: ok. 3 passed; 0 failed; 1 ignored\ntest result: ok. 2 passed; 0 failed; 0 ignored\n"
         lines, well = self.lines(printing("rust", rust), printing("sdk", "4 passed, 0 failed\n"))
         self.assertTrue(well)
-        self.assertRegex(lines[0], r"^ok +\d+ s +5 passed  rust$")
-        self.assertRegex(lines[1], r"^ok +\d+ s +4 passed  sdk$")
+        self.assertRegex(lines[0], r"^ok +\d+ s +\d+ s CPU +5 passed  rust$")
+        self.assertRegex(lines[1], r"^ok +\d+ s +\d+ s CPU +4 passed  sdk$")
         self.assertEqual(lines[-1], "9 passed, 0 failed")
         self.assertEqual(len(lines), 4)
 

@@ -20,7 +20,7 @@ use threadkeep_subagents::ledger::Limits;
 use threadkeep_subagents::managed::FileStore;
 use tokio_util::sync::CancellationToken;
 
-use super::Place;
+use super::StoreLocation;
 use crate::case::Backend;
 use crate::store::Store;
 
@@ -48,8 +48,13 @@ pub(super) fn script(tasks: usize, turns: usize) -> Json {
 }
 
 impl House {
-    pub(super) async fn open(backend: Backend, place: &Place, script: &Json, at_once: usize) -> Result<Self> {
-        let directory = place.directory.path();
+    pub(super) async fn open(
+        backend: Backend,
+        location: &StoreLocation,
+        script: &Json,
+        at_once: usize,
+    ) -> Result<Self> {
+        let directory = location.directory.path();
         std::fs::write(directory.join("script.json"), script.to_string())?;
         let sections = format!(
             "models: [{{name: main, use: scripted, model: main, script: script.json}}]\nsubagent_runtime: \
@@ -64,9 +69,9 @@ impl House {
             working_dir: directory.to_owned(),
         })?;
         let current = config.current();
-        let store = Store::open(backend, &place.target()).await?;
+        let store = Store::open(backend, &location.target()).await?;
         let options = RecordsOptions::default();
-        let records = match (backend, place.url()) {
+        let records = match (backend, location.url()) {
             (Backend::Memory, _) => Records::open_memory(options).await?,
             (_, Some(url)) => {
                 Records::open_postgres(&PostgresTarget::new(&url.parse()?, None, "public", 10)?, options)

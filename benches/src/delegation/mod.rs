@@ -19,14 +19,14 @@ pub use work::{Growth, dispatch, growth};
 /// The stores that are measured.
 pub const STORES: [Backend; 3] = [Backend::Memory, Backend::Sqlite, Backend::Postgres];
 
-/// A fresh place for a store.
-pub(crate) struct Place {
+/// Where a fresh store is.
+pub(crate) struct StoreLocation {
     pub(crate) directory: tempfile::TempDir,
     database: Option<Database>,
     _server: Option<Postgres>,
 }
 
-impl Place {
+impl StoreLocation {
     /// A new directory in `scratch` and, for Postgres, a private server that flushes.
     pub(crate) async fn new(backend: Backend, scratch: &Path) -> Result<Self> {
         let directory = tempfile::tempdir_in(scratch).context("the scratch directory")?;

@@ -14,7 +14,7 @@ use threadkeep::saver::Flush;
 use threadkeep::state::StateAccessor;
 use threadkeep::step::{Durability, StepWriter};
 
-use super::Place;
+use super::StoreLocation;
 use crate::case::Backend;
 use crate::measure::{median, ms};
 use crate::store::Store;
@@ -55,8 +55,8 @@ pub async fn placement(rounds: usize, scratch: &Path) -> Result<Vec<Vec<String>>
 }
 
 async fn round(backend: Backend, nested: bool, scratch: &Path) -> Result<(Duration, Duration)> {
-    let place = Place::new(backend, scratch).await?;
-    let store = Store::open(backend, &place.target()).await?;
+    let location = StoreLocation::new(backend, scratch).await?;
+    let store = Store::open(backend, &location.target()).await?;
     let table = Arc::new(Schema::thread_state().compile(ChannelMode::Delta, 10)?);
     let accessor = StateAccessor::new(Arc::clone(&store.saver), table, Arc::new(IdSource::default()));
     let parent = ThreadId::from("parent");

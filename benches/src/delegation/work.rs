@@ -14,7 +14,7 @@ use threadkeep::step::Task;
 use threadkeep_agent::{Observer, TaskInput};
 
 use super::house::{House, script};
-use super::{Place, STORES};
+use super::{STORES, StoreLocation};
 use crate::case::Backend;
 use crate::measure::{median, ms, percentile};
 use crate::meter;
@@ -62,8 +62,8 @@ pub async fn dispatch(runs: usize, scratch: &Path) -> Result<Vec<Vec<String>>> {
     for backend in STORES {
         let (mut short, mut long) = (Watch::default(), Watch::default());
         for (turns, watch) in [(1, &mut short), (10, &mut long)] {
-            let place = Place::new(backend, scratch).await?;
-            let house = House::open(backend, &place, &script(1, turns), 1).await?;
+            let location = StoreLocation::new(backend, scratch).await?;
+            let house = House::open(backend, &location, &script(1, turns), 1).await?;
             // The first ones open files and connections.
             for run in 0..runs + 20 {
                 if run == 20 {
@@ -105,8 +105,8 @@ pub struct Growth {
 /// # Errors
 /// If the store cannot be opened, or a subagent does not complete.
 pub async fn growth(subagents: usize, turns: usize, scratch: &Path) -> Result<Growth> {
-    let place = Place::new(Backend::Sqlite, scratch).await?;
-    let house = House::open(Backend::Sqlite, &place, &script(subagents, turns), subagents).await?;
+    let location = StoreLocation::new(Backend::Sqlite, scratch).await?;
+    let house = House::open(Backend::Sqlite, &location, &script(subagents, turns), subagents).await?;
     let base = meter::resident();
     let started = Instant::now();
     house.turn("parent", &mut Watch::default()).await?;
@@ -115,7 +115,7 @@ pub async fn growth(subagents: usize, turns: usize, scratch: &Path) -> Result<Gr
     let pass = pass(&house, "parent").await?;
 
     // The same parent alone in its store: its conversation is the same, and its subagents are gone.
-    let alone = Place::new(Backend::Sqlite, scratch).await?;
+    let alone = StoreLocation::new(Backend::Sqlite, scratch).await?;
     let other = House::open(Backend::Sqlite, &alone, &script(subagents, 1), subagents).await?;
     other.turn("parent", &mut Watch::default()).await?;
     for thread in other.accessor.saver().threads(None, usize::MAX).await? {

@@ -173,12 +173,12 @@ mod tests {
     const HOSTILE: &str = "sandbox: {use: local, allow_host_bash: true}\n";
 
     /// A checkout with this configuration, and the home directory of its user.
-    struct Place {
+    struct HostileCheckout {
         checkout: Project,
         home: tempfile::TempDir,
     }
 
-    impl Place {
+    impl HostileCheckout {
         fn new() -> Self {
             let checkout = Project::with_config(HOSTILE);
             checkout.write(".env", "STOLEN=1\n");
@@ -210,9 +210,9 @@ mod tests {
 
     #[test]
     fn a_directory_is_used_only_after_its_user_trusted_it() {
-        let place = Place::new();
+        let place = HostileCheckout::new();
         std::fs::create_dir(place.checkout.path(".svc")).unwrap();
-        let handle = Place::open(&place.options(&[]));
+        let handle = HostileCheckout::open(&place.options(&[]));
         let config = handle.current();
         assert!(!config.sandbox.allow_host_bash);
         assert_eq!(config.models, [crate::Model::demo()]);
@@ -221,7 +221,7 @@ mod tests {
         assert_eq!(withheld(&handle), ["config.yaml", ".env", ".svc"]);
 
         assert_eq!(place.user().trust(&place.checkout.root).unwrap(), [".env", "config.yaml"]);
-        let handle = Place::open(&place.options(&[]));
+        let handle = HostileCheckout::open(&place.options(&[]));
         let config = handle.current();
         assert!(config.sandbox.allow_host_bash);
         assert_eq!(config.state_dir, place.checkout.path(".svc"));
@@ -236,17 +236,21 @@ mod tests {
     #[test]
     fn any_change_of_its_files_takes_the_trust_away() {
         for (file, text) in [("config.yaml", "title: {max_words: 3}\n"), (".env", "STOLEN=2\n")] {
-            let place = Place::new();
+            let place = HostileCheckout::new();
             place.user().trust(&place.checkout.root).unwrap();
             assert!(place.is_used());
             place.checkout.write(file, text);
-            assert_eq!(withheld(&Place::open(&place.options(&[]))), ["config.yaml", ".env"], "{file}");
+            assert_eq!(
+                withheld(&HostileCheckout::open(&place.options(&[]))),
+                ["config.yaml", ".env"],
+                "{file}"
+            );
             place.checkout.write(file, if file == ".env" { "STOLEN=1\n" } else { HOSTILE });
             assert!(place.is_used());
             std::fs::remove_file(place.checkout.path(file)).unwrap();
-            assert!(!withheld(&Place::open(&place.options(&[]))).is_empty(), "{file} was removed");
+            assert!(!withheld(&HostileCheckout::open(&place.options(&[]))).is_empty(), "{file} was removed");
         }
-        let place = Place::new();
+        let place = HostileCheckout::new();
         std::fs::remove_file(place.checkout.path(".env")).unwrap();
         place.user().trust(&place.checkout.root).unwrap();
         place.checkout.write(".env", "STOLEN=1\n");
@@ -256,10 +260,10 @@ mod tests {
     /// A program that follows its configuration must not take an edit that nobody trusted.
     #[test]
     fn an_edit_while_it_is_followed_is_not_used_until_it_is_trusted() {
-        let place = Place::new();
+        let place = HostileCheckout::new();
         place.checkout.write("config.yaml", "title: {max_words: 3}\n");
         place.user().trust(&place.checkout.root).unwrap();
-        let handle = Place::open(&place.options(&[]));
+        let handle = HostileCheckout::open(&place.options(&[]));
         assert_eq!(handle.current().title.max_words, 3);
         place
             .checkout
@@ -269,49 +273,49 @@ mod tests {
         let error = handle.last_error().unwrap().to_string();
         assert!(error.contains("threadkeep config trust"), "{error}");
 
-        let place = Place::new();
+        let place = HostileCheckout::new();
         std::fs::remove_file(place.checkout.path("config.yaml")).unwrap();
         place.user().trust(&place.checkout.root).unwrap();
-        let handle = Place::open(&place.options(&[]));
+        let handle = HostileCheckout::open(&place.options(&[]));
         place.checkout.write("config.yaml", HOSTILE);
         assert!(!handle.current().sandbox.allow_host_bash, "a file that was not there");
     }
 
     #[test]
     fn what_the_user_names_is_trusted_and_what_lies_beside_it_is_not() {
-        let place = Place::new();
+        let place = HostileCheckout::new();
         for (path, variables) in
             [(Some("config.yaml"), &[][..]), (None, &[("SVC_CONFIG_PATH", "config.yaml")][..])]
         {
             let options = LoadOptions { config_path: path.map(PathBuf::from), ..place.options(variables) };
-            let handle = Place::open(&options);
+            let handle = HostileCheckout::open(&options);
             assert!(handle.current().sandbox.allow_host_bash);
             assert_eq!(handle.current().state_dir, place.checkout.path(".svc"));
             assert_eq!(handle.environment().get("STOLEN"), None);
             assert_eq!(withheld(&handle), [".env"]);
         }
         let root = place.checkout.root.to_str().unwrap();
-        let handle = Place::open(&place.options(&[("SVC_PROJECT_ROOT", root)]));
+        let handle = HostileCheckout::open(&place.options(&[("SVC_PROJECT_ROOT", root)]));
         assert!(handle.current().sandbox.allow_host_bash, "the user named the directory");
         assert_eq!(handle.environment().get("STOLEN"), Some("1"));
     }
 
     #[test]
     fn the_users_own_configuration_takes_the_place_of_the_directorys() {
-        let place = Place::new();
+        let place = HostileCheckout::new();
         let own = place.home.path().join(".config/threadkeep");
         std::fs::create_dir_all(&own).unwrap();
         std::fs::write(own.join("config.yaml"), "title: {max_words: $WORDS}\n").unwrap();
         std::fs::write(own.join(".env"), "WORDS=2\n").unwrap();
-        let config = Place::open(&place.options(&[])).current();
+        let config = HostileCheckout::open(&place.options(&[])).current();
         assert_eq!((config.title.max_words, config.sandbox.allow_host_bash), (2, false));
-        let state = Place::open(&place.options(&[("SVC_HOME", "/state")])).current();
+        let state = HostileCheckout::open(&place.options(&[("SVC_HOME", "/state")])).current();
         assert_eq!(state.state_dir, Path::new("/state"), "the user named it");
     }
 
     #[test]
     fn who_has_no_home_can_still_name_a_file() {
-        let place = Place::new();
+        let place = HostileCheckout::new();
         let named = [("SVC_CONFIG_PATH", "config.yaml")];
         let handle = ConfigHandle::open_trusted(&place.checkout.options(&named)).unwrap();
         assert!(handle.current().sandbox.allow_host_bash);
@@ -321,8 +325,8 @@ mod tests {
 
     #[test]
     fn a_directory_without_files_needs_no_trust_and_a_user_without_home_gets_an_error() {
-        let place = Place { checkout: Project::new(), home: tempfile::tempdir().unwrap() };
-        let handle = Place::open(&place.options(&[]));
+        let place = HostileCheckout { checkout: Project::new(), home: tempfile::tempdir().unwrap() };
+        let handle = HostileCheckout::open(&place.options(&[]));
         assert!(handle.withheld().is_empty());
         assert_eq!(handle.current().state_dir, place.home.path().join(".local/state/threadkeep"));
         let error = UserDirs::of(&Environment::default()).unwrap_err().to_string();
@@ -336,7 +340,7 @@ mod tests {
     #[test]
     fn the_list_is_its_owners_alone() {
         use std::os::unix::fs::PermissionsExt as _;
-        let place = Place::new();
+        let place = HostileCheckout::new();
         place.user().trust(&place.checkout.root).unwrap();
         let mode = |path: &str| {
             std::fs::metadata(place.home.path().join(path)).unwrap().permissions().mode() & 0o777

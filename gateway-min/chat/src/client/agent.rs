@@ -13,7 +13,7 @@ use threadkeep_storage::channel_mode;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::delegation::{Delegation, Place};
+use super::delegation::{Delegation, RecordsSource};
 use super::options::open_config;
 use super::{ClientError, Configuration, Turn, TurnOptions, turn};
 use threadkeep_agent::Pattern;
@@ -40,7 +40,7 @@ impl Core {
     pub(super) fn new(
         config: ConfigHandle,
         current: Arc<Config>,
-        place: Place,
+        source: RecordsSource,
         (table, ids): (Arc<ChannelTable>, Arc<IdSource>),
         accessor: Option<StateAccessor>,
         defaults: TurnOptions,
@@ -48,7 +48,7 @@ impl Core {
     ) -> Self {
         let agents = Arc::new(AgentBuilder::new(config.clone(), &current));
         Self {
-            delegation: Delegation::new(config.clone(), current, Arc::clone(&agents), place),
+            delegation: Delegation::new(config.clone(), current, Arc::clone(&agents), source),
             config,
             agents,
             table,
@@ -123,7 +123,15 @@ impl Agent {
         let accessor =
             checkpointer.map(|saver| StateAccessor::new(saver, Arc::clone(&table), Arc::clone(&ids)));
         Ok(Self {
-            core: Arc::new(Core::new(config, current, Place::Client, (table, ids), accessor, defaults, None)),
+            core: Arc::new(Core::new(
+                config,
+                current,
+                RecordsSource::Client,
+                (table, ids),
+                accessor,
+                defaults,
+                None,
+            )),
         })
     }
 

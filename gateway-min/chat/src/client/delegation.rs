@@ -18,7 +18,7 @@ use super::checkpointer::SharedStore;
 use super::{ClientError, TurnOptions};
 
 /// Where the executions of a client's subagents are recorded.
-pub(super) enum Place {
+pub(super) enum RecordsSource {
     /// With the configured store, and so shared with the gateway.
     Shared(Arc<SharedStore>),
     /// With the client, which has a store of its own or none.
@@ -31,7 +31,7 @@ pub(super) struct Delegation {
     /// The configuration that the process started with.
     at_start: Arc<Config>,
     agents: Arc<AgentBuilder>,
-    place: Place,
+    source: RecordsSource,
     slots: Admission,
     pub(super) hooks: Arc<Hooks>,
     /// Set when the process ends: subagents that still work are left to be continued.
@@ -45,18 +45,18 @@ impl Delegation {
         config: ConfigHandle,
         at_start: Arc<Config>,
         agents: Arc<AgentBuilder>,
-        place: Place,
+        source: RecordsSource,
     ) -> Self {
-        let slots = match &place {
-            Place::Shared(store) => store.slots().clone(),
-            Place::Client => Admission::new(&at_start.subagent_runtime),
+        let slots = match &source {
+            RecordsSource::Shared(store) => store.slots().clone(),
+            RecordsSource::Client => Admission::new(&at_start.subagent_runtime),
         };
         let hooks = Arc::new(Hooks::configured(&at_start.subagent_hooks));
         Self {
             config,
             at_start,
             agents,
-            place,
+            source,
             slots,
             hooks,
             stopping: CancellationToken::new(),
@@ -80,9 +80,9 @@ impl Delegation {
     /// The records.
     pub(super) async fn records(&self) -> Result<&Records, ClientError> {
         let open = || async {
-            match &self.place {
-                Place::Shared(store) => store.records(&self.at_start).await,
-                Place::Client => Ok(Records::open_memory(RecordsOptions::default()).await?),
+            match &self.source {
+                RecordsSource::Shared(store) => store.records(&self.at_start).await,
+                RecordsSource::Client => Ok(Records::open_memory(RecordsOptions::default()).await?),
             }
         };
         self.records.get_or_try_init(open).await

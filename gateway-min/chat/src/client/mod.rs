@@ -64,7 +64,7 @@ pub use turn::Turn;
 
 use agent::{Core, Guard, thread_id};
 use checkpointer::SharedStore;
-use delegation::Place;
+use delegation::RecordsSource;
 use options::open_config;
 use threadkeep_config::Config;
 
@@ -108,8 +108,8 @@ impl Client {
             StateAccessor::new(saver, Arc::clone(&table), Arc::clone(&ids))
                 .remembering(move || followed.last_known().accessor_graph_max())
         });
-        let place = store.clone().map_or(Place::Client, Place::Shared);
-        let core = Core::new(config, current, place, (table, ids), accessor, options.turn, Some(guard));
+        let source = store.clone().map_or(RecordsSource::Client, RecordsSource::Shared);
+        let core = Core::new(config, current, source, (table, ids), accessor, options.turn, Some(guard));
         Ok(Self { core: Arc::new(core), store })
     }
 

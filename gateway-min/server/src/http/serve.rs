@@ -255,7 +255,7 @@ mod tests {
     const PATIENCE: Duration = Duration::from_mins(1);
     const SHORT: Duration = Duration::from_millis(50);
 
-    struct Place {
+    struct ServedApp {
         address: SocketAddr,
         connections: Arc<Connections>,
         metrics: Metrics,
@@ -265,7 +265,7 @@ mod tests {
         served: tokio::task::JoinHandle<()>,
     }
 
-    impl Place {
+    impl ServedApp {
         async fn new(max: usize, header_timeout: Duration, body_timeout: Duration) -> Self {
             let metrics = Metrics::new(None, Arc::default());
             let settings = Gateway { max_connections: max, ..Gateway::default() };
@@ -350,7 +350,7 @@ mod tests {
 
     #[tokio::test]
     async fn half_a_head_and_an_unused_connection_are_closed_and_a_stream_is_not() {
-        let place = Place::new(100, SHORT, PATIENCE).await;
+        let place = ServedApp::new(100, SHORT, PATIENCE).await;
         let mut stream = place.send(STREAM).await;
         stream.until("first").await;
         for text in ["", HALF] {
@@ -367,7 +367,7 @@ mod tests {
 
     #[tokio::test]
     async fn half_a_body_is_answered_with_408_and_a_stream_takes_as_long_as_it_takes() {
-        let place = Place::new(100, PATIENCE, SHORT).await;
+        let place = ServedApp::new(100, PATIENCE, SHORT).await;
         let mut stream = place.send(STREAM).await;
         stream.until("first").await;
         let answer = place.send(HALF_BODY).await.rest().await;
@@ -382,7 +382,7 @@ mod tests {
 
     #[tokio::test]
     async fn connections_that_wait_make_room_and_those_that_work_do_not() {
-        let place = Place::new(3, PATIENCE, PATIENCE).await;
+        let place = ServedApp::new(3, PATIENCE, PATIENCE).await;
         let (head, body) = (place.send(HALF).await, place.send(HALF_BODY).await);
         let mut stream = place.send(STREAM).await;
         stream.until("first").await;
@@ -409,7 +409,7 @@ mod tests {
 
     #[tokio::test]
     async fn stopping_closes_what_waits_and_completes_what_works() {
-        let place = Place::new(100, PATIENCE, PATIENCE).await;
+        let place = ServedApp::new(100, PATIENCE, PATIENCE).await;
         let (unused, head, body) =
             (place.send("").await, place.send(HALF).await, place.send(HALF_BODY).await);
         let mut stream = place.send(STREAM).await;

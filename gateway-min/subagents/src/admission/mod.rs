@@ -155,9 +155,9 @@ impl Admission {
             Class::Interactive => None,
             Class::Batch(batch) => Some(batch),
         };
-        let place = match state.queue.arrive(batch, most) {
-            Arrival::Runs => Place::Slot(Slot::new(&self.shared)),
-            Arrival::Waits(number) => Place::Queue(number),
+        let position = match state.queue.arrive(batch, most) {
+            Arrival::Runs => Position::Slot(Slot::new(&self.shared)),
+            Arrival::Waits(number) => Position::Queue(number),
             Arrival::Refused => {
                 let (running, queued) = (state.queue.capacity(), state.queue.counts().waiting());
                 return Err(Refused::Full { running, queued });
@@ -166,7 +166,7 @@ impl Admission {
         let timeout = Duration::from_secs(state.settings.queue_timeout_seconds);
         drop(state);
         let entered = Instant::now();
-        Ok(Ticket { shared: Arc::clone(&self.shared), place, entered, timeout, deadline: None })
+        Ok(Ticket { shared: Arc::clone(&self.shared), position, entered, timeout, deadline: None })
     }
 
     /// [`Admission::enter`], and waits for the slot.
@@ -212,14 +212,14 @@ impl Drop for Slot {
 #[must_use = "the place is given up when this is dropped"]
 pub struct Ticket {
     shared: Arc<Shared>,
-    place: Place,
+    position: Position,
     entered: Instant,
     timeout: Duration,
     /// Started when it is first waited for; it ends `timeout` after `entered`.
     deadline: Option<Pin<Box<Sleep>>>,
 }
 
-enum Place {
+enum Position {
     Slot(Slot),
     Queue(u64),
     /// It has given its slot or its refusal.
@@ -231,22 +231,22 @@ impl Future for Ticket {
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let ticket = self.get_mut();
-        if let Place::Queue(number) = ticket.place {
+        if let Position::Queue(number) = ticket.position {
             let mut state = ticket.shared.lock();
             if state.queue.take(number) {
                 drop(state);
-                ticket.place = Place::Slot(Slot::new(&ticket.shared));
+                ticket.position = Position::Slot(Slot::new(&ticket.shared));
             } else if let Some(waker) = state.queue.waiting(number) {
                 *waker = Some(context.waker().clone());
             }
         }
-        match std::mem::replace(&mut ticket.place, Place::Left) {
-            Place::Slot(mut slot) => {
+        match std::mem::replace(&mut ticket.position, Position::Left) {
+            Position::Slot(mut slot) => {
                 slot.waited = ticket.entered.elapsed();
                 Poll::Ready(Ok(slot))
             }
-            place => {
-                ticket.place = place;
+            position => {
+                ticket.position = position;
                 let ends = ticket.entered + ticket.timeout;
                 let deadline =
                     ticket.deadline.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(ends)));
@@ -261,7 +261,7 @@ impl Future for Ticket {
 impl Ticket {
     /// Leaves the queue. A slot that was handed over meanwhile goes to the next in line.
     fn leave(&mut self) {
-        let Place::Queue(number) = std::mem::replace(&mut self.place, Place::Left) else { return };
+        let Position::Queue(number) = std::mem::replace(&mut self.position, Position::Left) else { return };
         let woken = self.shared.lock().queue.leave(number);
         if let Some(waker) = woken.flatten() {
             waker.wake();

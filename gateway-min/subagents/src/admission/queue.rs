@@ -31,12 +31,12 @@ pub(super) struct Queue<W> {
     /// The batches that wait, in the order of their turns, each with its items.
     batches: VecDeque<(Arc<str>, VecDeque<u64>)>,
     /// Those who wait, and those who were handed a slot and have not taken it.
-    places: BTreeMap<u64, Place<W>>,
+    waiters: BTreeMap<u64, Waiter<W>>,
     /// Slots given to interactive executions since a batch had its turn, counted while a batch waits.
     interactive_turns: u32,
 }
 
-enum Place<W> {
+enum Waiter<W> {
     Waits { batch: Option<Arc<str>>, waker: W },
     Granted,
 }
@@ -49,7 +49,7 @@ impl<W: Default> Queue<W> {
             next_number: 0,
             interactive: VecDeque::new(),
             batches: VecDeque::new(),
-            places: BTreeMap::new(),
+            waiters: BTreeMap::new(),
             interactive_turns: 0,
         }
     }
@@ -89,36 +89,36 @@ impl<W: Default> Queue<W> {
                 None => self.batches.push_back((Arc::clone(batch), [number].into())),
             },
         }
-        self.places.insert(number, Place::Waits { batch: batch.cloned(), waker: W::default() });
+        self.waiters.insert(number, Waiter::Waits { batch: batch.cloned(), waker: W::default() });
         Arrival::Waits(number)
     }
 
     /// Whether the one under this number was handed a slot; the slot is then its own, and the number is gone.
     pub(super) fn take(&mut self, number: u64) -> bool {
-        let granted = matches!(self.places.get(&number), Some(Place::Granted));
+        let granted = matches!(self.waiters.get(&number), Some(Waiter::Granted));
         if granted {
-            self.places.remove(&number);
+            self.waiters.remove(&number);
         }
         granted
     }
 
     /// The waker of the one under this number, while it waits.
     pub(super) fn waiting(&mut self, number: u64) -> Option<&mut W> {
-        match self.places.get_mut(&number) {
-            Some(Place::Waits { waker, .. }) => Some(waker),
-            Some(Place::Granted) | None => None,
+        match self.waiters.get_mut(&number) {
+            Some(Waiter::Waits { waker, .. }) => Some(waker),
+            Some(Waiter::Granted) | None => None,
         }
     }
 
     /// The one under this number gives up. If it was handed a slot, that goes to the next in line, who is to be woken.
     pub(super) fn leave(&mut self, number: u64) -> Option<W> {
-        match self.places.remove(&number)? {
-            Place::Granted => self.release(),
-            Place::Waits { batch: None, .. } => {
+        match self.waiters.remove(&number)? {
+            Waiter::Granted => self.release(),
+            Waiter::Waits { batch: None, .. } => {
                 self.interactive.retain(|other| *other != number);
                 None
             }
-            Place::Waits { batch: Some(batch), .. } => {
+            Waiter::Waits { batch: Some(batch), .. } => {
                 if let Some((_, items)) = self.batches.iter_mut().find(|(known, _)| *known == batch) {
                     items.retain(|other| *other != number);
                 }
@@ -134,9 +134,9 @@ impl<W: Default> Queue<W> {
             self.running = self.running.saturating_sub(1);
             return None;
         };
-        match self.places.insert(next, Place::Granted) {
-            Some(Place::Waits { waker, .. }) => Some(waker),
-            Some(Place::Granted) | None => None,
+        match self.waiters.insert(next, Waiter::Granted) {
+            Some(Waiter::Waits { waker, .. }) => Some(waker),
+            Some(Waiter::Granted) | None => None,
         }
     }
 

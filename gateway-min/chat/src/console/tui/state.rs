@@ -18,7 +18,7 @@ const BUSY: &str = "a turn is running; Esc stops it";
 
 /// An entry of the conversation view. Texts contain no control characters.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Entry {
+pub(super) enum TranscriptEntry {
     User(String),
     Assistant {
         id: String,
@@ -93,7 +93,7 @@ pub(super) struct State {
     pub(super) title: Option<String>,
     /// `None` for the first configured model.
     pub(super) model: Option<String>,
-    pub(super) entries: Vec<Entry>,
+    pub(super) entries: Vec<TranscriptEntry>,
     pub(super) input: Input,
     /// Whether a turn is running.
     pub(super) running: bool,
@@ -128,17 +128,17 @@ impl State {
                 self.model = Some(name);
             }
             Action::Notice(text) => self.notice(&text),
-            Action::Error(text) => self.add(Entry::Error(clean(&text))),
+            Action::Error(text) => self.add(TranscriptEntry::Error(clean(&text))),
         }
         None
     }
 
     /// Adds a message from the gateway or the UI itself.
     fn notice(&mut self, text: &str) {
-        self.add(Entry::Notice(clean(text)));
+        self.add(TranscriptEntry::Notice(clean(text)));
     }
 
-    fn add(&mut self, entry: Entry) {
+    fn add(&mut self, entry: TranscriptEntry) {
         self.entries.push(entry);
     }
 
@@ -148,14 +148,16 @@ impl State {
             ViewEvent::AssistantDelta { id, text } => {
                 let text = clean(&text);
                 match self.entries.last_mut() {
-                    Some(Entry::Assistant { id: last, text: shown }) if *last == id => shown.push_str(&text),
-                    _ => self.add(Entry::Assistant { id, text }),
+                    Some(TranscriptEntry::Assistant { id: last, text: shown }) if *last == id => {
+                        shown.push_str(&text);
+                    }
+                    _ => self.add(TranscriptEntry::Assistant { id, text }),
                 }
             }
             ViewEvent::ToolCall { id, name, args } => self.add(call(id, &name, &args)),
             ViewEvent::ToolResult { call, message } => self.answered(&call, &message),
             ViewEvent::Task { call, event } => {
-                if let Some(Entry::Task { task, .. }) = self.call(&call) {
+                if let Some(TranscriptEntry::Task { task, .. }) = self.call(&call) {
                     task.follow(&event);
                 }
             }
@@ -165,7 +167,7 @@ impl State {
                 self.usage.output_tokens += usage.output_tokens;
                 self.usage.total_tokens += usage.total_tokens;
             }
-            ViewEvent::AssistantError(text) => self.add(Entry::Error(clean(&text))),
+            ViewEvent::AssistantError(text) => self.add(TranscriptEntry::Error(clean(&text))),
             ViewEvent::RunEnded => self.running = false,
         }
     }
@@ -174,8 +176,8 @@ impl State {
     fn answered(&mut self, answers: &str, message: &Json) {
         let text = clean(&message::text(message));
         match self.call(answers) {
-            Some(Entry::Call { result, .. }) => *result = Some(text),
-            Some(Entry::Task { task, result, .. }) => {
+            Some(TranscriptEntry::Call { result, .. }) => *result = Some(text),
+            Some(TranscriptEntry::Task { task, result, .. }) => {
                 task.answered(message);
                 *result = Some(text);
             }
@@ -184,8 +186,8 @@ impl State {
     }
 
     /// The newest call with this id: providers repeat the ids of calls.
-    fn call(&mut self, call: &str) -> Option<&mut Entry> {
-        let is_it = |entry: &&mut Entry| matches!(entry, Entry::Call { id, .. } | Entry::Task { id, .. } if id == call);
+    fn call(&mut self, call: &str) -> Option<&mut TranscriptEntry> {
+        let is_it = |entry: &&mut TranscriptEntry| matches!(entry, TranscriptEntry::Call { id, .. } | TranscriptEntry::Task { id, .. } if id == call);
         self.entries.iter_mut().rev().find(is_it)
     }
 
@@ -197,10 +199,10 @@ impl State {
             let id = |key: &str| message[key].as_str().unwrap_or_default().to_owned();
             let text = clean(&message::text(message));
             match message::kind(message) {
-                "human" if message::is_from_user(message) => self.add(Entry::User(text)),
+                "human" if message::is_from_user(message) => self.add(TranscriptEntry::User(text)),
                 "ai" => {
                     if !text.is_empty() {
-                        self.add(Entry::Assistant { id: id("id"), text });
+                        self.add(TranscriptEntry::Assistant { id: id("id"), text });
                     }
                     let calls = message::tool_calls(message).iter();
                     for asked in calls.chain(message::invalid_tool_calls(message)) {
@@ -279,7 +281,7 @@ impl State {
                 self.notice(BUSY);
                 return None;
             }
-            self.add(Entry::User(clean(text)));
+            self.add(TranscriptEntry::User(clean(text)));
             return Some(Effect::Say(text.to_owned()));
         };
         self.command(asked)
@@ -337,13 +339,13 @@ impl State {
     }
 }
 
-fn call(id: String, name: &str, args: &Json) -> Entry {
+fn call(id: String, name: &str, args: &Json) -> TranscriptEntry {
     if name == TASK {
-        return Entry::Task { id, task: Task::asked(args), result: None };
+        return TranscriptEntry::Task { id, task: Task::asked(args), result: None };
     }
     let args = match args {
         Json::String(text) => clean(text),
         other => clean(&other.to_string()),
     };
-    Entry::Call { id, name: clean(name), args, result: None }
+    TranscriptEntry::Call { id, name: clean(name), args, result: None }
 }

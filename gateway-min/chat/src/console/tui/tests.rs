@@ -10,7 +10,7 @@ use threadkeep::mode::ModeRegister;
 use super::command::Goal;
 use super::event::ViewEvent;
 use super::session::Session;
-use super::state::{Action, Effect, Entry, State};
+use super::state::{Action, Effect, State, TranscriptEntry};
 use super::view;
 use crate::client::{Client, ClientOptions, Configuration, ThreadSummary, Usage, Values};
 use threadkeep_config::{ConfigHandle, Environment, LoadOptions};
@@ -46,7 +46,7 @@ fn result(call: &str, text: &str) -> ViewEvent {
 
 fn notice(state: &State) -> &str {
     match state.entries.last() {
-        Some(Entry::Notice(text) | Entry::Error(text)) => text,
+        Some(TranscriptEntry::Notice(text) | TranscriptEntry::Error(text)) => text,
         other => panic!("{other:?}"),
     }
 }
@@ -154,7 +154,7 @@ fn delegations_of_a_thread_show_how_they_ended() {
         .entries
         .iter()
         .map(|entry| match entry {
-            Entry::Task { task, .. } => task.line(),
+            TranscriptEntry::Task { task, .. } => task.line(),
             other => panic!("{other:?}"),
         })
         .collect();
@@ -260,14 +260,14 @@ fn a_thread_is_chosen_from_the_list_and_shown_with_what_was_said() {
     assert_eq!(
         state.entries,
         [
-            Entry::User("look".into()),
-            Entry::Call {
+            TranscriptEntry::User("look".into()),
+            TranscriptEntry::Call {
                 id: "c".into(),
                 name: "ls".into(),
                 args: "{}".into(),
                 result: Some("empty".into())
             },
-            Entry::Assistant { id: "4".into(), text: "Nothing.".into() },
+            TranscriptEntry::Assistant { id: "4".into(), text: "Nothing.".into() },
         ]
     );
     state.update(Action::Threads(vec![thread("a", None)]));

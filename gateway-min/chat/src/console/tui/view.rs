@@ -6,7 +6,7 @@ use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, Paragraph};
 
-use super::state::{Entry, Picker, State};
+use super::state::{Picker, State, TranscriptEntry};
 use super::text::{clean, graphemes, wrap};
 
 /// How much of a tool's arguments and result is shown without `/details`, in columns.
@@ -80,15 +80,15 @@ fn transcript(state: &State, area: Rect) -> Vec<Line<'static>> {
 }
 
 /// An entry, followed by an empty line.
-fn lines(entry: &Entry, details: bool, width: u16) -> Vec<Line<'static>> {
+fn lines(entry: &TranscriptEntry, details: bool, width: u16) -> Vec<Line<'static>> {
     let width = usize::from(width);
     let plain = Style::new();
     let mut lines = match entry {
-        Entry::User(text) => block("> ", text, Style::new().fg(Color::Cyan), width),
-        Entry::Assistant { text, .. } => block("  ", text.trim_end(), plain, width),
-        Entry::Notice(text) => block("- ", text, Style::new().fg(Color::Yellow), width),
-        Entry::Error(text) => block("! ", text, Style::new().fg(Color::Red), width),
-        Entry::Task { task, result, .. } => {
+        TranscriptEntry::User(text) => block("> ", text, Style::new().fg(Color::Cyan), width),
+        TranscriptEntry::Assistant { text, .. } => block("  ", text.trim_end(), plain, width),
+        TranscriptEntry::Notice(text) => block("- ", text, Style::new().fg(Color::Yellow), width),
+        TranscriptEntry::Error(text) => block("! ", text, Style::new().fg(Color::Red), width),
+        TranscriptEntry::Task { task, result, .. } => {
             let style = Style::new().fg(match task.status.as_str() {
                 "asked" | "running" => Color::Magenta,
                 "completed" => Color::Green,
@@ -102,7 +102,7 @@ fn lines(entry: &Entry, details: bool, width: u16) -> Vec<Line<'static>> {
             }
             lines
         }
-        Entry::Call { name, args, result, .. } => {
+        TranscriptEntry::Call { name, args, result, .. } => {
             let style = Style::new().fg(Color::Magenta);
             let part = |text: &str| if details { text.to_owned() } else { brief(text) };
             let mut lines = block("* ", &format!("{name} {}", part(args)), style, width);

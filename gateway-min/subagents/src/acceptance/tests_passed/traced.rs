@@ -84,9 +84,9 @@ impl Traced {
 }
 
 /// A thread's directory with stand-ins for the runners, on the path and in it.
-struct Place(tempfile::TempDir);
+struct FakeRunners(tempfile::TempDir);
 
-impl Place {
+impl FakeRunners {
     fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         for folder in ["bin", "t/sub/sub", "t/tests", "t/.venv/bin"] {
@@ -245,7 +245,7 @@ fn cover(traced: &[Traced], wanted: &[Traced]) -> bool {
 }
 
 /// Runs a line in each mode; how often it holds, or a description of a run for which it should not.
-fn held(place: &Place, criterion: &str, own: &[Traced], line: &str) -> Result<usize, String> {
+fn held(place: &FakeRunners, criterion: &str, own: &[Traced], line: &str) -> Result<usize, String> {
     let mut held = 0;
     // Whatever a line says, it does not hold if its tests did not report that they passed.
     for mode in ["passing", "silent", "failing"] {
@@ -263,7 +263,7 @@ fn held(place: &Place, criterion: &str, own: &[Traced], line: &str) -> Result<us
 
 #[test]
 fn no_line_that_holds_ran_anything_less_than_the_criterion() {
-    let place = Place::new();
+    let place = FakeRunners::new();
     let (mut lines, mut holding, mut wrong) = (0, 0, Vec::new());
     for criterion in CRITERIA {
         let (output, own) = place.run(criterion, "passing");
@@ -353,7 +353,7 @@ const WORDS: [&str; 66] = [
 
 #[test]
 fn so_with_lines_that_chance_makes() {
-    let place = Place::new();
+    let place = FakeRunners::new();
     let own = CRITERIA.map(|criterion| place.run(criterion, "passing").1);
     let holding = std::cell::Cell::new(0);
     let words = prop::collection::vec((any::<prop::sample::Index>(), prop::sample::select(&WORDS[..])), 0..5);

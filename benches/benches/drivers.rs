@@ -107,7 +107,7 @@ fn thread(group: &mut Group<'_>, runtime: &Runtime, saver: &Arc<dyn Saver>, mode
         b.iter_batched(
             || {
                 let mut message = next.next().unwrap();
-                message["id"] = threadkeep::id::IdSource::default().message().into();
+                message["id"] = threadkeep::id::IdSource::default().text().into();
                 message
             },
             |message| runtime.block_on(step(&mut run, message)),

@@ -212,9 +212,20 @@ impl Clock for SystemClock {
     }
 }
 
-/// Generates ids. With a seed and a fixed clock the ids are reproducible, so a test can be replayed.
+impl<C: Clock + ?Sized> Clock for Arc<C> {
+    fn now_ms(&self) -> u64 {
+        (**self).now_ms()
+    }
+}
+
+/// Generates ids and tells the time. With a seed and a given clock both are reproducible, so a test can be replayed.
+///
+/// Ids depend on the order in which they are drawn. What works at the same time as something else therefore draws from a
+/// source of its own, [`derived`](Self::derived) from its identity.
 pub struct IdSource {
-    clock: Box<dyn Clock>,
+    clock: Arc<dyn Clock>,
+    /// What the ids are made from: a seed, and of a derived source, who it is for. `None` for chance.
+    origin: Option<[u8; 32]>,
     random: Mutex<StdRng>,
 }
 
@@ -224,16 +235,38 @@ impl fmt::Debug for IdSource {
     }
 }
 
+impl Clock for IdSource {
+    fn now_ms(&self) -> u64 {
+        self.clock.now_ms()
+    }
+}
+
 impl Default for IdSource {
     fn default() -> Self {
-        Self { clock: Box::new(SystemClock), random: Mutex::new(rand::make_rng()) }
+        Self { clock: Arc::new(SystemClock), origin: None, random: Mutex::new(rand::make_rng()) }
     }
 }
 
 impl IdSource {
     /// A source with this clock and this seed.
     pub fn seeded(clock: impl Clock + 'static, seed: u64) -> Self {
-        Self { clock: Box::new(clock), random: Mutex::new(StdRng::seed_from_u64(seed)) }
+        let origin = *blake3::hash(&seed.to_be_bytes()).as_bytes();
+        Self { clock: Arc::new(clock), origin: Some(origin), random: Mutex::new(StdRng::seed_from_u64(seed)) }
+    }
+
+    /// The source of what has this identity, with the same clock. Of a seeded source it is seeded too, by its parent's seed
+    /// and the identity alone: what was drawn from either before makes no difference.
+    #[must_use]
+    pub fn derived(&self, identity: &str) -> Self {
+        let origin = self.origin.map(|parent| *blake3::keyed_hash(&parent, identity.as_bytes()).as_bytes());
+        let random = origin.map_or_else(rand::make_rng, StdRng::from_seed);
+        Self { clock: Arc::clone(&self.clock), origin, random: Mutex::new(random) }
+    }
+
+    /// The current time, in whole milliseconds.
+    pub fn now(&self) -> chrono::DateTime<chrono::Utc> {
+        let ms = i64::try_from(self.clock.now_ms()).unwrap_or(i64::MAX);
+        chrono::DateTime::from_timestamp_millis(ms).unwrap_or(chrono::DateTime::<chrono::Utc>::MAX_UTC)
     }
 
     fn random<T>(&self, draw: impl FnOnce(&mut StdRng) -> T) -> T {
@@ -268,8 +301,8 @@ impl IdSource {
         TaskId(uuid::Builder::from_random_bytes(self.random(RngExt::random)).into_uuid())
     }
 
-    /// The id of a message that was sent without one.
-    pub fn message(&self) -> String {
+    /// The id of something new that has no type of its own here: a message, a run, a thread. A UUID (version 4).
+    pub fn text(&self) -> String {
         self.task().to_string()
     }
 }
@@ -315,6 +348,20 @@ mod tests {
         assert_eq!(id.unix_ms(), 1_700_000_000_123);
         assert_eq!(id.created_at(), "2023-11-14T22:13:20.123000+00:00");
         assert_eq!(id.to_string().parse::<CheckpointId>().unwrap(), id);
+    }
+
+    #[test]
+    fn a_derived_source_depends_on_its_identity_alone() {
+        let source = || IdSource::seeded(Steps(AtomicU64::new(1_700_000_000_000), 0), 3);
+        let (one, other) = (source(), source());
+        let first = one.derived("a").text();
+        other.text();
+        let _ = other.derived("b").text();
+        assert_eq!(other.derived("a").text(), first, "whatever was drawn before");
+        assert_ne!(one.derived("b").text(), first);
+        assert_ne!(one.derived("a").derived("a").text(), first);
+        assert_ne!(IdSource::default().derived("a").text(), IdSource::default().derived("a").text());
+        assert_eq!(one.derived("a").now().to_rfc3339(), "2023-11-14T22:13:20+00:00");
     }
 
     #[test]

@@ -4,7 +4,7 @@ use serde_json::Value as Json;
 
 use crate::checkpoint::{ERROR_CHANNEL, TaskWrites, Write};
 use crate::error::{Error, Result};
-use crate::id::{CheckpointId, NodeName, TaskId, ThreadId};
+use crate::id::{CheckpointId, IdSource, NodeName, TaskId, ThreadId};
 use crate::metadata::{Extra, Source};
 use crate::saver::Flush;
 use crate::state::{KnownHead, RollbackPoint, StateAccessor, StateSnapshot, Step, plan};
@@ -146,6 +146,11 @@ impl StepWriter {
     /// The thread.
     pub fn thread(&self) -> &ThreadId {
         &self.thread
+    }
+
+    /// The source of the ids of its tasks and checkpoints.
+    pub fn ids(&self) -> &IdSource {
+        self.accessor.ids()
     }
 
     /// Creates a write. See [`StateAccessor::write`].

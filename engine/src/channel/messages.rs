@@ -110,10 +110,10 @@ pub fn normalize_message(message: Json, ids: &IdSource) -> Result<Json> {
             return refuse("a message of type remove needs the id of the message to remove".to_owned());
         }
         None | Some(Json::Null) => {
-            map.insert("id".into(), json!(ids.message()));
+            map.insert("id".into(), json!(ids.text()));
         }
         Some(Json::String(id)) if id.is_empty() => {
-            map.insert("id".into(), json!(ids.message()));
+            map.insert("id".into(), json!(ids.text()));
         }
         Some(Json::String(id)) if id == REMOVE_ALL_MESSAGES && kind != "remove" => {
             return refuse(format!("the id {REMOVE_ALL_MESSAGES} is reserved"));

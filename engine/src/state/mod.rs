@@ -93,6 +93,12 @@ impl StateAccessor {
         self
     }
 
+    /// The same accessor with another source of ids.
+    pub fn with_ids(mut self, ids: Arc<IdSource>) -> Self {
+        self.ids = ids;
+        self
+    }
+
     /// The channels.
     pub fn table(&self) -> &ChannelTable {
         &self.table

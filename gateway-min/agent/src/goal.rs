@@ -265,7 +265,7 @@ impl Agent {
         };
         let run = Run {
             id: &session.terms.run_id,
-            now: Utc::now(),
+            now: session.writer.ids().now(),
             progress_key: progress_key(&messages),
             stop_reason: stop_reason.as_deref(),
         };

@@ -1,6 +1,6 @@
 //! The goal as stored in a thread. It is read and written directly through the saver, so the mode does not matter.
 
-use chrono::Utc;
+use chrono::{DateTime, Utc};
 use serde_json::{Map, Value as Json, json};
 use threadkeep::checkpoint::{ChannelEntry, Checkpoint, CheckpointTuple, Stored};
 use threadkeep::id::{ChannelName, ThreadId};
@@ -25,8 +25,8 @@ pub fn normalized(objective: &str) -> String {
 }
 
 /// A new goal.
-pub fn new(objective: &str, max_continuations: i64) -> Json {
-    let now = time(Utc::now());
+pub fn new(objective: &str, max_continuations: i64, now: DateTime<Utc>) -> Json {
+    let now = time(now);
     json!({
         "objective": objective, "status": "active", "created_at": now, "updated_at": now,
         "continuation_count": 0, "max_continuations": max_continuations,
@@ -115,7 +115,7 @@ async fn repeat(accessor: &StateAccessor, head: &CheckpointTuple, goal: &Json) -
     let mut extra = head.metadata.extra.clone();
     duration::newest_maps(&**store, &head.key(), &extra).await?.carry_to(&mut extra);
     extra.insert("writes".to_owned(), json!({ CHANNEL: { CHANNEL: goal } }));
-    extra.insert("updated_at".to_owned(), json!(time(Utc::now())));
+    extra.insert("updated_at".to_owned(), json!(time(ids.now())));
     let commit = StepCommit {
         thread: head.thread.clone(),
         namespace: head.namespace.clone(),

@@ -1,6 +1,7 @@
 //! What accompanies an agent's model calls: limits, ledgers, reminders.
 
 use serde_json::{Map, Value as Json};
+use threadkeep::id::IdSource;
 use threadkeep::state::StateSnapshot;
 
 use crate::AgentError;
@@ -47,6 +48,8 @@ pub struct View<'a> {
     pub run_id: &'a str,
     /// The state from which the model call starts; `None` if the thread has no checkpoint.
     pub state: Option<&'a StateSnapshot>,
+    /// The source of ids and of the time.
+    pub ids: &'a IdSource,
     /// The current turn: the user's last message and everything after it.
     pub turn: &'a [Json],
     /// After the call: why the run stops early, as far as something before this middleware has decided it.

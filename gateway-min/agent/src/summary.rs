@@ -96,7 +96,7 @@ pub(crate) async fn ask(model: &RetryingModel, caller: &str, system: &str, conte
         caller: caller.to_owned(),
         ..ModelRequest::default()
     };
-    let mut assembler = ChunkAssembler::new(model.name());
+    let mut assembler = ChunkAssembler::new(caller, model.name());
     let mut chunks = model.stream(request);
     while let Some(chunk) = chunks.next().await {
         assembler.push(&chunk);

@@ -40,7 +40,7 @@ impl Conversation {
             caller: "lead_agent".into(),
             ..ModelRequest::default()
         };
-        let mut assembler = ChunkAssembler::new(self.model.name());
+        let mut assembler = ChunkAssembler::new("id", self.model.name());
         let mut chunks = self.model.stream(request);
         while let Some(chunk) = chunks.next().await {
             assembler.push(&chunk);

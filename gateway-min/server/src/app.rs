@@ -100,11 +100,20 @@ pub(crate) struct Parts {
     pub(crate) wrap_saver: WrapSaver,
     /// How often the totals of a running run are stored.
     pub(crate) progress_every: Duration,
+    /// The source of the ids and times of runs.
+    pub(crate) ids: Arc<IdSource>,
+    /// The records; `None` for those that the configuration names.
+    pub(crate) records: Option<Records>,
 }
 
 impl Default for Parts {
     fn default() -> Self {
-        Self { wrap_saver: Box::new(|saver| saver), progress_every: PROGRESS_EVERY }
+        Self {
+            wrap_saver: Box::new(|saver| saver),
+            progress_every: PROGRESS_EVERY,
+            ids: Arc::default(),
+            records: None,
+        }
     }
 }
 
@@ -128,23 +137,27 @@ impl App {
         modes.freeze_frequency(i64::try_from(current.snapshot_frequency()).unwrap_or(i64::MAX))?;
         let ownership = Terms::of(&current);
         let checkpoints = Checkpoints::open(&current).await?;
-        let records = open_records(&current).await?;
+        let records = match parts.records {
+            Some(records) => records,
+            None => open_records(&current).await?,
+        };
         agree_on_form(&records, &current).await?;
         let metrics = Metrics::new(checkpoints.sqlite().cloned(), records.commits());
         let saver = with_history_cache(checkpoints.saver(), &current, &metrics)?;
         let saver = (parts.wrap_saver)(Arc::new(MeteredSaver::new(saver, metrics.clone())));
         let (instance, rollbacks) = recover(&records, &current, ownership).await?;
-        let ids = Arc::new(IdSource::default());
+        let ids = parts.ids;
         let table = Schema::thread_state().compile(channel_mode(&current), modes.frequency(None)?)?;
         let followed = config.clone();
         let accessor = StateAccessor::new(saver, Arc::new(table), Arc::clone(&ids))
             .remembering(move || followed.last_known().accessor_graph_max());
-        let bridge = StreamBridge::new(BridgeOptions {
+        let bridge = BridgeOptions {
             queue_maxsize: current.stream_bridge.queue_maxsize,
             queue_max_bytes: current.stream_bridge.queue_max_bytes,
             total_max_bytes: current.stream_bridge.total_max_bytes,
             ..BridgeOptions::default()
-        });
+        };
+        let bridge = StreamBridge::with_clock(bridge, Arc::clone(&ids));
         let background = TaskTracker::new();
         let agents = Arc::new(AgentBuilder::new(config.clone(), &current));
         let catalog = Arc::new(Catalog::new(&current, configured_store(&current, &records)));

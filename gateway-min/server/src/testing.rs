@@ -15,7 +15,7 @@ use crate::runs::request::{
 /// # Errors
 /// The text of the refusal.
 pub async fn turn_of(app: &Arc<App>, thread: &str, agent: &str, text: &str) -> Result<String, String> {
-    let message = json!({"type": "human", "content": text, "id": app.ids.message()});
+    let message = json!({"type": "human", "content": text, "id": app.ids.text()});
     let request = RunRequest {
         assistant_id: Some(agent.to_owned()),
         agent: Some(agent.to_owned()),

@@ -195,6 +195,10 @@ impl Middleware for Budgeting {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::LazyLock;
+
+    use threadkeep::id::IdSource;
+
     use super::*;
 
     fn settings(max_tokens: u64) -> TokenBudget {
@@ -208,34 +212,40 @@ mod tests {
         })
     }
 
-    const VIEW: View<'static> = View { run_id: "r", state: None, turn: &[], stop_reason: None };
+    fn view() -> View<'static> {
+        static IDS: LazyLock<IdSource> = LazyLock::new(IdSource::default);
+        View { run_id: "r", state: None, ids: &IDS, turn: &[], stop_reason: None }
+    }
 
     #[test]
     fn a_model_is_warned_once_and_again_only_if_the_call_failed() {
         let guard = Budgeting::new(Budget::new(settings(1000), None));
-        assert_eq!(guard.after_model(&VIEW, &mut answer(699)).unwrap(), After::default());
-        assert_eq!(guard.before_model(&VIEW).unwrap().messages, Vec::<Json>::new());
-        guard.after_model(&VIEW, &mut answer(1)).unwrap();
+        assert_eq!(guard.after_model(&view(), &mut answer(699)).unwrap(), After::default());
+        assert_eq!(guard.before_model(&view()).unwrap().messages, Vec::<Json>::new());
+        guard.after_model(&view(), &mut answer(1)).unwrap();
         // The first call with the warning fails, so its repetition has it too.
         for _ in 0..2 {
-            let shown = guard.before_model(&VIEW).unwrap().messages;
+            let shown = guard.before_model(&view()).unwrap().messages;
             assert_eq!((shown.len(), &shown[0]["name"]), (1, &json!("budget_warning")));
         }
-        guard.after_model(&VIEW, &mut answer(10)).unwrap();
-        assert!(guard.before_model(&VIEW).unwrap().messages.is_empty());
+        guard.after_model(&view(), &mut answer(10)).unwrap();
+        assert!(guard.before_model(&view()).unwrap().messages.is_empty());
     }
 
     #[test]
     fn an_exhausted_budget_ends_the_run_with_the_text_so_far() {
         let guard = Budgeting::new(Budget::new(settings(1000), None));
         let mut last = answer(1000);
-        assert_eq!(guard.after_model(&VIEW, &mut last).unwrap().stop_reason.as_deref(), Some("token_capped"));
+        assert_eq!(
+            guard.after_model(&view(), &mut last).unwrap().stop_reason.as_deref(),
+            Some("token_capped")
+        );
         assert_eq!(last["tool_calls"], json!([]));
         assert!(
             last["content"].as_str().unwrap().starts_with("so far\n\n[stopped: 1000 of 1000 tokens are used")
         );
         assert_eq!(
-            guard.before_model(&VIEW).unwrap().stop.as_deref(),
+            guard.before_model(&view()).unwrap().stop.as_deref(),
             Some("token_capped"),
             "no further model call"
         );
@@ -245,9 +255,9 @@ mod tests {
     fn the_highest_share_counts() {
         let limits = TokenBudget { max_output_tokens: Some(2), ..settings(1000) };
         let guard = Budgeting::new(Budget::new(limits, None));
-        assert_eq!(guard.after_model(&VIEW, &mut answer(5)).unwrap().stop_reason, None);
+        assert_eq!(guard.after_model(&view(), &mut answer(5)).unwrap().stop_reason, None);
         assert_eq!(
-            guard.after_model(&VIEW, &mut answer(5)).unwrap().stop_reason.as_deref(),
+            guard.after_model(&view(), &mut answer(5)).unwrap().stop_reason.as_deref(),
             Some("token_capped")
         );
     }
@@ -257,11 +267,11 @@ mod tests {
         let parent = Budget::new(settings(1000), None);
         let child = || Budgeting::new(Budget::new(settings(100_000), Some(Arc::clone(&parent))));
         let (one, other) = (child(), child());
-        one.after_model(&VIEW, &mut answer(600)).unwrap();
-        assert_eq!(other.before_model(&VIEW).unwrap().stop, None);
-        let stopped = other.after_model(&VIEW, &mut answer(400)).unwrap();
+        one.after_model(&view(), &mut answer(600)).unwrap();
+        assert_eq!(other.before_model(&view()).unwrap().stop, None);
+        let stopped = other.after_model(&view(), &mut answer(400)).unwrap();
         assert_eq!(stopped.stop_reason.as_deref(), Some("token_capped"));
-        assert_eq!(one.before_model(&VIEW).unwrap().stop.as_deref(), Some("token_capped"));
+        assert_eq!(one.before_model(&view()).unwrap().stop.as_deref(), Some("token_capped"));
     }
 
     #[test]
@@ -271,7 +281,7 @@ mod tests {
         let turn = [json!({"type": "human"}), answer(600), result, json!({"type": "tool", "content": "x"})];
         assert_eq!(used_in(&turn).total, 900);
         let guard = Budgeting::new(Budget::new(settings(1000), None));
-        let view = View { turn: &turn, ..VIEW };
+        let view = View { turn: &turn, ..view() };
         guard.before_model(&view).unwrap();
         guard.before_model(&view).unwrap();
         assert_eq!(guard.after_model(&view, &mut answer(99)).unwrap().stop_reason, None);
@@ -283,7 +293,7 @@ mod tests {
     fn a_budget_that_is_off_only_counts() {
         let off = TokenBudget { enabled: false, ..settings(1000) };
         let guard = Budgeting::new(Budget::new(off, None));
-        assert_eq!(guard.after_model(&VIEW, &mut answer(5000)).unwrap(), After::default());
-        assert_eq!(guard.before_model(&VIEW).unwrap(), Before::default());
+        assert_eq!(guard.after_model(&view(), &mut answer(5000)).unwrap(), After::default());
+        assert_eq!(guard.before_model(&view()).unwrap(), Before::default());
     }
 }

@@ -111,7 +111,7 @@ impl Work {
             }
             return self.settle(&self.row, state.as_ref()).await;
         }
-        let entered = Instant::now();
+        let entered = self.delegator.records.now();
         let deadline = self.deadline();
         let slot = tokio::select! {
             biased;
@@ -122,7 +122,7 @@ impl Work {
         let (end, state, slot) = match slot {
             Err(end) => (end, self.accessor.get(&thread, None).await?, None),
             Ok(slot) => {
-                let waited = i64::try_from(entered.elapsed().as_millis()).unwrap_or(i64::MAX);
+                let waited = (self.delegator.records.now() - entered).num_milliseconds().max(0);
                 self.delegator.records.executions().started(&self.row, &self.model, waited).await?;
                 let mut writer = StepWriter::open(&self.accessor, &thread, None).await?;
                 self.begin(writer.state().is_some()).await;

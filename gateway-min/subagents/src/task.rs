@@ -279,7 +279,7 @@ impl Task {
     ) -> Result<TaskOutcome, Failure> {
         let work = Work {
             delegator: Arc::clone(&self.delegator),
-            accessor: self.accessor.clone(),
+            accessor: self.accessor.clone().with_ids(Arc::new(context.ids.derived(&row.execution_id))),
             row,
             before,
             definition,

@@ -1,8 +1,5 @@
 //! The superstep of a model call.
 
-use std::time::Instant;
-
-use chrono::Utc;
 use futures::StreamExt as _;
 use serde_json::{Map, Value as Json, json};
 use threadkeep::id::NodeName;
@@ -34,11 +31,11 @@ impl Agent {
         }
         let task = session.writer.start_task(node, 0);
         session.observer.task_started(step, &task, TaskInput::State(session.writer.state()))?;
-        let asked = Instant::now();
+        let asked = session.writer.ids().now();
         let Some(mut answer) = self.ask(session, step, &task, conversation, shown).await? else {
             return Ok(Stepped::Cancelled);
         };
-        let latency = asked.elapsed();
+        let latency = (session.writer.ids().now() - asked).to_std().unwrap_or_default();
 
         let fallback = message::fallback_reason(&answer).map(str::to_owned);
         let mut stop_reason = None;
@@ -103,7 +100,7 @@ impl Agent {
         let summary = earlier_summary(session.writer.state())?;
         let summary = summary.map(|summary| prompt::summary(&summary));
         let request = ModelRequest {
-            system: Some(self.prompt.system(&self.zone.date(Utc::now()), !tools.is_empty())),
+            system: Some(self.prompt.system(&self.zone.date(session.writer.ids().now()), !tools.is_empty())),
             earlier: conversation.earlier.clone().after(summary),
             messages,
             tools,
@@ -113,7 +110,7 @@ impl Agent {
             attempt: 0,
         };
         let origin = Origin { provider: self.model.provider(), model: self.model.name() };
-        let mut assembler = ChunkAssembler::new(self.model.name());
+        let mut assembler = ChunkAssembler::new(&session.writer.ids().text(), self.model.name());
         let mut chunks = self.model.stream(request);
         loop {
             let chunk = tokio::select! {
@@ -158,5 +155,6 @@ impl Agent {
 }
 
 fn view<'v>(session: &'v Session<'_>, turn: &'v [Json], stop_reason: Option<&'v str>) -> View<'v> {
-    View { run_id: &session.terms.run_id, state: session.writer.state(), turn, stop_reason }
+    let (state, ids) = (session.writer.state(), session.writer.ids());
+    View { run_id: &session.terms.run_id, state, ids, turn, stop_reason }
 }

@@ -1,6 +1,7 @@
 //! The superstep of the tool calls.
 
 use std::pin::pin;
+use std::sync::Arc;
 
 use futures::StreamExt as _;
 use futures::stream::FuturesUnordered;
@@ -43,7 +44,7 @@ impl Agent {
         }
         let (reports, mut reported) = Reports::channel(session.observer.wants_nested());
         let cancel = session.terms.cancel.clone();
-        let state = session.writer.state().cloned().map(std::sync::Arc::new);
+        let state = session.writer.state().cloned().map(Arc::new);
         let (mut running, mut contexts, mut stops_within) = (FuturesUnordered::new(), Vec::new(), None);
         for ((call, node), index) in calls.iter().zip(next).zip(0_u32..) {
             let mut context = ToolContext {
@@ -59,6 +60,8 @@ impl Agent {
             }
             let task = session.writer.start_task(node, index);
             context.namespace = format!("{node}:{}", task.id);
+            // Calls draw in any order, so each from its own.
+            context.ids = Arc::new(session.writer.ids().derived(&task.id.to_string()));
             session.observer.task_started(step, &task, TaskInput::Call(call))?;
             let bound = self.toolbox.stops_within(call);
             stops_within = stops_within.max(bound);

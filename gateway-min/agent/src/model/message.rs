@@ -2,7 +2,6 @@
 //! result.
 
 use serde_json::{Value, json};
-use uuid::Uuid;
 
 /// Key in `additional_kwargs` that marks an answer as a fallback for a failed model call.
 pub const ERROR_FALLBACK: &str = "svc_error_fallback";
@@ -95,10 +94,10 @@ pub fn fallback_reason(message: &Value) -> Option<&str> {
     })
 }
 
-/// A human message with a fresh id.
+/// A human message, which gets its id when it is stored.
 pub fn human(content: impl Into<Value>) -> Value {
     json!({
-        "type": "human", "content": content.into(), "id": Uuid::new_v4().to_string(), "name": null,
+        "type": "human", "content": content.into(), "id": null, "name": null,
         "additional_kwargs": {}, "response_metadata": {},
     })
 }
@@ -112,10 +111,10 @@ pub fn hidden(name: &str, content: impl Into<Value>) -> Value {
     message
 }
 
-/// The result of the tool call `call` (an entry of `tool_calls` or `invalid_tool_calls`), with a fresh id.
+/// The result of the tool call `call` (an entry of `tool_calls` or `invalid_tool_calls`), which has no id yet.
 pub fn tool_result(call: &Value, status: ToolStatus, content: impl Into<Value>) -> Value {
     json!({
-        "type": "tool", "content": content.into(), "id": Uuid::new_v4().to_string(),
+        "type": "tool", "content": content.into(), "id": null,
         "name": call["name"], "tool_call_id": call["id"], "status": status.as_str(), "artifact": null,
         "additional_kwargs": {}, "response_metadata": {},
     })

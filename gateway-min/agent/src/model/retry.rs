@@ -302,7 +302,7 @@ mod tests {
         assert_eq!(outcome.fallback().reason, "model `prepared`: the provider failed: boom (attempts: 3)");
         assert_eq!(outcome.text(), ModelErrorKind::Server.remedy());
 
-        let mut assembler = ChunkAssembler::new("prepared");
+        let mut assembler = ChunkAssembler::new("id", "prepared");
         assembler.push(&outcome.chunks[0]);
         let message = assembler.finish();
         assert_eq!(message::fallback_reason(&message), Some(outcome.fallback().reason.as_str()));

@@ -30,6 +30,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
+use threadkeep::id::IdSource;
 use threadkeep::state::StateSnapshot;
 use threadkeep_config::Secret;
 use tokio_util::sync::CancellationToken;
@@ -92,6 +93,8 @@ pub struct ToolContext {
     /// The task of the call, as streams name the place of what works inside of it: the node and the task's id. Empty
     /// outside of a run.
     pub namespace: String,
+    /// The source of the call's ids and times, which no other call draws from.
+    pub ids: Arc<IdSource>,
     /// The state from which the call runs; `None` outside of a run.
     pub state: Option<Arc<StateSnapshot>>,
     /// Cancelled with the run.
@@ -112,6 +115,7 @@ impl ToolContext {
             root: root.into(),
             index: 0,
             namespace: String::new(),
+            ids: Arc::default(),
             state: None,
             cancel: CancellationToken::new(),
             reports: Reports::unread(),

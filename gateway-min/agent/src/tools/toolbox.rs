@@ -4,7 +4,6 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use chrono::Utc;
 use serde_json::{Map, Value};
 use tracing::Instrument as _;
 
@@ -123,10 +122,11 @@ impl Toolbox {
         });
         spans::tool_answered(&span, output.status);
         let mut message = tool_result(call, output.status, output::cut(output.content, max_chars));
+        message["id"] = context.ids.text().into();
         message["artifact"] = output.artifact;
         message["additional_kwargs"] = Value::Object(output.additional_kwargs);
         if context.receipts {
-            receipts::stamp(&mut message, call, output.status, Utc::now());
+            receipts::stamp(&mut message, call, output.status, context.ids.now());
         }
         ToolAnswer { message, written: output.written, writes: output.writes, ends_run: output.ends_run }
     }

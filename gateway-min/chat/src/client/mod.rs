@@ -225,7 +225,7 @@ impl Client {
         if let Some(problem) = problem {
             return Err(ClientError::Invalid(problem));
         }
-        let goal = goal_state::new(&objective, limit);
+        let goal = goal_state::new(&objective, limit, self.core.ids.now());
         let extra = Map::from_iter([("writes".to_owned(), Json::Null)]);
         goal_state::set(self.accessor()?, &thread, extra, &goal).await?;
         Ok(goal)

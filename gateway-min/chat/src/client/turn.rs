@@ -19,7 +19,6 @@ use threadkeep_storage::Checkpoints;
 use threadkeep_subagents::hooks::{TaskConclusion, TaskInfo};
 use threadkeep_subagents::{ledger, limit_tokens};
 use tokio_util::sync::{CancellationToken, DropGuard};
-use uuid::Uuid;
 
 use super::agent::{Core, thread_id};
 use super::event::Translator;
@@ -103,7 +102,7 @@ impl Stream for Turn {
 /// Starts a turn. Without a text the thread goes on where it stopped.
 pub(super) fn start(core: Arc<Core>, text: Option<&str>, thread: Option<&str>, options: TurnOptions) -> Turn {
     let (sender, events) = queue();
-    let thread_id = thread.map_or_else(|| Uuid::new_v4().to_string(), str::to_owned);
+    let thread_id = thread.map_or_else(|| core.ids.text(), str::to_owned);
     let cancel = CancellationToken::new();
     let (stop, tracker) = (cancel.clone(), core.turns.clone());
     let (thread, input) = (thread_id.clone(), text.map(message::human));
@@ -181,7 +180,7 @@ async fn work(
     }
     let accessor = core.accessor.clone().unwrap_or_else(|| forgetful(core));
     accessor.check(&thread, None).await?;
-    let run_id = Uuid::new_v4().to_string();
+    let run_id = core.ids.text();
     let thinking = options.thinking_enabled.unwrap_or(true);
     let spec = AgentSpec {
         run_id: &run_id,

@@ -88,7 +88,7 @@ async fn put_goal(
     Caller(caller): Caller,
     ApiJson(body): ApiJson<SetGoal>,
 ) -> Result<Json<Goal>, ApiError> {
-    let goal = goal_state::new(&body.objective, body.max_continuations);
+    let goal = goal_state::new(&body.objective, body.max_continuations, app.ids.now());
     let new = NewThread {
         thread_id: thread_id.to_string(),
         user_id: Some(caller.user().to_owned()),

@@ -219,7 +219,7 @@ async fn prepare_edit(
         app.threads.accessor().get_loading(&thread_id, Some(base), load).await.map_err(inspect_failed)?;
     let title = before.map(|before| before.json("title")).transpose().map_err(inspect_failed)?.flatten();
     let group = run.and_then(|run| run.metadata.get(EDIT_GROUP).cloned()).unwrap_or_else(|| json!(id));
-    let new_id = app.ids.message();
+    let new_id = app.ids.text();
     let mut input = replayed(question);
     input["id"] = json!(new_id);
     input["content"] = json!(replacement);

@@ -10,7 +10,6 @@ use threadkeep::saver::{CheckpointSelector, Load};
 use threadkeep_agent::model::message;
 use threadkeep_agent::{AGENT_BINDING, Breakpoints, DEFAULT_AGENT, Durability};
 use tracing::Instrument as _;
-use uuid::Uuid;
 
 use super::Runs;
 use super::frames::Frames;
@@ -106,7 +105,7 @@ impl Runs {
                 return Err(RecordsError::NotFound { entity: Entity::Thread, id }.into());
             }
         }
-        let run_id = Uuid::new_v4().to_string();
+        let run_id = self.threads.accessor().ids().text();
         // A client that follows the run sees its end only after everything of it is on disk.
         let acknowledged =
             idempotency_key.is_some() || request.options.on_disconnect == OnDisconnect::Continue;

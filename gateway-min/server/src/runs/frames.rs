@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use chrono::{SecondsFormat, Utc};
+use chrono::SecondsFormat;
 use serde_json::{Map, Value as Json, json};
 use threadkeep::Result;
 use threadkeep::id::CheckpointId;
@@ -137,7 +137,7 @@ impl Frames {
 
     fn debug(&self, kind: &str, step: i64, payload: &Json) {
         if self.wants(StreamMode::Debug) {
-            let timestamp = Utc::now().to_rfc3339_opts(SecondsFormat::Micros, false);
+            let timestamp = self.publisher.now().to_rfc3339_opts(SecondsFormat::Micros, false);
             let frame = json!({ "step": step, "timestamp": timestamp, "type": kind, "payload": payload });
             self.publish("debug", &frame);
         }

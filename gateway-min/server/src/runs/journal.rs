@@ -167,7 +167,7 @@ impl Journal {
 
     /// Buffers an event that need not be stored at once: it is written with the next batch.
     fn hold(&mut self, event: NewEvent) {
-        self.pending.push(NewEvent { created_at: Some(chrono::Utc::now()), ..event });
+        self.pending.push(NewEvent { created_at: Some(self.records.now()), ..event });
     }
 
     async fn add(&mut self, event: NewEvent) -> Result<(), RecordsError> {

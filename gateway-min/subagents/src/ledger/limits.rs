@@ -1,10 +1,8 @@
 //! How many delegations a model may make at once and in a run, and the ledger's part in every model call.
 
-use chrono::Utc;
 use serde_json::{Map, Value as Json};
 use threadkeep_agent::model::message;
 use threadkeep_agent::{After, AgentError, Before, Middleware, View};
-use uuid::Uuid;
 
 use super::{CHANNEL, Entry, TASK, entries, render};
 
@@ -50,8 +48,8 @@ impl Middleware for Ledger {
         let mut changed = settled(&entries(view.state)?, view.turn);
         for (index, call) in message::tool_calls(answer).iter().enumerate() {
             if call["name"] == TASK {
-                let id = Uuid::new_v4().to_string();
-                changed.push(Entry::begun(id, view.run_id, answer, index, call, Utc::now()));
+                let (id, now) = (view.ids.text(), view.ids.now());
+                changed.push(Entry::begun(id, view.run_id, answer, index, call, now));
             }
         }
         let mut writes = Map::new();
@@ -106,7 +104,9 @@ fn cut(answer: &mut Json, allowed: usize, remain: usize, total: usize) -> Option
 
 #[cfg(test)]
 mod tests {
+    use chrono::DateTime;
     use serde_json::json;
+    use threadkeep::id::IdSource;
 
     use super::*;
 
@@ -148,7 +148,8 @@ mod tests {
     fn an_entry_per_call_with_an_id_of_ours() {
         let ledger = Ledger { limits: Limits { concurrent: 3, total: 6 } };
         let mut message = answer(&["ls", "task", "task"]);
-        let view = View { run_id: "r", state: None, turn: &[], stop_reason: None };
+        let ids = IdSource::default();
+        let view = View { run_id: "r", state: None, ids: &ids, turn: &[], stop_reason: None };
         let after = ledger.after_model(&view, &mut message).unwrap();
         let made: Vec<Entry> = serde_json::from_value(after.writes[CHANNEL].clone()).unwrap();
         assert_eq!(made.iter().map(|entry| entry.call_index).collect::<Vec<_>>(), [1, 2]);
@@ -161,7 +162,7 @@ mod tests {
     fn a_description_of_201_characters_is_cut_and_a_missing_one_is_the_prompt() {
         let about = |args: Json| {
             let call = json!({"id": "c", "args": args});
-            Entry::begun("e".into(), "r", &answer(&[]), 0, &call, Utc::now()).description
+            Entry::begun("e".into(), "r", &answer(&[]), 0, &call, DateTime::UNIX_EPOCH).description
         };
         assert_eq!(about(json!({"description": "\u{e9}".repeat(201)})), "\u{e9}".repeat(200));
         assert_eq!(about(json!({"description": "x".repeat(200)})), "x".repeat(200));
@@ -171,7 +172,8 @@ mod tests {
     #[test]
     fn a_call_that_the_tool_never_saw_ends_as_failed() {
         let calling = answer(&["ls", "task"]);
-        let entry = Entry::begun("e".into(), "r", &calling, 1, &calling["tool_calls"][1], Utc::now());
+        let entry =
+            Entry::begun("e".into(), "r", &calling, 1, &calling["tool_calls"][1], DateTime::UNIX_EPOCH);
         let result =
             |text: &str| json!({"type": "tool", "id": "x", "content": text, "additional_kwargs": {}});
         let turn = [calling, result("files"), result("Error: argument `prompt` is missing")];

@@ -10,6 +10,7 @@ mod guards;
 mod providers;
 mod receipts;
 mod restart;
+mod seeded;
 mod stuck;
 mod support;
 mod task;

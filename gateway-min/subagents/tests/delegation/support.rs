@@ -76,7 +76,19 @@ impl House {
     }
 
     /// The same with any store of checkpoints.
-    pub(crate) async fn over(saver: Arc<dyn Saver>, mut script: Json, sections: &str) -> Self {
+    pub(crate) async fn over(saver: Arc<dyn Saver>, script: Json, sections: &str) -> Self {
+        // It moves with the clock of the runtime, which a test can put forward.
+        let (started, now) = (tokio::time::Instant::now(), chrono::Utc::now());
+        let clock = Clock::from_fn(move || now + started.elapsed());
+        let options = RecordsOptions { clock, ..RecordsOptions::default() };
+        let records = Records::open_memory(options).await.unwrap();
+        let table = Schema::thread_state().compile(ChannelMode::Delta, 3).unwrap();
+        let accessor = StateAccessor::new(saver, Arc::new(table), Arc::new(IdSource::default()));
+        Self::with(records, accessor, script, sections)
+    }
+
+    /// The same with any stores.
+    pub(crate) fn with(records: Records, accessor: StateAccessor, mut script: Json, sections: &str) -> Self {
         let directory = tempfile::tempdir().unwrap();
         script["record"] = json!(directory.path().join(RECORD));
         std::fs::write(directory.path().join("script.json"), script.to_string()).unwrap();
@@ -85,14 +97,6 @@ impl House {
              scripted, model: other, script: script.json}}\n{sections}\n"
         );
         std::fs::write(directory.path().join("config.yaml"), config).unwrap();
-        // It moves with the clock of the runtime, which a test can put forward.
-        let (started, now) = (tokio::time::Instant::now(), chrono::Utc::now());
-        let clock = Clock::from_fn(move || now + started.elapsed());
-        let options = RecordsOptions { clock, ..RecordsOptions::default() };
-        let records = Records::open_memory(options).await.unwrap();
-        let table = Schema::thread_state().compile(ChannelMode::Delta, 3).unwrap();
-        let ids = Arc::new(IdSource::default());
-        let accessor = StateAccessor::new(saver, Arc::new(table), ids);
         Self::on(Arc::new(directory), records, accessor)
     }
 

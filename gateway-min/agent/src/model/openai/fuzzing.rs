@@ -7,7 +7,7 @@ use crate::model::ChunkAssembler;
 pub(crate) fn fuzz(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
     let mut parser = AnswerParser::default();
-    let mut assembler = ChunkAssembler::new("model");
+    let mut assembler = ChunkAssembler::new("id", "model");
     for line in text.lines() {
         match parser.read(line) {
             Ok(Some(chunk)) => drop(assembler.push(&chunk)),

@@ -154,7 +154,7 @@ async fn collect(model: &dyn ChatModel) -> Result<Vec<ModelChunk>, ModelError> {
 }
 
 fn assemble(chunks: &[ModelChunk]) -> Value {
-    let mut assembler = ChunkAssembler::new("gpt-x");
+    let mut assembler = ChunkAssembler::new("id", "gpt-x");
     for chunk in chunks {
         assembler.push(chunk);
     }

@@ -5,6 +5,7 @@ mod fences;
 mod golden;
 mod many;
 mod older;
+mod seeded;
 mod shape;
 
 use std::path::Path;

@@ -9,7 +9,6 @@ pub(super) use conclude::ROLLED_BACK;
 
 use std::sync::Arc;
 
-use chrono::Utc;
 use serde_json::{Map, Value as Json, json};
 use threadkeep::id::{CheckpointId, ThreadId};
 use threadkeep::state::{KnownHead, RollbackPoint, StateSnapshot};
@@ -192,7 +191,7 @@ impl Worker<'_> {
         // Held to the end: the thread's next run starts after this one's last write.
         let lock = self.runs.threads.lock(&self.spec.thread_id).await;
         self.guard.control.begun();
-        let started = Utc::now();
+        let started = self.runs.records.now();
         self.reporter.journal.start().await?;
         let accessor = match self.runs.threads.accessor_for_run().await {
             Ok(accessor) => accessor,

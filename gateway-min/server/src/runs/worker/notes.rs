@@ -41,7 +41,7 @@ impl Worker<'_> {
 
     /// Notes how long the run took. A failure only costs a later history read some work.
     pub(super) async fn note_duration(&self, accessor: &StateAccessor, started: DateTime<Utc>) {
-        let (run_id, seconds) = (&self.spec.run_id, (Utc::now() - started).num_seconds());
+        let (run_id, seconds) = (&self.spec.run_id, (self.runs.records.now() - started).num_seconds());
         let notes = RunNotes {
             durations: [(run_id.clone(), u64::try_from(seconds).unwrap_or(0))].into(),
             messages: self.reporter.journal.answers().map(|id| (id.to_owned(), run_id.clone())).collect(),

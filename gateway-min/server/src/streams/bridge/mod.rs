@@ -19,6 +19,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use bytes::Bytes;
+use chrono::{DateTime, Utc};
 use serde_json::Value;
 use threadkeep::id::{Clock, SystemClock};
 use tokio::runtime::Handle;
@@ -266,6 +267,12 @@ impl Publisher {
         let id = self.run.push(event.into(), data, self.bridge.clock.now_ms());
         self.relieve();
         id
+    }
+
+    /// The current time, on the clock of the events' ids.
+    pub(crate) fn now(&self) -> DateTime<Utc> {
+        let ms = i64::try_from(self.bridge.clock.now_ms()).unwrap_or(i64::MAX);
+        DateTime::from_timestamp_millis(ms).unwrap_or(DateTime::<Utc>::MAX_UTC)
     }
 
     /// Publishes why the run failed, unless that was published before: a stream that ends without it has succeeded.

@@ -166,7 +166,7 @@ mod tests {
         let seen = head(&delta, &thread).await.unwrap().unwrap();
         assert!(!seen.metadata.counters.is_empty());
         convert(&*saver, &thread, &table(ChannelMode::Full)).await.unwrap();
-        write(&delta, &seen, &new("reach it", 3)).await.unwrap();
+        write(&delta, &seen, &new("reach it", 3, DateTime::UNIX_EPOCH)).await.unwrap();
         assert_eq!(verify(&*saver, &thread, delta.table()).await.unwrap(), []);
         let state = delta.get(&thread, None).await.unwrap().unwrap();
         assert_eq!(state.json("goal").unwrap().unwrap()["objective"], "reach it");

@@ -1,5 +1,6 @@
 //! An agent and the loop in which it works: the lead agent of a run, or a subagent.
 
+mod calls;
 mod conversation;
 mod model_step;
 mod tools_step;

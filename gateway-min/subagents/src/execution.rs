@@ -100,16 +100,17 @@ enum End {
 }
 
 impl Work {
-    /// Works until the execution has ended, and returns what came of it. An execution that has ended already is not
-    /// repeated. The slot is given back when everything is written.
-    pub(crate) async fn carry_out(&self) -> Result<TaskOutcome, ExecutionError> {
+    /// Works until the execution has ended, and returns what came of it; `None` if the run that goes on with the parent's
+    /// goes on with it. An execution that has ended already is not repeated. The slot is given back when everything is
+    /// written.
+    pub(crate) async fn carry_out(&self) -> Result<Option<TaskOutcome>, ExecutionError> {
         let thread = ThreadId::from(self.row.child_thread.as_str());
         if self.row.status.is_terminal() {
             let state = self.accessor.get(&thread, None).await?;
             if self.was_settled().await? {
-                return self.outcome(&self.row, state.as_ref()).await;
+                return self.outcome(&self.row, state.as_ref()).await.map(Some);
             }
-            return self.settle(&self.row, state.as_ref()).await;
+            return self.settle(&self.row, state.as_ref()).await.map(Some);
         }
         let entered = self.delegator.records.now();
         let deadline = self.deadline();
@@ -133,9 +134,7 @@ impl Work {
         let end = self.end(end, state.as_ref())?;
         if end.status == ExecutionStatus::Cancelled && self.outlives_its_run().await {
             self.stopped(end.status).await;
-            // The run that goes on with the parent's goes on with this one.
-            let row = ExecutionRow { status: end.status, error: end.error, ..self.row.clone() };
-            return self.outcome(&row, state.as_ref()).await;
+            return Ok(None);
         }
         let executions = self.delegator.records.executions();
         // What another process decided first stays.
@@ -145,7 +144,7 @@ impl Work {
         if row.run_id != self.row.run_id {
             return Err(ExecutionError::TakenOver { execution: row.execution_id, run: row.run_id });
         }
-        self.settle(&row, state.as_ref()).await
+        self.settle(&row, state.as_ref()).await.map(Some)
     }
 
     /// Tells extensions of the start.

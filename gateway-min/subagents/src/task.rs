@@ -22,7 +22,7 @@ use crate::delegator::Delegator;
 use crate::events;
 use crate::execution::{self, ExecutionError, Work};
 use crate::ledger::{self, Entry, TASK};
-use crate::outcome::TaskOutcome;
+use crate::outcome::{Ending, TaskOutcome};
 use crate::prompts;
 use crate::snapshot;
 use crate::watched::{NoOutcome, SETTLES_WITHIN, Settled, Watched};
@@ -91,6 +91,8 @@ enum Failure {
     Refused(Box<TaskOutcome>),
     /// For a reason that nobody expected.
     Unexpected { class: &'static str, detail: String },
+    /// Because its run ends before it, and the next one goes on with both.
+    LeftToNextRun,
 }
 
 impl From<ExecutionError> for Failure {
@@ -159,6 +161,8 @@ impl Tool for Task {
         let outcome = match self.delegate(context, args, entry.as_ref()).await {
             Err(Failure::Refused(outcome)) => Ok(*outcome),
             Err(Failure::Unexpected { class, detail }) => Err(unexpected(class, &detail)),
+            // Nobody sees it: the run ends without the results of this superstep.
+            Err(Failure::LeftToNextRun) => Ok(TaskOutcome::new(Ending::Cancelled { error: None })),
             Ok(outcome) => Ok(outcome),
         };
         let output = match outcome {
@@ -209,6 +213,8 @@ impl Task {
                 Told { prompt: args.prompt, criteria, snapshot },
             )
             .await?;
+        // Clients see no end of what goes on.
+        let outcome = outcome.ok_or(Failure::LeftToNextRun)?;
         self.report(context, events::ended(task_id, &outcome)).await;
         Ok(outcome)
     }
@@ -237,7 +243,7 @@ impl Task {
         definition: &Definition,
         entry: Option<&Entry>,
         description: &str,
-    ) -> Result<Opened, Failure> {
+    ) -> Result<Opened, ExecutionError> {
         let timeout = TimeDelta::from_std(definition.timeout).unwrap_or(TimeDelta::MAX);
         let now = self.delegator.records.now();
         let deadline = now.checked_add_signed(timeout).unwrap_or(DateTime::<chrono::Utc>::MAX_UTC);
@@ -258,17 +264,11 @@ impl Task {
             description: bounds::first(description, 200).to_owned(),
             deadline,
         };
-        // In a task of its own: the run does not poll this call while it stores what another one reports, which would wait
-        // for this transaction.
-        let executions = self.delegator.records.executions().clone();
-        let opened = tokio::spawn(async move { executions.open(new).await }).await;
-        match opened {
-            Ok(opened) => Ok(opened.map_err(ExecutionError::from)?),
-            Err(panic) => Err(Failure::Unexpected { class: "RuntimeError", detail: panic.to_string() }),
-        }
+        Ok(self.delegator.records.executions().open(new).await?)
     }
 
-    /// The work in a task of its own, so that a subagent settles what it has begun even if nobody waits for it.
+    /// The work in a task of its own, so that a subagent settles what it has begun even if nobody waits for it. `None` if
+    /// it is left to the run that goes on with this one.
     async fn work(
         &self,
         context: &ToolContext,
@@ -276,7 +276,7 @@ impl Task {
         model: &str,
         Opened { row, before }: Opened,
         told: Told,
-    ) -> Result<TaskOutcome, Failure> {
+    ) -> Result<Option<TaskOutcome>, Failure> {
         let work = Work {
             delegator: Arc::clone(&self.delegator),
             accessor: self.accessor.clone().with_ids(Arc::new(context.ids.derived(&row.execution_id))),

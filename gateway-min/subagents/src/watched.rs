@@ -65,7 +65,7 @@ pub(crate) enum NoOutcome {
 pub(crate) struct Watched {
     work: Arc<Work>,
     /// `None` when it has ended.
-    task: Option<JoinHandle<Result<TaskOutcome, ExecutionError>>>,
+    task: Option<JoinHandle<Result<Option<TaskOutcome>, ExecutionError>>>,
 }
 
 impl Watched {
@@ -76,8 +76,9 @@ impl Watched {
         Self { work, task: Some(tokio::spawn(async move { executor.carry_out().await })) }
     }
 
-    /// What came of it; what the records say of it, if it does not end although it should.
-    pub(crate) async fn outcome(mut self) -> Result<TaskOutcome, NoOutcome> {
+    /// What came of it; what the records say of it, if it does not end although it should; `None` if it is left to the next
+    /// run.
+    pub(crate) async fn outcome(mut self) -> Result<Option<TaskOutcome>, NoOutcome> {
         let Some(task) = &mut self.task else { return Err(NoOutcome::Panicked("it has ended".to_owned())) };
         let given_up = self.work.deadline() + GRACE;
         let ended = tokio::select! {
@@ -131,8 +132,9 @@ impl Drop for Watched {
 }
 
 impl Work {
-    /// Ends the execution in place of its subagent, which is stuck: as timed out, or as cancelled.
-    async fn end_without(&self, status: ExecutionStatus) -> Result<TaskOutcome, NoOutcome> {
+    /// Ends the execution in place of its subagent, which is stuck: as timed out, or as cancelled; not if it is left to the
+    /// next run, which is `None`.
+    async fn end_without(&self, status: ExecutionStatus) -> Result<Option<TaskOutcome>, NoOutcome> {
         let id = &self.row.execution_id;
         let stuck_as = self.standing();
         tracing::error!(
@@ -153,20 +155,20 @@ impl Work {
         if status == ExecutionStatus::Cancelled && self.outlives_its_run().await {
             // The run that goes on with the parent's goes on with this one, and counts it.
             self.settled.now();
-            return Ok(unknown);
+            return Ok(None);
         }
         match tokio::time::timeout(ENDS_WITHIN, self.record_end(status, &error)).await {
             // It woke up and was faster.
-            Ok(Ok(Recorded { first: false, outcome })) => Ok(outcome),
-            Ok(Ok(Recorded { first: true, outcome })) => Ok(TaskOutcome { ending, ..outcome }),
+            Ok(Ok(Recorded { first: false, outcome })) => Ok(Some(outcome)),
+            Ok(Ok(Recorded { first: true, outcome })) => Ok(Some(TaskOutcome { ending, ..outcome })),
             Ok(Err(error @ ExecutionError::TakenOver { .. })) => Err(NoOutcome::Failed(error)),
             Ok(Err(error)) => {
                 tracing::warn!(execution_id = id, %error, "{UNRECORDED}");
-                Ok(unknown)
+                Ok(Some(unknown))
             }
             Err(_) => {
                 tracing::warn!(execution_id = id, error = "the stores do not answer", "{UNRECORDED}");
-                Ok(unknown)
+                Ok(Some(unknown))
             }
         }
     }

@@ -3,8 +3,6 @@
 use std::pin::pin;
 use std::sync::Arc;
 
-use futures::StreamExt as _;
-use futures::stream::FuturesUnordered;
 use serde_json::{Map, Value as Json, json};
 use threadkeep::checkpoint::TaskWrites;
 use threadkeep::id::NodeName;
@@ -12,6 +10,7 @@ use threadkeep::metadata::Source;
 use threadkeep::step::Durability;
 use tokio::time::Instant;
 
+use super::calls::Calls;
 use super::{Agent, Conversation, MODEL, Stepped, calls, messages_of, next_step};
 use crate::tools::{Report, Reports, ToolContext};
 use crate::{Added, AgentError, Observer, Session, TaskInput};
@@ -45,7 +44,7 @@ impl Agent {
         let (reports, mut reported) = Reports::channel(session.observer.wants_nested());
         let cancel = session.terms.cancel.clone();
         let state = session.writer.state().cloned().map(Arc::new);
-        let (mut running, mut contexts, mut stops_within) = (FuturesUnordered::new(), Vec::new(), None);
+        let (mut running, mut contexts, mut stops_within) = (Calls::new(), Vec::new(), None);
         for ((call, node), index) in calls.iter().zip(next).zip(0_u32..) {
             let mut context = ToolContext {
                 index,
@@ -85,23 +84,27 @@ impl Agent {
                 () = cancel.cancelled() => {
                     let observer = &mut *session.observer;
                     let deadline = Instant::now() + stops_within.unwrap_or_default();
-                    let stopped = async { while running.next().await.is_some() {} };
-                    let mut stopped = pin!(tokio::time::timeout_at(deadline, stopped));
-                    loop {
-                        tokio::select! {
-                            biased;
-                            // Subagents are awaited whether or not their last reports can be shown.
-                            Some(report) = reported.recv() => drop(observe(observer, report).await),
-                            _ = &mut stopped => break,
+                    let stopped = async {
+                        loop {
+                            tokio::select! {
+                                biased;
+                                // Subagents are awaited whether or not their last reports can be shown.
+                                Some(report) = reported.recv() => {
+                                    drop(running.beside(observe(observer, report)).await);
+                                }
+                                stopped = running.next() => if stopped.is_none() { break },
+                            }
                         }
-                    }
+                    };
+                    // What still runs then is dropped.
+                    drop(tokio::time::timeout_at(deadline, stopped).await);
                     while let Ok(report) = reported.try_recv() {
                         drop(observe(observer, report).await);
                     }
                     return Ok(Stepped::Cancelled);
                 }
                 Some(report) = reported.recv() => {
-                    observe(session.observer, report).await?;
+                    running.beside(observe(session.observer, report)).await?;
                     continue;
                 }
                 done = running.next() => match done {
@@ -112,14 +115,14 @@ impl Agent {
             };
             // What the tool reported before its result is shown before it.
             while let Ok(report) = reported.try_recv() {
-                observe(session.observer, report).await?;
+                running.beside(observe(session.observer, report)).await?;
             }
             ends_run |= done.ends_run;
             let tool = done.message["name"].as_str().unwrap_or_default();
             session.observer.files_written(tool, &done.written);
             let write = session.writer.write("messages", json!([done.message]), false)?;
             let result = messages_of(std::slice::from_ref(&write))?.pop().unwrap_or_default();
-            session.added(Added::ToolResult(&result)).await?;
+            running.beside(session.added(Added::ToolResult(&result))).await?;
             session.observer.message(step, &task, None, &result);
             results[task.index as usize] = Some(result.clone());
             let mut writes = vec![write];
@@ -132,7 +135,7 @@ impl Agent {
             let last = running.is_empty();
             if last
                 && ends_run
-                && let Some(title) = self.title(session, conversation, true).await?
+                && let Some(title) = running.beside(self.title(session, conversation, true)).await?
             {
                 writes.push(session.writer.write("title", json!(title), false)?);
                 update.insert("title".to_owned(), json!(title));
@@ -140,7 +143,7 @@ impl Agent {
             let update = Json::Object(update);
             session.observer.task_ended(step, &task, Ok(&update));
             let durability = if last { Durability::WithCommit } else { Durability::Now };
-            session.writer.finish_task(task, writes, durability).await?;
+            running.beside(session.writer.finish_task(task, writes, durability)).await?;
         }
         drop(running);
         let next = if ends_run { Vec::new() } else { vec![MODEL.into()] };
@@ -162,4 +165,124 @@ async fn observe(observer: &mut dyn Observer, report: Report) -> threadkeep::Res
         Report::Nested(nested) => observer.nested(&nested)?,
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use async_trait::async_trait;
+    use threadkeep::channel::Schema;
+    use threadkeep::id::{IdSource, ThreadId};
+    use threadkeep::mode::ChannelMode;
+    use threadkeep::state::StateAccessor;
+    use threadkeep::step::StepWriter;
+    use threadkeep_memory::MemorySaver;
+    use tokio::sync::Mutex;
+
+    use super::*;
+    use crate::model::scripted::ScriptedModel;
+    use crate::model::{RetryingModel, message};
+    use crate::tools::{Tool, ToolError, ToolOutput, ToolSpec, Toolbox};
+    use crate::{Ended, ObserverError, RunTerms};
+
+    /// The one transaction of a database that writes.
+    type Transaction = Arc<Mutex<()>>;
+
+    /// Holds the transaction for a while, twice; or, without one, reports.
+    struct Writing(Option<Transaction>);
+
+    #[async_trait]
+    impl Tool for Writing {
+        fn spec(&self) -> ToolSpec {
+            let name = if self.0.is_some() { "write" } else { "report" };
+            let (name, description) = (name.to_owned(), String::new());
+            ToolSpec { name, description, parameters: json!({"type": "object", "properties": {}}) }
+        }
+
+        fn stops_within(&self) -> Option<Duration> {
+            Some(Duration::from_secs(5))
+        }
+
+        async fn call(&self, context: &ToolContext, _: Json) -> Result<ToolOutput, ToolError> {
+            if let Some(transaction) = &self.0 {
+                for _ in 0..2 {
+                    let _held = transaction.lock().await;
+                    tokio::time::sleep(Duration::from_secs(1)).await;
+                }
+            } else {
+                context.reports.send(Report::Custom(json!("first"))).await;
+                tokio::time::sleep(Duration::from_millis(1500)).await;
+                context.reports.send(Report::Custom(json!("second"))).await;
+            }
+            Ok(ToolOutput::text("done"))
+        }
+    }
+
+    /// Stores what it observes, in a transaction.
+    struct Storing {
+        transaction: Transaction,
+        seen: Vec<String>,
+        cancel: Option<tokio_util::sync::CancellationToken>,
+    }
+
+    #[async_trait]
+    impl Observer for Storing {
+        async fn custom(&mut self, event: &Json) {
+            if let Some(cancel) = &self.cancel {
+                cancel.cancel();
+            }
+            let _held = self.transaction.lock().await;
+            self.seen.push(event.as_str().unwrap().to_owned());
+        }
+
+        async fn message_added(&mut self, message: Added<'_>) -> Result<(), ObserverError> {
+            let _held = self.transaction.lock().await;
+            if let Added::ToolResult(result) = message {
+                self.seen.push(result["name"].as_str().unwrap().to_owned());
+            }
+            Ok(())
+        }
+    }
+
+    /// A run in which a call reports while others hold the transaction. It ends although the observer waits for that
+    /// transaction.
+    async fn run(cancelled: bool) -> (Ended, Vec<String>) {
+        let transaction = Transaction::default();
+        let script = json!({"rules": [{"answers": [
+            {"tool_calls": [{"name": "write"}, {"name": "report"}, {"name": "write"}]}, {"text": "Done."},
+        ]}]});
+        let model = ScriptedModel::from_json("m", &script.to_string()).unwrap();
+        let mut toolbox = Toolbox::new();
+        toolbox.add(Arc::new(Writing(Some(Arc::clone(&transaction)))));
+        toolbox.add(Arc::new(Writing(None)));
+        let context = ToolContext::new("t", "r", "/nonexistent");
+        let agent = Agent::new(RetryingModel::new(Arc::new(model)), toolbox, context);
+        let table = Schema::thread_state().compile(ChannelMode::Delta, 3).unwrap();
+        let saver = Arc::new(MemorySaver::default());
+        let accessor = StateAccessor::new(saver, Arc::new(table), Arc::new(IdSource::default()));
+        let mut writer = StepWriter::open(&accessor, &ThreadId::from("t"), None).await.unwrap();
+        let terms = RunTerms::new("r", 10);
+        let cancel = cancelled.then(|| terms.cancel.clone());
+        let mut observer = Storing { transaction, seen: Vec::new(), cancel };
+        let mut session = Session::new(terms, &mut writer, &mut observer);
+        let input = Map::from_iter([("messages".to_owned(), json!([message::human("go")]))]);
+        let running = agent.run(&mut session, Some(input.into()));
+        let ended =
+            tokio::time::timeout(Duration::from_mins(1), running).await.expect("it does not wait for itself");
+        (ended.unwrap(), observer.seen)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_call_goes_on_while_the_observer_waits_for_what_it_holds() {
+        let (ended, seen) = run(false).await;
+        assert!(matches!(ended, Ended::Done { .. }), "{ended:?}");
+        assert_eq!(seen, ["first", "second", "report", "write", "write"]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn so_it_does_after_a_cancellation() {
+        let (ended, seen) = run(true).await;
+        assert_eq!((ended, seen), (Ended::Cancelled, vec!["first".to_owned(), "second".to_owned()]));
+    }
 }

@@ -129,9 +129,24 @@ async fn a_subagent_of_a_process_that_stops_goes_on_in_the_next_one() {
     };
     assert_eq!(house.run("r1", Some("go"), &mut seen).await.unwrap(), Ended::Cancelled);
     assert_eq!(house.executions().await[0].status, ExecutionStatus::Running);
+    let said = |seen: &Seen| {
+        let of = |event: &Json| (event["type"].as_str().unwrap().to_owned(), event["message_index"].as_u64());
+        seen.events.iter().map(of).collect::<Vec<_>>()
+    };
+    let running = |index: u64| ("task_running".to_owned(), Some(index));
+    let begun = said(&seen);
+    assert_eq!(begun[..2], [("task_started".to_owned(), None), running(1)]);
+    assert!(begun[2..].iter().all(|event| event.0 == "task_running"), "no end of what goes on: {begun:?}");
     threadkeep_agent::model::scripted::gate("a-process-that-stops").open();
     let next = house.restarted();
-    next.run("r2", None, &mut Seen::default()).await.unwrap();
+    let mut seen = Seen::default();
+    next.run("r2", None, &mut seen).await.unwrap();
+    let went_on = said(&seen);
+    assert_eq!(
+        (went_on[0].0.as_str(), went_on.last().unwrap().0.as_str()),
+        ("task_started", "task_completed")
+    );
+    assert_eq!(went_on[went_on.len() - 2], running(3), "{went_on:?}");
     assert_eq!(next.results().await[0]["content"], "Task Succeeded. Result: Two.");
 }
 

@@ -54,7 +54,8 @@ impl ConfigCommand {
                 out.line(format!("OK {name} is already up to date (version {version})."))?;
             }
             Upgrade::Upgraded { path, backup, versions: (before, now), added, cadence } => {
-                out.line(format!("{}: version {before} -> {now}", path.display()))?;
+                let older = if before == now { String::new() } else { format!("{before} -> ") };
+                out.line(format!("{}: version {older}{now}", path.display()))?;
                 for key in added {
                     out.line(format!("  added {key}"))?;
                 }

@@ -152,7 +152,7 @@ pub(super) struct Example<'a> {
 }
 
 impl Example<'_> {
-    /// Adds what `mapping`, whose values are `values`, lacks, recursively.
+    /// Adds what `mapping`, whose values are `values`, lacks of this one's values, recursively.
     pub(super) fn add_missing(
         &self,
         edits: &mut Edits<'_>,
@@ -169,7 +169,8 @@ impl Example<'_> {
                     .add_missing(edits, mapping, values, false);
             }
         }
-        let missing = self.outline.entries.iter().filter(|entry| !values.contains_key(&entry.key));
+        let is_missing = |key: &String| self.values.contains_key(key) && !values.contains_key(key);
+        let missing = self.outline.entries.iter().filter(|entry| is_missing(&entry.key));
         match mapping.style {
             Style::Block { indent } => {
                 let mut lines = Vec::new();

@@ -27,6 +27,9 @@ use threadkeep_files as files;
 pub(super) const EXAMPLE: &str = include_str!("../../../../config.example.yaml");
 /// The permissions of a newly created file: it may come to hold secrets.
 const MODE: u32 = 0o600;
+/// Sections and keys of the example that came after files of its version were made. The reference fixes the version, so
+/// comparing versions does not find them.
+const ADDED_WITHIN_VERSION: [(&str, &str); 1] = [("subagent_runtime", "hooks")];
 
 /// The result of [`upgrade`].
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -163,18 +166,29 @@ struct Upgraded {
     cadence: Option<Cadence>,
 }
 
-/// The text upgraded to the example's version; `None` if it has that version or a newer one.
+/// The text upgraded to the example; `None` if it has a newer version, or the same one and lacks nothing of
+/// [`ADDED_WITHIN_VERSION`].
 fn upgraded(text: &str, example: &str, path: &Path) -> Result<Option<Upgraded>, UpgradeError> {
     let mut meant = yaml::parse(text, path)?;
-    let wanted = yaml::parse(example, path)?;
+    let mut wanted = yaml::parse(example, path)?;
     let versions = (stated_version(&meant), stated_version(&wanted));
-    if versions.0 >= versions.1 {
+    if versions.0 > versions.1 {
         return Ok(None);
     }
-    let moved = with_moved_cadence(text, &meant, path)?;
-    let cadence = move_cadence(&mut meant);
+    let is_older = versions.0 < versions.1;
+    if !is_older {
+        wanted = added_within_version(&meant, &wanted);
+    }
+    let (mut moved, mut cadence) = (Some(text.to_owned()), None);
+    if is_older {
+        moved = with_moved_cadence(text, &meant, path)?;
+        cadence = move_cadence(&mut meant);
+    }
     let mut added = Vec::new();
     add_missing(&mut meant, &wanted, "", &mut added);
+    if !is_older && added.is_empty() {
+        return Ok(None);
+    }
     meant.insert(CONFIG_VERSION_KEY.to_owned(), versions.1.into());
 
     let new = moved.map(|text| with_missing(&text, example, &wanted, path)).transpose();
@@ -184,6 +198,18 @@ fn upgraded(text: &str, example: &str, path: &Path) -> Result<Option<Upgraded>, 
         Some(text) => Ok(Some(Upgraded { text, versions, added, cadence })),
         None => Err(UpgradeError::Layout { path: path.to_owned(), added }),
     }
+}
+
+/// The part of the example that a file of its version may lack: the late keys of the sections that the file has.
+fn added_within_version(values: &Map<String, Value>, example: &Map<String, Value>) -> Map<String, Value> {
+    let mut part: Map<String, Value> = Map::new();
+    for (section, key) in ADDED_WITHIN_VERSION {
+        let Some(value) = example.get(section).and_then(|of| of.get(key)) else { continue };
+        if values.get(section).is_some_and(Value::is_object) {
+            part.entry(section).or_insert_with(|| Value::Object(Map::new()))[key] = value.clone();
+        }
+    }
+    part
 }
 
 fn outline_of(text: &str, path: &Path) -> Result<Option<Mapping>, ConfigError> {

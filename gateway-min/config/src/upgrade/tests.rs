@@ -302,6 +302,29 @@ fn the_file_is_replaced_and_the_old_one_kept_beside_it() {
     assert_eq!(names.len(), 2, "nothing else is left: {names:?}");
 }
 
+/// The version of the example is fixed, and `subagent_runtime.hooks` came later.
+#[test]
+fn a_file_of_the_same_version_gets_the_keys_that_came_within_it() {
+    let hooks = EXAMPLE.find("  # Commands to run when a task starts").unwrap();
+    let end = hooks + EXAMPLE[hooks..].find("  hooks: []\n").unwrap() + "  hooks: []\n".len();
+    let old = format!("{}{}", &EXAMPLE[..hooks], &EXAMPLE[end..]);
+    let project = Project::with_config(&old);
+    let done = upgrade(&project.options(&[])).unwrap();
+    let Upgrade::Upgraded { path, versions, added, cadence, .. } = done else { panic!("{done:?}") };
+    assert_eq!((versions, cadence), ((49, 49), None));
+    assert_eq!(added, ["subagent_runtime.hooks"]);
+    assert_eq!(fs::read_to_string(&path).unwrap(), EXAMPLE, "the example is the result of an upgrade");
+    assert_eq!(upgrade(&project.options(&[])).unwrap(), Upgrade::UpToDate { path, version: 49 });
+
+    let small = Project::with_config("config_version: 49\nsubagent_runtime: {max_running: 2}\n");
+    upgrade(&small.options(&[])).unwrap();
+    let text = fs::read_to_string(small.path("config.yaml")).unwrap();
+    assert_eq!(text, "config_version: 49\nsubagent_runtime: {max_running: 2, hooks: []}\n");
+    // Who leaves a section out takes its defaults.
+    let none = Project::with_config("config_version: 49\n");
+    assert!(matches!(upgrade(&none.options(&[])).unwrap(), Upgrade::UpToDate { .. }));
+}
+
 #[test]
 fn a_missing_file_is_made_from_the_example_and_a_named_one_is_not() {
     let project = Project::new();

@@ -36,6 +36,8 @@ sdk-check: ## The official Python and JavaScript SDKs, unmodified, and useStream
 	scripts/with-gateway.sh delta scripts/sdk-check-js.sh
 	MODE=full SCRIPT=scripts/sdk_react.json scripts/with-gateway.sh full scripts/sdk-check-react.sh
 	MODE=delta SCRIPT=scripts/sdk_react.json scripts/with-gateway.sh delta scripts/sdk-check-react.sh
+	PAGE=sdk_protocol MODE=full SCRIPT=scripts/sdk_protocol.json scripts/with-gateway.sh full scripts/sdk-check-react.sh
+	PAGE=sdk_protocol MODE=delta SCRIPT=scripts/sdk_protocol.json scripts/with-gateway.sh delta scripts/sdk-check-react.sh
 	WITH_KEYS=1 scripts/with-gateway.sh delta scripts/sdk-check.sh
 	scripts/with-gateway.sh full  scripts/sdk-fields.sh
 

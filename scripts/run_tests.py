@@ -281,6 +281,8 @@ def client_steps(gateway):
             against(f"JavaScript SDK, {mode} mode", mode, "sdk-check-js.sh"),
             against(f"useStream in React, {mode} mode", mode, "sdk-check-react.sh",
                     MODE=mode, SCRIPT="scripts/sdk_react.json"),
+            against(f"useStream of @langchain/react, {mode} mode", mode, "sdk-check-react.sh",
+                    MODE=mode, SCRIPT="scripts/sdk_protocol.json", PAGE="sdk_protocol"),
         ]
     steps.append(against("fields of the SDKs' requests", "full", "sdk-fields.sh"))
     steps.append(against("Python SDK with API keys", "delta", "sdk-check.sh", WITH_KEYS="1"))

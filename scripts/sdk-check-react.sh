@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
-# Runs the hook `useStream` of the official SDK, unmodified, in React against the gateway at GATEWAY_URL, whose model answers
-# from scripts/sdk_react.json. MODE is the gateway's channel mode. With --install the packages are only installed.
+# Runs a hook `useStream` of the official SDK, unmodified, in React against the gateway at GATEWAY_URL: the one of PAGE, which is
+# sdk_react (the SDK's own, on the routes of runs) or sdk_protocol (of @langchain/react, on the thread protocol). The gateway's
+# model answers from the JSON file of that name. MODE is the gateway's channel mode. With --install the packages are only
+# installed.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 if ! command -v node > /dev/null || ! command -v npm > /dev/null; then
@@ -8,11 +10,13 @@ if ! command -v node > /dev/null || ! command -v npm > /dev/null; then
 fi
 place=${CARGO_TARGET_DIR:-$root/target}/sdk-react
 mkdir -p "$place"
-if [ ! -d "$place/node_modules/jsdom" ]; then
-    # The newest version of the SDK that has this hook.
-    npm install --silent --no-audit --no-fund --prefix "$place" \
-        @langchain/langgraph-sdk@1.11.0 @langchain/core@1.2.9 react@19.2.8 react-dom@19.2.8 jsdom@26.1.0
+if [ ! -d "$place/node_modules/@langchain/react" ]; then
+    # The newest version of the SDK that has both hooks.
+    npm install --silent --no-audit --no-fund --save-exact --prefix "$place" \
+        @langchain/langgraph-sdk@1.11.0 @langchain/react@1.1.0 @langchain/protocol@0.0.19 @langchain/core@1.2.9 \
+        react@19.2.8 react-dom@19.2.8 jsdom@26.1.0
 fi
 [ "${1:-}" != --install ] || exit 0
-cp "$root/scripts/sdk_react.mjs" "$place/"
-NODE_ENV=production exec node "$place/sdk_react.mjs" "${GATEWAY_URL:?start a gateway and set GATEWAY_URL}" "${MODE:?full or delta}"
+page=${PAGE:-sdk_react}
+cp "$root/scripts/$page.mjs" "$place/"
+NODE_ENV=production exec node "$place/$page.mjs" "${GATEWAY_URL:?start a gateway and set GATEWAY_URL}" "${MODE:?full or delta}"

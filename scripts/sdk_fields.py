@@ -24,7 +24,7 @@ TABLE = pathlib.Path(__file__).parent.parent / "docs/fields.md"
 
 # Parameters that a client keeps to itself, or sends as headers of its own.
 LOCAL = {"headers", "params", "on_run_created", "raise_error", "version", "last_event_id", "response_format", "transport"}
-# Methods that are a protocol of their own: refused with 501, which a test of the gateway checks.
+# Methods that are a protocol of their own: docs/thread-protocol.md, and tests of the gateway.
 OTHER = {"threads.stream"}
 VALUES = {
     "action": "rollback", "after_seconds": 1, "as_node": "model", "assistant_id": "$ASSISTANT", "before": "$CHECKPOINT",

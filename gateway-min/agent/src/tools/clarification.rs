@@ -57,10 +57,18 @@ impl Tool for AskClarification {
 
 /// Whether a conversation ends with a question to the user.
 pub fn asks(messages: &[Value]) -> bool {
-    let Some(last) = messages.iter().rposition(|message| kind(message) != "tool") else { return false };
-    let results = &messages[last + 1..];
-    !tool_calls(&messages[last]).is_empty()
-        && results.iter().any(|result| result["name"] == ASK_CLARIFICATION && result["status"] != "error")
+    !questions(messages).is_empty()
+}
+
+/// The questions to the user with which a conversation ends: the call of each, and its message.
+pub fn questions(messages: &[Value]) -> Vec<(&Value, &Value)> {
+    let Some(last) = messages.iter().rposition(|message| kind(message) != "tool") else { return Vec::new() };
+    let calls = tool_calls(&messages[last]);
+    let asked = messages[last + 1..]
+        .iter()
+        .filter(|result| result["name"] == ASK_CLARIFICATION && result["status"] != "error");
+    let call_of = |result: &Value| calls.iter().find(|call| call["id"] == result["tool_call_id"]);
+    asked.filter_map(|result| call_of(result).or(calls.first()).map(|call| (call, result))).collect()
 }
 
 #[cfg(test)]

@@ -35,7 +35,7 @@ use threadkeep::state::StateSnapshot;
 use threadkeep_config::Secret;
 use tokio_util::sync::CancellationToken;
 
-pub use self::clarification::asks;
+pub use self::clarification::{asks, questions};
 use self::pool::blocking;
 pub use crate::model::ToolSpec;
 pub use crate::model::message::ToolStatus;

@@ -10,6 +10,8 @@ use utoipa::ToSchema;
 use utoipa::openapi::schema::{AdditionalProperties, ObjectBuilder, OneOfBuilder, Type};
 use utoipa::openapi::{Object, Ref, Schema};
 
+use super::protocol;
+
 /// A status of a run.
 #[derive(Debug, ToSchema)]
 #[schema(rename_all = "snake_case")]
@@ -90,6 +92,16 @@ pub(super) const RUN_STATUSES: [&str; 6] =
 
 /// The schemas that have no type of their own here.
 pub(super) fn schemas(channels: &ChannelTable) -> Value {
+    let names: Vec<String> = channels.names().map(ToString::to_string).collect();
+    let mut schemas = protocol::described::schemas(&run_create(None), &names);
+    let others = others(channels);
+    if let (Value::Object(schemas), Value::Object(others)) = (&mut schemas, others) {
+        schemas.extend(others);
+    }
+    schemas
+}
+
+fn others(channels: &ChannelTable) -> Value {
     json!({
         "StateValues": state_values(channels),
         "Json": json_value(),

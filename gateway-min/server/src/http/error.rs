@@ -8,6 +8,7 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::Router;
 use serde::Serialize;
+use serde_json::Value;
 use threadkeep::Error;
 use threadkeep::id::ThreadId;
 
@@ -133,6 +134,16 @@ impl ApiError {
     /// Whether this is its text.
     pub fn is_text(&self, text: &str) -> bool {
         self.body.text() == text
+    }
+
+    /// What its body has in `detail`.
+    pub(crate) fn detail(&self) -> Value {
+        // Texts and lists of strings and values always have a JSON form.
+        match &self.body {
+            Body::Text { detail } => detail.as_str().into(),
+            Body::Coded { detail } => serde_json::to_value(detail).unwrap_or_default(),
+            Body::Problems { detail } => serde_json::to_value(detail).unwrap_or_default(),
+        }
     }
 
     /// The status.

@@ -179,7 +179,7 @@ async fn discard(mut chunks: BodyDataStream) {
 }
 
 /// Reads the fields of this part of the request.
-fn read<T: FromFields>(values: Map<String, Value>, loc: Vec<Loc>) -> Result<T, ApiError> {
+pub(super) fn read<T: FromFields>(values: Map<String, Value>, loc: Vec<Loc>) -> Result<T, ApiError> {
     let mut problems = Problems::default();
     let mut fields = Fields::new(values, loc, &mut problems);
     let value = T::from_fields(&mut fields);

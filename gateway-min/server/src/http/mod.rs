@@ -20,6 +20,7 @@ mod listen;
 mod metrics;
 mod models;
 mod origins;
+mod protocol;
 mod prune;
 mod replay;
 pub mod run_body;
@@ -35,6 +36,7 @@ mod subagents;
 mod supersteps;
 #[cfg(test)]
 mod tests;
+mod thread_runs;
 mod thread_stream;
 mod threads;
 mod token_usage;
@@ -96,6 +98,7 @@ pub fn router_for(app: Arc<App>, reach: Reach) -> Router {
         .merge(assistants::routes())
         .merge(subagents::routes())
         .merge(thread_stream::routes())
+        .merge(protocol::routes())
         .merge(batch::routes())
         .merge(prune::routes())
         .merge(unsupported::routes())

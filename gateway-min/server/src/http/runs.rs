@@ -153,7 +153,7 @@ pub(super) async fn start(
 }
 
 /// The idempotency key of this request, if the client sent one: it is scoped to this user and this thread.
-fn idempotency_key(
+pub(super) fn idempotency_key(
     headers: &HeaderMap,
     caller: &Principal,
     thread: &ThreadId,
@@ -439,24 +439,43 @@ async fn cancel_now(app: &App, run_id: &str, action: CancelAction) -> Result<(),
     }
 }
 
+/// How to wait for a run.
+#[derive(Debug)]
+struct JoinParams {
+    cancel_on_disconnect: bool,
+}
+
+impl FromFields for JoinParams {
+    fn from_fields(fields: &mut Fields<'_>) -> Self {
+        Self { cancel_on_disconnect: fields.field("cancel_on_disconnect").flag().unwrap_or(false) }
+    }
+}
+
 /// Wait for a run: its stream if the client accepts `text/event-stream`, otherwise the resulting state.
 #[utoipa::path(get, path = "/api/threads/{thread_id}/runs/{run_id}/join", tag = "runs",
-    params(("thread_id" = String, Path), ("run_id" = String, Path)),
+    params(("thread_id" = String, Path), ("run_id" = String, Path), ("cancel_on_disconnect" = Option<bool>, Query)),
     responses((status = 200, description = "Channel values, or server-sent events", body = Value),
         (status = 404, description = "No such run of the thread")))]
 async fn join(
     State(app): State<Arc<App>>,
     ApiPath(path): ApiPath<RunPath>,
+    ApiQuery(JoinParams { cancel_on_disconnect }): ApiQuery<JoinParams>,
     headers: HeaderMap,
 ) -> Result<Response, ApiError> {
     let run = run_of(&app, &path).await?;
     let accepts = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok()).unwrap_or_default();
-    if accepts.contains("text/event-stream") {
-        let stream = app.streams.follow(&run, sse::last_event_id(&headers));
+    let streams = accepts.contains("text/event-stream");
+    let stream = if streams || cancel_on_disconnect {
+        app.streams.follow(&run, sse::last_event_id(&headers))
+    } else {
+        // A run of another process has no stream here, and needs none.
+        app.streams.subscribe(&path.run_id)
+    };
+    let stream = if cancel_on_disconnect { stream.owning() } else { stream };
+    if streams {
         return Ok(sse::response(stream, &path.thread_id, &path.run_id));
     }
-    // A run of another process has no stream here, and needs none.
-    finished(&app, &path.thread_id, &path.run_id, app.streams.subscribe(&path.run_id)).await
+    finished(&app, &path.thread_id, &path.run_id, stream).await
 }
 
 /// How to follow a run.

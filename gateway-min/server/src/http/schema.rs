@@ -47,6 +47,18 @@ pub(crate) enum RunRefused {
     Conflict(ErrorBody),
 }
 
+/// The errors of commands.
+#[derive(Debug, IntoResponses)]
+#[allow(dead_code, reason = "described, never built: `Refusal` is what commands return")]
+pub(crate) enum CommandRefused {
+    /// No such thread, run, checkpoint, namespace or question
+    #[response(status = 404)]
+    NotFound(ErrorBody),
+    /// The thread has an active run, a full queue, or nothing that waits for an answer
+    #[response(status = 409)]
+    Conflict(ErrorBody),
+}
+
 /// The OpenAPI document, without the routes.
 pub(crate) fn document() -> OpenApi {
     let info = Info::builder().title("Threadkeep").version(env!("CARGO_PKG_VERSION")).description(Some(

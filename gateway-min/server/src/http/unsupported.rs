@@ -15,7 +15,6 @@ use crate::app::App;
 const CRONS: &str = "Cron jobs are not supported: start runs on a schedule from outside, for example with a timer of the system";
 const STORE: &str = "The store is not supported: keep values in the state or the metadata of threads";
 const ASSISTANTS: &str = "Assistants cannot be created, changed or deleted: the lead agent is built in; see config.yaml for its models and tools";
-const COMMANDS: &str = "The thread protocol is not supported: create runs on /threads/{thread_id}/runs and follow /threads/{thread_id}/stream";
 const UI: &str =
     "Components are not supported: this gateway serves no graph with a user interface of its own";
 
@@ -31,8 +30,6 @@ pub(crate) fn routes() -> OpenApiRouter<Arc<App>> {
         .routes(routes!(search_items))
         .routes(routes!(list_namespaces))
         .routes(routes!(create_assistant))
-        .routes(routes!(send_command))
-        .routes(routes!(stream_events))
         .routes(routes!(get_component))
 }
 
@@ -64,8 +61,6 @@ unsupported! {
     search_items: post "/api/store/items/search" () "store" "Find items." STORE;
     list_namespaces: post "/api/store/namespaces" () "store" "List namespaces of items." STORE;
     create_assistant: post "/api/assistants" () "assistants" "Create an assistant." ASSISTANTS;
-    send_command: post "/api/threads/{thread_id}/commands" ("thread_id") "threads" "Send a command of the thread protocol." COMMANDS;
-    stream_events: post "/api/threads/{thread_id}/stream/events" ("thread_id") "threads" "Follow events of the thread protocol." COMMANDS;
     get_component: post "/api/ui/{assistant_id}" ("assistant_id") "assistants" "Read a component of an assistant's user interface." UI;
 }
 

@@ -22,6 +22,8 @@ mod history;
 mod history_cache;
 mod limits;
 mod metrics;
+mod protocol;
+mod protocol_commands;
 mod reload;
 mod replay;
 mod retention;

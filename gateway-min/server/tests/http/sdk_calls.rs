@@ -233,8 +233,6 @@ async fn what_is_not_supported_answers_501_with_a_sentence() {
         ("PATCH", "/api/assistants/lead_agent"),
         ("DELETE", "/api/assistants/lead_agent?delete_threads=true"),
         ("PATCH", "/api/threads/t/state"),
-        ("POST", "/api/threads/t/commands"),
-        ("POST", "/api/threads/t/stream/events"),
         ("POST", "/api/ui/lead_agent"),
     ] {
         let body = (method != "GET").then(|| json!({"any": "thing"}));

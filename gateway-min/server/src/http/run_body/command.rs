@@ -24,13 +24,18 @@ impl Command {
     /// Takes the field `command`.
     pub(in crate::http) fn from_fields(fields: &mut Fields<'_>) -> Self {
         let Some(mut command) = fields.field("command").nullable().fields() else { return Self::default() };
-        let read = Self {
-            update: command.field("update").nullable().read(update),
-            goto: command.field("goto").nullable().read(goto).flatten(),
-            resume: command.field("resume").any(),
-        };
+        let read = Self { resume: command.field("resume").any(), ..Self::beside_answer(&mut command) };
         command.deny_others();
         read
+    }
+
+    /// The fields `update` and `goto` that accompany an answer.
+    pub(super) fn beside_answer(fields: &mut Fields<'_>) -> Self {
+        Self {
+            update: fields.field("update").nullable().read(update),
+            goto: fields.field("goto").nullable().read(goto).flatten(),
+            resume: None,
+        }
     }
 
     /// Whether it asks for anything.

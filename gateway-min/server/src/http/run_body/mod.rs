@@ -14,6 +14,7 @@ mod config;
 mod delegation;
 mod input;
 mod options;
+mod protocol;
 mod secrets;
 
 use std::fmt;
@@ -25,6 +26,7 @@ use threadkeep::id::{IdSource, ThreadId};
 pub(super) use command::Command;
 pub(super) use input::{SERVER_OWNED, Selected, messages, selector};
 pub(super) use options::stream_modes;
+pub(super) use protocol::{Forked, Responded, Started, together};
 
 use super::assistants;
 use super::error::ApiError;

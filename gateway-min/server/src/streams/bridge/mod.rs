@@ -64,6 +64,18 @@ pub struct EventId {
 }
 
 impl EventId {
+    /// The maximum number of events of a run in the same millisecond, so that the time and the remainder of `seq` by this
+    /// number order them. An event beyond it gets the next millisecond.
+    pub(crate) const PER_MS: u64 = 32;
+
+    /// The id of the event after this one, now.
+    fn next(self, now_ms: u64) -> Self {
+        let seq = self.seq + 1;
+        let full = seq.is_multiple_of(Self::PER_MS) && self.unix_ms >= now_ms;
+        let unix_ms = if full { self.unix_ms + 1 } else { self.unix_ms.max(now_ms) };
+        Self { unix_ms, seq }
+    }
+
     /// Parses what a client sent; `None` if it is not exactly the text of an id.
     pub(crate) fn parse(text: &str) -> Option<Self> {
         let (unix_ms, seq) = text.split_once('-')?;
@@ -393,8 +405,8 @@ impl Run {
         if state.ended {
             return None;
         }
-        let unix_ms = state.latest.map_or(now_ms, |last| last.unix_ms.max(now_ms));
-        let id = EventId { unix_ms, seq: state.next_seq };
+        let first = EventId { unix_ms: now_ms, seq: state.next_seq };
+        let id = state.latest.map_or(first, |latest| latest.next(now_ms));
         self.keep(state, Event { id, name, data });
         Some(id)
     }

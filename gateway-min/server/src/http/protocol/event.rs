@@ -1,0 +1,150 @@
+//! An event of the thread protocol: its place in the order of the thread, and its text.
+
+use bytes::Bytes;
+use serde_json::{Value, json};
+
+use crate::streams::bridge::EventId;
+
+/// The first millisecond that is counted, 2026-01-01 UTC: sequence numbers stay below 2^53 until 2095, so that JavaScript
+/// clients can hold them.
+const EPOCH_MS: u64 = 1_767_225_600_000;
+/// Events per frame. A frame with more, a message with very many tool calls, has the same number for the last ones.
+const SLOTS: u64 = 128;
+
+/// The slots that a frame does not use: what follows the last frame of a run.
+const ASKED: u64 = SLOTS - 2;
+const ENDED: u64 = SLOTS - 1;
+
+/// The place of a frame among those of its thread, as a number: whichever process follows the run finds the same one, and
+/// a later frame has a greater one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Place(u64);
+
+impl Place {
+    /// The place of the frame with this id.
+    pub(super) fn of(id: EventId) -> Self {
+        Self((id.unix_ms.saturating_sub(EPOCH_MS) * EventId::PER_MS + id.seq % EventId::PER_MS) * SLOTS)
+    }
+
+    /// Before every frame of this millisecond since the Unix epoch, and after those of earlier ones.
+    pub(super) fn before_ms(unix_ms: u64) -> u64 {
+        Self::of(EventId { unix_ms, seq: 0 }).0.saturating_sub(1)
+    }
+
+    /// The number of what comes before the frame's own events.
+    pub(super) fn before(self) -> u64 {
+        self.0.saturating_sub(1)
+    }
+
+    /// The number of the frame's event in this slot, from 0.
+    fn slot(self, slot: u64) -> u64 {
+        self.0 + slot.min(ASKED - 1)
+    }
+}
+
+/// An event, before it is known who gets it.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Said {
+    /// The method, which is also the channel for all but `input.requested`.
+    pub(super) method: &'static str,
+    /// Where in the tree of agents; empty for the thread's own.
+    pub(super) namespace: Vec<String>,
+    /// The node, if one said it.
+    pub(super) node: Option<String>,
+    pub(super) data: Data,
+    pub(super) seq: u64,
+    /// The same in every stream that has the event.
+    pub(super) id: String,
+    pub(super) unix_ms: u64,
+}
+
+/// The data of an event.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Data {
+    Json(Value),
+    /// Text of a frame, which subscribers share.
+    Text(Bytes),
+}
+
+/// Numbers and names the events of one frame, or of a run's end.
+#[derive(Debug, Clone)]
+pub(super) struct Speaker<'a> {
+    run: &'a str,
+    place: Place,
+    unix_ms: u64,
+}
+
+impl<'a> Speaker<'a> {
+    /// For the events of a run's frame.
+    pub(super) fn of(run: &'a str, frame: EventId) -> Self {
+        Self { run, place: Place::of(frame), unix_ms: frame.unix_ms }
+    }
+
+    /// The event in this slot of the frame. Events of one frame are told apart by their slots.
+    pub(super) fn say(&self, slot: u64, method: &'static str, namespace: &[String], data: Data) -> Said {
+        let seq = self.place.slot(slot);
+        let id =
+            if slot < ASKED { format!("{}:{seq}", self.run) } else { format!("{}:{seq}.{slot}", self.run) };
+        Said { method, namespace: namespace.to_vec(), node: None, data, seq, id, unix_ms: self.unix_ms }
+    }
+
+    /// That the run is at work, before what the frame says.
+    pub(super) fn running(&self, data: Value) -> Said {
+        let (seq, data) = (self.place.0, Data::Json(data));
+        let id = format!("{}:running", self.run);
+        Said { method: "lifecycle", namespace: Vec::new(), node: None, data, seq, id, unix_ms: self.unix_ms }
+    }
+
+    /// What is known of the thread's state before the frame.
+    pub(super) fn snapshot(&self, method: &'static str, checkpoint: &str, data: Data) -> Said {
+        let id = format!("{checkpoint}:{method}");
+        let (seq, namespace) = (self.place.before(), Vec::new());
+        Said { method, namespace, node: None, data, seq, id, unix_ms: self.unix_ms }
+    }
+
+    /// What the run asks at its end.
+    pub(super) fn ask(&self, question: &str, data: Value) -> Said {
+        let id = format!("{}:input:{question}", self.run);
+        self.last("input.requested", ASKED, id, data)
+    }
+
+    /// The run's end.
+    pub(super) fn end(&self, data: Value) -> Said {
+        self.last("lifecycle", ENDED, format!("{}:end", self.run), data)
+    }
+
+    fn last(&self, method: &'static str, slot: u64, id: String, data: Value) -> Said {
+        let (seq, data) = (self.place.0 + slot, Data::Json(data));
+        Said { method, namespace: Vec::new(), node: None, data, seq, id, unix_ms: self.unix_ms }
+    }
+}
+
+impl Said {
+    /// From this node.
+    pub(super) fn at(self, node: Option<&str>) -> Self {
+        Self { node: node.map(str::to_owned), ..self }
+    }
+
+    /// The text of the server-sent event, in pieces.
+    pub(super) fn encode(&self) -> Vec<Bytes> {
+        let mut params = json!({ "namespace": self.namespace, "timestamp": self.unix_ms });
+        if let Some(node) = &self.node {
+            params["node"] = json!(node);
+        }
+        let params = params.to_string();
+        // The data goes where the closing brace was.
+        let before = format!(
+            "event: {}\ndata: {{\"type\":\"event\",\"method\":\"{}\",\"params\":{},\"data\":",
+            self.method,
+            self.method,
+            params.strip_suffix('}').unwrap_or(&params),
+        );
+        let id = self.id.replace(['\r', '\n'], " ");
+        let after =
+            format!("}},\"seq\":{},\"event_id\":{}}}\nid: {id}\n\n", self.seq, Value::from(id.as_str()));
+        match &self.data {
+            Data::Json(data) => vec![format!("{before}{data}{after}").into()],
+            Data::Text(text) => vec![before.into(), text.clone(), after.into()],
+        }
+    }
+}

@@ -1,0 +1,226 @@
+//! The event stream of a thread: its runs, one after the other, as events of the protocol.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures::StreamExt as _;
+use serde_json::{Value, json};
+use threadkeep::channel::MESSAGES_CHANNEL;
+use threadkeep::saver::Load;
+use threadkeep::state::StateSnapshot;
+use threadkeep_agent::serialize;
+use threadkeep_records::{RunRow, RunStatus};
+
+use super::event::{Data, Place, Said, Speaker};
+use super::filter::Filter;
+use super::translate::{GRAPH, Translator};
+use super::waiting::asked;
+use crate::app::App;
+use crate::http::error::ApiError;
+use crate::http::sse;
+use crate::http::thread_runs::{FAILED, RunsOf, Upcoming};
+use crate::http::threads::existing;
+use crate::streams::bridge::{Event, EventId, Frame, Subscription};
+
+/// A client's place in the event stream of a thread.
+pub(super) struct Following {
+    runs: RunsOf,
+    filter: Arc<Filter>,
+    current: Option<Current>,
+    /// What is to be sent.
+    said: VecDeque<Said>,
+}
+
+/// The run that is followed.
+struct Current {
+    run: Box<RunRow>,
+    stream: Subscription,
+    translator: Translator,
+}
+
+impl Following {
+    /// From the first event after `filter.since` on; without it from the beginning of the active run, or of the newest one.
+    ///
+    /// # Errors
+    /// 500 if the records cannot be read.
+    pub(super) async fn begin(mut runs: RunsOf, filter: Filter) -> Result<Self, ApiError> {
+        let since = filter.since;
+        runs.with(|run| {
+            run.status.is_active() || since.is_some_and(|since| Place::before_ms(changed(run) + 1) >= since)
+        })
+        .await?;
+        Ok(Self { runs, filter: Arc::new(filter), current: None, said: VecDeque::new() })
+    }
+
+    fn app(&self) -> &Arc<App> {
+        self.runs.app()
+    }
+
+    /// The next piece to send; `None` if the stream is over: the gateway stops, or the thread is gone or no longer the
+    /// caller's.
+    pub(super) async fn next(&mut self) -> Option<Vec<Bytes>> {
+        loop {
+            while let Some(said) = self.said.pop_front() {
+                if self.filter.admits(&said) {
+                    return Some(said.encode());
+                }
+            }
+            let Some(current) = &mut self.current else {
+                match self.runs.next().await? {
+                    Upcoming::Run(run, _) => self.current = Some(self.follow(run)),
+                    Upcoming::Nothing => {
+                        existing(self.app(), self.runs.thread(), FAILED).await.ok()?;
+                        return Some(sse::encode(&Frame::Heartbeat));
+                    }
+                }
+                continue;
+            };
+            match current.stream.next().await.unwrap_or(Frame::End) {
+                Frame::Event(event) => {
+                    let missed = current.translator.last().is_none() && self.has_missed(&event);
+                    if missed {
+                        self.snapshot(event.id).await;
+                    }
+                    if let Some(current) = &mut self.current {
+                        self.said.extend(current.translator.frame(&event));
+                    }
+                }
+                Frame::Heartbeat => return Some(sse::encode(&Frame::Heartbeat)),
+                // The client was too slow: it gets the state, and what is still there.
+                Frame::Gap(_) => {
+                    if let Some(current) = self.current.take() {
+                        self.current = Some(self.follow(current.run));
+                    }
+                }
+                Frame::End => {
+                    if let Some(current) = self.current.take() {
+                        self.conclude(current).await?;
+                    }
+                }
+            }
+        }
+    }
+
+    fn follow(&self, run: Box<RunRow>) -> Current {
+        let stream = self.app().streams.follow(&run, None);
+        let translator = Translator::new(&run.run_id, Arc::clone(&self.filter));
+        Current { run, stream, translator }
+    }
+
+    /// Whether frames before this one, the first that is there, are lost to the client.
+    fn has_missed(&self, first: &Event) -> bool {
+        first.id.seq > 0 && self.filter.since.is_none_or(|since| since < Place::of(first.id).before())
+    }
+
+    /// The state at the head in the place of what is lost before this frame.
+    async fn snapshot(&mut self, first: EventId) {
+        if !self.filter.wants("values") && !self.filter.wants("checkpoints") {
+            return;
+        }
+        let (app, thread) = (self.app(), self.runs.thread());
+        let head = app.threads.accessor().get(thread, None).await;
+        let shown = head.and_then(|head| {
+            let shown =
+                |head: &StateSnapshot| Ok((envelope(head), app.streams.rendered().values(head, &[])?));
+            head.as_ref().map(shown).transpose()
+        });
+        match shown {
+            Ok(Some((checkpoint, values))) => {
+                let speaker = Speaker::of("", first);
+                let id = checkpoint["id"].as_str().unwrap_or_default().to_owned();
+                self.said.push_back(speaker.snapshot("checkpoints", &id, Data::Json(checkpoint)));
+                self.said.push_back(speaker.snapshot("values", &id, Data::Text(values.into())));
+            }
+            Ok(None) => {}
+            Err(error) => tracing::debug!(%thread, %error, "cannot read the state for an event stream"),
+        }
+    }
+
+    /// Says how a run ended; `None` if it was deleted with its thread.
+    async fn conclude(&mut self, current: Current) -> Option<()> {
+        let Current { run, mut translator, .. } = current;
+        let app = Arc::clone(self.app());
+        // What a client does next meets a run that has ended.
+        app.runs.ended(&run.run_id).await;
+        let row = match app.records.runs().get(&run.run_id).await {
+            Ok(Some(row)) => row,
+            Ok(None) => {
+                existing(&app, self.runs.thread(), FAILED).await.ok()?;
+                *run
+            }
+            Err(error) => {
+                tracing::debug!(run_id = run.run_id, %error, "cannot read how a run ended");
+                *run
+            }
+        };
+        // The same place if nothing is kept of it but its row.
+        let ended = EventId { unix_ms: changed(&row), seq: 0 };
+        let last = match translator.last() {
+            Some(last) if Place::of(last) > Place::of(ended) => last,
+            Some(_) => ended,
+            None => {
+                self.snapshot(ended).await;
+                ended
+            }
+        };
+        let speaker = Speaker::of(&row.run_id, last);
+        let head = self.head_of(&row).await;
+        let questions = match &head {
+            Some(head) if row.status == RunStatus::Success => asked(head).unwrap_or_default(),
+            _ => Vec::new(),
+        };
+        let waits = !questions.is_empty() || head.as_ref().is_some_and(|head| !head.next.is_empty());
+        let status = match row.reported_status() {
+            RunStatus::Interrupted => "interrupted",
+            RunStatus::Error | RunStatus::Timeout => "failed",
+            RunStatus::Success if waits => "interrupted",
+            // Its row could not be read, or not be written.
+            RunStatus::Pending | RunStatus::Running if translator.failed.is_some() => "failed",
+            RunStatus::Success | RunStatus::Pending | RunStatus::Running => "completed",
+        };
+        let mut data = json!({ "event": status, "graph_name": GRAPH });
+        if status == "failed" {
+            let error = row.error.clone().or_else(|| translator.failed.clone());
+            translator.failed = Some(error.clone().unwrap_or_default());
+            data["error"] = error.into();
+        }
+        if let Some(head) = &head {
+            data["checkpoint"] = json!({ "id": head.key.id.to_string() });
+        }
+        self.said.extend(translator.end(&speaker));
+        let asks = questions.into_iter().map(|asked| {
+            let data = json!({ "interrupt_id": asked.id, "payload": asked.payload });
+            speaker.ask(&asked.id, data)
+        });
+        self.said.extend(asks);
+        self.said.push_back(speaker.end(data));
+        Some(())
+    }
+
+    /// The head with its messages, if this run has left it.
+    async fn head_of(&self, run: &RunRow) -> Option<StateSnapshot> {
+        let (accessor, thread) = (self.app().threads.accessor(), self.runs.thread());
+        let head = accessor.get_loading(thread, None, Load::Only([MESSAGES_CHANNEL.into()].into())).await;
+        let head = head.inspect_err(|error| tracing::debug!(%thread, %error, "cannot read what a run left"));
+        let head = head.ok().flatten()?;
+        let run_id = Value::from(run.run_id.as_str());
+        (serialize::metadata(&head.metadata).get("run_id") == Some(&run_id)).then_some(head)
+    }
+}
+
+/// When the run last changed, in milliseconds since the Unix epoch.
+fn changed(run: &RunRow) -> u64 {
+    u64::try_from(run.updated_at.timestamp_millis()).unwrap_or_default()
+}
+
+/// A checkpoint as the protocol describes it.
+pub(super) fn envelope(state: &StateSnapshot) -> Value {
+    let mut data = json!({
+        "id": state.key.id.to_string(), "step": state.metadata.step, "source": state.metadata.source,
+    });
+    if let Some(parent) = state.parent {
+        data["parent_id"] = parent.to_string().into();
+    }
+    data
+}

@@ -1,0 +1,141 @@
+//! The runs of a thread, one after the other, for those who follow the thread.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use chrono::{DateTime, Utc};
+use threadkeep::id::ThreadId;
+
+use super::auth::check_thread;
+use super::error::{ApiError, OrApiError as _};
+use crate::app::App;
+use crate::auth::Principal;
+use crate::streams::bridge::HEARTBEAT;
+use threadkeep_records::{RunQuery, RunRow};
+
+pub(super) const FAILED: &str = "Failed to read thread";
+/// How often the records are searched for new runs of other processes. This process announces its own.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// How many runs are looked at: more do not start between two looks.
+const LOOKED_AT: u32 = 100;
+
+/// The runs of a thread in the order in which they are followed.
+pub(super) struct RunsOf {
+    app: Arc<App>,
+    caller: Principal,
+    thread: ThreadId,
+    /// The runs of the last look.
+    known: BTreeSet<String>,
+    /// Older runs than this are not new, although they are not among the known ones.
+    since: Option<DateTime<Utc>>,
+    waiting: VecDeque<(RunRow, Option<String>)>,
+}
+
+/// What comes next on a thread.
+pub(super) enum Upcoming {
+    /// A run, and the event after which it is followed, if not from its beginning.
+    Run(Box<RunRow>, Option<String>),
+    /// No run for the time of a heartbeat.
+    Nothing,
+}
+
+impl RunsOf {
+    pub(super) fn new(app: Arc<App>, caller: Principal, thread: ThreadId) -> Self {
+        let (known, waiting) = (BTreeSet::new(), VecDeque::new());
+        Self { app, caller, thread, known, since: None, waiting }
+    }
+
+    pub(super) fn app(&self) -> &Arc<App> {
+        &self.app
+    }
+
+    pub(super) fn thread(&self) -> &ThreadId {
+        &self.thread
+    }
+
+    /// Starts after this event, `<run>:<event>`, or with the active run.
+    ///
+    /// # Errors
+    /// 500 if the records cannot be read.
+    pub(super) async fn after(&mut self, last_event_id: Option<&str>) -> Result<(), ApiError> {
+        let runs = self.look().await?;
+        let last = last_event_id.and_then(|id| id.rsplit_once(':'));
+        let seen = last.and_then(|(run, _)| runs.iter().position(|row| row.run_id == run));
+        for (index, run) in runs.into_iter().enumerate() {
+            let event = last.filter(|_| seen == Some(index)).map(|(_, event)| event.to_owned());
+            if seen.map_or(run.status.is_active(), |seen| index >= seen) {
+                self.waiting.push_back((run, event));
+            }
+        }
+        Ok(())
+    }
+
+    /// Starts with the runs of which `wanted` is true, or if there is none with the newest run.
+    ///
+    /// # Errors
+    /// 500 if the records cannot be read.
+    pub(super) async fn with(&mut self, wanted: impl Fn(&RunRow) -> bool) -> Result<(), ApiError> {
+        let mut runs = self.look().await?;
+        let newest = runs.len().saturating_sub(1);
+        let first = runs.iter().position(wanted).unwrap_or(newest);
+        self.waiting.extend(runs.drain(first..).map(|run| (run, None)));
+        Ok(())
+    }
+
+    /// The runs that appeared since the last look, oldest first.
+    async fn look(&mut self) -> Result<Vec<RunRow>, ApiError> {
+        let query = RunQuery { status: None, limit: LOOKED_AT, offset: 0 };
+        let page = self.app.records.runs().list_by_thread(self.thread.as_str(), &query).await;
+        let page = page.or_internal(FAILED)?;
+        let since = self.since;
+        let full = u32::try_from(page.len()).is_ok_and(|found| found == LOOKED_AT);
+        self.since = page.last().filter(|_| full).map(|oldest| oldest.created_at);
+        let known = page.iter().map(|run| run.run_id.clone()).collect();
+        let known = std::mem::replace(&mut self.known, known);
+        let is_new =
+            |run: &RunRow| !known.contains(&run.run_id) && since.is_none_or(|since| run.created_at > since);
+        Ok(page.into_iter().filter(is_new).rev().collect())
+    }
+
+    /// The next run, or that there is none for a while; `None` if the stream is over: the gateway stops, or the thread is
+    /// no longer the caller's.
+    pub(super) async fn next(&mut self) -> Option<Upcoming> {
+        if self.waiting.is_empty() && !self.wait().await? {
+            return Some(Upcoming::Nothing);
+        }
+        let (run, after) = self.waiting.pop_front()?;
+        // The thread may have been deleted and created again, by another user.
+        check_thread(&self.app, &self.caller, &self.thread).await.ok()?;
+        Some(Upcoming::Run(Box::new(run), after))
+    }
+
+    /// Waits for a new run; `false` if there is none for the time of a heartbeat.
+    async fn wait(&mut self) -> Option<bool> {
+        let beat = tokio::time::sleep(HEARTBEAT);
+        tokio::pin!(beat);
+        loop {
+            let streams = Arc::clone(&self.app.streams);
+            let announced = streams.announced();
+            tokio::pin!(announced);
+            // From here on, so that a run that starts during the look is not missed.
+            announced.as_mut().enable();
+            match self.look().await {
+                Ok(found) => self.waiting.extend(found.into_iter().map(|run| (run, None))),
+                // It may be back at the next look.
+                Err(error) => tracing::debug!(%error, thread = %self.thread, "cannot look for new runs"),
+            }
+            if !self.waiting.is_empty() {
+                return Some(true);
+            }
+            if self.app.runs.is_stopping() {
+                return None;
+            }
+            tokio::select! {
+                () = announced => {}
+                () = tokio::time::sleep(LOOK_EVERY) => {}
+                () = &mut beat => return Some(false),
+            }
+        }
+    }
+}

@@ -9,6 +9,7 @@ use threadkeep::id::ThreadId;
 
 use super::auth::check_thread;
 use super::error::{ApiError, OrApiError as _};
+use super::threads::existing;
 use crate::app::App;
 use crate::auth::Principal;
 use crate::streams::bridge::HEARTBEAT;
@@ -99,7 +100,7 @@ impl RunsOf {
     }
 
     /// The next run, or that there is none for a while; `None` if the stream is over: the gateway stops, or the thread is
-    /// no longer the caller's.
+    /// gone or no longer the caller's.
     pub(super) async fn next(&mut self) -> Option<Upcoming> {
         if self.waiting.is_empty() && !self.wait().await? {
             return Some(Upcoming::Nothing);
@@ -120,6 +121,7 @@ impl RunsOf {
             tokio::pin!(announced);
             // From here on, so that a run that starts during the look is not missed.
             announced.as_mut().enable();
+            let had_runs = !self.known.is_empty();
             match self.look().await {
                 Ok(found) => self.waiting.extend(found.into_iter().map(|run| (run, None))),
                 // It may be back at the next look.
@@ -130,6 +132,10 @@ impl RunsOf {
             }
             if self.app.runs.is_stopping() {
                 return None;
+            }
+            if had_runs && self.known.is_empty() {
+                // Deleted, with its thread or one by one.
+                existing(&self.app, &self.thread, FAILED).await.ok()?;
             }
             tokio::select! {
                 () = announced => {}

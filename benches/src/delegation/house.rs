@@ -89,7 +89,6 @@ impl House {
             catalog: Arc::new(Catalog::new(&current, Arc::new(FileStore::new(directory)))),
             config,
             hooks: Arc::default(),
-            records_runs: false,
             stopping: CancellationToken::new(),
         });
         let limits = Limits { concurrent: at_once, total: at_once };

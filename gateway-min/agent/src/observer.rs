@@ -8,9 +8,8 @@ use threadkeep::Result;
 use threadkeep::state::StateSnapshot;
 use threadkeep::step::Task;
 
-use crate::Tokens;
-use crate::tools::Nested;
 use crate::tools::loop_detection::Verdict;
+use crate::tools::{Nested, WorkUsage};
 
 /// Why an observer could not store a report. It fails the run.
 pub type ObserverError = Box<dyn std::error::Error + Send + Sync>;
@@ -64,9 +63,9 @@ pub trait Observer: Send {
         let _ = (model, caller, answer);
     }
 
-    /// What models did for a tool: `calls` calls of `model` for `caller`, with these tokens.
-    fn used(&mut self, model: &str, caller: &str, calls: u64, tokens: Tokens) {
-        let _ = (model, caller, calls, tokens);
+    /// What models did for a tool.
+    fn used(&mut self, usage: &WorkUsage) {
+        let _ = usage;
     }
 
     /// A message is added to the conversation.

@@ -126,6 +126,8 @@ pub struct ExecutionRow {
     pub waited_ms: Option<i64>,
     /// Whether the parent has stored its result.
     pub delivered: bool,
+    /// Whether the sums of a run contain its tokens.
+    pub counted: bool,
     /// When it must have ended.
     pub deadline: DateTime<Utc>,
     /// When it was dispatched.
@@ -141,8 +143,8 @@ pub struct ExecutionRow {
 pub struct Opened {
     /// Its row.
     pub row: ExecutionRow,
-    /// The run that worked on it before.
-    pub before: Option<String>,
+    /// Whether its tokens are counted: the sums of a run contain them, or this run has taken it over to count them.
+    pub counted: bool,
 }
 
 /// How an execution ends.
@@ -181,6 +183,7 @@ impl FromRow for ExecutionRow {
             usage: cells.json("usage_json")?,
             waited_ms: cells.opt_int("waited_ms")?,
             delivered: cells.flag("delivered")?,
+            counted: cells.flag("counted")?,
             deadline: cells.time("deadline")?,
             created_at: cells.time("created_at")?,
             started_at: cells.opt_time("started_at")?,
@@ -230,16 +233,17 @@ impl Executions {
                         let sql = "UPDATE executions SET run_id = $3 WHERE execution_id = $1 AND attempt = $2";
                         let sql = query(sql).bind(&row.execution_id).bind(row.attempt).bind(&new.run_id);
                         tx.execute(sql).await?;
-                        let before = Some(row.run_id).filter(|before| *before != new.run_id);
-                        return Ok(Opened { row: ExecutionRow { run_id: new.run_id, ..row }, before });
+                        let counted = row.counted || row.run_id == new.run_id;
+                        return Ok(Opened { row: ExecutionRow { run_id: new.run_id, ..row }, counted });
                     }
                     _ => last + 1,
                 };
                 let insert = query(
                     "INSERT INTO executions (execution_id, attempt, thread_id, run_id, parent_execution, kind, \
                      tool_call_id, child_thread, agent_name, definition_json, definition_digest, description, status, \
-                     usage_json, delivered, deadline, created_at) \
-                     VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, '{}', FALSE, $14, $15) RETURNING *",
+                     usage_json, delivered, counted, deadline, created_at) \
+                     VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, '{}', FALSE, FALSE, $14, $15) \
+                     RETURNING *",
                 )
                 .bind(&new.execution_id)
                 .bind(attempt)
@@ -257,7 +261,7 @@ impl Executions {
                 .bind(time_text(new.deadline))
                 .bind(&now);
                 let row = tx.fetch_optional(insert).await?.ok_or_else(|| missing(&new.execution_id))?;
-                Ok(Opened { row, before: None })
+                Ok(Opened { row, counted: false })
             })
         });
         opened.await
@@ -317,10 +321,18 @@ impl Executions {
         db.write(thread_id, move |tx| Box::pin(async move { tx.execute(sql).await.map(|_| ()) })).await
     }
 
-    /// Gives an undelivered execution to this run, which goes on without it, and cancels it for this reason unless it has
-    /// ended. False, and nothing happens, if it has been delivered or belongs to yet another run by now: of two that ask,
-    /// one gets it.
-    pub async fn abandon(
+    /// The sums of this run, which is in no row, contain the tokens of these executions of it. For a run with a row, its
+    /// [`RunTotals`](crate::RunTotals) say so.
+    pub async fn counted(&self, thread_id: &str, run_id: &str, ids: &[String]) -> Result<(), RecordsError> {
+        let Some(sql) = mark_counted(&self.db, run_id, ids) else { return Ok(()) };
+        let db = self.db.unflushed();
+        db.write(thread_id, move |tx| Box::pin(async move { tx.execute(sql).await.map(|_| ()) })).await
+    }
+
+    /// Gives an execution to this run, which counts what was done for it and does not go on with it, and cancels it for
+    /// this reason unless it has ended. False, and nothing happens, if it is counted or belongs to yet another run by
+    /// now: of two that ask, one gets it.
+    pub async fn take_over(
         &self,
         row: &ExecutionRow,
         run_id: &str,
@@ -334,7 +346,7 @@ impl Executions {
              usage_json = CASE WHEN status IN ('pending', 'running') THEN $6 ELSE usage_json END, \
              completed_at = CASE WHEN status IN ('pending', 'running') THEN $7 ELSE completed_at END \
              WHERE execution_id = $1 AND attempt = $2 AND run_id = $8 \
-             AND (NOT delivered OR status IN ('pending', 'running'))",
+             AND (NOT counted OR status IN ('pending', 'running'))",
         );
         let sql = sql.bind(&row.execution_id).bind(row.attempt).bind(run_id);
         let sql = sql.bind(ExecutionStatus::Cancelled.as_str()).bind(error);
@@ -353,6 +365,16 @@ impl Executions {
     async fn execute(&self, db: &Db, row: &ExecutionRow, sql: Sql) -> Result<(), RecordsError> {
         db.write(&row.thread_id, move |tx| Box::pin(async move { tx.execute(sql).await.map(|_| ()) })).await
     }
+}
+
+/// The statement that marks these executions of a run as counted; `None` if there are none.
+pub(super) fn mark_counted(db: &Db, run_id: &str, ids: &[String]) -> Option<Sql> {
+    if ids.is_empty() {
+        return None;
+    }
+    let mut sql = db.builder("UPDATE executions SET counted = TRUE WHERE run_id = ");
+    sql.push_bind(run_id).push(" AND ").push_text_in("execution_id", ids);
+    Some(sql.build())
 }
 
 fn usage_json(usage: &BTreeMap<String, ExecutionTokens>) -> JsonObject {

@@ -28,7 +28,7 @@ macro_rules! step {
 }
 
 /// Migrations 1, 2, 3 ... A released migration never changes; append new ones.
-const STEPS: [Step; 9] = [
+const STEPS: [Step; 10] = [
     step!("0001", "threads"),
     step!("0002", "runs"),
     step!("0003", "run_events"),
@@ -38,6 +38,7 @@ const STEPS: [Step; 9] = [
     step!("0007", "store_settings"),
     step!("0008", "executions"),
     step!("0009", "subagents"),
+    step!("0010", "counted"),
 ];
 
 /// Upgrades a SQLite database to the newest schema: applies all missing migrations or, after an error, none. Concurrent

@@ -178,7 +178,6 @@ impl App {
                 catalog: Arc::clone(&catalog),
                 config: config.clone(),
                 hooks: Arc::new(Hooks::configured(&current.subagent_hooks)),
-                records_runs: true,
                 stopping: CancellationToken::new(),
             }),
             metrics.clone(),

@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use threadkeep::id::ThreadId;
 use threadkeep::state::{StateAccessor, StateSnapshot};
-use threadkeep_agent::{Agent, AgentBuilder, Tokens};
+use threadkeep_agent::tools::WorkUsage;
+use threadkeep_agent::{Agent, AgentBuilder};
 use threadkeep_config::{Config, ConfigHandle, ReceiptsRenderMode};
-use threadkeep_records::{ExecutionRow, RECOVERY_STOP_REASON, Records, RecordsError};
+use threadkeep_records::{ExecutionRow, Records, RecordsError};
 use tokio::sync::OnceCell;
 use tokio_util::sync::CancellationToken;
 
@@ -14,7 +15,6 @@ use crate::admission::Admission;
 use crate::budget::{Budget, Budgeting};
 use crate::catalog::Catalog;
 use crate::evidence::{Receipting, Showing};
-use crate::execution;
 use crate::hooks::Hooks;
 use crate::ledger::{self, Entry, Ledger, Limits};
 use crate::managed::StoreError;
@@ -41,8 +41,6 @@ pub struct Delegator {
     pub config: ConfigHandle,
     /// What extensions do at the start and at the end of tasks.
     pub hooks: Arc<Hooks>,
-    /// Whether runs are rows of the records. An embedded client has none: what has ended there was counted when it ended.
-    pub records_runs: bool,
     /// Set when the process stops: a run that is cancelled then is to go on in another process, and so are its
     /// subagents.
     pub stopping: CancellationToken,
@@ -96,7 +94,7 @@ impl Delegator {
     /// Records what an earlier run of the thread could not record, because its process died or its database did not answer:
     /// the deliveries of the results that the ledger at the thread's head has, and the ends of their executions.
     /// Otherwise a run that starts again from before them would take these results for its own. Returns what was done
-    /// for the ended ones; the run `run_id` counts it.
+    /// for executions that have ended and are counted by no run; the run `run_id` counts it.
     ///
     /// An entry that a new question turned away from has no result. Its execution stays undelivered: a run that starts
     /// again from before that question gets what it left, without asking its models again.
@@ -109,22 +107,20 @@ impl Delegator {
         thread_id: &str,
         run_id: &str,
         head: Option<&StateSnapshot>,
-    ) -> Result<Vec<Uncounted>, CatchUpError> {
-        let mut entries = ledger::entries(head)?;
-        entries.retain(Entry::has_result);
+    ) -> Result<Vec<WorkUsage>, CatchUpError> {
+        let entries = ledger::entries(head)?;
         let mut uncounted = Vec::new();
         if entries.is_empty() {
             return Ok(uncounted);
         }
         let executions = self.records.executions();
         for row in executions.of_thread(thread_id).await? {
-            if !entries.iter().any(|entry| entry.id == row.execution_id) {
-                continue;
-            }
-            if !row.status.is_terminal() {
+            let has_result =
+                entries.iter().any(|entry| entry.id == row.execution_id && Entry::has_result(entry));
+            if is_uncounted(&row) || (has_result && !row.status.is_terminal()) {
                 uncounted.extend(self.take_over(accessor, &row, run_id, STUCK).await?);
             }
-            if !row.delivered {
+            if has_result && !row.delivered {
                 executions.delivered(thread_id, &row.execution_id).await?;
             }
         }
@@ -142,11 +138,10 @@ impl Delegator {
         accessor: &StateAccessor,
         thread_id: &str,
         run_id: &str,
-    ) -> Result<Vec<Uncounted>, CatchUpError> {
+    ) -> Result<Vec<WorkUsage>, CatchUpError> {
         let mut uncounted = Vec::new();
         for row in self.records.executions().of_thread(thread_id).await? {
-            let is_open = !row.status.is_terminal();
-            if is_open || (!row.delivered && self.has_died(&row.run_id).await?) {
+            if !row.status.is_terminal() || is_uncounted(&row) {
                 uncounted.extend(self.take_over(accessor, &row, run_id, ABANDONED).await?);
             }
         }
@@ -161,26 +156,17 @@ impl Delegator {
         row: &ExecutionRow,
         run_id: &str,
         error: &str,
-    ) -> Result<Vec<Uncounted>, CatchUpError> {
+    ) -> Result<Option<WorkUsage>, CatchUpError> {
         let state = accessor.get(&ThreadId::from(row.child_thread.as_str()), None).await?;
         let progress = Progress::of(state.as_ref())?;
-        let taken = self.records.executions().abandon(row, run_id, error, &progress.by_model()).await?;
-        let caller = caller(&row.agent_name);
-        let uncounted = progress.usage.into_iter().map(|(model, used)| Uncounted {
-            model,
-            caller: caller.clone(),
-            calls: used.calls,
-            tokens: execution::signed(used.tokens),
-        });
-        Ok(uncounted.filter(|_| taken).collect())
+        let taken = self.records.executions().take_over(row, run_id, error, &progress.by_model()).await?;
+        Ok(taken.then(|| progress.used(&row.execution_id, &row.agent_name)))
     }
+}
 
-    /// Whether the process of a run died before the run had ended, and with it what it had counted.
-    pub(crate) async fn has_died(&self, run_id: &str) -> Result<bool, RecordsError> {
-        let run = self.records.runs().get(run_id).await?;
-        let Some(run) = run else { return Ok(self.records_runs) };
-        Ok(run.stop_reason.as_deref() == Some(RECOVERY_STOP_REASON))
-    }
+/// Whether models did something for an execution that has ended and no run has counted it: the process of its run died.
+fn is_uncounted(row: &ExecutionRow) -> bool {
+    row.status.is_terminal() && !row.counted && !row.usage.is_empty()
 }
 
 /// Gives a lead agent its token budget, if the configuration has one (service reference, "Subagent settings").
@@ -188,24 +174,6 @@ pub fn limit_tokens(agent: &mut Agent, config: &Config) -> Option<Arc<Budget>> {
     let budget = config.token_budget.enabled.then(|| Budget::new(config.token_budget, None))?;
     agent.middleware.push(Arc::new(Budgeting::new(Arc::clone(&budget))));
     Some(budget)
-}
-
-/// Who asks the models of a subagent with this name, in sums of usage.
-pub(crate) fn caller(agent_name: &str) -> String {
-    format!("subagent:{agent_name}")
-}
-
-/// Model calls for a subagent that no run has counted.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Uncounted {
-    /// The configured name of the model.
-    pub model: String,
-    /// Who asked it.
-    pub caller: String,
-    /// How often.
-    pub calls: u64,
-    /// The tokens of these calls.
-    pub tokens: Tokens,
 }
 
 /// Why deliveries and ends could not be recorded.

@@ -15,8 +15,7 @@ use threadkeep_agent::model::message;
 use threadkeep_agent::tools::{Report as ToolReport, Reports};
 use threadkeep_agent::{AgentError, Ended, Middleware, Prompt, RunTerms, Session, SubagentSpec, Tokens};
 use threadkeep_records::{
-    ExecutionEnd, ExecutionRow, ExecutionStatus, ExecutionTokens, RECOVERY_STOP_REASON, RecordsError, RunRow,
-    persistently,
+    ExecutionEnd, ExecutionRow, ExecutionStatus, RECOVERY_STOP_REASON, RecordsError, RunRow, persistently,
 };
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -27,12 +26,12 @@ use crate::budget::{Budget, Budgeting};
 use crate::catalog::Definition;
 use crate::citations::CitationVerdict;
 use crate::contract::StopReason;
-use crate::delegator::{Delegator, caller};
+use crate::delegator::Delegator;
 use crate::evidence::{Receipting, Showing, harvest};
 use crate::hooks::{TaskInfo, TaskKind};
 use crate::observer::ChildObserver;
 use crate::outcome::{Ending, Report, TaskOutcome, TokenUsage};
-use crate::progress::{Counting, Progress};
+use crate::progress::{Counting, Progress, signed};
 use crate::watched::Settled;
 
 /// The error of an execution that was cancelled.
@@ -48,8 +47,8 @@ pub(crate) struct Work {
     pub(crate) accessor: StateAccessor,
     /// The execution.
     pub(crate) row: ExecutionRow,
-    /// The run that worked on it before.
-    pub(crate) before: Option<String>,
+    /// Whether its tokens were counted when this run came to it.
+    pub(crate) counted: bool,
     pub(crate) definition: Arc<Definition>,
     /// The configured name of its model.
     pub(crate) model: String,
@@ -107,7 +106,7 @@ impl Work {
         let thread = ThreadId::from(self.row.child_thread.as_str());
         if self.row.status.is_terminal() {
             let state = self.accessor.get(&thread, None).await?;
-            if self.was_settled().await? {
+            if self.counted {
                 return self.outcome(&self.row, state.as_ref()).await.map(Some);
             }
             return self.settle(&self.row, state.as_ref()).await.map(Some);
@@ -170,12 +169,6 @@ impl Work {
         }
     }
 
-    /// Whether the run that ended it lived to count what its models did. If its process died, this one counts.
-    async fn was_settled(&self) -> Result<bool, RecordsError> {
-        let Some(before) = &self.before else { return Ok(false) };
-        Ok(!self.delegator.has_died(before).await?)
-    }
-
     /// Whether its run was stopped without anybody wanting that: the process stops, or has lost the run.
     pub(crate) async fn outlives_its_run(&self) -> bool {
         if self.delegator.stopping.is_cancelled() {
@@ -200,10 +193,10 @@ impl Work {
         if !self.settled.now() {
             return Ok(outcome);
         }
-        for (model, used) in Progress::of(state)?.usage {
-            let caller = caller(&self.definition.name);
-            let tokens = signed(used.tokens);
-            self.reports.send(ToolReport::Usage { model, caller, calls: used.calls, tokens }).await;
+        let progress = Progress::of(state)?;
+        if !progress.usage.is_empty() {
+            let usage = progress.used(&self.row.execution_id, &self.definition.name);
+            self.reports.send(ToolReport::Usage(usage)).await;
         }
         Ok(outcome)
     }
@@ -401,16 +394,6 @@ pub(crate) fn used(state: Option<&StateSnapshot>) -> threadkeep::Result<Tokens> 
 /// The tokens that a subagent has used.
 fn tokens(progress: &Progress) -> Tokens {
     signed(progress.tokens().unwrap_or_default())
-}
-
-/// Tokens as runs count them.
-pub(crate) fn signed(tokens: ExecutionTokens) -> Tokens {
-    let count = |tokens: u64| i64::try_from(tokens).unwrap_or(i64::MAX);
-    Tokens {
-        input: count(tokens.input_tokens),
-        output: count(tokens.output_tokens),
-        total: count(tokens.total_tokens),
-    }
 }
 
 /// The conversation in a subagent's state; empty before its first checkpoint.

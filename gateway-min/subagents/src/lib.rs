@@ -27,6 +27,6 @@ mod snapshot;
 mod task;
 mod watched;
 
-pub use delegator::{CatchUpError, Delegator, Uncounted, limit_tokens};
+pub use delegator::{CatchUpError, Delegator, limit_tokens};
 pub use prompts::TASK_TOOL;
 pub use recheck::recheck;

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value as Json, json};
 use threadkeep::state::StateSnapshot;
 use threadkeep_agent::model::message;
+use threadkeep_agent::tools::WorkUsage;
 use threadkeep_agent::{After, AgentError, Before, Middleware, Tokens, View};
 use threadkeep_records::ExecutionTokens;
 
@@ -72,6 +73,16 @@ impl Progress {
         self.usage.iter().map(|(model, used)| (model.clone(), used.tokens)).collect()
     }
 
+    /// What models did for this execution of the subagent with this name.
+    pub(crate) fn used(&self, execution_id: &str, agent_name: &str) -> WorkUsage {
+        let models = self.usage.iter().map(|(model, used)| (model.clone(), used.calls, signed(used.tokens)));
+        WorkUsage {
+            work_id: execution_id.to_owned(),
+            caller: format!("subagent:{agent_name}"),
+            models: models.collect(),
+        }
+    }
+
     /// The tokens of all models; `None` if no provider reported any.
     pub(crate) fn tokens(&self) -> Option<ExecutionTokens> {
         let sum = |mut sum: ExecutionTokens, used: &Used| {
@@ -81,6 +92,16 @@ impl Progress {
             sum
         };
         (!self.usage.is_empty()).then(|| self.usage.values().fold(ExecutionTokens::default(), sum))
+    }
+}
+
+/// Tokens as runs count them.
+pub(crate) fn signed(tokens: ExecutionTokens) -> Tokens {
+    let count = |tokens: u64| i64::try_from(tokens).unwrap_or(i64::MAX);
+    Tokens {
+        input: count(tokens.input_tokens),
+        output: count(tokens.output_tokens),
+        total: count(tokens.total_tokens),
     }
 }
 

@@ -227,7 +227,7 @@ impl Task {
             |id: &str| entries.iter().any(|entry| entry.id == id && answer["id"] == *entry.message_id);
         let mut used = budget::used_in(&turn(context)?);
         for row in self.delegator.records.executions().of_thread(&context.thread_id).await? {
-            if row.run_id != context.run_id && !row.delivered && of_answer(&row.execution_id) {
+            if !row.delivered && of_answer(&row.execution_id) {
                 let state = self.accessor.get(&ThreadId::from(row.child_thread.as_str()), None).await?;
                 used += execution::used(state.as_ref())?;
             }
@@ -274,14 +274,14 @@ impl Task {
         context: &ToolContext,
         definition: Arc<Definition>,
         model: &str,
-        Opened { row, before }: Opened,
+        Opened { row, counted }: Opened,
         told: Told,
     ) -> Result<Option<TaskOutcome>, Failure> {
         let work = Work {
             delegator: Arc::clone(&self.delegator),
             accessor: self.accessor.clone().with_ids(Arc::new(context.ids.derived(&row.execution_id))),
             row,
-            before,
+            counted,
             definition,
             model: model.to_owned(),
             sections: prompts::sections(self.receipts, told.criteria.is_some(), told.snapshot.is_some()),

@@ -160,7 +160,7 @@ impl Agent {
 async fn observe(observer: &mut dyn Observer, report: Report) -> threadkeep::Result<()> {
     match report {
         Report::Custom(event) => observer.custom(&event).await,
-        Report::Usage { model, caller, calls, tokens } => observer.used(&model, &caller, calls, tokens),
+        Report::Usage(usage) => observer.used(&usage),
         Report::LoopChecked { agent, verdict } => observer.loop_checked(Some(&agent), &verdict),
         Report::Nested(nested) => observer.nested(&nested)?,
     }

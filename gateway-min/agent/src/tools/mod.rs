@@ -40,7 +40,7 @@ use self::pool::blocking;
 pub use crate::model::ToolSpec;
 pub use crate::model::message::ToolStatus;
 pub use process_group::ProcessGroup;
-pub use reports::{Nested, NestedEvent, Report, Reports};
+pub use reports::{Nested, NestedEvent, Report, Reports, WorkUsage};
 pub use toolbox::{ToolAnswer, Toolbox};
 pub use workspace::copy::copy as copy_workspace;
 pub use workspace::snapshot::{Changes, Snapshot};

@@ -18,16 +18,7 @@ pub enum Report {
     /// An event for the run's clients, in the stream mode `custom`.
     Custom(Json),
     /// What models did for the tool, once at its end.
-    Usage {
-        /// The configured name of the model.
-        model: String,
-        /// Who asked it.
-        caller: String,
-        /// How often.
-        calls: u64,
-        /// The tokens of these calls.
-        tokens: Tokens,
-    },
+    Usage(WorkUsage),
     /// Loop detection judged an answer of the subagent with this name.
     LoopChecked {
         /// The subagent.
@@ -37,6 +28,28 @@ pub enum Report {
     },
     /// An agent at work inside of the call reports, as the run's own agent does.
     Nested(Nested),
+}
+
+/// What models did for a piece of delegated work.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WorkUsage {
+    /// The work. A run counts it once.
+    pub work_id: String,
+    /// Who asked the models.
+    pub caller: String,
+    /// The configured name of each model, how often it was asked, and the tokens of these calls.
+    pub models: Vec<(String, u64, Tokens)>,
+}
+
+impl WorkUsage {
+    /// The tokens of all models.
+    pub fn tokens(&self) -> Tokens {
+        let mut sum = Tokens::default();
+        for (.., tokens) in &self.models {
+            sum += *tokens;
+        }
+        sum
+    }
 }
 
 /// A report of an agent that works inside of a tool call.

@@ -99,7 +99,6 @@ impl Delegation {
                 catalog: Arc::new(Catalog::new(&self.at_start, configured_store(&self.at_start, records))),
                 config: self.config.clone(),
                 hooks: Arc::clone(&self.hooks),
-                records_runs: false,
                 stopping: self.stopping.clone(),
             })
         };

@@ -11,6 +11,7 @@ use threadkeep::state::{StateAccessor, StateSnapshot};
 use threadkeep::step::{StepWriter, Task};
 use threadkeep_agent::model::message;
 use threadkeep_agent::serialize;
+use threadkeep_agent::tools::WorkUsage;
 use threadkeep_agent::{
     AGENT_BINDING, AgentSpec, Breakpoints, DEFAULT_AGENT, Durability, Observer, Origin, RunTerms, Session,
     Tokens,
@@ -120,6 +121,8 @@ struct Sender<'a> {
     events: &'a queue::Sender,
     translator: Translator,
     tokens: Tokens,
+    /// The executions whose tokens are among these.
+    executions: Vec<String>,
 }
 
 impl Sender<'_> {
@@ -155,8 +158,11 @@ impl Observer for Sender<'_> {
         self.tokens += Tokens::of(answer);
     }
 
-    fn used(&mut self, _: &str, _: &str, _: u64, tokens: Tokens) {
-        self.tokens += tokens;
+    fn used(&mut self, usage: &WorkUsage) {
+        if !self.executions.contains(&usage.work_id) {
+            self.executions.push(usage.work_id.clone());
+            self.tokens += usage.tokens();
+        }
     }
 
     async fn custom(&mut self, event: &Json) {
@@ -200,8 +206,10 @@ async fn work(
     let left = ledger::has_unfinished(state)?;
     let limits = core.delegation.limits(options, &current, left && input.is_none());
     let mut uncounted = Vec::new();
+    let mut records = None;
     if left || limits.is_some() {
         let delegator = core.delegation.delegator().await?;
+        records = Some(delegator.records.clone());
         uncounted.extend(delegator.catch_up(&accessor, thread.as_str(), &run_id, state).await?);
         if left && input.is_some() {
             // Nobody goes on with what the thread has turned away from.
@@ -218,14 +226,19 @@ async fn work(
         (AGENT_BINDING.to_owned(), json!(binding)),
     ]);
     metadata.extend(options.model_name.as_ref().map(|name| ("model_name".to_owned(), json!(name))));
-    let mut sender = Sender { events, translator: Translator::default(), tokens: Tokens::default() };
-    for used in &uncounted {
-        sender.tokens += used.tokens;
+    let mut sender = Sender {
+        events,
+        translator: Translator::default(),
+        tokens: Tokens::default(),
+        executions: Vec::new(),
+    };
+    for usage in &uncounted {
+        sender.used(usage);
     }
     let limit = options.recursion_limit.unwrap_or(RECURSION_LIMIT).max(1);
     let info = TaskInfo::lead(&run_id, thread.as_str(), &binding);
     let terms = RunTerms {
-        run_id,
+        run_id: run_id.clone(),
         metadata,
         recursion_limit: limit.min(u64::from(current.max_recursion_limit)),
         breakpoints: Breakpoints::default(),
@@ -239,6 +252,9 @@ async fn work(
     // No other run waits for the thread: there are no runs here.
     let ended = agent.work(&mut session, input, || async { Ok(false) }).await;
     hooks.stopped(&info.task_id, &info, TaskConclusion::of_lead(&ended)).await;
+    if let Some(records) = records {
+        records.executions().counted(thread.as_str(), &run_id, &sender.executions).await?;
+    }
     ended?;
     writer.flush().await?;
     let Tokens { input, output, total } = sender.tokens;

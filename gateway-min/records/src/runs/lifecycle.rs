@@ -10,6 +10,7 @@ use super::{CancelAction, MESSAGE_PREVIEW_MAX_CHARS, RunRow, RunStatus, RunTotal
 use crate::codec::{cut, object_text, time_text};
 use crate::db::WriteTx;
 use crate::error::RecordsError;
+use crate::executions::mark_counted;
 use crate::query::{Sql, query};
 use crate::threads::{DISPLAY_NAME_MAX_CHARS, ThreadStatus};
 
@@ -131,8 +132,17 @@ impl Runs {
             totals,
         );
         let db = self.db.unflushed();
-        let changed = db.write_of_run(run_id, move |tx| Box::pin(tx.execute(sql)));
-        Ok(changed.await? == 1)
+        let counted = mark_counted(&self.db, run_id, &totals.executions);
+        let changed = db.write_of_run(run_id, move |tx| {
+            Box::pin(async move {
+                let changed = tx.execute(sql).await? == 1;
+                if let (true, Some(counted)) = (changed, counted) {
+                    tx.execute(counted).await?;
+                }
+                Ok(changed)
+            })
+        });
+        changed.await
     }
 
     /// Records the cancellation of an active run. It keeps its thread until it has stopped and finished; clients see it
@@ -218,6 +228,7 @@ impl Runs {
             &end.totals,
         );
         let sql = sql.bind(end.status.as_str()).bind(&end.error).bind(&end.stop_reason);
+        let counted = mark_counted(&self.db, run_id, &end.totals.executions);
         let (id, status, display_name) = (run_id.to_owned(), end.status, end.display_name.clone());
         let finished = self.db.write_of_run(run_id, move |tx| {
             Box::pin(async move {
@@ -230,6 +241,9 @@ impl Runs {
                     _ => {}
                 }
                 tx.execute(sql).await?;
+                if let Some(counted) = counted {
+                    tx.execute(counted).await?;
+                }
                 if run.status == RunStatus::Running {
                     let display_name = display_name.as_deref();
                     tx.execute(set_thread(&run, ThreadStatus::after(status), display_name, &now)).await?;

@@ -159,6 +159,9 @@ pub struct RunTotals {
     pub middleware_tokens: i64,
     /// Token counts by model name.
     pub token_usage_by_model: JsonObject,
+    /// The executions of subagents whose tokens are among these. Writing the sums marks their rows as counted, in the same
+    /// transaction; sums that are read name none.
+    pub executions: Vec<String>,
 }
 
 /// A row of `runs`. Its request fields hold what [`NewRun`] contained.
@@ -254,6 +257,7 @@ impl FromRow for RunRow {
                 subagent_tokens: cells.int("subagent_tokens")?,
                 middleware_tokens: cells.int("middleware_tokens")?,
                 token_usage_by_model: cells.json("token_usage_by_model")?,
+                executions: Vec::new(),
             },
             follow_up_to_run_id: cells.opt_text("follow_up_to_run_id")?,
             owner_worker_id: cells.opt_text("owner_worker_id")?,

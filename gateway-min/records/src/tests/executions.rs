@@ -71,8 +71,10 @@ async fn an_undelivered_attempt_is_found_again_and_a_delivered_one_is_followed_b
     executions.finish(&first, end(ExecutionStatus::Failed)).await.unwrap();
     fixture.clock.advance_seconds(60);
     let again = NewExecution { run_id: "r2".to_owned(), ..new(&fixture, "e") };
-    let Opened { row: found, before } = executions.open(again.clone()).await.unwrap();
-    assert_eq!(before.as_deref(), Some("r1"));
+    let Opened { row: found, counted } = executions.open(again.clone()).await.unwrap();
+    assert!(!counted, "the run before did not");
+    let Opened { row: same, counted } = executions.open(again.clone()).await.unwrap();
+    assert_eq!((same, counted), (found.clone(), true), "this one does");
     assert_eq!((found.attempt, found.status, found.run_id.as_str()), (1, ExecutionStatus::Failed, "r2"));
     assert_eq!(found.deadline, first.deadline, "it goes on over a restart");
     executions.delivered("t", "e").await.unwrap();
@@ -96,7 +98,7 @@ async fn what_no_run_goes_on_with_is_cancelled_and_a_deleted_thread_takes_all() 
     executions.open(elsewhere).await.unwrap();
     let used = end(ExecutionStatus::Cancelled).usage;
     for (row, taken) in [(&ended, true), (&left, true), (&ended, false), (&left, false)] {
-        let abandoned = executions.abandon(row, "r2", "the run is over", &used).await.unwrap();
+        let abandoned = executions.take_over(row, "r2", "the run is over", &used).await.unwrap();
         assert_eq!(abandoned, taken, "of two that ask, one gets it");
     }
     let rows = executions.of_thread("t").await.unwrap();
@@ -106,8 +108,8 @@ async fn what_no_run_goes_on_with_is_cancelled_and_a_deleted_thread_takes_all() 
         (ExecutionStatus::Cancelled, Some("the run is over"), "r2")
     );
     assert_eq!(rows[1].usage, used);
-    executions.delivered("t", "ended").await.unwrap();
-    assert!(!executions.abandon(&rows[0], "r3", "the run is over", &used).await.unwrap(), "delivered");
+    executions.counted("t", "r2", &["ended".to_owned()]).await.unwrap();
+    assert!(!executions.take_over(&rows[0], "r3", "the run is over", &used).await.unwrap(), "counted");
     assert_eq!(executions.of_thread("u").await.unwrap()[0].status, ExecutionStatus::Pending);
 
     fixture
@@ -155,4 +157,43 @@ async fn a_copy_of_a_thread_takes_no_execution_of_its_source() {
     assert!(executions.of_thread("t").await.unwrap()[0].delivered);
     let next = executions.open(new(&fixture, "e")).await.unwrap().row;
     assert_eq!((next.attempt, next.thread_id.as_str()), (3, "t"));
+}
+
+/// An execution is counted in the transaction that writes the sums of its run, and by that run alone.
+#[tokio::test]
+async fn the_sums_of_a_run_and_what_they_contain_are_written_together() {
+    let fixture = fixture().await;
+    let (records, executions) = (&fixture.records, fixture.records.executions());
+    create_thread(records, "t").await;
+    admit(records, "t", "r1").await;
+    for id in ["early", "late", "foreign"] {
+        let row = executions.open(new(&fixture, id)).await.unwrap().row;
+        assert!(!executions.finish(&row, end(ExecutionStatus::Completed)).await.unwrap().counted);
+    }
+    let rows = executions.of_thread("t").await.unwrap();
+    let foreign = rows.into_iter().find(|row| row.execution_id == "foreign").unwrap();
+    assert!(executions.take_over(&foreign, "r2", "", &BTreeMap::new()).await.unwrap());
+    let counted = async || -> BTreeMap<String, bool> {
+        let rows = executions.of_thread("t").await.unwrap();
+        rows.into_iter().map(|row| (row.execution_id, row.counted)).collect()
+    };
+    let of = |ids: &[&str]| RunTotals {
+        executions: ids.iter().map(|id| (*id).to_owned()).collect(),
+        ..RunTotals::default()
+    };
+    let expected = |early, late| {
+        BTreeMap::from(
+            [("early", early), ("foreign", false), ("late", late)]
+                .map(|(id, counted)| (id.to_owned(), counted)),
+        )
+    };
+    assert!(!records.runs().progress("r1", &of(&["early"])).await.unwrap(), "it does not run yet");
+    assert_eq!(counted().await, expected(false, false));
+    records.runs().start("r1").await.unwrap();
+    assert!(records.runs().progress("r1", &of(&["early"])).await.unwrap());
+    assert_eq!(counted().await, expected(true, false));
+    let ends =
+        RunEnd { totals: of(&["early", "late", "foreign"]), ..super::support::end(RunStatus::Success) };
+    records.runs().finish("r1", &ends).await.unwrap();
+    assert_eq!(counted().await, expected(true, true), "the foreign one is another run's");
 }

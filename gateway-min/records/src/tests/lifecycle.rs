@@ -16,6 +16,7 @@ fn totals(n: i64) -> RunTotals {
         subagent_tokens: n + 6,
         middleware_tokens: n + 7,
         token_usage_by_model: object(json!({"m": {"total_tokens": n}})),
+        executions: Vec::new(),
     }
 }
 

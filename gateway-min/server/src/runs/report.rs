@@ -6,9 +6,9 @@ use threadkeep::Result;
 use threadkeep::state::StateSnapshot;
 use threadkeep::step::Task;
 use threadkeep_agent::serialize;
-use threadkeep_agent::tools::Nested;
 use threadkeep_agent::tools::loop_detection::Verdict;
-use threadkeep_agent::{Added, Observer, ObserverError, Origin, TaskInput, Tokens};
+use threadkeep_agent::tools::{Nested, WorkUsage};
+use threadkeep_agent::{Added, Observer, ObserverError, Origin, TaskInput};
 
 use super::frames::Frames;
 use super::journal::Journal;
@@ -55,8 +55,8 @@ impl Observer for Reporter {
         self.journal.llm_error(answer, model, caller);
     }
 
-    fn used(&mut self, model: &str, caller: &str, calls: u64, tokens: Tokens) {
-        self.usage.add(model, caller, calls, tokens);
+    fn used(&mut self, usage: &WorkUsage) {
+        self.usage.count(usage);
     }
 
     async fn message_added(&mut self, message: Added<'_>) -> Result<(), ObserverError> {

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value as Json, json};
 use threadkeep_agent::Tokens;
+use threadkeep_agent::tools::WorkUsage;
 use tokio::sync::watch;
 
 use threadkeep_records::RunTotals;
@@ -20,10 +21,22 @@ impl UsageLedger {
     /// Counts one answer of `model` to `caller` (`lead_agent`, `subagent...` or `middleware...`).
     pub(crate) fn record(&mut self, model: &str, caller: &str, answer: &Json) {
         self.add(model, caller, 1, Tokens::of(answer));
+        self.shown.send_replace(self.totals());
     }
 
-    /// Counts this many calls of `model` for `caller`.
-    pub(crate) fn add(&mut self, model: &str, caller: &str, calls: u64, tokens: Tokens) {
+    /// Counts what was done for a subagent's execution, once.
+    pub(crate) fn count(&mut self, usage: &WorkUsage) {
+        if self.totals.executions.contains(&usage.work_id) {
+            return;
+        }
+        self.totals.executions.push(usage.work_id.clone());
+        for (model, calls, tokens) in &usage.models {
+            self.add(model, &usage.caller, *calls, *tokens);
+        }
+        self.shown.send_replace(self.totals());
+    }
+
+    fn add(&mut self, model: &str, caller: &str, calls: u64, tokens: Tokens) {
         self.totals.llm_call_count += i64::try_from(calls).unwrap_or(i64::MAX);
         self.totals.total_input_tokens += tokens.input;
         self.totals.total_output_tokens += tokens.output;
@@ -34,7 +47,6 @@ impl UsageLedger {
             _ => &mut self.totals.lead_agent_tokens,
         } += tokens.total;
         *self.by_model.entry(model.to_owned()).or_default() += tokens;
-        self.shown.send_replace(self.totals());
     }
 
     /// Counts a message of the conversation, and keeps the last answer's text.

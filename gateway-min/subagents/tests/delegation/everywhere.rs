@@ -5,7 +5,8 @@ use std::task::{Context, Poll};
 
 use async_trait::async_trait;
 use serde_json::{Value as Json, json};
-use threadkeep_agent::{Ended, Observer, Tokens};
+use threadkeep_agent::tools::WorkUsage;
+use threadkeep_agent::{Ended, Observer};
 use threadkeep_records::{ExecutionRow, ExecutionStatus};
 use tokio_util::sync::CancellationToken;
 
@@ -156,7 +157,7 @@ impl Observer for Cancelling {
         }
     }
 
-    fn used(&mut self, model: &str, caller: &str, calls: u64, tokens: Tokens) {
-        self.seen.used(model, caller, calls, tokens);
+    fn used(&mut self, usage: &WorkUsage) {
+        self.seen.used(usage);
     }
 }

@@ -4,8 +4,9 @@ use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
 use serde_json::{Value as Json, json};
+use threadkeep_agent::tools::WorkUsage;
 use threadkeep_agent::tools::loop_detection::Verdict;
-use threadkeep_agent::{Ended, Observer, Tokens};
+use threadkeep_agent::{Ended, Observer};
 use threadkeep_records::Records;
 use threadkeep_subagents::hooks::{HookStore, Hooks, LifecycleHooks, TaskConclusion, TaskInfo};
 
@@ -24,8 +25,8 @@ impl Observer for Loops {
         self.seen.custom(event).await;
     }
 
-    fn used(&mut self, model: &str, caller: &str, calls: u64, tokens: Tokens) {
-        self.seen.used(model, caller, calls, tokens);
+    fn used(&mut self, usage: &WorkUsage) {
+        self.seen.used(usage);
     }
 
     fn loop_checked(&mut self, subagent: Option<&str>, verdict: &Verdict) {

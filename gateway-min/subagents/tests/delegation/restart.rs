@@ -96,6 +96,32 @@ async fn a_run_that_died_is_finished_with_every_stored_answer_requested_once() {
     }
 }
 
+/// A result that is stored is given to no subagent again, so nobody asks what was done for it: the next run counts it.
+#[tokio::test]
+async fn what_was_done_for_a_stored_result_is_counted_by_the_next_run() {
+    let short = json!({"when": {"caller": "subagent", "contains": ["short"]}, "answers": [
+        {"text": "Short.", "usage": {"input_tokens": 2, "output_tokens": 1}},
+    ]});
+    let calls = [task("short", "general-purpose"), task("long", "general-purpose")];
+    let mut stored = 0;
+    for events in 1..=10 {
+        let house = House::new(lead(&calls, vec![short.clone(), three_turns()]), "").await;
+        killed_at(&house, Some("go"), events);
+        let next = house.restarted();
+        let (mut seen, mut later) = (Seen::default(), Seen::default());
+        next.run("r2", None, &mut seen).await.unwrap();
+        let sum = |seen: &Seen| seen.used.iter().map(|(.., tokens)| tokens.total).sum::<i64>();
+        assert_eq!(sum(&seen), 21 + 3, "{events}");
+        let begun = seen.types().iter().filter(|kind| **kind == "task_started").count();
+        stored += usize::from(begun == 1);
+        let counted = next.executions().await.iter().all(|row| row.counted && row.delivered);
+        assert!(counted, "{events}");
+        next.run("r3", Some("go"), &mut later).await.unwrap();
+        assert_eq!(sum(&later), 21 + 3, "{events}: what it has delegated itself");
+    }
+    assert!(stored > 0, "no process died between the results");
+}
+
 /// Check 2: between the end of the subagent and the parent's write.
 #[tokio::test]
 async fn a_result_that_was_not_delivered_is_delivered_without_another_call() {

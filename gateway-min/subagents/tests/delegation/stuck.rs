@@ -245,9 +245,10 @@ async fn a_store_that_does_not_answer_keeps_no_run_waiting_and_the_end_is_record
     saver.open();
     let head = house.state().await;
     let caught_up = house.delegator.catch_up(&house.accessor, "t", "r2", Some(&head)).await.unwrap();
-    assert_eq!(caught_up.iter().map(|used| used.tokens.total).collect::<Vec<_>>(), [6]);
+    assert_eq!(caught_up.iter().map(|used| used.tokens().total).collect::<Vec<_>>(), [6]);
     let row = only(&house).await;
     assert_eq!((row.status, row.tokens().unwrap().total_tokens), (ExecutionStatus::Cancelled, 6));
+    house.count("r2").await;
     let again = house.delegator.catch_up(&house.accessor, "t", "r3", Some(&head)).await.unwrap();
     assert_eq!(again, [], "once");
 }

@@ -11,6 +11,7 @@ use threadkeep::saver::Saver;
 use threadkeep::state::{StateAccessor, StateSnapshot};
 use threadkeep::step::StepWriter;
 use threadkeep_agent::model::message;
+use threadkeep_agent::tools::WorkUsage;
 use threadkeep_agent::{AgentBuilder, AgentError, AgentSpec, Ended, Observer, RunTerms, Session, Tokens};
 use threadkeep_config::{ConfigHandle, Environment, LoadOptions};
 use threadkeep_memory::MemorySaver;
@@ -42,6 +43,8 @@ pub(crate) struct Seen {
     pub(crate) events: Vec<Json>,
     /// Model, caller, calls and tokens of what was done for tools.
     pub(crate) used: Vec<(String, String, u64, Tokens)>,
+    /// The executions for which it was done.
+    pub(crate) counted: Vec<String>,
     /// Cancels the run at the first event of this type.
     pub(crate) cancel_at: Option<(&'static str, CancellationToken)>,
 }
@@ -57,8 +60,14 @@ impl Observer for Seen {
         }
     }
 
-    fn used(&mut self, model: &str, caller: &str, calls: u64, tokens: Tokens) {
-        self.used.push((model.to_owned(), caller.to_owned(), calls, tokens));
+    fn used(&mut self, usage: &WorkUsage) {
+        if self.counted.contains(&usage.work_id) {
+            return;
+        }
+        self.counted.push(usage.work_id.clone());
+        for (model, calls, tokens) in &usage.models {
+            self.used.push((model.clone(), usage.caller.clone(), *calls, *tokens));
+        }
     }
 }
 
@@ -118,7 +127,6 @@ impl House {
             catalog: Arc::new(Catalog::new(&current, Arc::new(FileStore::new(directory.path())))),
             config,
             hooks: Arc::default(),
-            records_runs: true,
             stopping: CancellationToken::new(),
         };
         Self {
@@ -184,14 +192,24 @@ impl House {
             uncounted.extend(delegator.abandon(&self.accessor, THREAD, run).await.unwrap());
         }
         for used in uncounted {
-            observer.used(&used.model, &used.caller, used.calls, used.tokens);
+            observer.used(&used);
         }
         let terms = RunTerms { cancel, ..RunTerms::new(run, 1000) };
         let mut session = Session::new(terms, &mut writer, observer);
         let input = question.map(|question| {
             Map::from_iter([("messages".to_owned(), json!([message::human(question)]))]).into()
         });
-        agent.run(&mut session, input).await
+        let ended = agent.run(&mut session, input).await;
+        self.count(run).await;
+        ended
+    }
+
+    /// Does what the end of a run's record does: its sums contain what was done for its executions.
+    pub(crate) async fn count(&self, run: &str) {
+        let rows = self.executions().await.into_iter();
+        let ended = rows.filter(|row| row.run_id == run && row.status.is_terminal());
+        let ids: Vec<String> = ended.map(|row| row.execution_id).collect();
+        self.delegator.records.executions().counted(THREAD, run, &ids).await.unwrap();
     }
 
     /// A run that is expected to end by itself.

@@ -7,8 +7,9 @@ use threadkeep::id::CheckpointId;
 use threadkeep::saver::Load;
 use threadkeep::state::{KnownHead, RollbackPoint, StateAccessor, StateSnapshot};
 use threadkeep::step::StepWriter;
+use threadkeep_agent::tools::WorkUsage;
 use threadkeep_agent::{Ended, Input, Next, RunTerms, Session};
-use threadkeep_subagents::{Uncounted, ledger};
+use threadkeep_subagents::ledger;
 
 use super::{Worker, restoring};
 use crate::runs::error::RunError;
@@ -84,9 +85,9 @@ impl Worker<'_> {
     }
 
     /// Counts what earlier runs did not.
-    fn count(&mut self, uncounted: &[Uncounted]) {
-        for used in uncounted {
-            self.reporter.usage.add(&used.model, &used.caller, used.calls, used.tokens);
+    fn count(&mut self, uncounted: &[WorkUsage]) {
+        for usage in uncounted {
+            self.reporter.usage.count(usage);
         }
     }
 

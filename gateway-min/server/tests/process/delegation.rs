@@ -131,7 +131,9 @@ async fn delegations_can_be_listed_shown_and_checked() {
         "{tree}"
     );
     let (_, json) = delegations(dir.path(), &["tree", "t", "--json"]);
-    let row: Json = serde_json::from_str(json.lines().next().unwrap()).unwrap();
+    // They begin side by side, so in any order.
+    let mut rows = json.lines().map(|line| serde_json::from_str::<Json>(line).unwrap());
+    let row = rows.find(|row| row["description"] == "a").unwrap();
     let id = row["execution_id"].as_str().unwrap();
     let (code, shown) = delegations(dir.path(), &["show", "t", &id[..8]]);
     assert_eq!(code, 0, "{shown}");

@@ -227,10 +227,11 @@ impl Agent {
         conversation: &mut Conversation,
     ) -> Result<bool, AgentError> {
         let Some(summarizer) = &self.summarizer else { return Ok(true) };
-        let whole = conversation.whole()?;
-        if !summarizer.is_due(&whole) {
+        if !summarizer.is_due(&conversation.whole()?) {
             return Ok(true);
         }
+        // As it is stored, because what is preserved is stored again.
+        let whole = conversation::conversation(session.writer.state())?;
         let Some(Cut { at, preserved }) = summarizer.cut(&whole, None) else { return Ok(true) };
         let step = next_step(session.writer.state());
         let task = session.writer.start_task(&SUMMARIZATION.into(), 0);
@@ -262,7 +263,10 @@ impl Agent {
         if let Some(state) = session.writer.state() {
             session.observer.committed(state)?;
         }
-        *conversation = Conversation { earlier: Earlier::default(), turn: preserved };
+        *conversation = Conversation {
+            earlier: Earlier::default(),
+            turn: preserved.into_iter().map(conversation::kept).collect(),
+        };
         Ok(true)
     }
 }

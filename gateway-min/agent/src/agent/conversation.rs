@@ -6,6 +6,7 @@ use threadkeep::state::StateSnapshot;
 use threadkeep::value::ChannelValue;
 
 use crate::model::{Earlier, message};
+use crate::receipts::LEDGER_KEY;
 use crate::{AgentError, summary, title};
 
 /// The calls of an answer, one task each, including unreadable ones, whose result is an error.
@@ -17,6 +18,15 @@ pub(super) fn calls(answer: &Json) -> Vec<&Json> {
 pub(super) fn earlier_summary(state: Option<&StateSnapshot>) -> Result<Option<String>, AgentError> {
     let summary = state.map(|state| state.json(summary::CHANNEL)).transpose()?.flatten();
     Ok(summary.and_then(|summary| summary.as_str().map(str::to_owned)))
+}
+
+/// A message as the loop keeps it: without the record of what receipts the model saw, which is most of a long turn, and
+/// which is read from the stored message alone.
+pub(super) fn kept(mut message: Json) -> Json {
+    if let Some(Json::Object(kwargs)) = message.get_mut("additional_kwargs") {
+        kwargs.remove(LEDGER_KEY);
+    }
+    message
 }
 
 /// The conversation of a run: the current turn, decoded, and what came before it, which only a model needs, and not
@@ -33,11 +43,14 @@ impl Conversation {
 
     pub(super) fn of(state: Option<&StateSnapshot>) -> Result<Self, AgentError> {
         let Some(ChannelValue::List(messages)) = state.and_then(|state| state.value("messages")) else {
-            return Ok(Self { earlier: Earlier::default(), turn: conversation(state)? });
+            return Ok(Self {
+                earlier: Earlier::default(),
+                turn: conversation(state)?.into_iter().map(kept).collect(),
+            });
         };
         let mut turn = Vec::new();
         for message in messages.iter().rev() {
-            turn.push(message.to_json()?);
+            turn.push(kept(message.to_json()?));
             if turn.last().is_some_and(message::is_from_user) {
                 break;
             }

@@ -6,6 +6,7 @@ use threadkeep::id::NodeName;
 use threadkeep::metadata::Source;
 use threadkeep::step::{Durability, Task};
 
+use super::conversation::kept;
 use super::{Agent, Conversation, Stepped, TOOLS, calls, earlier_summary, next_step};
 use crate::model::{ChunkAssembler, ModelRequest, message};
 use crate::tools::dangling;
@@ -60,7 +61,7 @@ impl Agent {
             stop_reason = stop_reason.or(after.stop_reason);
             writes.extend(after.writes);
         }
-        conversation.turn.extend(answered.map(|_| answer.clone()));
+        conversation.turn.extend(answered.map(|_| kept(answer.clone())));
         let next = vec![NodeName::from(TOOLS); calls(&answer).len()];
         let mut update = Map::from_iter([("messages".to_owned(), json!([answer]))]);
         update.append(&mut writes);

@@ -4,6 +4,8 @@ use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
 use serde_json::{Value as Json, json};
+use threadkeep::id::ThreadId;
+use threadkeep_agent::receipts::LEDGER_KEY;
 use threadkeep_agent::tools::WorkUsage;
 use threadkeep_agent::tools::loop_detection::Verdict;
 use threadkeep_agent::{Ended, Observer};
@@ -99,6 +101,12 @@ async fn a_summary_of_a_subagents_conversation_keeps_what_it_was_told() {
     assert!(last["messages"].as_array().unwrap().iter().any(is_task), "{last}");
     assert!(last.to_string().contains("It searched."), "{last}");
     assert_eq!(house.results().await[0]["content"], "Task Succeeded. Result: Found it.");
+    let child = ThreadId::from(house.executions().await[0].child_thread.as_str());
+    let said = house.accessor.get(&child, None).await.unwrap().unwrap().json("messages").unwrap().unwrap();
+    let answers: Vec<&Json> =
+        said.as_array().unwrap().iter().filter(|message| message["type"] == "ai").collect();
+    assert!(answers.len() > 1, "the last of those before the summary are kept: {said}");
+    assert!(answers.iter().all(|answer| answer["additional_kwargs"][LEDGER_KEY].is_array()), "{said}");
     assert_eq!(house.state().await.json("summary_text").unwrap().unwrap_or_default(), Json::Null);
 }
 

@@ -1,4 +1,4 @@
-//! A lead agent and its subagents, in one process and over restarts of it, with scripted models and stores in memory.
+//! A lead agent and its subagents, in one process and over restarts of it, with scripted models: in memory, in mode delta.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A test.
 
@@ -11,6 +11,7 @@ mod providers;
 mod receipts;
 mod restart;
 mod seeded;
+mod store;
 mod stuck;
 mod support;
 mod task;

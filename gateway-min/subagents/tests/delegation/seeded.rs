@@ -104,7 +104,13 @@ async fn conversation(
     };
     let table = Arc::new(Schema::thread_state().compile(mode, 3).unwrap());
     let ids = Arc::new(IdSource::seeded(Still, 13));
-    let house = House::with(records, StateAccessor::new(Arc::clone(&saver), table, ids), script(run), "");
+    let house = House::in_directory(
+        tempfile::tempdir().unwrap(),
+        records,
+        StateAccessor::new(Arc::clone(&saver), table, ids),
+        script(run),
+        "",
+    );
     let closed: VecDeque<Gate> = order.chars().map(|prompt| gate(&format!("{run} {prompt}"))).collect();
     if order.is_empty() {
         for prompt in ["a", "b", "c"] {

@@ -8,20 +8,23 @@ use std::time::Duration;
 use async_trait::async_trait;
 use serde_json::{Value as Json, json};
 use threadkeep::Result;
+use threadkeep::channel::Schema;
 use threadkeep::checkpoint::{CheckpointKey, CheckpointTuple, TaskWrites};
-use threadkeep::id::{ChannelName, CheckpointId, ThreadId};
+use threadkeep::id::{ChannelName, CheckpointId, IdSource, ThreadId};
+use threadkeep::mode::ChannelMode;
 use threadkeep::saver::{
     Capabilities, CheckpointSelector, DeltaHistory, ListQuery, Revision, Rewrite, Saver, StepCommit,
     ThreadImage,
 };
+use threadkeep::state::StateAccessor;
 use threadkeep_agent::Ended;
 use threadkeep_memory::MemorySaver;
-use threadkeep_records::{CHILD_PREFIX, ExecutionRow, ExecutionStatus};
+use threadkeep_records::{CHILD_PREFIX, ExecutionRow, ExecutionStatus, Records};
 use threadkeep_subagents::hooks::{HookStore, Hooks, LifecycleHooks, TaskConclusion, TaskInfo};
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
-use crate::support::{House, Seen, lead, subagent, task};
+use crate::support::{House, Seen, lead, subagent, task, ticking};
 
 /// What happens to a commit of a subagent.
 #[derive(Clone, Copy, PartialEq)]
@@ -144,7 +147,11 @@ async fn house(saver: &Arc<Troubled>) -> (House, Arc<Ends>) {
         {"text": "Second.", "usage": {"input_tokens": 7, "output_tokens": 2}},
     ]));
     let script = lead(&[task("x", "general-purpose")], vec![answers]);
-    let mut house = House::over(Arc::clone(saver) as Arc<dyn Saver>, script, "").await;
+    let records = Records::open_memory(ticking()).await.unwrap();
+    let table = Schema::thread_state().compile(ChannelMode::Delta, 3).unwrap();
+    let (saver, ids) = (Arc::clone(saver) as Arc<dyn Saver>, Arc::new(IdSource::default()));
+    let accessor = StateAccessor::new(saver, Arc::new(table), ids);
+    let mut house = House::in_directory(tempfile::tempdir().unwrap(), records, accessor, script, "");
     let ends = Arc::new(Ends::default());
     let hooks = Hooks::new(vec![Arc::clone(&ends) as Arc<dyn LifecycleHooks>]);
     Arc::get_mut(&mut house.delegator).unwrap().hooks = Arc::new(hooks);

@@ -1,4 +1,4 @@
-//! A lead agent that delegates, with scripted models and stores in memory.
+//! A lead agent that delegates, with scripted models, on the stores of its program.
 
 use std::sync::Arc;
 
@@ -14,14 +14,16 @@ use threadkeep_agent::model::message;
 use threadkeep_agent::tools::WorkUsage;
 use threadkeep_agent::{AgentBuilder, AgentError, AgentSpec, Ended, Observer, RunTerms, Session, Tokens};
 use threadkeep_config::{ConfigHandle, Environment, LoadOptions};
-use threadkeep_memory::MemorySaver;
 use threadkeep_records::{Clock, ExecutionRow, Records, RecordsOptions};
 use threadkeep_subagents::Delegator;
 use threadkeep_subagents::admission::Admission;
 use threadkeep_subagents::catalog::Catalog;
 use threadkeep_subagents::ledger::{self, Limits};
 use threadkeep_subagents::managed::FileStore;
+use threadkeep_testing::Database;
 use tokio_util::sync::CancellationToken;
+
+use crate::store;
 
 pub(crate) const THREAD: &str = "t";
 /// The file of the requests that models got.
@@ -34,6 +36,23 @@ pub(crate) struct House {
     pub(crate) limits: Limits,
     pub(crate) allowed: Option<Vec<String>>,
     directory: Arc<tempfile::TempDir>,
+    /// The last to go.
+    database: Option<Arc<Database>>,
+}
+
+/// What a process keeps its threads in.
+pub(crate) struct Stores {
+    pub(crate) saver: Arc<dyn Saver>,
+    pub(crate) records: Records,
+    pub(crate) mode: ChannelMode,
+    /// The database that they are in, if it is a test's own.
+    pub(crate) database: Option<Database>,
+}
+
+/// Records whose clock moves with that of the runtime, which a test can put forward.
+pub(crate) fn ticking() -> RecordsOptions {
+    let (started, now) = (tokio::time::Instant::now(), chrono::Utc::now());
+    RecordsOptions { clock: Clock::from_fn(move || now + started.elapsed()), ..RecordsOptions::default() }
 }
 
 /// What the observer of a run saw.
@@ -81,24 +100,22 @@ impl Seen {
 impl House {
     /// A process with this script for every model, and further sections of the configuration.
     pub(crate) async fn new(script: Json, sections: &str) -> Self {
-        Self::over(Arc::new(MemorySaver::default()), script, sections).await
-    }
-
-    /// The same with any store of checkpoints.
-    pub(crate) async fn over(saver: Arc<dyn Saver>, script: Json, sections: &str) -> Self {
-        // It moves with the clock of the runtime, which a test can put forward.
-        let (started, now) = (tokio::time::Instant::now(), chrono::Utc::now());
-        let clock = Clock::from_fn(move || now + started.elapsed());
-        let options = RecordsOptions { clock, ..RecordsOptions::default() };
-        let records = Records::open_memory(options).await.unwrap();
-        let table = Schema::thread_state().compile(ChannelMode::Delta, 3).unwrap();
-        let accessor = StateAccessor::new(saver, Arc::new(table), Arc::new(IdSource::default()));
-        Self::with(records, accessor, script, sections)
-    }
-
-    /// The same with any stores.
-    pub(crate) fn with(records: Records, accessor: StateAccessor, mut script: Json, sections: &str) -> Self {
         let directory = tempfile::tempdir().unwrap();
+        let Stores { saver, records, mode, database } = store::open(directory.path(), ticking()).await;
+        let table = Schema::thread_state().compile(mode, 3).unwrap();
+        let accessor = StateAccessor::new(saver, Arc::new(table), Arc::new(IdSource::default()));
+        let house = Self::in_directory(directory, records, accessor, script, sections);
+        Self { database: database.map(Arc::new), ..house }
+    }
+
+    /// A process with this script, on its stores, in this directory.
+    pub(crate) fn in_directory(
+        directory: tempfile::TempDir,
+        records: Records,
+        accessor: StateAccessor,
+        mut script: Json,
+        sections: &str,
+    ) -> Self {
         script["record"] = json!(directory.path().join(RECORD));
         std::fs::write(directory.path().join("script.json"), script.to_string()).unwrap();
         let config = format!(
@@ -135,6 +152,7 @@ impl House {
             limits: Limits { concurrent: 3, total: 6 },
             allowed: None,
             directory,
+            database: None,
         }
     }
 
@@ -142,7 +160,8 @@ impl House {
     pub(crate) fn restarted(&self) -> Self {
         let records = self.delegator.records.clone();
         let house = Self::on(Arc::clone(&self.directory), records, self.accessor.clone());
-        Self { limits: self.limits, allowed: self.allowed.clone(), ..house }
+        let database = self.database.clone();
+        Self { limits: self.limits, allowed: self.allowed.clone(), database, ..house }
     }
 
     /// A run with this question; `None` goes on where the thread stopped.

@@ -3,6 +3,7 @@
 mod faults;
 mod fences;
 mod golden;
+mod left;
 mod many;
 mod older;
 mod seeded;

@@ -1,0 +1,21 @@
+//! The scenarios of `../delegation` on Postgres, in mode delta, without those in which a runtime dies with its connections:
+//! `kill -9` on Postgres is in the gateway's tests.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A test.
+
+#[path = "../delegation/acceptance.rs"]
+mod acceptance;
+#[path = "../delegation/admission.rs"]
+mod admission;
+#[path = "../delegation/guards.rs"]
+mod guards;
+#[path = "../delegation/providers.rs"]
+mod providers;
+#[path = "../delegation/receipts.rs"]
+mod receipts;
+mod store;
+#[allow(dead_code, reason = "no process dies here")]
+#[path = "../delegation/support.rs"]
+mod support;
+#[path = "../delegation/task.rs"]
+mod task;

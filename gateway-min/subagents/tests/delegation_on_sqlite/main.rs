@@ -1,0 +1,25 @@
+//! The scenarios of `../delegation` on SQLite, in mode full.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A test.
+
+#[path = "../delegation/acceptance.rs"]
+mod acceptance;
+#[path = "../delegation/admission.rs"]
+mod admission;
+#[path = "../delegation/budget.rs"]
+mod budget;
+#[path = "../delegation/everywhere.rs"]
+mod everywhere;
+#[path = "../delegation/guards.rs"]
+mod guards;
+#[path = "../delegation/providers.rs"]
+mod providers;
+#[path = "../delegation/receipts.rs"]
+mod receipts;
+#[path = "../delegation/restart.rs"]
+mod restart;
+mod store;
+#[path = "../delegation/support.rs"]
+mod support;
+#[path = "../delegation/task.rs"]
+mod task;

@@ -7,6 +7,8 @@
 //! clears the flag of the waiting run that was admitted first: the thread passes on directly, and nothing can get in
 //! between.
 //!
+//! * With `reject` a run waits for nobody at work. A run that is being cancelled is not: clients see it as `interrupted`
+//!   from then on, so the new run waits for its last writes, unless others wait already.
 //! * With `enqueue` a run waits for the holder of the thread, a run or another writer, and for all runs that already
 //!   wait; at most [`QUEUE_MAX`] wait. It does not wait for a deletion, after which there is no thread.
 //! * With `interrupt` and `rollback` a run takes the thread over from a run that still has to stop, and perhaps to
@@ -121,6 +123,9 @@ async fn wait(tx: &mut WriteTx<'_>, row: RowToInsert<'_>) -> Result<Admission, R
         MultitaskStrategy::Enqueue if holder.operation_kind != OperationKind::Delete => {
             return enqueue(tx, row).await;
         }
+        MultitaskStrategy::Reject if holder.cancel_action.is_some() && waiting(tx, thread_id).await? == 0 => {
+            return enqueue(tx, row).await;
+        }
         MultitaskStrategy::Enqueue | MultitaskStrategy::Reject => None,
     };
     let Some(action) = action.filter(|_| holder.operation_kind == OperationKind::Run) else {
@@ -148,13 +153,18 @@ async fn wait(tx: &mut WriteTx<'_>, row: RowToInsert<'_>) -> Result<Admission, R
 /// Queues the run after all that hold the thread or wait for it.
 async fn enqueue(tx: &mut WriteTx<'_>, row: RowToInsert<'_>) -> Result<Admission, RecordsError> {
     let thread_id = &row.run.thread_id;
-    let waiting = query("SELECT COUNT(*) FROM runs WHERE thread_id = $1 AND waiting").bind(thread_id);
-    let waiting: Option<(i64,)> = tx.fetch_optional(waiting).await?;
-    if waiting.is_some_and(|(count,)| count >= i64::from(QUEUE_MAX)) {
+    if waiting(tx, thread_id).await? >= i64::from(QUEUE_MAX) {
         return Err(RecordsError::QueueFull { thread_id: thread_id.clone(), waiting: QUEUE_MAX });
     }
     let run = insert(tx, &row).await?;
     run.map(Admission::Queued).ok_or_else(|| RecordsError::DuplicateRun { run_id: row.run.run_id.clone() })
+}
+
+/// How many runs wait for the thread.
+async fn waiting(tx: &mut WriteTx<'_>, thread_id: &str) -> Result<i64, RecordsError> {
+    let sql = query("SELECT COUNT(*) FROM runs WHERE thread_id = $1 AND waiting").bind(thread_id);
+    let counted: Option<(i64,)> = tx.fetch_optional(sql).await?;
+    Ok(counted.map_or(0, |(count,)| count))
 }
 
 /// Requests the cancellation of `run` and returns its action: an earlier request takes precedence.

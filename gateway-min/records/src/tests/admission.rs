@@ -68,6 +68,28 @@ async fn thread_without_row_takes_no_run() {
     assert!(dump(&fixture.records).await.is_empty());
 }
 
+/// Its record says `interrupted` from the request on, so the thread is not at work for its clients.
+#[tokio::test]
+async fn reject_waits_for_the_last_writes_of_a_cancelled_run_but_not_behind_others() {
+    let fixture = fixture().await;
+    let records = &fixture.records;
+    for action in [CancelAction::Interrupt, CancelAction::Rollback] {
+        let thread = action.as_str();
+        let id = |run: &str| format!("{thread}-{run}");
+        create_thread(records, thread).await;
+        start(records, thread, &id("1")).await;
+        records.runs().request_cancel(&id("1"), action).await.unwrap();
+        let admission = records.runs().admit(new_run(thread, &id("2")), Reject).await.unwrap();
+        let Admission::Queued(row) = admission else { panic!("{admission:?}") };
+        assert!(row.waiting);
+        let refused = records.runs().admit(new_run(thread, &id("3")), Reject).await.unwrap_err();
+        assert!(matches!(refused, RecordsError::Conflict { holder: OperationKind::Run, .. }), "{refused}");
+        let outcome = records.runs().finish(&id("1"), &end(RunStatus::Interrupted)).await.unwrap();
+        assert_eq!(outcome, FinishOutcome::Finished { promoted: Some(id("2")) });
+        assert_eq!(records.runs().start(&id("2")).await.unwrap(), StartOutcome::Started);
+    }
+}
+
 #[tokio::test]
 async fn reject_names_what_holds_the_thread() {
     let fixture = fixture().await;

@@ -75,6 +75,12 @@ impl Model {
         self.holder.as_ref().map(|_| OperationKind::Run).or(reserved)
     }
 
+    /// Whether the thread's run is being cancelled and nobody waits for the thread.
+    fn is_leaving(&self) -> bool {
+        let cancelled = self.holder.as_ref().is_some_and(|holder| self.runs[holder].1.is_some());
+        cancelled && self.waiting.is_empty()
+    }
+
     async fn apply(&mut self, records: &Records, thread_id: &str, step: Step) {
         match step {
             Step::Admit(strategy) => self.admit(records, thread_id, strategy).await,
@@ -140,6 +146,12 @@ impl Model {
                 self.waiting.push(run_id.clone());
                 self.runs.insert(run_id, (RunStatus::Pending, None));
             }
+            (Ok(Admission::Queued(row)), Some(_), None) if strategy == Reject => {
+                assert_eq!(row.run_id, run_id);
+                assert!(self.is_leaving());
+                self.waiting.push(run_id.clone());
+                self.runs.insert(run_id, (RunStatus::Pending, None));
+            }
             (Ok(Admission::Queued(row)), _, None) if strategy == Enqueue => {
                 assert_eq!(row.run_id, run_id);
                 assert!(!matches!(self.holding(), None | Some(OperationKind::Delete)));
@@ -148,6 +160,7 @@ impl Model {
             }
             (Err(RecordsError::Conflict { holder: OperationKind::Run, .. }), Some(_), None) => {
                 assert_eq!(strategy, Reject);
+                assert!(!self.is_leaving());
             }
             (Err(RecordsError::Conflict { holder, .. }), None, _) => {
                 assert_eq!(self.holding(), Some(holder));

@@ -70,6 +70,26 @@ async fn an_interrupted_run_keeps_its_completed_steps_and_the_next_run_goes_on()
     }
 }
 
+/// The record says `interrupted` from the request on, so the thread is not at work for its client.
+#[tokio::test]
+async fn who_cancels_a_run_and_asks_again_at_once_is_answered() {
+    for mode in MODES {
+        let name = format!("cancel-ask-{mode}");
+        let gateway = Setup { script: script(&name), ..Setup::on("sqlite", mode) }.start().await;
+        gateway.create("t").await;
+        for (turn, action) in ["interrupt", "rollback"].into_iter().enumerate() {
+            let run = gateway.start_run("t", "work").await;
+            if turn == 0 {
+                gate(&name).reached().await;
+            }
+            cancel(&gateway, &run, &format!("?action={action}")).await;
+            let next = gateway.ask("t", "after").await;
+            assert_eq!(gateway.run("t", &next).await["status"], "success", "{action}");
+            assert_eq!(texts(&gateway.state("t").await).last(), Some(&"You said: after"));
+        }
+    }
+}
+
 /// What the run left is no result.
 #[tokio::test]
 async fn who_waits_for_a_run_that_is_interrupted_is_told_so_beside_the_values() {

@@ -1,12 +1,11 @@
 //! The commands that start a run: `run.start`, `input.respond` and `state.fork`.
 
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use axum::http::HeaderMap;
 use serde_json::{Value, json};
 use threadkeep::channel::MESSAGES_CHANNEL;
-use threadkeep::id::ThreadId;
+use threadkeep::id::{Clock as _, ThreadId};
 use threadkeep::saver::Load;
 
 use super::event::Place;
@@ -135,8 +134,7 @@ impl Sender<'_> {
             let loc = ["body", "params", "config", "configurable", "thread_id"].map(Into::into).into();
             return Err(ApiError::from(Problems::one(loc, flaw, input)).into());
         }
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let applied_through = Place::before_ms(u64::try_from(now.as_millis()).unwrap_or_default());
+        let applied_through = Place::before_ms(self.app.ids.now_ms());
         let key = idempotency_key(self.headers, self.caller, self.thread)?;
         let begun = start(self.app, self.caller, self.thread, place, body, Follow::No, key).await;
         let Created { run, .. } = begun.map_err(|error| Refusal::of(error, Code::NoSuchCheckpoint))?;

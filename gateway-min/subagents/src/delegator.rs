@@ -176,10 +176,10 @@ pub fn limit_tokens(agent: &mut Agent, config: &Config) -> Option<Arc<Budget>> {
     Some(budget)
 }
 
-/// Why deliveries and ends could not be recorded.
+/// Why the subagents of a thread could not be read or changed.
 #[derive(Debug, thiserror::Error)]
 pub enum CatchUpError {
-    /// The state could not be read.
+    /// The checkpoints could not be read or changed.
     #[error(transparent)]
     Engine(#[from] threadkeep::Error),
     /// The executions could not be read or written.

@@ -8,6 +8,7 @@ pub mod catalog;
 pub mod citations;
 pub mod contract;
 mod delegator;
+mod deletion;
 mod events;
 mod evidence;
 mod execution;
@@ -28,5 +29,6 @@ mod task;
 mod watched;
 
 pub use delegator::{CatchUpError, Delegator, limit_tokens};
+pub use deletion::delete_checkpoints;
 pub use prompts::TASK_TOOL;
 pub use recheck::recheck;

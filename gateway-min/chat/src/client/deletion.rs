@@ -5,6 +5,7 @@ use std::io::ErrorKind;
 use threadkeep::id::ThreadId;
 use threadkeep::state::StateAccessor;
 use threadkeep_records::{Records, WriterKind};
+use threadkeep_subagents::delete_checkpoints;
 
 use super::ClientError;
 use super::agent::Core;
@@ -39,11 +40,7 @@ async fn contents(
     thread: &ThreadId,
 ) -> Result<(), ClientError> {
     let seen = accessor.look(thread).await?;
-    accessor.delete_seen(seen).await?;
-    // After the conversation: one that somebody else has written to stays whole, with its subagents.
-    for row in records.executions().of_thread(thread.as_str()).await? {
-        accessor.delete_thread(&ThreadId::from(row.child_thread.as_str())).await?;
-    }
+    delete_checkpoints(records, accessor, thread, seen).await?;
     let directory = core.agents.thread_dir(thread.as_str());
     match tokio::fs::remove_dir_all(&directory).await {
         Err(source) if source.kind() != ErrorKind::NotFound => {

@@ -23,6 +23,7 @@ use super::threads::{absent, has_checkpoint};
 use crate::app::App;
 use crate::auth::Principal;
 use threadkeep_records::{CHILD_PREFIX, Reservation, WriterKind};
+use threadkeep_subagents::{CatchUpError, delete_checkpoints};
 
 pub(super) const BUSY: &str = "Thread has work in flight. Delete it after the work finishes.";
 const DELETE_FAILED: &str = "Failed to delete thread";
@@ -122,12 +123,10 @@ pub(super) async fn delete_contents(
     thread: &ThreadId,
     seen: SeenThread,
 ) -> Result<String, ApiError> {
-    match app.threads.accessor().delete_seen(seen).await {
-        Err(Error::Stale { .. }) => return Err(ApiError::conflict(BUSY)),
+    match delete_checkpoints(&app.records, app.threads.accessor(), thread, seen).await {
+        Err(CatchUpError::Engine(Error::Stale { .. })) => return Err(ApiError::conflict(BUSY)),
         done => done.or_internal(DELETE_FAILED)?,
     }
-    // After the conversation: one that somebody else has written to stays whole, with its subagents.
-    delete_subagents(app, thread).await?;
     if !Pattern::THREAD_ID.matches(thread.as_str()) {
         // Such an id could name a directory outside the state directory.
         return Ok("Skipped local data cleanup for legacy thread ID".to_owned());
@@ -137,16 +136,6 @@ pub(super) async fn delete_contents(
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(format!("No local data for {thread}")),
         Err(error) => Err(ApiError::internal(DELETE_FAILED, &error)),
     }
-}
-
-/// Deletes the checkpoints of the thread's subagents. Their rows go with the other records.
-async fn delete_subagents(app: &App, thread: &ThreadId) -> Result<(), ApiError> {
-    let rows = app.records.executions().of_thread(thread.as_str()).await.or_internal(DELETE_FAILED)?;
-    for row in rows {
-        let child = ThreadId::from(row.child_thread.as_str());
-        app.threads.accessor().delete_thread(&child).await.or_internal(DELETE_FAILED)?;
-    }
-    Ok(())
 }
 
 async fn delete_records(app: &App, reservation: Reservation) -> Result<(), ApiError> {

@@ -1,5 +1,6 @@
 //! What guards a subagent at work: against loops, long conversations, and observers that fail.
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
@@ -196,8 +197,7 @@ async fn every_result_of_every_step_is_followed_also_after_a_summary() {
         (requests, 3 * (requests - 1)),
         "three results each turn but the last"
     );
-    let ids: std::collections::BTreeSet<String> =
-        steps.iter().map(|event| event["message"]["id"].to_string()).collect();
+    let ids: BTreeSet<String> = steps.iter().map(|event| event["message"]["id"].to_string()).collect();
     assert_eq!(ids.len(), steps.len(), "none twice");
 }
 
@@ -234,15 +234,13 @@ async fn a_slot_is_given_back_when_everything_is_written() {
     let hooks = Hooks::new(vec![Arc::clone(&standing) as Arc<dyn LifecycleHooks>]);
     Arc::get_mut(&mut house.delegator).unwrap().hooks = Arc::new(hooks);
     house.ask("go").await;
-    assert_eq!(
-        *standing.1.lock().unwrap(),
-        [
-            ["pending", "running"],
-            ["completed", "pending"],
-            ["completed", "running"],
-            ["completed", "completed"]
-        ]
-    );
+    let noted = standing.1.lock().unwrap();
+    // The second one may not have its row yet when the first one starts and ends.
+    let waiting = |rows: &[&str], first: &str| {
+        rows == [first] || rows.iter().collect::<BTreeSet<_>>() == BTreeSet::from([&first, &"pending"])
+    };
+    assert!(waiting(&noted[0], "running") && waiting(&noted[1], "completed"), "{noted:?}");
+    assert_eq!(noted[2..], [["completed", "running"], ["completed", "completed"]]);
 }
 
 /// Scenario 43, second half.

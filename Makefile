@@ -75,10 +75,8 @@ bench-targets: ## The workloads at full size, 2,000 turns in every mode; about a
 bench-criterion: ## Each engine step and each driver operation; FILTER names some
 	cargo bench --locked -p threadkeep-benches -- $(FILTER)
 
-load: ## Turns per second and time to first frame of a gateway with 64 threads, in under two minutes; ARGS="--turns 100" for more
-	CARGO_INCREMENTAL=0 cargo build --release --locked -p threadkeep-gateway -p threadkeep-benches --bin threadkeep --bin load
-	mkdir -p $(or $(CARGO_TARGET_DIR),target)/bench
-	$(or $(CARGO_TARGET_DIR),target)/release/load --out $(or $(CARGO_TARGET_DIR),target)/bench/load.jsonl $(ARGS)
+load: ## Turns per second, latency and CPU of a gateway with 1 and 64 threads, beside LangGraph's server; ARGS="--turns 100" for more
+	scripts/load.sh $(ARGS)
 
 instructions: ## Instructions of the hot paths against benches/instructions.json; UPDATE=1 writes that file, BOUND=50 allows 50 %
 	scripts/instructions.sh $(if $(UPDATE),--update) $(if $(BOUND),--bound $(BOUND))

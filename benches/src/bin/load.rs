@@ -24,7 +24,8 @@ Examples:
   load --store sqlite --mode full --threads 1 --turns 5000 --frames updates   whether a turn grows with its thread"
 )]
 struct Cli {
-    /// Where the gateway keeps its threads. Postgres is a private server in TMPDIR with fsync on.
+    /// Where the gateway keeps its threads. Postgres is a private server in TMPDIR with fsync on. `langgraph` is no gateway
+    /// but LangGraph's development server, for comparison.
     #[arg(long, value_delimiter = ',', value_enum, default_value = "sqlite,postgres")]
     store: Vec<StoreKind>,
     /// Channel modes: full, or delta:K with a snapshot every K updates.
@@ -48,6 +49,9 @@ struct Cli {
     /// The gateway binary; defaults to the one next to this program.
     #[arg(long)]
     gateway: Option<PathBuf>,
+    /// The program `langgraph`, with which the store `langgraph` is started.
+    #[arg(long)]
+    langgraph: Option<PathBuf>,
 }
 
 /// Fewer turns say little about percentiles.
@@ -60,6 +64,7 @@ fn main() -> Result<()> {
         Some(path) => std::path::absolute(path)?,
         None => gateway_beside(&std::env::current_exe()?)?,
     };
+    let langgraph = cli.langgraph.map(std::path::absolute).transpose()?;
     let mut out: Box<dyn io::Write> = match &cli.out {
         Some(path) => {
             let file = File::options().create(true).append(true).open(path);
@@ -72,6 +77,7 @@ fn main() -> Result<()> {
     for threads in cli.threads {
         let load = Load {
             gateway: gateway.clone(),
+            langgraph: langgraph.clone(),
             scratch: cli.scratch.clone(),
             stores: cli.store.clone(),
             modes: cli.mode.clone(),

@@ -7,6 +7,7 @@ use futures::StreamExt as _;
 use reqwest::Client;
 use serde_json::{Value as Json, json};
 
+use super::gateway::Api;
 use crate::transcript::Transcript;
 
 /// How long a turn may take on any machine.
@@ -32,37 +33,27 @@ pub(super) struct Turn {
 pub(super) struct Conversation {
     client: Client,
     id: String,
-    url: String,
+    api: Api,
     frames: Vec<String>,
     messages: Transcript,
 }
 
 impl Conversation {
     /// Creates thread `number`, whose turns ask for these frames.
-    pub(super) async fn create(
-        client: &Client,
-        base: &str,
-        number: usize,
-        frames: &[String],
-    ) -> Result<Self> {
-        let id = format!("load-{number}");
-        let answer =
-            client.post(format!("{base}/api/threads")).json(&json!({ "thread_id": id })).send().await?;
+    pub(super) async fn create(client: &Client, api: Api, number: usize, frames: &[String]) -> Result<Self> {
+        // LangGraph's server takes no other ids.
+        let id = format!("00000000-0000-0000-0000-{number:012x}");
+        let answer = client.post(&api.threads).json(&json!({ "thread_id": id })).send().await?;
         answer.error_for_status()?;
         let messages = Transcript::new(u64::try_from(number)?);
-        Ok(Self {
-            client: client.clone(),
-            url: format!("{base}/api/threads/{id}/runs/stream"),
-            id,
-            frames: frames.to_vec(),
-            messages,
-        })
+        Ok(Self { client: client.clone(), id, api, frames: frames.to_vec(), messages })
     }
 
     /// Sends a question and reads the stream to its end.
     pub(super) async fn turn(&mut self) -> Result<Turn> {
         let text = self.messages.human()["content"].take();
         let body = json!({
+            "assistant_id": self.api.assistant,
             "input": {"messages": [{"role": "user", "content": text}]},
             "stream_mode": self.frames,
         });
@@ -73,7 +64,8 @@ impl Conversation {
 
     async fn stream(&self, body: &Json) -> Result<Turn> {
         let began = Instant::now();
-        let answer = self.client.post(&self.url).json(body).send().await?;
+        let url = format!("{}/{}/runs/stream", self.api.threads, self.id);
+        let answer = self.client.post(url).json(body).send().await?;
         let status = answer.status();
         if !status.is_success() {
             bail!("{status}: {}", answer.text().await.unwrap_or_default());
@@ -88,13 +80,17 @@ impl Conversation {
         }
         let whole = began.elapsed();
         ensure!(lines.errors == 0, "the stream has {} error events", lines.errors);
-        ensure!(lines.last == b"end", "the stream ends with {:?}", String::from_utf8_lossy(&lines.last));
+        ensure!(
+            lines.last == self.api.last.as_bytes(),
+            "the stream ends with {:?}",
+            String::from_utf8_lossy(&lines.last)
+        );
         Ok(Turn { first_frame: first_frame.context("the stream is empty")?, whole })
     }
 
     /// Checks that the thread holds a question and an answer for each turn.
-    pub(super) async fn check(&self, client: &Client, base: &str, turns: usize) -> Result<()> {
-        let answer = client.get(format!("{base}/api/threads/{}/state", self.id)).send().await?;
+    pub(super) async fn check(&self, turns: usize) -> Result<()> {
+        let answer = self.client.get(format!("{}/{}/state", self.api.threads, self.id)).send().await?;
         let state: Json = answer.error_for_status()?.json().await?;
         let kept = state["values"]["messages"].as_array().map_or(0, Vec::len);
         ensure!(kept == 2 * turns, "thread {} has {kept} messages after {turns} turns", self.id);
@@ -142,7 +138,7 @@ mod tests {
     /// Runs a turn against a gateway that sends this answer and hangs up.
     async fn turn_of(answer: String) -> Result<Turn> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
-        let url = format!("http://{}/", listener.local_addr()?);
+        let threads = format!("http://{}", listener.local_addr()?);
         tokio::spawn(async move {
             let (mut stream, _) = listener.accept().await?;
             let mut request = vec![0; 1 << 16];
@@ -153,7 +149,7 @@ mod tests {
         let mut conversation = Conversation {
             client: http()?,
             id: "t".to_owned(),
-            url,
+            api: Api { threads, assistant: "a", last: "end" },
             frames: Vec::new(),
             messages: Transcript::new(1),
         };

@@ -1,7 +1,8 @@
-//! The gateway as a child process.
+//! The gateway, or the server that it is compared with, as a child process.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -21,11 +22,25 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// The start of the log line that names the address.
 const SERVING: &str = "serving on ";
 
-/// A running gateway. Killed when dropped.
+/// The other server's agent: its graph, and where it is found.
+const PEER_FILES: [(&str, &str); 2] = [
+    ("agent.py", include_str!("../../peers/langgraph/agent.py")),
+    ("langgraph.json", include_str!("../../peers/langgraph/langgraph.json")),
+];
+
+/// A running gateway, or the server that it is compared with. Killed when dropped.
 pub(super) struct Gateway {
     child: Child,
     base: String,
+    kind: Kind,
     log: PathBuf,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Own,
+    /// LangGraph's development server, which keeps its threads in memory.
+    Langgraph,
 }
 
 impl Gateway {
@@ -67,9 +82,40 @@ impl Gateway {
         command.current_dir(directory).env("SVC_HOME", directory.join("state")).env("RUST_LOG", "info");
         let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(File::create(&log)?).spawn();
         let child = child.with_context(|| format!("{} does not start", binary.display()))?;
-        let mut gateway = Self { child, base: String::new(), log };
+        let mut gateway = Self { child, base: String::new(), kind: Kind::Own, log };
         gateway.base = gateway.address()?;
         Ok(gateway)
+    }
+
+    /// Starts LangGraph's development server, `langgraph dev`, in `directory`, with an agent that answers as the gateway's
+    /// does. It may work on `runs` runs at the same time; by default it works on one.
+    pub(super) fn start_langgraph(program: &Path, directory: &Path, runs: usize) -> Result<Self> {
+        for (name, content) in PEER_FILES {
+            fs::write(directory.join(name), content)?;
+        }
+        let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port();
+        let log = directory.join("log");
+        let mut command = Command::new(program);
+        command.args(["dev", "--no-browser", "--no-reload", "--host", "127.0.0.1"]);
+        command.args(["--port", &port.to_string(), "--n-jobs-per-worker", &runs.to_string()]);
+        command.current_dir(directory).env("LANGSMITH_TRACING", "false");
+        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(File::create(&log)?).spawn();
+        let child = child.with_context(|| format!("{} does not start", program.display()))?;
+        let base = format!("http://127.0.0.1:{port}");
+        let mut server = Self { child, base, kind: Kind::Langgraph, log };
+        let deadline = Instant::now() + PATIENCE;
+        // It binds its port when it is ready.
+        while TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_err() {
+            let said = fs::read_to_string(&server.log)?;
+            ensure!(server.child.try_wait()?.is_none(), "langgraph dev ended: {}", last_line(&said));
+            ensure!(
+                Instant::now() < deadline,
+                "langgraph dev does not accept connections: {}",
+                last_line(&said)
+            );
+            std::thread::sleep(LOOK_EVERY);
+        }
+        Ok(server)
     }
 
     /// Waits until the gateway logs its address.
@@ -92,9 +138,16 @@ impl Gateway {
         }
     }
 
-    /// The gateway's base URL.
-    pub(super) fn base(&self) -> &str {
-        &self.base
+    /// Where the threads are.
+    pub(super) fn api(&self) -> Api {
+        match self.kind {
+            Kind::Own => {
+                Api { threads: format!("{}/api/threads", self.base), assistant: "lead_agent", last: "end" }
+            }
+            Kind::Langgraph => {
+                Api { threads: format!("{}/threads", self.base), assistant: "agent", last: "values" }
+            }
+        }
     }
 
     /// The gateway's process, for its CPU and memory.
@@ -104,6 +157,9 @@ impl Gateway {
 
     /// The gateway's counters by name, without those that have labels.
     pub(super) async fn counted(&self, client: &Client) -> Result<BTreeMap<String, u64>> {
+        if self.kind == Kind::Langgraph {
+            return Ok(BTreeMap::new());
+        }
         let answer = client.get(format!("{}/metrics", self.base)).send().await?;
         let text = answer.error_for_status()?.text().await?;
         let counters = text.lines().filter_map(|line| {
@@ -125,11 +181,22 @@ impl Gateway {
             ensure!(Instant::now() < deadline, "the gateway did not stop");
             tokio::time::sleep(LOOK_EVERY).await;
         };
-        if !status.success() {
+        if self.kind == Kind::Own && !status.success() {
             bail!("the gateway ended with {status}: {}", last_line(&fs::read_to_string(&self.log)?));
         }
         Ok(())
     }
+}
+
+/// What a client must know of a server.
+#[derive(Debug, Clone)]
+pub(super) struct Api {
+    /// The URL of its threads.
+    pub(super) threads: String,
+    /// The name of its agent.
+    pub(super) assistant: &'static str,
+    /// The event that ends a stream which went well.
+    pub(super) last: &'static str,
 }
 
 impl Drop for Gateway {

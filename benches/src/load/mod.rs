@@ -2,7 +2,8 @@
 //!
 //! The gateway is a child process with a fresh directory and, on Postgres, a fresh database. Each thread has one
 //! client, which sends a turn, reads its stream to the end, and sends the next. The case fails if a stream does not end
-//! with `end` or contains an error, or if a thread lost a message.
+//! with `end` or contains an error, or if a thread lost a message. The same clients can send the same turns to LangGraph's
+//! development server, which keeps its threads in memory.
 
 mod client;
 mod gateway;
@@ -35,6 +36,8 @@ pub enum StoreKind {
     Sqlite,
     /// A private server that flushes each commit.
     Postgres,
+    /// No gateway: LangGraph's development server, which stores nothing. It has one mode.
+    Langgraph,
 }
 
 /// What to measure: every store in every mode.
@@ -42,6 +45,8 @@ pub enum StoreKind {
 pub struct Load {
     /// The gateway binary.
     pub gateway: PathBuf,
+    /// The program `langgraph`, for [`StoreKind::Langgraph`].
+    pub langgraph: Option<PathBuf>,
     /// Directory for the gateway's state, on the disk to measure.
     pub scratch: PathBuf,
     /// The stores.
@@ -122,11 +127,11 @@ impl Load {
         let needs_server = self.stores.contains(&StoreKind::Postgres);
         let server = needs_server.then(Postgres::start_flushing).transpose();
         let server = server.map_err(anyhow::Error::from_boxed)?;
-        let turns = self.threads * (self.turns + 1) * self.stores.len() * self.modes.len();
-        let bar = bar(turns)?;
+        let cases: usize = self.stores.iter().map(|store| self.modes_of(*store).len()).sum();
+        let bar = bar(self.threads * (self.turns + 1) * cases)?;
         let mut rows = Vec::new();
         for store in &self.stores {
-            for mode in &self.modes {
+            for mode in self.modes_of(*store) {
                 let name = format!("{store:?}, {mode}").to_lowercase();
                 bar.set_message(name.clone());
                 let row = self.case(*store, *mode, server.as_ref(), &bar).await.context(name)?;
@@ -138,6 +143,10 @@ impl Load {
         }
         bar.finish_and_clear();
         Ok(rows)
+    }
+
+    fn modes_of(&self, store: StoreKind) -> &[Mode] {
+        if store == StoreKind::Langgraph { &[Mode::Full] } else { &self.modes }
     }
 
     async fn case(
@@ -155,7 +164,12 @@ impl Load {
         };
         let directory = tempfile::Builder::new().prefix("threadkeep-load-").tempdir_in(&self.scratch)?;
         let url = database.as_ref().map(Database::url);
-        let gateway = Gateway::start(&self.gateway, directory.path(), url, mode)?;
+        let gateway = if store == StoreKind::Langgraph {
+            let program = self.langgraph.as_ref().context("pass --langgraph, or use `make load`")?;
+            Gateway::start_langgraph(program, directory.path(), self.threads)?
+        } else {
+            Gateway::start(&self.gateway, directory.path(), url, mode)?
+        };
         let measured = self.measure(&gateway, store, mode, url, bar).await;
         // Check how it ended even if the measurement failed.
         let stopped = gateway.stop().await;
@@ -180,7 +194,7 @@ impl Load {
         let client = client::http()?;
         let mut conversations = Vec::new();
         for number in 0..self.threads {
-            conversations.push(Conversation::create(&client, gateway.base(), number, &self.frames).await?);
+            conversations.push(Conversation::create(&client, gateway.api(), number, &self.frames).await?);
         }
         // The first turn opens connections, sets titles and prepares statements; it is not measured.
         let (mut conversations, _) = rounds(conversations, 1, bar).await?;
@@ -200,7 +214,7 @@ impl Load {
         let waits = gateway.process().waits().saturating_sub(waits);
         let after = gateway.counted(&client).await?;
         for conversation in &conversations {
-            conversation.check(&client, gateway.base(), self.turns + 1).await?;
+            conversation.check(self.turns + 1).await?;
         }
         let at = |time: fn(&Turn) -> Duration, percent| {
             let mut times: Vec<Duration> = turns.iter().map(time).collect();

@@ -9,6 +9,7 @@ use threadkeep_benches::load::{Load, Row, StoreKind, table};
 fn load(gateway: PathBuf, scratch: &TempDir) -> Load {
     Load {
         gateway,
+        langgraph: None,
         scratch: scratch.path().to_owned(),
         stores: vec![StoreKind::Sqlite, StoreKind::Postgres],
         modes: vec![Mode::Full, Mode::Delta(2)],

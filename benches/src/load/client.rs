@@ -118,7 +118,9 @@ impl Lines {
             let room = Self::KEPT.saturating_sub(self.begun.len()).min(text.len());
             self.begun.extend_from_slice(&text[..room]);
             if complete {
-                if let Some(name) = self.begun.strip_prefix(b"event: ") {
+                // LangGraph's server ends lines with both characters.
+                let line = self.begun.strip_suffix(b"\r").unwrap_or(&self.begun);
+                if let Some(name) = line.strip_prefix(b"event: ") {
                     self.last = name.to_vec();
                     self.errors += usize::from(name == b"error");
                 }
@@ -187,6 +189,9 @@ mod tests {
             stream.as_bytes().chunks(size).for_each(|chunk| lines.take(chunk));
             assert_eq!((lines.last.as_slice(), lines.errors), (b"end".as_slice(), 0), "{size}");
         }
+        let mut lines = Lines::default();
+        lines.take(b"event: values\r\ndata: {}\r\n\r\n");
+        assert_eq!((lines.last.as_slice(), lines.errors), (b"values".as_slice(), 0));
         let mut lines = Lines::default();
         lines.take(b"event: error\ndata: {}\n\nevent: en");
         assert_eq!(

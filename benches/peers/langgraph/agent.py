@@ -9,7 +9,7 @@ USAGE = {"input_tokens": 200, "output_tokens": 200, "total_tokens": 400}
 
 
 class Echo(BaseChatModel):
-    """Says what it was told, in one piece, as the scripted model of the gateway does."""
+    """Repeats the question in one piece, as the scripted model of the gateway does."""
 
     @property
     def _llm_type(self):

@@ -80,7 +80,7 @@ impl<'a> Speaker<'a> {
         Self { run, place: Place::of(frame), unix_ms: frame.unix_ms }
     }
 
-    /// The event in this slot of the frame. Events of one frame are told apart by their slots.
+    /// The event in this slot of the frame. Events of one frame differ in their slots.
     pub(super) fn say(&self, slot: u64, method: &'static str, namespace: &[String], data: Data) -> Said {
         let seq = self.place.slot(slot);
         let id =

@@ -189,6 +189,7 @@ impl Runs {
             &end.totals,
         );
         let sql = sql.bind(end.status.as_str()).bind(&end.error).bind(&end.stop_reason);
+        let counted = mark_counted(&self.db, run_id, &end.totals.executions);
         let (id, status) = (run_id.to_owned(), end.status);
         let db = self.db.unflushed();
         let decided = db.write_of_run(run_id, move |tx| {
@@ -202,6 +203,9 @@ impl Runs {
                     _ => {}
                 }
                 tx.execute(sql).await?;
+                if let Some(counted) = counted {
+                    tx.execute(counted).await?;
+                }
                 Ok(DecideOutcome::Decided)
             })
         });

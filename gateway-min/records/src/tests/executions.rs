@@ -166,7 +166,7 @@ async fn the_sums_of_a_run_and_what_they_contain_are_written_together() {
     let (records, executions) = (&fixture.records, fixture.records.executions());
     create_thread(records, "t").await;
     admit(records, "t", "r1").await;
-    for id in ["early", "late", "foreign"] {
+    for id in ["decided", "early", "foreign", "late"] {
         let row = executions.open(new(&fixture, id)).await.unwrap().row;
         assert!(!executions.finish(&row, end(ExecutionStatus::Completed)).await.unwrap().counted);
     }
@@ -181,19 +181,24 @@ async fn the_sums_of_a_run_and_what_they_contain_are_written_together() {
         executions: ids.iter().map(|id| (*id).to_owned()).collect(),
         ..RunTotals::default()
     };
-    let expected = |early, late| {
-        BTreeMap::from(
-            [("early", early), ("foreign", false), ("late", late)]
-                .map(|(id, counted)| (id.to_owned(), counted)),
-        )
+    // The foreign one is another run's.
+    let expected = |marked: &[&str]| -> BTreeMap<String, bool> {
+        let ids = ["decided", "early", "foreign", "late"];
+        ids.into_iter().map(|id| (id.to_owned(), marked.contains(&id))).collect()
     };
     assert!(!records.runs().progress("r1", &of(&["early"])).await.unwrap(), "it does not run yet");
-    assert_eq!(counted().await, expected(false, false));
+    assert_eq!(counted().await, expected(&[]));
     records.runs().start("r1").await.unwrap();
     assert!(records.runs().progress("r1", &of(&["early"])).await.unwrap());
-    assert_eq!(counted().await, expected(true, false));
-    let ends =
-        RunEnd { totals: of(&["early", "late", "foreign"]), ..super::support::end(RunStatus::Success) };
+    assert_eq!(counted().await, expected(&["early"]));
+    // A process that dies between the two leaves the decided sums.
+    let decided = RunEnd { totals: of(&["early", "decided"]), ..super::support::end(RunStatus::Success) };
+    records.runs().decide("r1", &decided).await.unwrap();
+    assert_eq!(counted().await, expected(&["early", "decided"]));
+    let ends = RunEnd {
+        totals: of(&["early", "decided", "late", "foreign"]),
+        ..super::support::end(RunStatus::Success)
+    };
     records.runs().finish("r1", &ends).await.unwrap();
-    assert_eq!(counted().await, expected(true, true), "the foreign one is another run's");
+    assert_eq!(counted().await, expected(&["early", "decided", "late"]));
 }

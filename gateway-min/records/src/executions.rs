@@ -321,10 +321,15 @@ impl Executions {
         db.write(thread_id, move |tx| Box::pin(async move { tx.execute(sql).await.map(|_| ()) })).await
     }
 
-    /// The sums of this run, which is in no row, contain the tokens of these executions of it. For a run with a row, its
-    /// [`RunTotals`](crate::RunTotals) say so.
-    pub async fn counted(&self, thread_id: &str, run_id: &str, ids: &[String]) -> Result<(), RecordsError> {
-        let Some(sql) = mark_counted(&self.db, run_id, ids) else { return Ok(()) };
+    /// The sums of this run, which is in no row, contain the tokens of these executions of it, each with its attempt. For
+    /// a run with a row, its [`RunTotals`](crate::RunTotals) say so.
+    pub async fn counted(
+        &self,
+        thread_id: &str,
+        run_id: &str,
+        attempts: &[(String, i64)],
+    ) -> Result<(), RecordsError> {
+        let Some(sql) = mark_counted(&self.db, run_id, attempts) else { return Ok(()) };
         let db = self.db.unflushed();
         db.write(thread_id, move |tx| Box::pin(async move { tx.execute(sql).await.map(|_| ()) })).await
     }
@@ -367,13 +372,18 @@ impl Executions {
     }
 }
 
-/// The statement that marks these executions of a run as counted; `None` if there are none.
-pub(super) fn mark_counted(db: &Db, run_id: &str, ids: &[String]) -> Option<Sql> {
-    if ids.is_empty() {
+/// The statement that marks these attempts of a run as counted; `None` if there are none.
+pub(super) fn mark_counted(db: &Db, run_id: &str, attempts: &[(String, i64)]) -> Option<Sql> {
+    if attempts.is_empty() {
         return None;
     }
     let mut sql = db.builder("UPDATE executions SET counted = TRUE WHERE run_id = ");
-    sql.push_bind(run_id).push(" AND ").push_text_in("execution_id", ids);
+    sql.push_bind(run_id).push(" AND (");
+    for (index, (id, attempt)) in attempts.iter().enumerate() {
+        sql.push(if index == 0 { "execution_id = " } else { " OR execution_id = " }).push_bind(id.as_str());
+        sql.push(" AND attempt = ").push_bind(*attempt);
+    }
+    sql.push(")");
     Some(sql.build())
 }
 

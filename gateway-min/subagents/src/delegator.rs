@@ -160,7 +160,7 @@ impl Delegator {
         let state = accessor.get(&ThreadId::from(row.child_thread.as_str()), None).await?;
         let progress = Progress::of(state.as_ref())?;
         let taken = self.records.executions().take_over(row, run_id, error, &progress.by_model()).await?;
-        Ok(taken.then(|| progress.used(&row.execution_id, &row.agent_name)))
+        Ok(taken.then(|| progress.used(row)))
     }
 }
 

@@ -195,8 +195,7 @@ impl Work {
         }
         let progress = Progress::of(state)?;
         if !progress.usage.is_empty() {
-            let usage = progress.used(&self.row.execution_id, &self.definition.name);
-            self.reports.send(ToolReport::Usage(usage)).await;
+            self.reports.send(ToolReport::Usage(progress.used(&self.row))).await;
         }
         Ok(outcome)
     }

@@ -9,7 +9,7 @@ use threadkeep::state::StateSnapshot;
 use threadkeep_agent::model::message;
 use threadkeep_agent::tools::WorkUsage;
 use threadkeep_agent::{After, AgentError, Before, Middleware, Tokens, View};
-use threadkeep_records::ExecutionTokens;
+use threadkeep_records::{ExecutionRow, ExecutionTokens};
 
 use crate::acceptance::BashEvidence;
 
@@ -73,12 +73,13 @@ impl Progress {
         self.usage.iter().map(|(model, used)| (model.clone(), used.tokens)).collect()
     }
 
-    /// What models did for this execution of the subagent with this name.
-    pub(crate) fn used(&self, execution_id: &str, agent_name: &str) -> WorkUsage {
+    /// What models did for this attempt.
+    pub(crate) fn used(&self, row: &ExecutionRow) -> WorkUsage {
         let models = self.usage.iter().map(|(model, used)| (model.clone(), used.calls, signed(used.tokens)));
         WorkUsage {
-            work_id: execution_id.to_owned(),
-            caller: format!("subagent:{agent_name}"),
+            work_id: row.execution_id.clone(),
+            attempt: row.attempt,
+            caller: format!("subagent:{}", row.agent_name),
             models: models.collect(),
         }
     }

@@ -33,8 +33,10 @@ pub enum Report {
 /// What models did for a piece of delegated work.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WorkUsage {
-    /// The work. A run counts it once.
+    /// The work.
     pub work_id: String,
+    /// Which attempt at it; 1 for the first. A run counts each attempt once.
+    pub attempt: i64,
     /// Who asked the models.
     pub caller: String,
     /// The configured name of each model, how often it was asked, and the tokens of these calls.

@@ -121,8 +121,8 @@ struct Sender<'a> {
     events: &'a queue::Sender,
     translator: Translator,
     tokens: Tokens,
-    /// The executions whose tokens are among these.
-    executions: Vec<String>,
+    /// The executions whose tokens are among these, each with its attempt.
+    executions: Vec<(String, i64)>,
 }
 
 impl Sender<'_> {
@@ -159,8 +159,9 @@ impl Observer for Sender<'_> {
     }
 
     fn used(&mut self, usage: &WorkUsage) {
-        if !self.executions.contains(&usage.work_id) {
-            self.executions.push(usage.work_id.clone());
+        let attempt = (usage.work_id.clone(), usage.attempt);
+        if !self.executions.contains(&attempt) {
+            self.executions.push(attempt);
             self.tokens += usage.tokens();
         }
     }
@@ -252,10 +253,12 @@ async fn work(
     // No other run waits for the thread: there are no runs here.
     let ended = agent.work(&mut session, input, || async { Ok(false) }).await;
     hooks.stopped(&info.task_id, &info, TaskConclusion::of_lead(&ended)).await;
-    if let Some(records) = records {
-        records.executions().counted(thread.as_str(), &run_id, &sender.executions).await?;
-    }
+    let counted = match records {
+        Some(records) => records.executions().counted(thread.as_str(), &run_id, &sender.executions).await,
+        None => Ok(()),
+    };
     ended?;
+    counted?;
     writer.flush().await?;
     let Tokens { input, output, total } = sender.tokens;
     Ok(Usage { input_tokens: input, output_tokens: output, total_tokens: total })

@@ -159,9 +159,9 @@ pub struct RunTotals {
     pub middleware_tokens: i64,
     /// Token counts by model name.
     pub token_usage_by_model: JsonObject,
-    /// The executions of subagents whose tokens are among these. Writing the sums marks their rows as counted, in the same
-    /// transaction; sums that are read name none.
-    pub executions: Vec<String>,
+    /// The executions of subagents whose tokens are among these, each with its attempt. Writing the sums marks their rows
+    /// as counted, in the same transaction; sums that are read name none.
+    pub executions: Vec<(String, i64)>,
 }
 
 /// A row of `runs`. Its request fields hold what [`NewRun`] contained.

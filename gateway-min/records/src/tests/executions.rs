@@ -108,7 +108,9 @@ async fn what_no_run_goes_on_with_is_cancelled_and_a_deleted_thread_takes_all() 
         (ExecutionStatus::Cancelled, Some("the run is over"), "r2")
     );
     assert_eq!(rows[1].usage, used);
-    executions.counted("t", "r2", &["ended".to_owned()]).await.unwrap();
+    executions.counted("t", "r2", &[("ended".to_owned(), 2)]).await.unwrap();
+    assert!(!executions.of_thread("t").await.unwrap()[0].counted, "another attempt");
+    executions.counted("t", "r2", &[("ended".to_owned(), 1)]).await.unwrap();
     assert!(!executions.take_over(&rows[0], "r3", "the run is over", &used).await.unwrap(), "counted");
     assert_eq!(executions.of_thread("u").await.unwrap()[0].status, ExecutionStatus::Pending);
 
@@ -178,7 +180,7 @@ async fn the_sums_of_a_run_and_what_they_contain_are_written_together() {
         rows.into_iter().map(|row| (row.execution_id, row.counted)).collect()
     };
     let of = |ids: &[&str]| RunTotals {
-        executions: ids.iter().map(|id| (*id).to_owned()).collect(),
+        executions: ids.iter().map(|id| ((*id).to_owned(), 1)).collect(),
         ..RunTotals::default()
     };
     // The foreign one is another run's.

@@ -24,12 +24,13 @@ impl UsageLedger {
         self.shown.send_replace(self.totals());
     }
 
-    /// Counts what was done for a subagent's execution, once.
+    /// Counts what was done for an attempt of a subagent, once.
     pub(crate) fn count(&mut self, usage: &WorkUsage) {
-        if self.totals.executions.contains(&usage.work_id) {
+        let attempt = (usage.work_id.clone(), usage.attempt);
+        if self.totals.executions.contains(&attempt) {
             return;
         }
-        self.totals.executions.push(usage.work_id.clone());
+        self.totals.executions.push(attempt);
         for (model, calls, tokens) in &usage.models {
             self.add(model, &usage.caller, *calls, *tokens);
         }
@@ -91,6 +92,23 @@ mod tests {
     fn answer(input: i64, output: i64) -> Json {
         json!({"type": "ai", "content": "x",
                "usage_metadata": {"input_tokens": input, "output_tokens": output, "total_tokens": input + output}})
+    }
+
+    #[test]
+    fn each_attempt_of_a_subagent_is_counted_once() {
+        let mut ledger = UsageLedger::default();
+        let tokens = Tokens { input: 5, output: 1, total: 6 };
+        for attempt in [1, 1, 2] {
+            ledger.count(&WorkUsage {
+                work_id: "e".to_owned(),
+                attempt,
+                caller: "subagent:x".to_owned(),
+                models: vec![("a".to_owned(), 2, tokens), ("b".to_owned(), 1, tokens)],
+            });
+        }
+        let totals = ledger.totals();
+        assert_eq!((totals.llm_call_count, totals.subagent_tokens, totals.total_tokens), (6, 24, 24));
+        assert_eq!(totals.executions, [("e".to_owned(), 1), ("e".to_owned(), 2)]);
     }
 
     #[test]

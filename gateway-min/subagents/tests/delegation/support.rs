@@ -62,8 +62,8 @@ pub(crate) struct Seen {
     pub(crate) events: Vec<Json>,
     /// Model, caller, calls and tokens of what was done for tools.
     pub(crate) used: Vec<(String, String, u64, Tokens)>,
-    /// The executions for which it was done.
-    pub(crate) counted: Vec<String>,
+    /// The executions for which it was done, each with its attempt.
+    pub(crate) counted: Vec<(String, i64)>,
     /// Cancels the run at the first event of this type.
     pub(crate) cancel_at: Option<(&'static str, CancellationToken)>,
 }
@@ -80,10 +80,11 @@ impl Observer for Seen {
     }
 
     fn used(&mut self, usage: &WorkUsage) {
-        if self.counted.contains(&usage.work_id) {
+        let attempt = (usage.work_id.clone(), usage.attempt);
+        if self.counted.contains(&attempt) {
             return;
         }
-        self.counted.push(usage.work_id.clone());
+        self.counted.push(attempt);
         for (model, calls, tokens) in &usage.models {
             self.used.push((model.clone(), usage.caller.clone(), *calls, *tokens));
         }
@@ -227,8 +228,8 @@ impl House {
     pub(crate) async fn count(&self, run: &str) {
         let rows = self.executions().await.into_iter();
         let ended = rows.filter(|row| row.run_id == run && row.status.is_terminal());
-        let ids: Vec<String> = ended.map(|row| row.execution_id).collect();
-        self.delegator.records.executions().counted(THREAD, run, &ids).await.unwrap();
+        let attempts: Vec<_> = ended.map(|row| (row.execution_id, row.attempt)).collect();
+        self.delegator.records.executions().counted(THREAD, run, &attempts).await.unwrap();
     }
 
     /// A run that is expected to end by itself.

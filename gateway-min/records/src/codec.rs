@@ -130,6 +130,10 @@ impl<'r> Cells<'r> {
         })
     }
 
+    pub(super) fn opt_json<T: DeserializeOwned>(&self, column: &'static str) -> sqlx::Result<Option<T>> {
+        self.opt_text(column)?.map(|_| self.json(column)).transpose()
+    }
+
     /// A name from a fixed list.
     pub(super) fn name<T: FromStr>(&self, column: &'static str) -> sqlx::Result<T> {
         self.text(column)?.parse().map_err(|_| self.bad(column, "an unknown name"))

@@ -299,6 +299,14 @@ impl Db {
         self.transact(Scope::EveryThread, work).await
     }
 
+    /// As [`Self::write`], for rows that belong to no thread's lock: in Postgres `work` locks what it reads and changes.
+    pub(super) async fn write_rows<T: Send + 'static>(
+        &self,
+        work: impl for<'a> FnOnce(&'a mut WriteTx<'_>) -> Work<'a, T> + Send + 'static,
+    ) -> Result<T, RecordsError> {
+        self.transact(Scope::Rows, work).await
+    }
+
     async fn transact<T: Send + 'static>(
         &self,
         scope: Scope<'_>,

@@ -19,7 +19,8 @@ pub struct DeletedThread {
 
 impl Records {
     /// Deletes all records of the reserved thread, including the reservation. The work continues if the future is
-    /// dropped; after an error nothing is deleted and the thread is released.
+    /// dropped; after an error nothing is deleted and the thread is released. Only batches are an exception: first they
+    /// are cancelled, and their items deleted a number at a time.
     ///
     /// # Errors
     /// [`RecordsError::Invalid`] if the reservation is not for a deletion, [`RecordsError::NotFound`] if it was recovered
@@ -65,6 +66,8 @@ impl Records {
 
     async fn delete_reserved(&self, reservation: Reservation) -> Result<DeletedThread, RecordsError> {
         let thread_id = reservation.thread_id();
+        self.batches.cancel_of_thread(thread_id).await?;
+        self.batches.delete_items_of_thread(thread_id).await?;
         let (thread, row) = (thread_id.to_owned(), reservation.row_id().to_owned());
         let deleted = self.db.write(thread_id, move |tx| {
             Box::pin(async move {
@@ -76,6 +79,8 @@ impl Records {
                 let events = tx.execute(events).await?;
                 tx.execute(query("DELETE FROM run_frames WHERE thread_id = $1").bind(&thread)).await?;
                 tx.execute(query("DELETE FROM executions WHERE thread_id = $1").bind(&thread)).await?;
+                let batches = query("DELETE FROM subagent_batches WHERE thread_id = $1");
+                tx.execute(batches.bind(&thread)).await?;
                 let threads = query("DELETE FROM threads_meta WHERE thread_id = $1").bind(&thread);
                 let thread = tx.execute(threads).await? > 0;
                 Ok(DeletedThread { thread, runs, events })

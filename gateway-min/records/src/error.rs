@@ -17,6 +17,8 @@ pub enum Entity {
     Reservation,
     /// A row of `executions`.
     Execution,
+    /// A row of `subagent_batches`.
+    Batch,
 }
 
 impl fmt::Display for Entity {
@@ -26,6 +28,7 @@ impl fmt::Display for Entity {
             Self::Run => "Run",
             Self::Reservation => "Reservation",
             Self::Execution => "Execution",
+            Self::Batch => "Batch",
         })
     }
 }

@@ -10,7 +10,7 @@ use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 
 use super::codec::{Cells, JsonObject, name_enum, object_text, time_text};
-use super::db::Db;
+use super::db::{Db, WriteTx};
 use super::error::{Entity, RecordsError};
 use super::query::{FromRow, Row, Sql, query};
 
@@ -19,6 +19,8 @@ name_enum! {
     ExecutionKind ("kind of execution") {
         /// A call of the tool `task`.
         Task = "task",
+        /// An item of a batch.
+        BatchItem = "batch_item",
     }
 }
 
@@ -221,50 +223,7 @@ impl Executions {
     pub async fn open(&self, new: NewExecution) -> Result<Opened, RecordsError> {
         let now = time_text(self.db.clock.now());
         let thread_id = new.thread_id.clone();
-        let opened = self.db.write(&thread_id, move |tx| {
-            Box::pin(async move {
-                let newest =
-                    query("SELECT * FROM executions WHERE execution_id = $1 ORDER BY attempt DESC");
-                let attempts: Vec<ExecutionRow> = tx.fetch_all(newest.bind(&new.execution_id)).await?;
-                let last = attempts.first().map_or(0, |row| row.attempt);
-                let own = attempts.into_iter().find(|row| row.thread_id == new.thread_id);
-                let attempt = match own {
-                    Some(row) if !row.delivered => {
-                        let sql = "UPDATE executions SET run_id = $3 WHERE execution_id = $1 AND attempt = $2";
-                        let sql = query(sql).bind(&row.execution_id).bind(row.attempt).bind(&new.run_id);
-                        tx.execute(sql).await?;
-                        let counted = row.counted || row.run_id == new.run_id;
-                        return Ok(Opened { row: ExecutionRow { run_id: new.run_id, ..row }, counted });
-                    }
-                    _ => last + 1,
-                };
-                let insert = query(
-                    "INSERT INTO executions (execution_id, attempt, thread_id, run_id, parent_execution, kind, \
-                     tool_call_id, child_thread, agent_name, definition_json, definition_digest, description, status, \
-                     usage_json, delivered, counted, deadline, created_at) \
-                     VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, '{}', FALSE, FALSE, $14, $15) \
-                     RETURNING *",
-                )
-                .bind(&new.execution_id)
-                .bind(attempt)
-                .bind(&new.thread_id)
-                .bind(&new.run_id)
-                .bind(&new.parent_execution)
-                .bind(new.kind.as_str())
-                .bind(&new.tool_call_id)
-                .bind(child_thread(&new.execution_id, attempt))
-                .bind(&new.agent_name)
-                .bind(object_text(&new.definition))
-                .bind(&new.definition_digest)
-                .bind(&new.description)
-                .bind(ExecutionStatus::Pending.as_str())
-                .bind(time_text(new.deadline))
-                .bind(&now);
-                let row = tx.fetch_optional(insert).await?.ok_or_else(|| missing(&new.execution_id))?;
-                Ok(Opened { row, counted: false })
-            })
-        });
-        opened.await
+        self.db.write(&thread_id, move |tx| Box::pin(async move { open_in(tx, new, &now).await })).await
     }
 
     /// The execution got a slot, after this many milliseconds, and works with this model. Nothing happens if it has
@@ -361,6 +320,19 @@ impl Executions {
         Ok(taken.await? > 0)
     }
 
+    /// Stores the tokens of an execution that was ended, without them, by somebody else.
+    pub async fn used(
+        &self,
+        row: &ExecutionRow,
+        usage: &BTreeMap<String, ExecutionTokens>,
+    ) -> Result<(), RecordsError> {
+        let sql = query(
+            "UPDATE executions SET usage_json = $3 WHERE execution_id = $1 AND attempt = $2 AND usage_json = '{}'",
+        );
+        let sql = sql.bind(&row.execution_id).bind(row.attempt).bind(object_text(&usage_json(usage)));
+        self.execute(&self.db.unflushed(), row, sql).await
+    }
+
     /// The thread's executions with all attempts, oldest first.
     pub async fn of_thread(&self, thread_id: &str) -> Result<Vec<ExecutionRow>, RecordsError> {
         let sql = "SELECT * FROM executions WHERE thread_id = $1 ORDER BY created_at, execution_id, attempt";
@@ -370,6 +342,55 @@ impl Executions {
     async fn execute(&self, db: &Db, row: &ExecutionRow, sql: Sql) -> Result<(), RecordsError> {
         db.write(&row.thread_id, move |tx| Box::pin(async move { tx.execute(sql).await.map(|_| ()) })).await
     }
+}
+
+/// [`Executions::open`] in a transaction. An attempt at an item of a batch that goes on has its whole time again: it may
+/// have waited for a worker.
+pub(super) async fn open_in(
+    tx: &mut WriteTx<'_>,
+    new: NewExecution,
+    now: &str,
+) -> Result<Opened, RecordsError> {
+    let newest = query("SELECT * FROM executions WHERE execution_id = $1 ORDER BY attempt DESC");
+    let attempts: Vec<ExecutionRow> = tx.fetch_all(newest.bind(&new.execution_id)).await?;
+    let last = attempts.first().map_or(0, |row| row.attempt);
+    let own = attempts.into_iter().find(|row| row.thread_id == new.thread_id);
+    let attempt = match own {
+        Some(row) if !row.delivered => {
+            let deadline = if new.kind == ExecutionKind::BatchItem { new.deadline } else { row.deadline };
+            let sql =
+                "UPDATE executions SET run_id = $3, deadline = $4 WHERE execution_id = $1 AND attempt = $2";
+            let sql = query(sql).bind(&row.execution_id).bind(row.attempt).bind(&new.run_id);
+            tx.execute(sql.bind(time_text(deadline))).await?;
+            let counted = row.counted || row.run_id == new.run_id;
+            return Ok(Opened { row: ExecutionRow { run_id: new.run_id, deadline, ..row }, counted });
+        }
+        _ => last + 1,
+    };
+    let insert = query(
+        "INSERT INTO executions (execution_id, attempt, thread_id, run_id, parent_execution, kind, \
+         tool_call_id, child_thread, agent_name, definition_json, definition_digest, description, status, \
+         usage_json, delivered, counted, deadline, created_at) \
+         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, '{}', FALSE, FALSE, $14, $15) \
+         RETURNING *",
+    )
+    .bind(&new.execution_id)
+    .bind(attempt)
+    .bind(&new.thread_id)
+    .bind(&new.run_id)
+    .bind(&new.parent_execution)
+    .bind(new.kind.as_str())
+    .bind(&new.tool_call_id)
+    .bind(child_thread(&new.execution_id, attempt))
+    .bind(&new.agent_name)
+    .bind(object_text(&new.definition))
+    .bind(&new.definition_digest)
+    .bind(&new.description)
+    .bind(ExecutionStatus::Pending.as_str())
+    .bind(time_text(new.deadline))
+    .bind(now);
+    let row = tx.fetch_optional(insert).await?.ok_or_else(|| missing(&new.execution_id))?;
+    Ok(Opened { row, counted: false })
 }
 
 /// The statement that marks these attempts of a run as counted; `None` if there are none.
@@ -387,7 +408,7 @@ pub(super) fn mark_counted(db: &Db, run_id: &str, attempts: &[(String, i64)]) ->
     Some(sql.build())
 }
 
-fn usage_json(usage: &BTreeMap<String, ExecutionTokens>) -> JsonObject {
+pub(super) fn usage_json(usage: &BTreeMap<String, ExecutionTokens>) -> JsonObject {
     usage.iter().map(|(model, tokens)| (model.clone(), serde_json::json!(tokens))).collect()
 }
 

@@ -9,6 +9,8 @@
 //! | `run_frames` | (`run_id`, `next_seq`, `first_seq`) | the last frames of runs that another process follows, until some time after their end | [`Runs`]; [`Records::delete_thread`] |
 //! | `executions` | (`execution_id`, `attempt`) | every attempt of a subagent at delegated work | [`Executions`]; [`Records::delete_thread`] |
 //! | `store_settings` | `name` | the form in which checkpoints are written | [`Records::agree_on_form`], [`Records::converted`] |
+//! | `subagent_batches` | `id`; unique: `user_id` and `submission_key` | durable batches of delegations | [`Batches`]; [`Records::delete_thread`] |
+//! | `subagent_batch_items` | `id`; unique: `batch_id` and `item_key`, `batch_id` and `position` | their items | [`Batches`]; [`Records::delete_thread`] |
 //! | `subagents` | `name` | the definitions of managed subagents, if `agent_storage.backend` is `db` | [`Subagents`] |
 //! | `run_events` | (`thread_id`, `seq`) | the event feed, if `run_events.backend` is `db` | [`Events`]; [`Records::delete_thread`] |
 //!
@@ -34,6 +36,7 @@
 //! except when a commit itself fails ([`RecordsError::InDoubt`]). A caller whose future is dropped does not learn which;
 //! the methods for which that matters say what to do.
 
+mod batches;
 mod codec;
 mod db;
 mod deletion;
@@ -60,6 +63,11 @@ use std::sync::Arc;
 
 use chrono::{DateTime, TimeDelta, Utc};
 
+pub use batches::{
+    BatchItemRow, BatchItemStatus, BatchRow, BatchStatus, Batches, Claim, Claimed, ClaimedItem,
+    ITEM_CANCELLED, ItemCounts, ItemEnd, ItemResult, LEASE_EXPIRED, LEASE_EXPIRED_LAST, NewBatch,
+    NewBatchItem, RetryOutcome, SubmittedBatch,
+};
 pub use codec::{Clock, JsonObject, UnknownName};
 pub use db::Commits;
 pub use deletion::DeletedThread;
@@ -129,6 +137,7 @@ pub struct Records {
     runs: Runs,
     events: Events,
     executions: Executions,
+    batches: Batches,
 }
 
 impl Records {
@@ -175,6 +184,7 @@ impl Records {
         Self {
             threads: Threads { db: db.clone() },
             executions: Executions { db: db.clone() },
+            batches: Batches { db: db.clone() },
             runs: Runs {
                 db: db.clone(),
                 lease: options.lease.clone().map(Arc::new),
@@ -221,6 +231,11 @@ impl Records {
     /// The executions of subagents.
     pub fn executions(&self) -> &Executions {
         &self.executions
+    }
+
+    /// The durable batches of delegations.
+    pub fn batches(&self) -> &Batches {
+        &self.batches
     }
 
     /// What other processes do with runs, from now on.

@@ -28,7 +28,7 @@ macro_rules! step {
 }
 
 /// Migrations 1, 2, 3 ... A released migration never changes; append new ones.
-const STEPS: [Step; 10] = [
+const STEPS: [Step; 11] = [
     step!("0001", "threads"),
     step!("0002", "runs"),
     step!("0003", "run_events"),
@@ -39,6 +39,7 @@ const STEPS: [Step; 10] = [
     step!("0008", "executions"),
     step!("0009", "subagents"),
     step!("0010", "counted"),
+    step!("0011", "subagent_batches"),
 ];
 
 /// Upgrades a SQLite database to the newest schema: applies all missing migrations or, after an error, none. Concurrent

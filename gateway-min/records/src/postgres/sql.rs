@@ -15,7 +15,7 @@ pub(crate) struct Tables {
 }
 
 /// The table names used in statements.
-const NAMES: [&str; 8] = [
+const NAMES: [&str; 10] = [
     "threads_meta",
     "runs",
     "run_events",
@@ -23,6 +23,8 @@ const NAMES: [&str; 8] = [
     "executions",
     "store_settings",
     "subagents",
+    "subagent_batches",
+    "subagent_batch_items",
     MIGRATIONS,
 ];
 

@@ -17,6 +17,8 @@ pub(crate) enum Scope<'a> {
     Thread(&'a str),
     /// All.
     EveryThread,
+    /// Those that exclude all; others as far as they lock the same rows.
+    Rows,
 }
 
 /// The statements that begin a write transaction. The server ends it if its process stalls, so that others do not wait
@@ -30,6 +32,7 @@ pub(crate) fn begin(tables: &Tables, scope: Scope<'_>) -> AssertSqlSafe<String> 
             tables.lock(thread_id)
         ),
         Scope::EveryThread => format!("SELECT pg_advisory_xact_lock({every_thread})"),
+        Scope::Rows => format!("SELECT pg_advisory_xact_lock_shared({every_thread})"),
     };
     AssertSqlSafe(format!(
         "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL idle_in_transaction_session_timeout = '5s'; \
@@ -53,7 +56,7 @@ impl Pool {
     pub(crate) async fn begin(&self, scope: Scope<'_>) -> Result<Transaction, sqlx::Error> {
         let turn = match scope {
             Scope::Thread(thread_id) => Some(self.turn(thread_id).await?),
-            Scope::EveryThread => None,
+            Scope::EveryThread | Scope::Rows => None,
         };
         let held = match self.begun(scope).await {
             // Nothing was written yet.

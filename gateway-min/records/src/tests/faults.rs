@@ -150,10 +150,39 @@ async fn events_in_the_database() {
     assert_eq!(events.list(&EventQuery::new("t", "s2")).await.unwrap().last().unwrap().seq, 8);
 }
 
+#[tokio::test]
+async fn batches() {
+    let fixture = fixture().await;
+    let (records, batches) = (&fixture.records, fixture.records.batches());
+    let lease = TimeDelta::seconds(30);
+    let new = || NewBatch { max_attempts: 1, ..super::batches::batch("b", 3, 3, 3) };
+    // The owner, the time, the batch, the items, and reading both.
+    every_statement_fails_once(records, 7, async || batches.submit(new()).await).await;
+    // The lock, the time, two kinds of expired leases, what is unfinished, counts, promotion, the claim, the batch.
+    let claim = async || batches.claim("b", "a", lease, 3, true).await;
+    for k in 1..=9 {
+        let before = dump(records).await;
+        records.db.fault.arm(k);
+        claim().await.unwrap_err();
+        assert_eq!(dump(records).await, before, "statement {k}");
+    }
+    let items = claim().await.unwrap().unwrap().items;
+    let end = super::batches::succeeded("x");
+    let done = async || batches.finalize(&items[0].claim, end.clone(), None).await.map(|done| assert!(done));
+    every_statement_fails_once(records, 5, done).await;
+    let failed = super::batches::failed("x");
+    let done =
+        async || batches.finalize(&items[1].claim, failed.clone(), None).await.map(|done| assert!(done));
+    every_statement_fails_once(records, 5, done).await;
+    let retry = async || batches.retry("b", &items[1].claim.item_id).await;
+    every_statement_fails_once(records, 5, retry).await;
+    every_statement_fails_once(records, 6, async || batches.cancel("b").await).await;
+}
+
 /// A failed deletion releases the thread, so everything but that must be unchanged.
 #[tokio::test]
 async fn a_deletion() {
-    for (backend, statements) in [(EventBackend::Database, 7), (EventBackend::Memory, 7)] {
+    for (backend, statements) in [(EventBackend::Database, 8), (EventBackend::Memory, 8)] {
         let fixture = fixture_with(backend).await;
         let records = &fixture.records;
         create_thread(records, "t").await;

@@ -138,6 +138,21 @@ impl Fixture {
             .await
     }
 
+    /// Lets time pass for leases. The server's clock in Postgres cannot be moved, so there the leases are.
+    pub(super) async fn pass_seconds(&self, seconds: i64) {
+        self.clock.advance_seconds(seconds);
+        if self.records.db.dialect() == Dialect::Sqlite {
+            return;
+        }
+        let text = format!(
+            "UPDATE subagent_batch_items SET lease_expires_at = to_char((lease_expires_at::timestamptz - interval \
+             '{seconds} seconds') AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US') || '+00:00' \
+             WHERE lease_expires_at IS NOT NULL"
+        );
+        let sql = self.records.db.builder(&text).build();
+        self.records.db.write_everywhere(move |tx| Box::pin(tx.execute(sql))).await.unwrap();
+    }
+
     /// Opens the same location as another process would.
     pub(super) async fn reopen(&self, event_backend: EventBackend) -> Records {
         self.place.open(options(&self.clock, event_backend)).await
@@ -285,6 +300,8 @@ pub(super) async fn dump(records: &Records) -> Vec<String> {
         ),
         ("'frames', run_id, thread_id, first_seq, next_seq, frames, ends, created_at", "run_frames"),
         ("'subagent', name, definition", "subagents"),
+        ("'batch', id, thread_id, status, total_items", "subagent_batches"),
+        ("'item', id, batch_id, status, attempt", "subagent_batch_items"),
     ] {
         let row = match records.db.dialect() {
             Dialect::Sqlite => format!("json_array({columns})"),

@@ -3,6 +3,10 @@
 
 #[path = "../admission.rs"]
 mod admission;
+#[path = "../batches.rs"]
+mod batches;
+#[path = "../batches_model.rs"]
+mod batches_model;
 mod connections;
 #[path = "../deletion.rs"]
 mod deletion;

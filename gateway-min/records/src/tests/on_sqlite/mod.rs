@@ -2,6 +2,10 @@
 
 #[path = "../admission.rs"]
 mod admission;
+#[path = "../batches.rs"]
+mod batches;
+#[path = "../batches_model.rs"]
+mod batches_model;
 #[path = "../deletion.rs"]
 mod deletion;
 #[path = "../dropped.rs"]

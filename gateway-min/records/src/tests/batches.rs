@@ -1,0 +1,467 @@
+use std::collections::BTreeMap;
+
+use chrono::TimeDelta;
+use serde_json::json;
+
+use super::support::*;
+use crate::BatchItemStatus::{Cancelled, Failed, Leased, Pending, Queued, Running, Succeeded};
+use crate::*;
+
+const LEASE: TimeDelta = TimeDelta::seconds(35);
+
+pub(super) fn batch(id: &str, items: usize, live: u32, running: u32) -> NewBatch {
+    NewBatch {
+        id: id.to_owned(),
+        thread_id: "t".to_owned(),
+        run_id: "r".to_owned(),
+        tool_call_id: "call_0".to_owned(),
+        submission_key: id.to_owned(),
+        title: "Files".to_owned(),
+        subagent_type: "bash".to_owned(),
+        max_live_items: live,
+        max_running_items: running,
+        max_attempts: 2,
+        execution_spec: object(json!({"secret": 1})),
+        items: (0..items).map(|n| item(&format!("k{n}"))).collect(),
+    }
+}
+
+fn item(key: &str) -> NewBatchItem {
+    NewBatchItem { key: key.to_owned(), prompt: format!("do {key}"), acceptance_criteria: None }
+}
+
+pub(super) fn succeeded(result: &str) -> ItemEnd {
+    let result = ItemResult::Succeeded {
+        result: result.to_owned(),
+        preview: result.chars().take(2).collect(),
+        truncated: false,
+        verdict: Some(json!({"all_hold": true})),
+    };
+    let tokens = ExecutionTokens { input_tokens: 1, output_tokens: 2, total_tokens: 3 };
+    ItemEnd { result, model_name: Some("m".into()), stop_reason: None, token_usage: Some(tokens) }
+}
+
+pub(super) fn failed(error: &str) -> ItemEnd {
+    let result = ItemResult::Failed { error: error.to_owned() };
+    ItemEnd {
+        result,
+        model_name: Some("m".into()),
+        stop_reason: Some("turn_capped".into()),
+        token_usage: None,
+    }
+}
+
+async fn claim(records: &Records, batch: &str, owner: &str, most: usize) -> Vec<ClaimedItem> {
+    records.batches().claim(batch, owner, LEASE, most, true).await.unwrap().unwrap().items
+}
+
+async fn status(records: &Records, batch: &str) -> BatchStatus {
+    records.batches().get(batch).await.unwrap().unwrap().status
+}
+
+async fn items(records: &Records, batch: &str) -> Vec<BatchItemRow> {
+    records.batches().items(batch, None, 0, 10_000).await.unwrap()
+}
+
+async fn counts(records: &Records, batch: &str) -> ItemCounts {
+    records.batches().counts(&[batch.to_owned()]).await.unwrap().remove(batch).unwrap_or_default()
+}
+
+async fn statuses(records: &Records, batch: &str) -> Vec<BatchItemStatus> {
+    items(records, batch).await.into_iter().map(|item| item.status).collect()
+}
+
+fn execution(fixture: &Fixture, claim: &Claim) -> NewExecution {
+    NewExecution {
+        execution_id: claim.item_id.clone(),
+        thread_id: "t".to_owned(),
+        run_id: "r".to_owned(),
+        parent_execution: None,
+        kind: ExecutionKind::BatchItem,
+        tool_call_id: "call_0".to_owned(),
+        agent_name: "bash".to_owned(),
+        definition: object(json!({"name": "bash"})),
+        definition_digest: "d".to_owned(),
+        description: "look".to_owned(),
+        deadline: fixture.clock.now() + TimeDelta::seconds(5),
+    }
+}
+
+#[tokio::test]
+async fn a_batch_of_5000_is_submitted_with_a_few_statements_and_once() {
+    let fixture = fixture().await;
+    let records = &fixture.records;
+    let before = records.commits().statements();
+    let submitted = records.batches().submit(batch("b", 5000, 100, 3)).await.unwrap();
+    assert!(submitted.is_new);
+    assert_eq!((submitted.batch.status, submitted.batch.total_items), (BatchStatus::Queued, 5000));
+    assert_eq!(submitted.counts.of(Pending), 5000);
+    let statements = records.commits().statements() - before;
+    assert!(statements <= 20, "{statements} statements");
+    // The same key again, with other items: the first one, as it is by now.
+    claim(records, "b", "a", 1).await;
+    let again = NewBatch { id: "other".into(), ..batch("b", 2, 1, 1) };
+    let again = records.batches().submit(again).await.unwrap();
+    assert!(!again.is_new);
+    assert_eq!((again.batch.id.as_str(), again.batch.total_items), ("b", 5000));
+    assert_eq!((again.counts.of(Leased), again.counts.of(Queued)), (1, 99));
+    assert_eq!(again.counts.of(Pending), 4900);
+    let refused = records.batches().submit(batch("c", 0, 1, 1)).await.unwrap_err();
+    assert!(matches!(refused, RecordsError::Invalid { .. }), "{refused}");
+}
+
+#[tokio::test]
+async fn s50_windows_limit_what_is_live_and_what_is_at_work() {
+    let fixture = fixture().await;
+    let records = &fixture.records;
+    records.batches().submit(batch("b", 4, 2, 1)).await.unwrap();
+    let claimed = records.batches().claim("b", "a", LEASE, 9, true).await.unwrap().unwrap();
+    assert_eq!(claimed.batch.status, BatchStatus::Running);
+    assert_eq!(claimed.items.iter().map(|item| item.item_key.as_str()).collect::<Vec<_>>(), ["k0"]);
+    let counts = counts(records, "b").await;
+    assert_eq!((counts.of(Pending), counts.of(Queued), counts.of(Leased)), (2, 1, 1));
+    assert!(claim(records, "b", "b", 9).await.is_empty(), "one at work is the most");
+    assert!(records.batches().claimable().await.unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn s51_an_expired_lease_is_claimed_again_and_fails_after_the_last_attempt() {
+    let fixture = fixture().await;
+    let records = &fixture.records;
+    records.batches().submit(batch("b", 1, 1, 1)).await.unwrap();
+    let first = claim(records, "b", "a", 1).await.remove(0);
+    let new = execution(&fixture, &first.claim);
+    let opened = records.batches().launch(&first.claim, LEASE, new).await.unwrap().unwrap();
+    assert!(records.batches().running(&first.claim).await.unwrap());
+    assert!(records.batches().claimable().await.unwrap().is_empty());
+    fixture.pass_seconds(40).await;
+    assert_eq!(records.batches().claimable().await.unwrap(), ["b"]);
+    let second = claim(records, "b", "b", 1).await.remove(0);
+    assert_eq!((&second.claim.item_id, second.claim.attempt), (&first.claim.item_id, 2));
+    // It goes on with the same execution, on the same thread, and has its whole time again.
+    let new = execution(&fixture, &second.claim);
+    let next = records.batches().launch(&second.claim, LEASE, new).await.unwrap().unwrap();
+    assert_eq!((next.row.attempt, &next.row.child_thread), (1, &opened.row.child_thread));
+    assert_eq!(next.row.deadline, fixture.clock.now() + TimeDelta::seconds(5));
+    fixture.pass_seconds(40).await;
+    assert!(claim(records, "b", "c", 1).await.is_empty());
+    let item = items(records, "b").await.remove(0);
+    assert_eq!((item.status, item.error.as_deref()), (Failed, Some(LEASE_EXPIRED_LAST)));
+    assert_eq!(status(records, "b").await, BatchStatus::Failed, "the batch ends as well");
+    let row = records.executions().of_thread("t").await.unwrap().remove(0);
+    assert_eq!((row.status, row.delivered), (ExecutionStatus::Failed, true));
+}
+
+#[tokio::test]
+async fn s52_nothing_late_counts() {
+    let fixture = fixture().await;
+    let (records, batches) = (&fixture.records, fixture.records.batches());
+    batches.submit(batch("b", 2, 2, 2)).await.unwrap();
+    let mut late = claim(records, "b", "a", 2).await;
+    let (late, cancelled) = (late.remove(0).claim, late.remove(0).claim);
+    fixture.pass_seconds(40).await;
+    // Also before anybody else has it.
+    let refused = async |claim: &Claim| {
+        assert!(!batches.renew(claim, LEASE).await.unwrap());
+        assert!(!batches.running(claim).await.unwrap());
+        assert!(!batches.release(claim).await.unwrap());
+        assert!(!batches.finalize(claim, succeeded("late"), None).await.unwrap());
+        assert!(batches.launch(claim, LEASE, execution(&fixture, claim)).await.unwrap().is_none());
+        assert!(batches.held(vec![claim.clone()]).await.unwrap().is_empty());
+    };
+    refused(&late).await;
+    let taken = claim(records, "b", "b", 1).await.remove(0).claim;
+    refused(&late).await;
+    // A claim with the same attempt and another name is another claim.
+    refused(&Claim { owner: "a".into(), ..taken.clone() }).await;
+    assert_eq!(batches.held(vec![taken.clone(), late]).await.unwrap(), std::slice::from_ref(&taken));
+    batches.cancel("b").await.unwrap();
+    refused(&taken).await;
+    refused(&cancelled).await;
+    assert_eq!(statuses(records, "b").await, [Cancelled, Cancelled]);
+    assert!(items(records, "b").await.iter().all(|item| item.result_preview.is_none()));
+}
+
+#[tokio::test]
+async fn s53_failures_are_tried_again_and_the_items_decide_how_the_batch_ends() {
+    let fixture = fixture().await;
+    let (records, batches) = (&fixture.records, fixture.records.batches());
+    for (ends, expected) in [
+        (["no", "no"], BatchStatus::Failed),
+        (["no", "yes"], BatchStatus::Completed),
+        (["yes", "yes"], BatchStatus::Completed),
+    ] {
+        let id = format!("b-{}", ends.join("-"));
+        batches.submit(batch(&id, 2, 2, 2)).await.unwrap();
+        for attempt in 1..=2 {
+            for item in claim(records, &id, &format!("a{attempt}"), 2).await {
+                assert_eq!(item.claim.attempt, attempt);
+                let position = usize::try_from(item.position).unwrap();
+                let end = if ends[position] == "yes" { succeeded("done") } else { failed("no") };
+                assert!(batches.finalize(&item.claim, end, None).await.unwrap());
+                let row = items(records, &id).await.remove(position);
+                if ends[position] == "no" && attempt == 1 {
+                    assert_eq!(
+                        (row.status, row.error.as_deref(), row.started_at),
+                        (Queued, Some("no"), None)
+                    );
+                }
+            }
+        }
+        let row = batches.get(&id).await.unwrap().unwrap();
+        assert_eq!((row.status, row.completed_at.is_some()), (expected, true), "{ends:?}");
+    }
+}
+
+#[tokio::test]
+async fn s54_a_released_item_has_its_attempt_back() {
+    let fixture = fixture().await;
+    let (records, batches) = (&fixture.records, fixture.records.batches());
+    batches.submit(batch("b", 1, 1, 1)).await.unwrap();
+    for name in ["a", "b", "c"] {
+        let item = claim(records, "b", name, 1).await.remove(0);
+        assert_eq!(item.claim.attempt, 1);
+        assert!(batches.release(&item.claim).await.unwrap());
+        let row = items(records, "b").await.remove(0);
+        assert_eq!((row.status, row.attempt, row.started_at), (Queued, 0, None));
+        assert!(
+            !batches.finalize(&item.claim, succeeded("x"), None).await.unwrap(),
+            "it is not its own any more"
+        );
+    }
+}
+
+#[tokio::test]
+async fn s55_a_paused_batch_starts_nothing_and_ends_what_runs() {
+    let fixture = fixture().await;
+    let (records, batches) = (&fixture.records, fixture.records.batches());
+    batches.submit(batch("b", 2, 2, 1)).await.unwrap();
+    let item = claim(records, "b", "a", 1).await.remove(0);
+    assert_eq!(batches.pause("b").await.unwrap().unwrap().status, BatchStatus::Paused);
+    assert!(batches.running(&item.claim).await.unwrap());
+    assert!(batches.finalize(&item.claim, succeeded("x"), None).await.unwrap());
+    assert_eq!(status(records, "b").await, BatchStatus::Paused, "an end does not resume it");
+    assert!(claim(records, "b", "b", 1).await.is_empty());
+    assert!(batches.claimable().await.unwrap().is_empty());
+    assert_eq!(batches.resume("b").await.unwrap().unwrap().status, BatchStatus::Queued);
+    let last = claim(records, "b", "c", 1).await.remove(0);
+    batches.pause("b").await.unwrap();
+    assert!(batches.finalize(&last.claim, succeeded("x"), None).await.unwrap());
+    assert_eq!(status(records, "b").await, BatchStatus::Completed, "the last item ends a paused batch");
+    for changed in [batches.pause("b").await, batches.resume("b").await, batches.cancel("b").await] {
+        assert_eq!(changed.unwrap().unwrap().status, BatchStatus::Completed);
+    }
+    assert_eq!(batches.pause("none").await.unwrap(), None);
+}
+
+/// A lease that expires in a paused batch is noticed, and ends the batch if it was the last attempt of the last item.
+#[tokio::test]
+async fn an_expired_lease_of_a_paused_batch_is_recovered() {
+    let fixture = fixture().await;
+    let (records, batches) = (&fixture.records, fixture.records.batches());
+    batches.submit(NewBatch { max_attempts: 1, ..batch("b", 1, 1, 1) }).await.unwrap();
+    claim(records, "b", "a", 1).await;
+    batches.pause("b").await.unwrap();
+    fixture.pass_seconds(40).await;
+    assert_eq!(batches.claimable().await.unwrap(), ["b"]);
+    claim(records, "b", "b", 0).await;
+    assert_eq!(
+        (statuses(records, "b").await, status(records, "b").await),
+        (vec![Failed], BatchStatus::Failed)
+    );
+}
+
+#[tokio::test]
+async fn s57_only_failed_items_of_batches_that_are_not_cancelled_are_tried_again() {
+    let fixture = fixture().await;
+    let (records, batches) = (&fixture.records, fixture.records.batches());
+    batches.submit(NewBatch { max_attempts: 1, ..batch("b", 3, 3, 3) }).await.unwrap();
+    let claimed = claim(records, "b", "a", 3).await;
+    let new = execution(&fixture, &claimed[0].claim);
+    let opened = batches.launch(&claimed[0].claim, LEASE, new).await.unwrap().unwrap();
+    let end = ExecutionEnd {
+        status: ExecutionStatus::Failed,
+        error: Some("no".into()),
+        stop_reason: None,
+        usage: BTreeMap::new(),
+    };
+    assert!(batches.finalize(&claimed[0].claim, failed("no"), Some((opened.row, end))).await.unwrap());
+    assert!(batches.finalize(&claimed[1].claim, succeeded("yes"), None).await.unwrap());
+    let rows = items(records, "b").await;
+    for refused in [&rows[1].id, &rows[2].id, "none"] {
+        assert_eq!(batches.retry("b", refused).await.unwrap(), RetryOutcome::Refused);
+    }
+    fixture.clock.advance_seconds(1);
+    let RetryOutcome::Retried(row) = batches.retry("b", &rows[0].id).await.unwrap() else {
+        panic!("refused")
+    };
+    let fresh = BatchItemRow {
+        status: Pending,
+        attempt: 0,
+        model_name: None,
+        error: None,
+        stop_reason: None,
+        started_at: None,
+        completed_at: None,
+        updated_at: row.updated_at,
+        ..rows[0].clone()
+    };
+    assert_eq!(*row, fresh, "as if it were new");
+    assert_eq!(status(records, "b").await, BatchStatus::Running, "another item is at work");
+    // A new attempt is a new execution.
+    let again = claim(records, "b", "b", 3).await.remove(0).claim;
+    let new = execution(&fixture, &again);
+    let opened = batches.launch(&again, LEASE, new).await.unwrap().unwrap();
+    assert_eq!((opened.row.attempt, opened.row.status), (2, ExecutionStatus::Pending));
+    batches.pause("b").await.unwrap();
+    assert!(batches.finalize(&again, failed("no"), None).await.unwrap());
+    let retried = batches.retry("b", &rows[0].id).await.unwrap();
+    assert!(matches!(retried, RetryOutcome::Retried(_)));
+    assert_eq!(status(records, "b").await, BatchStatus::Paused, "it stays paused");
+    batches.resume("b").await.unwrap();
+    let again = claim(records, "b", "c", 3).await.remove(0).claim;
+    assert!(batches.finalize(&again, failed("no"), None).await.unwrap());
+    assert!(batches.finalize(&claimed[2].claim, failed("no"), None).await.unwrap());
+    assert_eq!(status(records, "b").await, BatchStatus::Completed);
+    batches.retry("b", &rows[0].id).await.unwrap();
+    let row = batches.get("b").await.unwrap().unwrap();
+    assert_eq!((row.status, row.completed_at), (BatchStatus::Queued, None));
+    batches.cancel("b").await.unwrap();
+    assert_eq!(batches.retry("b", &rows[2].id).await.unwrap(), RetryOutcome::Refused, "it is cancelled");
+}
+
+#[tokio::test]
+async fn cancelling_ends_items_and_executions_at_once() {
+    let fixture = fixture().await;
+    let (records, batches) = (&fixture.records, fixture.records.batches());
+    batches.submit(batch("b", 3, 3, 2)).await.unwrap();
+    let claimed = claim(records, "b", "a", 2).await;
+    let new = execution(&fixture, &claimed[0].claim);
+    let opened = batches.launch(&claimed[0].claim, LEASE, new).await.unwrap().unwrap();
+    assert!(batches.finalize(&claimed[1].claim, succeeded("yes"), None).await.unwrap());
+    let row = batches.cancel("b").await.unwrap().unwrap();
+    assert_eq!((row.status, row.completed_at.is_some()), (BatchStatus::Cancelled, true));
+    assert_eq!(statuses(records, "b").await, [Cancelled, Succeeded, Cancelled]);
+    assert_eq!(items(records, "b").await[0].error.as_deref(), Some(ITEM_CANCELLED));
+    let ended = records.executions().of_thread("t").await.unwrap().remove(0);
+    assert_eq!((ended.status, ended.error.as_deref()), (ExecutionStatus::Cancelled, Some(ITEM_CANCELLED)));
+    // What it had used is added once.
+    let tokens = |total_tokens| ExecutionTokens { total_tokens, ..ExecutionTokens::default() };
+    records.executions().used(&opened.row, &BTreeMap::from([("m".into(), tokens(7))])).await.unwrap();
+    records.executions().used(&opened.row, &BTreeMap::from([("m".into(), tokens(9))])).await.unwrap();
+    assert_eq!(records.executions().of_thread("t").await.unwrap()[0].tokens(), Some(tokens(7)));
+}
+
+#[tokio::test]
+async fn s58_results_are_in_the_export_alone_and_pages_are_complete() {
+    let fixture = fixture().await;
+    let (records, batches) = (&fixture.records, fixture.records.batches());
+    batches.submit(batch("b", 1200, 1200, 1000)).await.unwrap();
+    let first = claim(records, "b", "a", 1).await.remove(0);
+    assert!(batches.finalize(&first.claim, succeeded("long result"), None).await.unwrap());
+    let item = items(records, "b").await.remove(0);
+    assert_eq!(item.result_preview.as_deref(), Some("lo"));
+    assert_eq!(item.token_usage.unwrap().total_tokens, 3);
+    let mut positions = Vec::new();
+    let mut after = None;
+    loop {
+        let page = batches.results("b", after, 500).await.unwrap();
+        let Some((last, _)) = page.last() else { break };
+        after = Some(last.position);
+        if positions.is_empty() {
+            assert_eq!(page[0].1.as_deref(), Some("long result"));
+        }
+        positions.extend(page.iter().map(|(item, _)| item.position));
+    }
+    assert_eq!(positions, (0..1200).collect::<Vec<_>>());
+    let mut pages = Vec::new();
+    for offset in [0, 500, 1000, 1500] {
+        pages.extend(
+            batches.items("b", None, offset, 500).await.unwrap().into_iter().map(|item| item.position),
+        );
+    }
+    assert_eq!(pages, positions);
+    assert_eq!(batches.items("b", Some(Succeeded), 0, 500).await.unwrap().len(), 1);
+    assert_eq!(batches.items("b", Some(Running), 0, 500).await.unwrap().len(), 0);
+    let newest = NewBatch { submission_key: "other".into(), ..batch("c", 1, 1, 1) };
+    batches.submit(newest).await.unwrap();
+    assert_eq!(batches.of_thread("t", 20).await.unwrap().len(), 2);
+    assert_eq!(batches.of_thread("t", 1).await.unwrap().len(), 1);
+    assert_eq!(batches.of_thread("other", 20).await.unwrap().len(), 0);
+}
+
+/// Several processes claim at once: each item once, and none is left while there is room.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn claims_of_several_processes_never_overlap() {
+    let fixture = fixture().await;
+    fixture.records.batches().submit(batch("b", 60, 60, 50)).await.unwrap();
+    let mut workers = Vec::new();
+    for worker in 0..5 {
+        let records = fixture.reopen(EventBackend::Memory).await;
+        workers.push(tokio::spawn(async move {
+            let mut claimed = Vec::new();
+            for n in 0..5 {
+                let owner = format!("w{worker}:{n}");
+                let batches = records.batches();
+                let some = batches.claim("b", &owner, LEASE, 3, n % 2 == 0).await.unwrap();
+                claimed.extend(some.into_iter().flat_map(|some| some.items).map(|item| item.position));
+            }
+            claimed
+        }));
+    }
+    let mut all = Vec::new();
+    for worker in workers {
+        all.extend(worker.await.unwrap());
+    }
+    all.sort_unstable();
+    let claimed = all.len();
+    all.dedup();
+    assert_eq!(all.len(), claimed, "an item was claimed twice");
+    let rest = claim(&fixture.records, "b", "last", 99).await.len();
+    assert_eq!(claimed + rest, 50, "as many as may run");
+}
+
+/// The last two items end at the same time: one of them ends the batch.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn the_last_items_end_the_batch_also_if_they_end_together() {
+    let fixture = fixture().await;
+    for round in 0..10 {
+        let id = format!("b{round}");
+        fixture.records.batches().submit(batch(&id, 8, 8, 8)).await.unwrap();
+        let mut ends = Vec::new();
+        for item in claim(&fixture.records, &id, "a", 8).await {
+            let records = fixture.records.clone();
+            ends.push(tokio::spawn(async move {
+                records.batches().finalize(&item.claim, succeeded("x"), None).await.unwrap()
+            }));
+        }
+        for end in ends {
+            assert!(soon(end).await.unwrap());
+        }
+        assert_eq!(status(&fixture.records, &id).await, BatchStatus::Completed);
+    }
+}
+
+#[tokio::test]
+async fn a_large_batch_is_deleted_with_its_thread_and_its_workers_notice() {
+    let fixture = fixture().await;
+    let (records, batches) = (&fixture.records, fixture.records.batches());
+    create_thread(records, "t").await;
+    let others = NewBatch { thread_id: "kept".into(), ..batch("kept", 2, 2, 2) };
+    batches.submit(others).await.unwrap();
+    batches.submit(batch("b", 5000, 100, 10)).await.unwrap();
+    let claimed = claim(records, "b", "a", 10).await;
+    let reservation = records.runs().reserve("t", WriterKind::Delete).await.unwrap();
+    records.delete_thread(reservation).await.unwrap();
+    assert!(batches.held(claimed.iter().map(|item| item.claim.clone()).collect()).await.unwrap().is_empty());
+    for item in claimed {
+        let new = execution(&fixture, &item.claim);
+        assert!(batches.launch(&item.claim, LEASE, new).await.unwrap().is_none());
+        assert!(!batches.finalize(&item.claim, succeeded("x"), None).await.unwrap());
+        assert!(!batches.exists(&item.claim.item_id).await.unwrap());
+    }
+    assert_eq!(batches.get("b").await.unwrap(), None);
+    assert!(records.executions().of_thread("t").await.unwrap().is_empty());
+    assert_eq!(batches.claimable().await.unwrap(), ["kept"]);
+    assert_eq!(items(records, "kept").await.len(), 2);
+}

@@ -39,6 +39,7 @@ pub use self::clarification::{asks, questions};
 use self::pool::blocking;
 pub use crate::model::ToolSpec;
 pub use crate::model::message::ToolStatus;
+pub use output::HeadAndTail;
 pub use process_group::ProcessGroup;
 pub use reports::{Nested, NestedEvent, Report, Reports, WorkUsage};
 pub use toolbox::{ToolAnswer, Toolbox};

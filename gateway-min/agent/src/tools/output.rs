@@ -17,7 +17,7 @@ pub(super) fn cut(text: String, max_chars: usize) -> String {
 }
 
 /// Collects bytes, keeping the first and the last ones if there are too many.
-pub(super) struct HeadAndTail {
+pub struct HeadAndTail {
     head: Vec<u8>,
     tail: std::collections::VecDeque<u8>,
     half: usize,
@@ -26,14 +26,15 @@ pub(super) struct HeadAndTail {
 
 impl HeadAndTail {
     /// Keeps enough bytes that the text has at most `max_chars` characters, including the notice.
-    pub(super) fn new(max_chars: usize) -> Self {
+    pub fn new(max_chars: usize) -> Self {
         /// Space reserved for the notice.
         const NOTICE_CHARS: usize = 80;
         let half = max_chars.saturating_sub(NOTICE_CHARS) / 2;
         Self { head: Vec::new(), tail: std::collections::VecDeque::new(), half, dropped: 0 }
     }
 
-    pub(super) fn push(&mut self, bytes: &[u8]) {
+    /// Adds bytes at the end.
+    pub fn push(&mut self, bytes: &[u8]) {
         let (head, rest) = bytes.split_at(bytes.len().min(self.half - self.head.len()));
         self.head.extend_from_slice(head);
         self.tail.extend(rest);
@@ -43,7 +44,7 @@ impl HeadAndTail {
     }
 
     /// The text, with a notice in place of what was dropped. Invalid UTF-8 becomes U+FFFD.
-    pub(super) fn into_text(mut self) -> String {
+    pub fn into_text(mut self) -> String {
         let tail = self.tail.make_contiguous();
         if self.dropped == 0 {
             self.head.extend_from_slice(tail);

@@ -1,0 +1,165 @@
+//! One call of an external agent, from its start to the end of its last process.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde_json::{Value as Json, json};
+use threadkeep_agent::tools::HeadAndTail;
+use threadkeep_config::AcpAgent;
+use threadkeep_processes::{Guard, Guarded, Program, SpawnError};
+use tokio::process::{ChildStdin, ChildStdout};
+use tokio::time::{Instant, timeout, timeout_at};
+use tokio_util::sync::CancellationToken;
+
+use crate::connection::{Connection, Dialogue, RequestError, Sent};
+use crate::protocol::{self, Initialized, Prompted, SessionCreated, VERSION};
+
+/// How long an agent has to stop by itself when its prompt is cancelled. With the time that its processes then have to end
+/// it is less than three seconds.
+pub(crate) const CANCEL_WITHIN: Duration = Duration::from_secs(2);
+
+/// An agent that said nothing.
+const NO_RESPONSE: &str = "(no response)";
+/// The reason to stop of an agent that has done what it was asked for.
+const END_TURN: &str = "end_turn";
+/// The longest note about the reason for which an agent stopped, in characters.
+const NOTE_MAX: usize = 160;
+/// How much of an agent's standard error is shown.
+const SAID_MAX: usize = 500;
+
+/// What is to be done, and by whom.
+pub(crate) struct Invocation<'a> {
+    pub(crate) guard: &'a Guard,
+    pub(crate) agent: &'a AcpAgent,
+    pub(crate) prompt: &'a str,
+    /// The agent's working directory: absolute, and there.
+    pub(crate) directory: PathBuf,
+    /// The MCP servers that it may use, as the protocol describes them.
+    pub(crate) servers: &'a [Json],
+    /// The longest answer, in characters.
+    pub(crate) max_chars: usize,
+    pub(crate) cancel: CancellationToken,
+}
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum InvocationError {
+    #[error("it took longer than it may")]
+    TimedOut,
+    #[error("the run was cancelled")]
+    Cancelled,
+    #[error(transparent)]
+    Spawn(#[from] SpawnError),
+    #[error(transparent)]
+    Request(#[from] RequestError),
+    #[error("it speaks version {0} of the Agent Client Protocol; version {VERSION} is supported")]
+    Version(String),
+    /// One of the above, and the end of what the agent wrote to its standard error.
+    #[error("{error}. The end of its standard error: {said}")]
+    Explained { error: Box<InvocationError>, said: String },
+}
+
+/// A prompt that the agent works on.
+struct Prompting {
+    session: String,
+    sent: Sent,
+}
+
+impl Invocation<'_> {
+    /// Calls the agent and returns its answer. When this returns, none of its processes is left. Nothing is left either, a
+    /// little later, if the future is dropped.
+    pub(crate) async fn carry_out(&self) -> Result<String, InvocationError> {
+        let deadline = Instant::now() + Duration::from_secs(self.agent.timeout_seconds);
+        let (guarded, stdin, stdout) = self.guard.spawn(&self.program())?;
+        let mut connection = Connection::new(stdout, stdin);
+        let mut dialogue = Dialogue {
+            approve: self.agent.auto_approve_permissions,
+            said: HeadAndTail::new(self.max_chars.saturating_sub(NOTE_MAX)),
+            has_said: false,
+        };
+        let mut prompting = None;
+        let ended = tokio::select! {
+            ended = timeout_at(deadline, self.talk(&mut connection, &mut dialogue, &mut prompting)) => {
+                ended.unwrap_or(Err(InvocationError::TimedOut))
+            }
+            () = self.cancel.cancelled() => Err(InvocationError::Cancelled),
+        };
+        if let (Err(InvocationError::TimedOut | InvocationError::Cancelled), Some(prompting)) = (&ended, prompting) {
+            cancel(&mut connection, &mut dialogue, &prompting).await;
+        }
+        let said = end(guarded, connection).await;
+        match ended {
+            Ok(stop_reason) => Ok(text(dialogue, &stop_reason)),
+            Err(error @ InvocationError::Request(_)) if !said.is_empty() => {
+                Err(InvocationError::Explained { error: Box::new(error), said })
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    fn program(&self) -> Program {
+        Program {
+            command: self.agent.command.clone(),
+            args: self.agent.args.clone(),
+            env: self.agent.env.clone(),
+            directory: self.directory.clone(),
+        }
+    }
+
+    /// The dialogue, up to the reason for which the agent stops.
+    async fn talk(
+        &self,
+        connection: &mut Connection<ChildStdout, ChildStdin>,
+        dialogue: &mut Dialogue,
+        prompting: &mut Option<Prompting>,
+    ) -> Result<String, InvocationError> {
+        let sent = connection.send("initialize", &protocol::initialize());
+        let Initialized { protocol_version, agent_capabilities } = connection.answer(sent, dialogue).await?;
+        if protocol_version != Some(VERSION) {
+            let version = protocol_version.map_or_else(|| "no".to_owned(), |version| version.to_string());
+            return Err(InvocationError::Version(version));
+        }
+        // Servers without a type are on standard input and output, which every agent can use.
+        let can_use = |server: &&Json| server["type"].is_null() || agent_capabilities.mcp_capabilities.http;
+        let servers: Vec<Json> = self.servers.iter().filter(can_use).cloned().collect();
+        let params = protocol::new_session(&self.directory, &servers, self.agent.model.as_deref());
+        let sent = connection.send("session/new", &params);
+        let SessionCreated { session_id } = connection.answer(sent, dialogue).await?;
+        let sent = connection.send("session/prompt", &protocol::prompt(&session_id, self.prompt));
+        *prompting = Some(Prompting { session: session_id, sent });
+        let Prompted { stop_reason } = connection.answer(sent, dialogue).await?;
+        Ok(stop_reason)
+    }
+}
+
+/// Asks the agent to stop, and gives it a moment to do so. It gets no permissions any more.
+async fn cancel(
+    connection: &mut Connection<ChildStdout, ChildStdin>,
+    dialogue: &mut Dialogue,
+    prompting: &Prompting,
+) {
+    dialogue.approve = false;
+    connection.notify("session/cancel", &json!({"sessionId": prompting.session}));
+    // Whatever it answers, it is ended next.
+    let _ = timeout(CANCEL_WITHIN, connection.answer::<Json>(prompting.sent, dialogue)).await;
+}
+
+/// Ends the agent, and returns the end of what it said on its standard error.
+async fn end(guarded: Guarded, connection: Connection<ChildStdout, ChildStdin>) -> String {
+    let mut guarded = guarded;
+    drop(connection.into_writer());
+    guarded.ended().await;
+    let said = guarded.said();
+    let skipped = said.chars().count().saturating_sub(SAID_MAX);
+    said.chars().skip(skipped).collect()
+}
+
+fn text(dialogue: Dialogue, stop_reason: &str) -> String {
+    let mut text = if dialogue.has_said { dialogue.said.into_text() } else { NO_RESPONSE.to_owned() };
+    if stop_reason != END_TURN {
+        text.push_str("\n\n[the agent stopped early: ");
+        text.extend(stop_reason.chars().take(100));
+        text.push(']');
+    }
+    text
+}

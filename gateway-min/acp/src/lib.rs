@@ -1,0 +1,9 @@
+#![doc = include_str!("../README.md")]
+
+mod connection;
+mod invocation;
+mod lines;
+mod protocol;
+mod tool;
+
+pub use tool::{INVOKE_ACP_AGENT, InvokeAcpAgent};

@@ -1,0 +1,121 @@
+//! Agents that do not end, say too much, or leave processes behind.
+
+use std::time::{Duration, Instant};
+
+use threadkeep_agent::tools::{Tool as _, ToolStatus};
+
+use crate::support::{Scene, tool};
+
+/// What an agent does that wants to stay: it ignores signals and the end of its input.
+const STAY: &str = "trap '' TERM HUP INT; while :; do sleep 1000; done";
+
+const TIMED_OUT: &str = "Error: ACP agent 'a' timed out after 1 seconds. The ACP invocation was not completed, and its process \
+     was ended. For longer tasks raise `acp_agents.a.timeout_seconds`.";
+
+/// Scenario 75, and check 12 of the design.
+#[tokio::test]
+async fn an_agent_that_hangs_at_any_stage_is_ended_with_all_its_processes() {
+    for stage in [
+        "",
+        "initialized;",
+        "opened;",
+        "prompted;",
+        "prompted; say partly;",
+        // A daemon in a session of its own, which survives the group of its parent.
+        "prompted; (setsid sh -c \"trap '' TERM; sleep 1000\" &);",
+    ] {
+        let mut scene = Scene::new();
+        let agent = scene.agent(&format!("{stage} touch \"$ROOT/reached\"; {STAY}"));
+        let before = Instant::now();
+        let output = scene.call(threadkeep_config::AcpAgent { timeout_seconds: 1, ..agent }).await;
+        let took = before.elapsed();
+        assert_eq!((output.content.as_str(), output.status), (TIMED_OUT, ToolStatus::Error), "{stage}");
+        scene.assert_nobody_is_left();
+        assert!(scene.has("reached"), "{stage}");
+        // Not a measure of speed: without the bounds it would be a thousand seconds.
+        assert!(took < Duration::from_secs(30), "{stage}: {took:?}");
+    }
+}
+
+#[tokio::test]
+async fn an_agent_that_is_told_to_stop_may_do_so_and_gets_no_permission_then() {
+    let mut scene = Scene::new();
+    let permission = r#"{"options":[{"optionId":"o","name":"o","kind":"allow_once"}]}"#;
+    let script = format!("prompted; hear; ask p session/request_permission '{permission}'; hear; stop cancelled; cat");
+    let mut agent = scene.agent(&script);
+    agent.timeout_seconds = 1;
+    agent.auto_approve_permissions = true;
+    assert_eq!(scene.call(agent).await.content, TIMED_OUT);
+    scene.assert_nobody_is_left();
+    let heard = scene.heard();
+    assert_eq!(heard[3]["method"], "session/cancel");
+    assert_eq!(heard[3]["params"]["sessionId"], "s");
+    assert_eq!(heard[4]["result"]["outcome"]["outcome"], "cancelled");
+}
+
+#[tokio::test]
+async fn a_cancelled_run_ends_the_agent() {
+    let mut scene = Scene::new();
+    let agent = scene.agent(&format!("prompted; touch \"$ROOT/reached\"; {STAY}"));
+    let cancel = scene.context.cancel.clone();
+    let call = scene.call(agent);
+    let cancelling = async {
+        while !scene.has("reached") {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        cancel.cancel();
+    };
+    let (output, ()) = tokio::join!(call, cancelling);
+    assert_eq!(output.content, "Error invoking ACP agent 'a': the run was cancelled");
+    scene.assert_nobody_is_left();
+    let bound = tool(&[("a".to_owned(), scene.agent(""))].into(), vec![]).unwrap().stops_within();
+    assert!(bound.is_some_and(|bound| bound < Duration::from_secs(10)));
+}
+
+/// The run was dropped: nobody waits, and nothing may stay.
+#[tokio::test]
+async fn a_call_that_is_dropped_leaves_nothing() {
+    let mut scene = Scene::new();
+    let agent = scene.agent(&format!("prompted; touch \"$ROOT/reached\"; {STAY}"));
+    {
+        let mut call = std::pin::pin!(scene.call(agent));
+        let reached = async {
+            while !scene.has("reached") {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::select! {
+            _ = &mut call => panic!("it hangs"),
+            () = reached => {}
+        }
+    }
+    let patience = Instant::now() + Duration::from_mins(1);
+    let left = || {
+        let mut pipe = std::io::Read::bytes(scene.pipe());
+        // `None` at its end, an error while somebody holds it.
+        pipe.next().is_some()
+    };
+    while left() {
+        assert!(Instant::now() < patience, "a process of the agent is left");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    scene.assert_nobody_is_left();
+}
+
+#[tokio::test]
+async fn a_line_without_an_end_is_refused() {
+    let mut scene = Scene::new();
+    let output = scene.run(&format!("prompted; head -c 100000000 /dev/zero | tr '\\0' x; {STAY}")).await;
+    assert_eq!(output.content, "Error invoking ACP agent 'a': it sent a line of more than 8388608 bytes");
+    scene.assert_nobody_is_left();
+}
+
+#[tokio::test]
+async fn of_a_long_answer_the_beginning_and_the_end_are_kept() {
+    let scene = Scene::new();
+    let script = "long=$(head -c 100000 /dev/zero | tr '\\0' x); prompted; say begin; \
+        for i in 1 2 3 4; do say \"$long\"; done; say end; stop";
+    let content = scene.run(script).await.content;
+    assert!(content.starts_with("beginxxx") && content.ends_with("xxxend"), "{}", content.len());
+    assert!(content.chars().count() <= 100_000 && content.contains("[output cut: "));
+}

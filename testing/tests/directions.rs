@@ -29,13 +29,30 @@ const EDGES: &[(&str, &[&str])] = &[
     ("storage", &["config", "engine", "files", "memory", "postgres", "records", "redis", "sqlite"]),
     ("agent", &["config", "engine", "files"]),
     ("subagents", &["agent", "config", "engine", "files", "records"]),
+    ("processes", &["config"]),
+    ("acp", &["agent", "config", "files", "processes"]),
     (
         "benches",
         &["agent", "config", "engine", "memory", "postgres", "records", "sqlite", "subagents", "testing"],
     ),
     ("ops", &["config", "engine", "files", "records", "storage", "subagents"]),
-    ("chat", &["agent", "config", "engine", "records", "storage", "subagents"]),
-    ("gateway", &["agent", "chat", "config", "engine", "files", "ops", "records", "storage", "subagents"]),
+    ("chat", &["acp", "agent", "config", "engine", "processes", "records", "storage", "subagents"]),
+    (
+        "gateway",
+        &[
+            "acp",
+            "agent",
+            "chat",
+            "config",
+            "engine",
+            "files",
+            "ops",
+            "processes",
+            "records",
+            "storage",
+            "subagents",
+        ],
+    ),
 ];
 
 /// The crates of the workspace that each one uses: outside its tests, and in them.

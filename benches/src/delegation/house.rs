@@ -89,6 +89,7 @@ impl House {
             catalog: Arc::new(Catalog::new(&current, Arc::new(FileStore::new(directory)))),
             config,
             hooks: Arc::default(),
+            external: Arc::new(|_| None),
             stopping: CancellationToken::new(),
         });
         let limits = Limits { concurrent: at_once, total: at_once };

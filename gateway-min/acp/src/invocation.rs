@@ -84,7 +84,9 @@ impl Invocation<'_> {
             }
             () = self.cancel.cancelled() => Err(InvocationError::Cancelled),
         };
-        if let (Err(InvocationError::TimedOut | InvocationError::Cancelled), Some(prompting)) = (&ended, prompting) {
+        if let (Err(InvocationError::TimedOut | InvocationError::Cancelled), Some(prompting)) =
+            (&ended, prompting)
+        {
             cancel(&mut connection, &mut dialogue, &prompting).await;
         }
         let said = end(guarded, connection).await;

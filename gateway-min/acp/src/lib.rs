@@ -6,4 +6,4 @@ mod lines;
 mod protocol;
 mod tool;
 
-pub use tool::{INVOKE_ACP_AGENT, InvokeAcpAgent};
+pub use tool::{INVOKE_ACP_AGENT, InvokeAcpAgent, external_agents};

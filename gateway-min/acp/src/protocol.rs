@@ -210,14 +210,19 @@ mod tests {
     #[test]
     fn only_the_text_of_the_agents_message_counts() {
         let update = |kind: &str, content: Json| {
-            message_text(&raw(&json!({"sessionId": "s", "update": {"sessionUpdate": kind, "content": content}})))
+            message_text(&raw(
+                &json!({"sessionId": "s", "update": {"sessionUpdate": kind, "content": content}}),
+            ))
         };
         let text = json!({"type": "text", "text": "a \"quoted\"\n\u{e9}"});
         assert_eq!(update("agent_message_chunk", text.clone()).as_deref(), Some("a \"quoted\"\n\u{e9}"));
         for kind in ["agent_thought_chunk", "user_message_chunk", "tool_call", "anything"] {
             assert_eq!(update(kind, text.clone()), None);
         }
-        assert_eq!(update("agent_message_chunk", json!({"type": "image", "data": "x", "mimeType": "y"})), None);
+        assert_eq!(
+            update("agent_message_chunk", json!({"type": "image", "data": "x", "mimeType": "y"})),
+            None
+        );
         assert_eq!(update("agent_message_chunk", json!([text])), None);
         assert_eq!(message_text(&raw(&json!({"update": {"sessionUpdate": "plan", "entries": []}}))), None);
         assert_eq!(message_text(&raw(&json!([]))), None);

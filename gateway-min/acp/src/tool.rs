@@ -3,13 +3,14 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use serde::Deserialize;
 use serde_json::{Value as Json, json};
 use threadkeep_agent::tools::{Tool, ToolContext, ToolError, ToolOutput, ToolSpec, ToolStatus};
-use threadkeep_config::AcpAgent;
+use threadkeep_config::{AcpAgent, Config};
 use threadkeep_files::create_private_dir;
 use threadkeep_processes::{ENDS_WITHIN, Guard};
 
@@ -87,7 +88,9 @@ impl Tool for InvokeAcpAgent {
         let agent = self.agents.get(&name).ok_or_else(|| self.unknown(&name))?;
         let directory = match directory(context.root.clone()).await {
             Ok(directory) => directory,
-            Err(error) => return Ok(failed(&name, &format!("cannot use the directory `{DIRECTORY}`: {error}"))),
+            Err(error) => {
+                return Ok(failed(&name, &format!("cannot use the directory `{DIRECTORY}`: {error}")));
+            }
         };
         let invocation = Invocation {
             guard: &self.guard,
@@ -100,13 +103,24 @@ impl Tool for InvokeAcpAgent {
         };
         Ok(match invocation.carry_out().await {
             Ok(text) => ToolOutput::text(text),
-            Err(InvocationError::TimedOut) => error(format!(
-                "Error: ACP agent '{name}' timed out after {} seconds. The ACP invocation was not completed, and its \
+            Err(InvocationError::TimedOut) => ToolOutput {
+                artifact: json!({"ending": "timed_out"}),
+                ..error(format!(
+                    "Error: ACP agent '{name}' timed out after {} seconds. The ACP invocation was not completed, and its \
                  process was ended. For longer tasks raise `acp_agents.{name}.timeout_seconds`.",
-                agent.timeout_seconds
-            )),
+                    agent.timeout_seconds
+                ))
+            },
             Err(other) => failed(&name, &other.to_string()),
         })
+    }
+}
+
+/// Makes the tool for the external agents of a configuration, whose programs run under `guard`.
+pub fn external_agents(guard: Guard) -> impl Fn(&Config) -> Option<Arc<dyn Tool>> + Send + Sync {
+    move |config| {
+        let tool = InvokeAcpAgent::new(guard.clone(), &config.acp_agents, Vec::new())?;
+        Some(Arc::new(tool) as Arc<dyn Tool>)
     }
 }
 

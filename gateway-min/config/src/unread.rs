@@ -16,7 +16,7 @@ use super::yaml;
 /// The settings that are parsed and validated but not read yet, by dotted path; `models.x` is the key `x` of every
 /// model. The example file marks each of them `[no effect yet]`. Remove a setting from this list when you implement it:
 /// a test compares the list with the sources.
-pub const UNREAD: [&str; 16] = [
+pub const UNREAD: [&str; 15] = [
     "database.echo_sql",
     "models.pricing",
     "models.supports_vision",
@@ -32,7 +32,6 @@ pub const UNREAD: [&str; 16] = [
     "tool_groups",
     "tool_search",
     "subagent_batches",
-    "acp_agents",
 ];
 
 /// How alike an unknown key and a known one must be for the warning to suggest it; 1 is equal.
@@ -160,7 +159,6 @@ mod tests {
             ("tool_groups: [{name: shell}]", "tool_groups"),
             ("tool_search: {enabled: true}", "tool_search"),
             ("subagent_batches: {enabled: true}", "subagent_batches"),
-            ("acp_agents: {a: {command: a, description: b}}", "acp_agents"),
         ] {
             assert_eq!(warnings(yaml), [no_effect_warning(path)], "{yaml}");
         }

@@ -8,8 +8,9 @@ use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncReadExt as _};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
+use tokio::task::JoinHandle;
 
-use super::guard::{GUARD, TERM_AFTER, KILL_AFTER};
+use super::guard::{GUARD, KILL_AFTER, TERM_AFTER};
 use super::program::{Program, SpawnError};
 
 /// How much of the end of a program's standard error is kept, in bytes.
@@ -32,6 +33,7 @@ pub struct Guard {
 pub struct Guarded {
     guard: Child,
     said: Arc<Mutex<VecDeque<u8>>>,
+    listening: JoinHandle<()>,
 }
 
 impl Guard {
@@ -73,8 +75,8 @@ impl Guard {
             return Err(failed(std::io::Error::other("it has no pipes")));
         };
         let said = Arc::default();
-        tokio::spawn(keep_end(stderr, Arc::clone(&said)));
-        Ok((Guarded { guard, said }, stdin, stdout))
+        let listening = tokio::spawn(keep_end(stderr, Arc::clone(&said)));
+        Ok((Guarded { guard, said, listening }, stdin, stdout))
     }
 }
 
@@ -96,6 +98,8 @@ impl Guarded {
     /// be killed.
     pub async fn ended(&mut self) -> Option<ExitStatus> {
         if let Ok(status) = tokio::time::timeout(ENDS_WITHIN + GUARD_GRACE, self.guard.wait()).await {
+            // Nobody is left who could say more.
+            let _ = tokio::time::timeout(GUARD_GRACE, &mut self.listening).await;
             return status.ok();
         }
         // It waits for a process that not even a signal ends: one that the kernel holds.

@@ -108,7 +108,8 @@ mod tests {
 
     #[test]
     fn the_path_of_the_program_decides_and_never_the_working_directory() {
-        let with_path = |path: &str| Program { env: [("PATH".into(), Secret::new(path))].into(), ..program("sh") };
+        let with_path =
+            |path: &str| Program { env: [("PATH".into(), Secret::new(path))].into(), ..program("sh") };
         assert!(with_path("/bin").resolved().is_ok());
         for path in ["", ".", "bin", "/nonexistent"] {
             assert!(with_path(path).resolved().is_err(), "{path}");

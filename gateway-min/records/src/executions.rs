@@ -21,6 +21,8 @@ name_enum! {
         Task = "task",
         /// An item of a batch.
         BatchItem = "batch_item",
+        /// A call of the tool `invoke_acp_agent`. It has no checkpoints.
+        Acp = "acp",
     }
 }
 

@@ -10,6 +10,7 @@ use threadkeep::id::IdSource;
 use threadkeep::mode::ModeRegister;
 use threadkeep::saver::Saver;
 use threadkeep::state::StateAccessor;
+use threadkeep_acp::external_agents;
 use threadkeep_agent::AgentBuilder;
 use threadkeep_storage::{Checkpoints, OpenError, channel_mode, history_cache, open_records};
 use threadkeep_subagents::Delegator;
@@ -30,6 +31,7 @@ use crate::streams::Streams;
 use crate::streams::bridge::{BridgeOptions, StreamBridge};
 use crate::threads::Threads;
 use threadkeep_config::{Config, ConfigHandle, RunEventsBackend};
+use threadkeep_processes::Guard;
 use threadkeep_records::{CheckpointForm, Records, RecordsError, RunRow};
 
 /// How long a stopping gateway waits for its runs.
@@ -178,6 +180,7 @@ impl App {
                 catalog: Arc::clone(&catalog),
                 config: config.clone(),
                 hooks: Arc::new(Hooks::configured(&current.subagent_hooks)),
+                external: Arc::new(external_agents(Guard::this_program())),
                 stopping: CancellationToken::new(),
             }),
             metrics.clone(),

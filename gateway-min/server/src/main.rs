@@ -19,6 +19,7 @@ use threadkeep_gateway::http;
 use threadkeep_gateway::process;
 use threadkeep_gateway::telemetry::{self, Traces};
 use threadkeep_ops::OpsCommand;
+use threadkeep_processes::run_guard_if_asked;
 use tokio::runtime::Runtime;
 use tokio::sync::Notify;
 use tracing::level_filters::LevelFilter;
@@ -89,6 +90,9 @@ enum Command {
 }
 
 fn main() -> ExitCode {
+    if let Some(code) = run_guard_if_asked() {
+        return code;
+    }
     let cli = Cli::parse();
     // Operator commands print their results, so log only warnings. The server's log is its output. The chat shows
     // errors itself.

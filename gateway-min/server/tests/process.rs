@@ -10,6 +10,9 @@ mod beside;
 mod commands;
 #[path = "process/delegation.rs"]
 mod delegation;
+#[cfg(target_os = "linux")]
+#[path = "process/external.rs"]
+mod external;
 #[path = "process/killed.rs"]
 mod killed;
 #[path = "process/load.rs"]

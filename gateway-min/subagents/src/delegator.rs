@@ -7,7 +7,7 @@ use threadkeep::state::{StateAccessor, StateSnapshot};
 use threadkeep_agent::tools::WorkUsage;
 use threadkeep_agent::{Agent, AgentBuilder};
 use threadkeep_config::{Config, ConfigHandle, ReceiptsRenderMode};
-use threadkeep_records::{ExecutionRow, Records, RecordsError};
+use threadkeep_records::{ExecutionKind, ExecutionRow, Records, RecordsError};
 use tokio::sync::OnceCell;
 use tokio_util::sync::CancellationToken;
 
@@ -15,6 +15,7 @@ use crate::admission::Admission;
 use crate::budget::{Budget, Budgeting};
 use crate::catalog::Catalog;
 use crate::evidence::{Receipting, Showing};
+use crate::external::{External, ExternalAgents};
 use crate::hooks::Hooks;
 use crate::ledger::{self, Entry, Ledger, Limits};
 use crate::managed::StoreError;
@@ -25,6 +26,8 @@ use crate::task::Task;
 /// The error of a delegation that no run goes on with.
 const ABANDONED: &str = "The run that delegated it ended, and the conversation went on without it";
 /// The error of an execution whose result the conversation has, and whose end could not be recorded.
+/// The error of an external agent's work whose run has ended without its end.
+const INTERRUPTED: &str = "Its run ended before it";
 const STUCK: &str = "It did not stop, and its end could not be recorded";
 
 /// The subagents of a process.
@@ -41,6 +44,8 @@ pub struct Delegator {
     pub config: ConfigHandle,
     /// What extensions do at the start and at the end of tasks.
     pub hooks: Arc<Hooks>,
+    /// Makes the tool that calls external agents.
+    pub external: ExternalAgents,
     /// Set when the process stops: a run that is cancelled then is to go on in another process, and so are its
     /// subagents.
     pub stopping: CancellationToken,
@@ -87,6 +92,9 @@ impl Delegator {
             counted: OnceCell::new(),
             receipts,
         }));
+        if let Some(external) = External::tool(self, &config, None) {
+            toolbox.add(external);
+        }
         agent.toolbox = Arc::new(toolbox);
         Ok(())
     }
@@ -110,13 +118,22 @@ impl Delegator {
     ) -> Result<Vec<WorkUsage>, CatchUpError> {
         let entries = ledger::entries(head)?;
         let mut uncounted = Vec::new();
-        if entries.is_empty() {
+        if entries.is_empty() && self.config.current_async().await.acp_agents.is_empty() {
             return Ok(uncounted);
         }
         let executions = self.records.executions();
         for row in executions.of_thread(thread_id).await? {
             let has_result =
                 entries.iter().any(|entry| entry.id == row.execution_id && Entry::has_result(entry));
+            if row.kind == ExecutionKind::Acp {
+                if !row.status.is_terminal()
+                    && self.take_over(accessor, &row, run_id, INTERRUPTED).await?.is_some()
+                {
+                    // It cannot be continued, only repeated.
+                    executions.delivered(thread_id, &row.execution_id).await?;
+                }
+                continue;
+            }
             if is_uncounted(&row) || (has_result && !row.status.is_terminal()) {
                 uncounted.extend(self.take_over(accessor, &row, run_id, STUCK).await?);
             }

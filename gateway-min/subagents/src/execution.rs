@@ -28,6 +28,7 @@ use crate::citations::CitationVerdict;
 use crate::contract::StopReason;
 use crate::delegator::Delegator;
 use crate::evidence::{Receipting, Showing, harvest};
+use crate::external::External;
 use crate::hooks::{TaskInfo, TaskKind};
 use crate::observer::ChildObserver;
 use crate::outcome::{Ending, Report, TaskOutcome, TokenUsage};
@@ -223,6 +224,11 @@ impl Work {
         };
         middleware.push(Arc::new(counting));
         let mut toolbox = self.delegator.agents.toolbox().clone();
+        let config = self.delegator.config.current_async().await;
+        if let Some(external) = External::tool(&self.delegator, &config, Some(self.row.execution_id.clone()))
+        {
+            toolbox.add(external);
+        }
         toolbox.retain(|tool| self.definition.permits(tool));
         let spec = SubagentSpec {
             name: &self.definition.name,

@@ -12,6 +12,7 @@ mod deletion;
 mod events;
 mod evidence;
 mod execution;
+pub mod external;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 pub mod hooks;

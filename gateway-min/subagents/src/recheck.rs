@@ -4,7 +4,7 @@ use serde_json::Value as Json;
 use threadkeep::state::StateSnapshot;
 use threadkeep_agent::model::message;
 use threadkeep_agent::receipts::sha256;
-use threadkeep_records::{ExecutionRow, ExecutionStatus};
+use threadkeep_records::{ExecutionKind, ExecutionRow, ExecutionStatus};
 
 use crate::acceptance::{BashEvidence, Criteria, Family, Leaf, recheck_commands};
 use crate::citations::CitationVerdict;
@@ -28,7 +28,9 @@ pub fn recheck(
 ) -> threadkeep::Result<Vec<String>> {
     let mut found = Vec::new();
     let Some(state) = child else {
-        let worked = row.started_at.is_some() && row.status == ExecutionStatus::Completed;
+        let worked = row.kind == ExecutionKind::Task
+            && row.started_at.is_some()
+            && row.status == ExecutionStatus::Completed;
         return Ok(if worked { vec!["its checkpoints are gone".to_owned()] } else { found });
     };
     let progress = Progress::of(Some(state))?;

@@ -333,7 +333,7 @@ fn entry(context: &ToolContext) -> Option<Entry> {
 
 /// The id of a call's execution: the ledger's. An execution that the ledger does not know, because something else than
 /// the model made the call, has one from the place of the call, so that a restart finds it again.
-fn execution_id(context: &ToolContext, entry: Option<&Entry>) -> String {
+pub(crate) fn execution_id(context: &ToolContext, entry: Option<&Entry>) -> String {
     entry.map_or_else(
         || {
             let checkpoint = context.state.as_ref().map(|state| state.key.id.to_string()).unwrap_or_default();

@@ -69,13 +69,23 @@ async fn another_reason_to_stop_is_named() {
 #[tokio::test]
 async fn permissions_are_granted_only_if_configured_and_once_before_always() {
     let options = |kinds: &[&str]| {
-        let options: Vec<Json> =
-            kinds.iter().map(|kind| json!({"optionId": format!("id of {kind}"), "name": kind, "kind": kind})).collect();
+        let options: Vec<Json> = kinds
+            .iter()
+            .map(|kind| json!({"optionId": format!("id of {kind}"), "name": kind, "kind": kind}))
+            .collect();
         json!({"sessionId": "s", "toolCall": {"toolCallId": "c"}, "options": options})
     };
     for (kinds, approve, outcome) in [
-        (["reject_once", "allow_always", "allow_once"], true, json!({"outcome": "selected", "optionId": "id of allow_once"})),
-        (["reject_once", "allow_always", "x"], true, json!({"outcome": "selected", "optionId": "id of allow_always"})),
+        (
+            ["reject_once", "allow_always", "allow_once"],
+            true,
+            json!({"outcome": "selected", "optionId": "id of allow_once"}),
+        ),
+        (
+            ["reject_once", "allow_always", "x"],
+            true,
+            json!({"outcome": "selected", "optionId": "id of allow_always"}),
+        ),
         (["reject_once", "reject_always", "x"], true, json!({"outcome": "cancelled"})),
         (["reject_once", "allow_always", "allow_once"], false, json!({"outcome": "cancelled"})),
     ] {
@@ -154,7 +164,8 @@ async fn a_command_that_is_missing_or_ends_at_once_says_so() {
 
 #[tokio::test]
 async fn what_the_agent_refuses_is_the_reason() {
-    let refused = r#"printf '{"jsonrpc":"2.0","id":1,"error":{"code":-32000,"message":"Authentication required"}}\n'"#;
+    let refused =
+        r#"printf '{"jsonrpc":"2.0","id":1,"error":{"code":-32000,"message":"Authentication required"}}\n'"#;
     let output = Scene::new().run(&format!("initialized; hear; {refused}")).await;
     assert_eq!(output.content, "Error invoking ACP agent 'a': session/new failed: Authentication required");
     let output = Scene::new().run("hear; answer 0 '{\"protocolVersion\":2}'").await;
@@ -163,7 +174,8 @@ async fn what_the_agent_refuses_is_the_reason() {
         "Error invoking ACP agent 'a': it speaks version 2 of the Agent Client Protocol; version 1 is supported"
     );
     let output = Scene::new().run("initialized; hear; answer 1 '{}'").await;
-    let malformed = "Error invoking ACP agent 'a': its answer to session/new is not one of the protocol: missing field";
+    let malformed =
+        "Error invoking ACP agent 'a': its answer to session/new is not one of the protocol: missing field";
     assert!(output.content.starts_with(malformed), "{}", output.content);
 }
 

@@ -41,7 +41,8 @@ async fn an_agent_that_hangs_at_any_stage_is_ended_with_all_its_processes() {
 async fn an_agent_that_is_told_to_stop_may_do_so_and_gets_no_permission_then() {
     let mut scene = Scene::new();
     let permission = r#"{"options":[{"optionId":"o","name":"o","kind":"allow_once"}]}"#;
-    let script = format!("prompted; hear; ask p session/request_permission '{permission}'; hear; stop cancelled; cat");
+    let script =
+        format!("prompted; hear; ask p session/request_permission '{permission}'; hear; stop cancelled; cat");
     let mut agent = scene.agent(&script);
     agent.timeout_seconds = 1;
     agent.auto_approve_permissions = true;

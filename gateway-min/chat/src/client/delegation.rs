@@ -2,12 +2,15 @@
 
 use std::sync::Arc;
 
+use threadkeep_acp::external_agents;
 use threadkeep_agent::AgentBuilder;
 use threadkeep_config::{Config, ConfigHandle};
+use threadkeep_processes::Guard;
 use threadkeep_records::{Records, RecordsOptions};
 use threadkeep_subagents::Delegator;
 use threadkeep_subagents::admission::{self, Admission};
 use threadkeep_subagents::catalog::Catalog;
+use threadkeep_subagents::external::ExternalAgents;
 use threadkeep_subagents::hooks::Hooks;
 use threadkeep_subagents::ledger::Limits;
 use threadkeep_subagents::managed::configured_store;
@@ -34,6 +37,7 @@ pub(super) struct Delegation {
     source: RecordsSource,
     slots: Admission,
     pub(super) hooks: Arc<Hooks>,
+    external: ExternalAgents,
     /// Set when the process ends: subagents that still work are left to be continued.
     pub(super) stopping: CancellationToken,
     records: OnceCell<Records>,
@@ -59,6 +63,7 @@ impl Delegation {
             source,
             slots,
             hooks,
+            external: Arc::new(external_agents(Guard::this_program())),
             stopping: CancellationToken::new(),
             records: OnceCell::new(),
             delegator: OnceCell::new(),
@@ -99,6 +104,7 @@ impl Delegation {
                 catalog: Arc::new(Catalog::new(&self.at_start, configured_store(&self.at_start, records))),
                 config: self.config.clone(),
                 hooks: Arc::clone(&self.hooks),
+                external: Arc::clone(&self.external),
                 stopping: self.stopping.clone(),
             })
         };

@@ -235,10 +235,12 @@ impl AcpAgent {
     }
 
     fn read(node: &Node<'_>) -> Self {
+        let env = node.variables("env");
+        check_variables(&env, &node.section("env"));
         Self {
             command: node.required_text("command"),
             args: node.texts("args").unwrap_or_default(),
-            env: node.variables("env"),
+            env,
             description: node.required_text("description"),
             model: node.text("model"),
             auto_approve_permissions: node.bool("auto_approve_permissions", false),
@@ -521,6 +523,7 @@ mod tests {
                     "a.timeout_seconds",
                 ),
                 (json!({"a": {"command": "c", "description": "d", "args": "x"}}), "a.args"),
+                (json!({"a": {"command": "c", "description": "d", "env": {"A=B": "c"}}}), "a.env.A=B"),
             ],
             AcpAgent::read_all,
         );

@@ -43,7 +43,8 @@ pub(super) fn guard(command: &[OsString]) -> ExitCode {
 fn start(command: &[OsString]) -> std::io::Result<(OwnedFd, Pid)> {
     // From now on a process that loses its parent becomes a child of this one.
     set_child_subreaper(Some(getpid()))?;
-    let (program, args) = command.split_first().ok_or_else(|| std::io::Error::other("no program is named"))?;
+    let (program, args) =
+        command.split_first().ok_or_else(|| std::io::Error::other("no program is named"))?;
     let mut child = Command::new(program)
         .args(args)
         .stdin(Stdio::piped())
@@ -106,7 +107,8 @@ fn ended(process: &OwnedFd, input: Option<BorrowedFd<'_>>, time: Option<Duration
 
 /// How the program ended; 0 if it has not.
 fn code(id: Pid) -> u8 {
-    let ended = waitid(WaitId::Pid(id), WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT);
+    let ended =
+        waitid(WaitId::Pid(id), WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT);
     let Ok(Some(status)) = ended else { return 0 };
     let code = status.exit_status().or(status.terminating_signal().map(|signal| 128 + signal)).unwrap_or(0);
     u8::try_from(code & 0xff).unwrap_or(u8::MAX)

@@ -6,6 +6,7 @@ mod acceptance;
 mod admission;
 mod budget;
 mod everywhere;
+mod external;
 mod guards;
 mod providers;
 mod receipts;

@@ -11,7 +11,7 @@ use threadkeep::saver::Saver;
 use threadkeep::state::{StateAccessor, StateSnapshot};
 use threadkeep::step::StepWriter;
 use threadkeep_agent::model::message;
-use threadkeep_agent::tools::WorkUsage;
+use threadkeep_agent::tools::{Tool, WorkUsage};
 use threadkeep_agent::{AgentBuilder, AgentError, AgentSpec, Ended, Observer, RunTerms, Session, Tokens};
 use threadkeep_config::{ConfigHandle, Environment, LoadOptions};
 use threadkeep_records::{Clock, ExecutionRow, Records, RecordsOptions};
@@ -145,6 +145,7 @@ impl House {
             catalog: Arc::new(Catalog::new(&current, Arc::new(FileStore::new(directory.path())))),
             config,
             hooks: Arc::default(),
+            external: Arc::new(|_| None),
             stopping: CancellationToken::new(),
         };
         Self {
@@ -155,6 +156,14 @@ impl House {
             directory,
             database: None,
         }
+    }
+
+    /// The same process with this tool for external agents, if the configuration has any.
+    pub(crate) fn with_external(mut self, tool: Arc<dyn Tool>) -> Self {
+        let delegator = Arc::get_mut(&mut self.delegator).expect("nobody else has it yet");
+        delegator.external =
+            Arc::new(move |config| (!config.acp_agents.is_empty()).then(|| Arc::clone(&tool)));
+        self
     }
 
     /// The same stores in a process that has just started.

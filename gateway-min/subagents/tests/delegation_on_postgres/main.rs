@@ -7,6 +7,8 @@
 mod acceptance;
 #[path = "../delegation/admission.rs"]
 mod admission;
+#[path = "../delegation/external.rs"]
+mod external;
 #[path = "../delegation/guards.rs"]
 mod guards;
 #[path = "../delegation/providers.rs"]

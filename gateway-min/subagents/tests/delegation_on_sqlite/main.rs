@@ -10,6 +10,8 @@ mod admission;
 mod budget;
 #[path = "../delegation/everywhere.rs"]
 mod everywhere;
+#[path = "../delegation/external.rs"]
+mod external;
 #[path = "../delegation/guards.rs"]
 mod guards;
 #[path = "../delegation/providers.rs"]

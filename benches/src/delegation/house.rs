@@ -91,6 +91,7 @@ impl House {
             hooks: Arc::default(),
             external: Arc::new(|_| None),
             stopping: CancellationToken::new(),
+            batches: None,
         });
         let limits = Limits { concurrent: at_once, total: at_once };
         Ok(Self { delegator, accessor, limits, _store: store })

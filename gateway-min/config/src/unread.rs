@@ -16,7 +16,7 @@ use super::yaml;
 /// The settings that are parsed and validated but not read yet, by dotted path; `models.x` is the key `x` of every
 /// model. The example file marks each of them `[no effect yet]`. Remove a setting from this list when you implement it:
 /// a test compares the list with the sources.
-pub const UNREAD: [&str; 15] = [
+pub const UNREAD: [&str; 14] = [
     "database.echo_sql",
     "models.pricing",
     "models.supports_vision",
@@ -31,7 +31,6 @@ pub const UNREAD: [&str; 15] = [
     "tools",
     "tool_groups",
     "tool_search",
-    "subagent_batches",
 ];
 
 /// How alike an unknown key and a known one must be for the warning to suggest it; 1 is equal.
@@ -158,7 +157,6 @@ mod tests {
             ("tools: [{name: ls, use: ls}]", "tools"),
             ("tool_groups: [{name: shell}]", "tool_groups"),
             ("tool_search: {enabled: true}", "tool_search"),
-            ("subagent_batches: {enabled: true}", "subagent_batches"),
         ] {
             assert_eq!(warnings(yaml), [no_effect_warning(path)], "{yaml}");
         }

@@ -62,6 +62,14 @@ pub struct ExecutionTokens {
     pub total_tokens: u64,
 }
 
+impl std::ops::AddAssign for ExecutionTokens {
+    fn add_assign(&mut self, other: Self) {
+        self.input_tokens += other.input_tokens;
+        self.output_tokens += other.output_tokens;
+        self.total_tokens += other.total_tokens;
+    }
+}
+
 /// An execution to open.
 #[derive(Clone, Debug)]
 pub struct NewExecution {
@@ -422,9 +430,7 @@ impl ExecutionRow {
     /// The tokens of all models; `None` if no provider reported any.
     pub fn tokens(&self) -> Option<ExecutionTokens> {
         let sum = |mut sum: ExecutionTokens, tokens: &ExecutionTokens| {
-            sum.input_tokens += tokens.input_tokens;
-            sum.output_tokens += tokens.output_tokens;
-            sum.total_tokens += tokens.total_tokens;
+            sum += *tokens;
             sum
         };
         (!self.usage.is_empty()).then(|| self.usage.values().fold(ExecutionTokens::default(), sum))

@@ -64,7 +64,7 @@ use std::sync::Arc;
 use chrono::{DateTime, TimeDelta, Utc};
 
 pub use batches::{
-    BatchItemRow, BatchItemStatus, BatchRow, BatchStatus, Batches, Claim, Claimed, ClaimedItem,
+    BatchItemRow, BatchItemStatus, BatchRow, BatchStatus, Batches, BatchesOf, Claim, Claimed, ClaimedItem,
     ITEM_CANCELLED, ItemCounts, ItemEnd, ItemResult, LEASE_EXPIRED, LEASE_EXPIRED_LAST, NewBatch,
     NewBatchItem, RetryOutcome, SubmittedBatch,
 };

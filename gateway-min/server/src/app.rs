@@ -15,6 +15,7 @@ use threadkeep_agent::AgentBuilder;
 use threadkeep_storage::{Checkpoints, OpenError, channel_mode, history_cache, open_records};
 use threadkeep_subagents::Delegator;
 use threadkeep_subagents::admission::Admission;
+use threadkeep_subagents::batches::{AttemptEnd, BatchWorker, Batching};
 use threadkeep_subagents::catalog::Catalog;
 use threadkeep_subagents::hooks::Hooks;
 use threadkeep_subagents::managed::configured_store;
@@ -23,7 +24,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::auth::Authenticator;
 use crate::connections::Connections;
-use crate::metrics::{MeteredCache, MeteredSaver, Metrics, Snapshot};
+use crate::metrics::{BatchSnapshot, MeteredCache, MeteredSaver, Metrics, Snapshot};
 use crate::runs::instance::Instance;
 use crate::runs::ownership::{self, Terms};
 use crate::runs::{PROGRESS_EVERY, Runs};
@@ -32,7 +33,7 @@ use crate::streams::bridge::{BridgeOptions, StreamBridge};
 use crate::threads::Threads;
 use threadkeep_config::{Config, ConfigHandle, RunEventsBackend};
 use threadkeep_processes::Guard;
-use threadkeep_records::{CheckpointForm, Records, RecordsError, RunRow};
+use threadkeep_records::{BatchStatus, CheckpointForm, Records, RecordsError, RunRow};
 
 /// How long a stopping gateway waits for its runs.
 const DRAIN: Duration = Duration::from_secs(5);
@@ -82,6 +83,11 @@ pub struct App {
     pub(crate) threads: Arc<Threads>,
     pub(crate) streams: Arc<Streams>,
     pub(crate) runs: Arc<Runs>,
+    /// The batches of this process; `None` if it does not work on any.
+    pub(crate) batching: Option<Arc<Batching>>,
+    batch_worker: Option<BatchWorker>,
+    /// Whether batches can be read: the records outlive the process.
+    pub(crate) has_batches: bool,
     connections: Arc<Connections>,
     /// See [`threadkeep_config::Gateway::history_max_bytes`].
     pub(crate) history_max_bytes: usize,
@@ -168,21 +174,26 @@ impl App {
             Arc::new(Threads::new(records.clone(), config.clone(), accessor, modes, background.clone()));
         let streams =
             Arc::new(Streams::new(records.clone(), Arc::clone(&threads), bridge, background.clone()));
+        let settings = &current.subagent_batches;
+        let batching = settings.enabled.then(|| Arc::new(Batching::new(settings.clone())));
+        let delegator = Arc::new(Delegator {
+            records: records.clone(),
+            agents: Arc::clone(&agents),
+            admission: admission.clone(),
+            catalog: Arc::clone(&catalog),
+            config: config.clone(),
+            hooks: Arc::new(Hooks::configured(&current.subagent_hooks)),
+            external: Arc::new(external_agents(Guard::this_program())),
+            stopping: CancellationToken::new(),
+            batches: batching.clone(),
+        });
+        let batch_worker = BatchWorker::start(&delegator, threads.accessor().clone());
         let runs = Arc::new(Runs::new(
             config.clone(),
             records.clone(),
             Arc::clone(&threads),
             Arc::clone(&streams),
-            Arc::new(Delegator {
-                records: records.clone(),
-                agents: Arc::clone(&agents),
-                admission: admission.clone(),
-                catalog: Arc::clone(&catalog),
-                config: config.clone(),
-                hooks: Arc::new(Hooks::configured(&current.subagent_hooks)),
-                external: Arc::new(external_agents(Guard::this_program())),
-                stopping: CancellationToken::new(),
-            }),
+            delegator,
             metrics.clone(),
             parts.progress_every,
         ));
@@ -201,6 +212,9 @@ impl App {
             threads,
             streams,
             runs,
+            batching,
+            batch_worker,
+            has_batches: current.database.backend.is_sql(),
             connections: Connections::new(&current.gateway, metrics.clone()),
             history_max_bytes: current.gateway.history_max_bytes,
             metrics,
@@ -230,6 +244,20 @@ impl App {
             heads: self.threads.accessor().remembered(),
             config_valid: self.config.last_error().is_none(),
             database,
+            batches: self.batches().await,
+        })
+    }
+
+    /// The batches, if this process works on them and the database answers.
+    async fn batches(&self) -> Option<BatchSnapshot> {
+        let batching = self.batching.as_ref()?;
+        let (batches, items) = self.records.batches().live_counts().await.ok()?;
+        let live = [BatchStatus::Queued, BatchStatus::Running, BatchStatus::Paused];
+        let number = |status: BatchStatus| batches.get(status.as_str()).copied().unwrap_or_default();
+        Some(BatchSnapshot {
+            batches: live.into_iter().map(|status| (status.as_str(), number(status))).collect(),
+            items: items.iter().map(|(status, number)| (status.as_str(), number)).collect(),
+            attempts: AttemptEnd::ALL.map(|end| (end.as_str(), batching.attempts(end))).into(),
         })
     }
 
@@ -238,11 +266,16 @@ impl App {
         Arc::clone(&self.connections)
     }
 
-    /// Stops accepting runs, interrupts running ones, and waits for their last writes and for background work: the
+    /// Stops accepting runs, interrupts running ones, gives items of batches back, and waits for their last writes and for background work: the
     /// first part of stopping, while clients still receive the end of their streams.
     pub async fn stop_runs(&self) {
         let drained = async {
-            self.runs.stop().await;
+            let batches = async {
+                if let Some(worker) = &self.batch_worker {
+                    worker.stop().await;
+                }
+            };
+            tokio::join!(self.runs.stop(), batches);
             self.background.close();
             self.background.wait().await;
         };

@@ -83,6 +83,19 @@ impl Budget {
         }
     }
 
+    /// Counts what is known to be used, unless it has counted that much already: here alone.
+    pub(crate) fn at_least(&self, used: Tokens) {
+        let mut spent = self.used.lock().unwrap_or_else(PoisonError::into_inner);
+        if spent.tokens.total < used.total {
+            spent.tokens = used;
+        }
+    }
+
+    /// What is used of it.
+    pub(crate) fn used(&self) -> Tokens {
+        self.used.lock().unwrap_or_else(PoisonError::into_inner).tokens
+    }
+
     /// The limit that is used up, of this budget or of one above it.
     fn exhausted(&self) -> Option<Share> {
         let share = self.highest(self.used.lock().unwrap_or_else(PoisonError::into_inner).tokens);

@@ -12,6 +12,7 @@ use tokio::sync::OnceCell;
 use tokio_util::sync::CancellationToken;
 
 use crate::admission::Admission;
+use crate::batches::{BATCHES_PROMPT, BatchStatusTool, BatchTask, Batching, CancelBatch};
 use crate::budget::{Budget, Budgeting};
 use crate::catalog::Catalog;
 use crate::evidence::{Receipting, Showing};
@@ -49,6 +50,8 @@ pub struct Delegator {
     /// Set when the process stops: a run that is cancelled then is to go on in another process, and so are its
     /// subagents.
     pub stopping: CancellationToken,
+    /// The batches that runs may submit; `None` if this process does not work on any.
+    pub batches: Option<Arc<Batching>>,
 }
 
 impl Delegator {
@@ -83,6 +86,20 @@ impl Delegator {
         agent.tool_context.receipts = receipts;
         agent.prompt.sections.push(prompts::delegation(&available, limits, receipts));
         let mut toolbox = (*agent.toolbox).clone();
+        if let Some(batching) = &self.batches {
+            agent.prompt.sections.push(BATCHES_PROMPT.to_owned());
+            toolbox.add(Arc::new(BatchTask {
+                delegator: Arc::clone(self),
+                batching: Arc::clone(batching),
+                available: available.clone(),
+                model: agent.model.name().to_owned(),
+                budget: budget.clone(),
+                receipts,
+            }));
+            toolbox.add(Arc::new(BatchStatusTool { delegator: Arc::clone(self) }));
+            toolbox
+                .add(Arc::new(CancelBatch { delegator: Arc::clone(self), batching: Arc::clone(batching) }));
+        }
         toolbox.add(Arc::new(Task {
             delegator: Arc::clone(self),
             accessor: accessor.clone(),
@@ -122,7 +139,7 @@ impl Delegator {
             return Ok(uncounted);
         }
         let executions = self.records.executions();
-        for row in executions.of_thread(thread_id).await? {
+        for row in tasks(executions.of_thread(thread_id).await?) {
             let has_result =
                 entries.iter().any(|entry| entry.id == row.execution_id && Entry::has_result(entry));
             if row.kind == ExecutionKind::Acp {
@@ -157,7 +174,7 @@ impl Delegator {
         run_id: &str,
     ) -> Result<Vec<WorkUsage>, CatchUpError> {
         let mut uncounted = Vec::new();
-        for row in self.records.executions().of_thread(thread_id).await? {
+        for row in tasks(self.records.executions().of_thread(thread_id).await?) {
             if !row.status.is_terminal() || is_uncounted(&row) {
                 uncounted.extend(self.take_over(accessor, &row, run_id, ABANDONED).await?);
             }
@@ -179,6 +196,11 @@ impl Delegator {
         let taken = self.records.executions().take_over(row, run_id, error, &progress.by_model()).await?;
         Ok(taken.then(|| progress.used(row)))
     }
+}
+
+/// Those of them that runs wait for: batches go on without their run.
+fn tasks(rows: Vec<ExecutionRow>) -> impl Iterator<Item = ExecutionRow> {
+    rows.into_iter().filter(|row| row.kind != ExecutionKind::BatchItem)
 }
 
 /// Whether models did something for an execution that has ended and no run has counted it: the process of its run died.

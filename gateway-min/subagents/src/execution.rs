@@ -93,7 +93,7 @@ pub(crate) enum ExecutionError {
 }
 
 /// How the work of a subagent ended.
-enum End {
+pub(crate) enum End {
     Agent(Result<Ended, AgentError>),
     Refused(Refused),
     Stopped,
@@ -148,7 +148,7 @@ impl Work {
     }
 
     /// Tells extensions of the start.
-    async fn begin(&self, resumed: bool) {
+    pub(crate) async fn begin(&self, resumed: bool) {
         let info = TaskInfo {
             task_id: self.row.execution_id.clone(),
             run_id: self.row.run_id.clone(),
@@ -208,7 +208,10 @@ impl Work {
     }
 
     /// Runs the agent's loop on the subagent's thread: from its task, or from where it stopped.
-    async fn run(&self, writer: &mut StepWriter) -> Result<Result<Ended, AgentError>, ExecutionError> {
+    pub(crate) async fn run(
+        &self,
+        writer: &mut StepWriter,
+    ) -> Result<Result<Ended, AgentError>, ExecutionError> {
         let progress = Progress::of(writer.state())?;
         let budget = Budget::new(self.definition.token_budget, self.budget.clone());
         // The run that goes on with this has counted it.
@@ -287,7 +290,11 @@ impl Work {
     }
 
     /// The terminal status of the execution.
-    fn end(&self, end: End, state: Option<&StateSnapshot>) -> Result<ExecutionEnd, ExecutionError> {
+    pub(crate) fn end(
+        &self,
+        end: End,
+        state: Option<&StateSnapshot>,
+    ) -> Result<ExecutionEnd, ExecutionError> {
         let progress = Progress::of(state)?;
         let messages = messages(state)?;
         let (status, error, stop_reason) = match end {
@@ -343,7 +350,7 @@ impl Work {
     }
 
     /// What the parent gets of an execution that has ended.
-    async fn outcome(
+    pub(crate) async fn outcome(
         &self,
         row: &ExecutionRow,
         state: Option<&StateSnapshot>,

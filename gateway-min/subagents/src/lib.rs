@@ -2,6 +2,7 @@
 
 pub mod acceptance;
 pub mod admission;
+pub mod batches;
 pub mod bounds;
 pub mod budget;
 pub mod catalog;

@@ -18,9 +18,9 @@ use crate::outcome::{Ending, TaskOutcome};
 use crate::progress::Progress;
 
 /// How long after its deadline an execution that has not ended is given up.
-const GRACE: Duration = Duration::from_mins(1);
+pub(crate) const GRACE: Duration = Duration::from_mins(1);
 /// How long a cancelled subagent may take to stop by itself.
-const STOPS_WITHIN: Duration = Duration::from_secs(5);
+pub(crate) const STOPS_WITHIN: Duration = Duration::from_secs(5);
 /// How long the stores may take to end the execution of a subagent that does not.
 const ENDS_WITHIN: Duration = Duration::from_secs(4);
 /// How long a run must wait for a cancelled execution to be settled.

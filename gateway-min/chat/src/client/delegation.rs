@@ -106,6 +106,8 @@ impl Delegation {
                 hooks: Arc::clone(&self.hooks),
                 external: Arc::clone(&self.external),
                 stopping: self.stopping.clone(),
+                // A client ends with its program; the gateway's processes work on batches.
+                batches: None,
             })
         };
         Ok(self.delegator.get_or_init(delegator).await)

@@ -5,7 +5,7 @@ use chrono::TimeDelta;
 use super::{Batches, Claim, now, parsed};
 use crate::codec::time_text;
 use crate::error::RecordsError;
-use crate::executions::{NewExecution, Opened, open_in};
+use crate::executions::{ExecutionRow, NewExecution, Opened, open_in};
 use crate::query::{Sql, query};
 
 /// Selects an item while a claim on it holds. The parameters are those of [`bound`].
@@ -44,8 +44,21 @@ impl Batches {
         launched.await
     }
 
-    /// The item's subagent has started. False, and nothing happens, if the claim does not hold any more.
-    pub async fn running(&self, claim: &Claim) -> Result<bool, RecordsError> {
+    /// The item's subagent starts, as this execution and with this model, after it waited this many milliseconds for a
+    /// slot. False, and nothing happens, if the claim does not hold any more.
+    pub async fn running(
+        &self,
+        claim: &Claim,
+        execution: &ExecutionRow,
+        model: &str,
+        waited_ms: i64,
+    ) -> Result<bool, RecordsError> {
+        let started = query(
+            "UPDATE executions SET status = 'running', model_name = $3, waited_ms = COALESCE(waited_ms, $4), \
+             started_at = COALESCE(started_at, $5) WHERE execution_id = $1 AND attempt = $2",
+        );
+        let started =
+            started.bind(&execution.execution_id).bind(execution.attempt).bind(model).bind(waited_ms);
         let (this, claim) = (self.clone(), claim.clone());
         let db = self.db.unflushed();
         let running = db.write_rows(move |tx| {
@@ -53,7 +66,11 @@ impl Batches {
                 let now = now(tx, this.time()).await?;
                 let mut sql = this.db.builder("UPDATE subagent_batch_items SET status = 'running', ");
                 sql.push("started_at = $4, updated_at = $4 WHERE ").push(HELD);
-                tx.execute(bound(sql.build(), &claim, &now)).await.map(|rows| rows > 0)
+                if tx.execute(bound(sql.build(), &claim, &now)).await? == 0 {
+                    return Ok(false);
+                }
+                tx.execute(started.bind(&now)).await?;
+                Ok(true)
             })
         });
         running.await

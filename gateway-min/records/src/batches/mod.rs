@@ -26,6 +26,7 @@ use super::query::{Dialect, Sql, query};
 pub use claim::{Claim, Claimed, ClaimedItem};
 pub use control::RetryOutcome;
 pub use finish::{ItemEnd, ItemResult};
+pub use read::BatchesOf;
 pub use rows::{BatchItemRow, BatchItemStatus, BatchRow, BatchStatus, ItemCounts};
 pub use submit::{NewBatch, NewBatchItem, SubmittedBatch};
 

@@ -7,6 +7,7 @@ use super::{BatchItemRow, BatchItemStatus, BatchRow, Batches, ItemCounts};
 use crate::codec::{Cells, page_offset};
 use crate::db::Db;
 use crate::error::RecordsError;
+use crate::executions::ExecutionTokens;
 use crate::query::{FromRow, Row, Sql, query};
 
 /// How many items of a batch have a status.
@@ -44,6 +45,23 @@ pub(super) fn counted(rows: Vec<Counted>) -> BTreeMap<String, ItemCounts> {
     all
 }
 
+/// Which batches are meant.
+#[derive(Clone, Copy, Debug)]
+pub enum BatchesOf<'a> {
+    /// Those of this thread.
+    Thread(&'a str),
+    /// The one with this id.
+    Batch(&'a str),
+}
+
+struct Usage(BTreeMap<String, ExecutionTokens>);
+
+impl FromRow for Usage {
+    fn from_row(row: &Row<'_>) -> sqlx::Result<Self> {
+        Cells::new(row, "executions", &["execution_id", "attempt"]).json("usage_json").map(Self)
+    }
+}
+
 impl Batches {
     /// A batch.
     pub async fn get(&self, batch_id: &str) -> Result<Option<BatchRow>, RecordsError> {
@@ -73,6 +91,28 @@ impl Batches {
                    (SELECT id FROM subagent_batches WHERE status IN ('queued', 'running', 'paused')) GROUP BY status";
         let items = counted(self.db.fetch_all(query(sql)).await?).remove("").unwrap_or_default();
         Ok((batches.collect(), items))
+    }
+
+    /// The tokens by model of all that was done for batches: of this thread, or this batch.
+    pub async fn usage(&self, of: BatchesOf<'_>) -> Result<BTreeMap<String, ExecutionTokens>, RecordsError> {
+        let (condition, id) = match of {
+            BatchesOf::Thread(id) => ("thread_id = $1", id),
+            BatchesOf::Batch(id) => {
+                ("execution_id IN (SELECT id FROM subagent_batch_items WHERE batch_id = $1)", id)
+            }
+        };
+        let sql = format!(
+            "SELECT execution_id, attempt, usage_json FROM executions \
+             WHERE kind = 'batch_item' AND usage_json <> '{{}}' AND {condition}"
+        );
+        let sql = Sql { text: sql.into(), values: Vec::new() };
+        let mut sum = BTreeMap::<String, ExecutionTokens>::new();
+        for Usage(usage) in self.db.fetch_all(sql.bind(id)).await? {
+            for (model, tokens) in usage {
+                *sum.entry(model).or_default() += tokens;
+            }
+        }
+        Ok(sum)
     }
 
     /// Items of a batch by position, from the `offset`-th on: all, or those with this status.

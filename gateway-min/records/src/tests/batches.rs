@@ -132,7 +132,9 @@ async fn s51_an_expired_lease_is_claimed_again_and_fails_after_the_last_attempt(
     let first = claim(records, "b", "a", 1).await.remove(0);
     let new = execution(&fixture, &first.claim);
     let opened = records.batches().launch(&first.claim, LEASE, new).await.unwrap().unwrap();
-    assert!(records.batches().running(&first.claim).await.unwrap());
+    assert!(records.batches().running(&first.claim, &opened.row, "m", 3).await.unwrap());
+    let row = records.executions().of_thread("t").await.unwrap().remove(0);
+    assert_eq!((row.status, row.waited_ms), (ExecutionStatus::Running, Some(3)));
     assert!(records.batches().claimable().await.unwrap().is_empty());
     fixture.pass_seconds(40).await;
     assert_eq!(records.batches().claimable().await.unwrap(), ["b"]);
@@ -159,11 +161,12 @@ async fn s52_nothing_late_counts() {
     batches.submit(batch("b", 2, 2, 2)).await.unwrap();
     let mut late = claim(records, "b", "a", 2).await;
     let (late, cancelled) = (late.remove(0).claim, late.remove(0).claim);
-    fixture.pass_seconds(40).await;
     // Also before anybody else has it.
+    let launched = batches.launch(&late, LEASE, execution(&fixture, &late)).await.unwrap().unwrap().row;
+    fixture.pass_seconds(40).await;
     let refused = async |claim: &Claim| {
         assert!(!batches.renew(claim, LEASE).await.unwrap());
-        assert!(!batches.running(claim).await.unwrap());
+        assert!(!batches.running(claim, &launched, "m", 0).await.unwrap());
         assert!(!batches.release(claim).await.unwrap());
         assert!(!batches.finalize(claim, succeeded("late"), None).await.unwrap());
         assert!(batches.launch(claim, LEASE, execution(&fixture, claim)).await.unwrap().is_none());
@@ -238,7 +241,9 @@ async fn s55_a_paused_batch_starts_nothing_and_ends_what_runs() {
     batches.submit(batch("b", 2, 2, 1)).await.unwrap();
     let item = claim(records, "b", "a", 1).await.remove(0);
     assert_eq!(batches.pause("b").await.unwrap().unwrap().status, BatchStatus::Paused);
-    assert!(batches.running(&item.claim).await.unwrap());
+    let new = execution(&fixture, &item.claim);
+    let row = batches.launch(&item.claim, LEASE, new).await.unwrap().unwrap().row;
+    assert!(batches.running(&item.claim, &row, "m", 0).await.unwrap());
     assert!(batches.finalize(&item.claim, succeeded("x"), None).await.unwrap());
     assert_eq!(status(records, "b").await, BatchStatus::Paused, "an end does not resume it");
     assert!(claim(records, "b", "b", 1).await.is_empty());

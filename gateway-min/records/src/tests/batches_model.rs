@@ -177,15 +177,22 @@ impl Checked {
                         batches.launch(&place.0, lease, new).await.unwrap().is_some()
                     }
                     Step::Renew(_) => batches.renew(&place.0, lease).await.unwrap(),
-                    _ => batches.running(&place.0).await.unwrap(),
+                    _ => {
+                        let new = new_execution(&place.0, self.fixture.clock.now());
+                        let launched = batches.launch(&place.0, lease, new).await.unwrap();
+                        match launched {
+                            Some(opened) => batches.running(&place.0, &opened.row, "m", 1).await.unwrap(),
+                            None => false,
+                        }
+                    }
                 };
                 let expires = self.model.now + LEASE_SECONDS;
                 let held = self.model.held(&place);
                 assert_eq!(done, held.is_some());
                 let Some(item) = held else { return };
-                match step {
-                    Step::Running(_) => item.status = BatchItemStatus::Running,
-                    _ => item.lease = Some((place.0.owner.clone(), expires)),
+                item.lease = Some((place.0.owner.clone(), expires));
+                if matches!(step, Step::Running(_)) {
+                    item.status = BatchItemStatus::Running;
                 }
             }
             Step::Release(back) | Step::Succeed(back) | Step::Fail(back) => {

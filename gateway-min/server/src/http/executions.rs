@@ -25,7 +25,7 @@ pub(crate) fn routes() -> OpenApiRouter<Arc<App>> {
 /// Tokens of model calls.
 #[derive(Debug, Serialize, ToSchema)]
 #[allow(clippy::struct_field_names, reason = "the names of the API")]
-struct Usage {
+pub(super) struct Usage {
     /// Tokens that the models read.
     input_tokens: u64,
     /// Tokens that the models wrote.
@@ -51,7 +51,7 @@ struct Execution {
     attempt: i64,
     /// The run that delegated, or the one that went on with it.
     run_id: String,
-    /// What was delegated: `task`.
+    /// What was delegated: `task`, `batch_item` or `acp`.
     kind: String,
     /// The model's id of the call, which may repeat.
     tool_call_id: String,

@@ -12,6 +12,7 @@ mod events;
 mod exclusive;
 mod executions;
 pub mod extract;
+mod features;
 pub mod fields;
 mod goal;
 mod health;
@@ -32,6 +33,7 @@ mod select;
 mod serve;
 pub mod sse;
 mod state;
+mod subagent_batches;
 mod subagents;
 mod supersteps;
 #[cfg(test)]
@@ -97,6 +99,8 @@ pub fn router_for(app: Arc<App>, reach: Reach) -> Router {
         .merge(models::routes())
         .merge(assistants::routes())
         .merge(subagents::routes())
+        .merge(subagent_batches::routes())
+        .merge(features::routes())
         .merge(thread_stream::routes())
         .merge(protocol::routes())
         .merge(batch::routes())

@@ -19,7 +19,7 @@ use super::fields::{Fields, FromFields};
 use super::schema::ErrorBody;
 use crate::app::App;
 use crate::threads::lineage::messages_only;
-use threadkeep_records::{RunQuery, RunRow, RunStatus};
+use threadkeep_records::{BatchesOf, ExecutionTokens, RunQuery, RunRow, RunStatus};
 
 const FAILED: &str = "Failed to read token usage";
 
@@ -39,7 +39,7 @@ impl FromFields for UsageParams {
     }
 }
 
-/// The tokens of a thread's runs, including failed and interrupted ones.
+/// The tokens of a thread's runs, including failed and interrupted ones, and of its batches.
 #[derive(Debug, Default, PartialEq, Serialize, ToSchema)]
 struct TokenUsage {
     thread_id: String,
@@ -90,7 +90,7 @@ struct ContextUsage {
     percentage: Option<f64>,
 }
 
-/// Read the token usage of a thread's runs.
+/// Read the token usage of a thread's runs and batches.
 #[utoipa::path(get, path = "/api/threads/{thread_id}/token-usage", tag = "threads",
     params(("thread_id" = String, Path), ("include_active" = Option<bool>, Query)),
     responses((status = 200, description = "The sums; zeros for a thread without runs", body = TokenUsage),
@@ -105,6 +105,9 @@ async fn token_usage(
     let model = runs.first().and_then(|run| run.model_name.clone());
     let counted = runs.iter().filter(|run| include_active || !run.status.is_active());
     let mut usage = sum(counted.filter(|run| run.status != RunStatus::Pending));
+    let batches =
+        app.records.batches().usage(BatchesOf::Thread(thread_id.as_str())).await.or_internal(FAILED)?;
+    add_batches(&mut usage, batches);
     usage.thread_id = thread_id.to_string();
     usage.context_usage = match context(&app, &thread_id, model.as_deref()).await {
         Ok(context) => context,
@@ -134,6 +137,18 @@ fn sum<'a>(runs: impl Iterator<Item = &'a RunRow>) -> TokenUsage {
         }
     }
     usage
+}
+
+/// Adds what was done for the thread's batches, which no run counts.
+fn add_batches(usage: &mut TokenUsage, batches: BTreeMap<String, ExecutionTokens>) {
+    let signed = |tokens: u64| i64::try_from(tokens).unwrap_or(i64::MAX);
+    for (model, tokens) in batches {
+        usage.total_tokens += signed(tokens.total_tokens);
+        usage.total_input_tokens += signed(tokens.input_tokens);
+        usage.total_output_tokens += signed(tokens.output_tokens);
+        usage.by_caller.subagent += signed(tokens.total_tokens);
+        usage.by_model.entry(model).or_default().tokens += signed(tokens.total_tokens);
+    }
 }
 
 async fn context(

@@ -6,7 +6,7 @@ mod saver;
 mod sqlite;
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue, text};
@@ -73,6 +73,12 @@ struct LookupLabels {
     result: &'static str,
 }
 
+/// The status of a batch or of an item.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct StatusLabels {
+    status: &'static str,
+}
+
 /// The counters of a gateway. Clones share them.
 #[derive(Debug, Clone)]
 pub(crate) struct Metrics(Arc<Inner>);
@@ -105,10 +111,13 @@ struct Now {
     config_valid: Gauge,
     database_bytes: Gauge<u64, AtomicU64>,
     database_free_bytes: Gauge<u64, AtomicU64>,
+    batches: Family<StatusLabels, Gauge>,
+    batch_items: Family<StatusLabels, Gauge>,
+    batch_attempts: Family<RunLabels, Counter>,
 }
 
 /// The current state of the gateway's parts.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Snapshot {
     /// Connections of clients.
     pub(crate) connections: usize,
@@ -132,6 +141,19 @@ pub(crate) struct Snapshot {
     pub(crate) config_valid: bool,
     /// The size of the checkpoint database, if it is a file.
     pub(crate) database: Option<FileSize>,
+    /// The batches, if this process works on them.
+    pub(crate) batches: Option<BatchSnapshot>,
+}
+
+/// The batches that have not ended, of all processes, and the attempts of this one.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct BatchSnapshot {
+    /// Batches by status.
+    pub(crate) batches: Vec<(&'static str, u64)>,
+    /// Their items by status.
+    pub(crate) items: Vec<(&'static str, u64)>,
+    /// Attempts of this process, by how they ended.
+    pub(crate) attempts: Vec<(&'static str, u64)>,
 }
 
 impl Metrics {
@@ -171,6 +193,11 @@ impl Metrics {
         of.register("warm_heads", help, now.heads.clone());
         let help = "Whether the current configuration file is in use";
         of.register("config_valid", help, now.config_valid.clone());
+        of.register("batches", "Batches that have not ended, by status", now.batches.clone());
+        let help = "Items of batches that have not ended, by status";
+        of.register("batch_items", help, now.batch_items.clone());
+        let help = "Attempts of this process at items of batches, by outcome";
+        of.register("batch_attempts", help, now.batch_attempts.clone());
         of.register_collector(Box::new(records::Collected(records)));
         if let Some(sqlite) = sqlite {
             let help = "Size of the checkpoint database";
@@ -228,6 +255,19 @@ impl Metrics {
             now.database_bytes.set(size.bytes);
             now.database_free_bytes.set(size.free);
         }
+        if let Some(batches) = snapshot.batches {
+            let gauge = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
+            for (status, number) in batches.batches {
+                now.batches.get_or_create(&StatusLabels { status }).set(gauge(number));
+            }
+            for (status, number) in batches.items {
+                now.batch_items.get_or_create(&StatusLabels { status }).set(gauge(number));
+            }
+            for (outcome, number) in batches.attempts {
+                let counter = now.batch_attempts.get_or_create(&RunLabels { outcome });
+                counter.inner().store(number, Ordering::Relaxed);
+            }
+        }
         let mut text = String::new();
         // Writing to a text cannot fail.
         let _ = text::encode(&mut text, &self.0.registry);
@@ -268,6 +308,11 @@ mod tests {
             heads: 5,
             config_valid: false,
             database: None,
+            batches: Some(BatchSnapshot {
+                batches: vec![("running", 2)],
+                items: vec![("queued", 3)],
+                attempts: vec![("succeeded", 4)],
+            }),
         };
         let text = metrics.rendered(snapshot);
         for line in [
@@ -291,6 +336,9 @@ mod tests {
             "threadkeep_streams_kept_bytes 8",
             "threadkeep_warm_heads 5",
             "threadkeep_config_valid 0",
+            "threadkeep_batches{status=\"running\"} 2",
+            "threadkeep_batch_items{status=\"queued\"} 3",
+            "threadkeep_batch_attempts_total{outcome=\"succeeded\"} 4",
             "# EOF",
         ] {
             assert!(text.lines().any(|found| found == line), "{line}\n{text}");

@@ -5,6 +5,7 @@
 
 mod api;
 mod auth;
+mod batches;
 mod branches;
 mod client;
 mod client_delegation;

@@ -1,3 +1,4 @@
+mod beside;
 mod model;
 mod schedules;
 

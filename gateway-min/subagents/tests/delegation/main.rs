@@ -4,6 +4,8 @@
 
 mod acceptance;
 mod admission;
+mod batches;
+mod batches_restart;
 mod budget;
 mod everywhere;
 mod external;

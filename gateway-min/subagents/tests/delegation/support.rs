@@ -17,6 +17,7 @@ use threadkeep_config::{ConfigHandle, Environment, LoadOptions};
 use threadkeep_records::{Clock, ExecutionRow, Records, RecordsOptions};
 use threadkeep_subagents::Delegator;
 use threadkeep_subagents::admission::Admission;
+use threadkeep_subagents::batches::Batching;
 use threadkeep_subagents::catalog::Catalog;
 use threadkeep_subagents::ledger::{self, Limits};
 use threadkeep_subagents::managed::FileStore;
@@ -138,6 +139,8 @@ impl House {
         };
         let config = ConfigHandle::open_trusted(&options).unwrap();
         let current = config.current();
+        let settings = &current.subagent_batches;
+        let batches = settings.enabled.then(|| Arc::new(Batching::new(settings.clone())));
         let delegator = Delegator {
             records,
             agents: Arc::new(AgentBuilder::new(config.clone(), &current)),
@@ -147,6 +150,7 @@ impl House {
             hooks: Arc::default(),
             external: Arc::new(|_| None),
             stopping: CancellationToken::new(),
+            batches,
         };
         Self {
             delegator: Arc::new(delegator),

@@ -7,6 +7,9 @@
 mod acceptance;
 #[path = "../delegation/admission.rs"]
 mod admission;
+#[allow(dead_code, reason = "no process dies here")]
+#[path = "../delegation/batches.rs"]
+mod batches;
 #[path = "../delegation/external.rs"]
 mod external;
 #[path = "../delegation/guards.rs"]

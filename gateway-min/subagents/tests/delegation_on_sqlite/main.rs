@@ -6,6 +6,10 @@
 mod acceptance;
 #[path = "../delegation/admission.rs"]
 mod admission;
+#[path = "../delegation/batches.rs"]
+mod batches;
+#[path = "../delegation/batches_restart.rs"]
+mod batches_restart;
 #[path = "../delegation/budget.rs"]
 mod budget;
 #[path = "../delegation/everywhere.rs"]

@@ -1,0 +1,407 @@
+//! One attempt at one item: from its claim to its result, or until the claim does not hold any more.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use chrono::TimeDelta;
+use serde_json::{Map, Value as Json, json};
+use threadkeep::id::{IdSource, ThreadId};
+use threadkeep::step::StepWriter;
+use threadkeep_agent::model::message;
+use threadkeep_agent::tools::Reports;
+use threadkeep_records::{
+    BatchRow, Claim, ClaimedItem, ExecutionEnd, ExecutionKind, ExecutionRow, ExecutionStatus,
+    ExecutionTokens, ItemEnd, ItemResult, NewExecution, Opened, OperationKind, persistently,
+};
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::AttemptEnd;
+use super::spec::Spec;
+use super::worker::Worker;
+use crate::acceptance::Criteria;
+use crate::admission::Slot;
+use crate::bounds::first;
+use crate::catalog::Definition;
+use crate::execution::{End, ExecutionError, Work};
+use crate::outcome::{Ending, TaskOutcome};
+use crate::progress::Progress;
+use crate::prompts;
+use crate::watched::{GRACE, STOPS_WITHIN, Settled};
+
+/// The longest error of an item, in characters (delegation, section 5.6).
+const ERROR_MAX: usize = 4_000;
+
+/// An item that this process has claimed.
+pub(super) struct AtWork {
+    pub(super) worker: Arc<Worker>,
+    pub(super) batch: Arc<BatchRow>,
+    pub(super) item: ClaimedItem,
+    /// Cancelled when the claim does not hold any more.
+    pub(super) lost: CancellationToken,
+}
+
+/// What came of a subagent's work.
+pub(crate) struct Done {
+    outcome: TaskOutcome,
+    row: ExecutionRow,
+    end: ExecutionEnd,
+}
+
+/// Why the subagent was not waited for any longer.
+enum Why {
+    Lost,
+    Stopping,
+    Stuck,
+}
+
+impl AtWork {
+    /// Works on the item in this slot, which is given back at the end.
+    pub(super) async fn work(self, slot: Slot) {
+        let waited = i64::try_from(slot.waited().as_millis()).unwrap_or(i64::MAX);
+        let end = self.attempt(waited).await;
+        self.worker.leases.remove(&self.item.claim);
+        self.worker.batching.count(end);
+        drop(slot);
+        self.worker.batching.wake();
+    }
+
+    async fn attempt(&self, waited: i64) -> AttemptEnd {
+        let prepared = match self.prepare().await {
+            Ok(prepared) => prepared,
+            Err(error) => return self.failed(&error, None).await,
+        };
+        let (spec, model) = prepared;
+        let opened = match self.launch(&spec.definition).await {
+            Ok(Some(opened)) => opened,
+            Ok(None) => return AttemptEnd::Lost,
+            Err(error) => {
+                tracing::warn!(item_id = self.item.claim.item_id, %error, "a batch item could not be started");
+                return self.release(None).await;
+            }
+        };
+        let budget = match self.worker.budget(&self.batch, &spec).await {
+            Ok(budget) => budget,
+            Err(error) => return self.failed(&error.to_string(), Some(&opened.row)).await,
+        };
+        let row = opened.row.clone();
+        let cancel = self.worker.stop.child_token();
+        let criteria: Option<Vec<Json>> =
+            self.item.acceptance_criteria.as_ref().map(|list| list.iter().map(|text| json!(text)).collect());
+        let criteria = criteria.as_deref().and_then(Criteria::normalise);
+        let work = Arc::new(Work {
+            delegator: Arc::clone(&self.worker.delegator),
+            accessor: self.worker.accessor.clone().with_ids(Arc::new(IdSource::default())),
+            counted: opened.counted,
+            row: opened.row,
+            model,
+            messages: vec![message::human(self.task(criteria.as_ref()))],
+            sections: prompts::sections(spec.receipts, criteria.is_some(), false),
+            definition: Arc::new(spec.definition),
+            criteria,
+            budget,
+            receipts: spec.receipts,
+            reports: Reports::unread(),
+            namespace: String::new(),
+            cancel: cancel.clone(),
+            settled: Settled::default(),
+            begun: Mutex::default(),
+        });
+        let claim = self.item.claim.clone();
+        let deadline = work.deadline() + GRACE;
+        let mut running = tokio::spawn(async move { work.work_on_item(&claim, waited).await });
+        match self.wait(&mut running, deadline).await {
+            Ok(ended) => self.ended(ended, &row).await,
+            Err(why) => {
+                // Before anything else: while the subagent works, nobody else must begin.
+                let ended = stopped(&cancel, running).await;
+                self.interrupted(why, ended, &row).await
+            }
+        }
+    }
+
+    /// Waits for the subagent, as long as its work can count.
+    async fn wait(&self, running: &mut JoinHandle<Worked>, deadline: Instant) -> Result<Joined, Why> {
+        loop {
+            let ends = self.worker.leases.ends(&self.item.claim);
+            tokio::select! {
+                biased;
+                ended = &mut *running => return Ok(ended),
+                () = self.lost.cancelled() => return Err(Why::Lost),
+                () = self.worker.stop.cancelled() => return Err(Why::Stopping),
+                () = tokio::time::sleep_until(deadline) => return Err(Why::Stuck),
+                () = tokio::time::sleep_until(ends) => {
+                    if self.worker.leases.ends(&self.item.claim) <= Instant::now() {
+                        return Err(Why::Lost);
+                    }
+                }
+            }
+        }
+    }
+
+    /// The definition and the model, or why there is none.
+    async fn prepare(&self) -> Result<(Spec, String), String> {
+        let spec = Spec::from_json(&self.batch.execution_spec)
+            .map_err(|error| format!("the batch was submitted by another version of Threadkeep: {error}"))?;
+        let config = self.worker.delegator.config.current_async().await;
+        let model =
+            spec.definition.model_within(Some(&spec.model), &config).map_err(|error| error.to_string())?;
+        let model = model.name.clone();
+        Ok((spec, model))
+    }
+
+    async fn launch(
+        &self,
+        definition: &Definition,
+    ) -> Result<Option<Opened>, threadkeep_records::RecordsError> {
+        let timeout = TimeDelta::from_std(definition.timeout).unwrap_or(TimeDelta::MAX);
+        let now = self.worker.delegator.records.now();
+        let definition_json = match serde_json::to_value(definition) {
+            Ok(Json::Object(map)) => map,
+            _ => Map::new(),
+        };
+        let new = NewExecution {
+            execution_id: self.item.claim.item_id.clone(),
+            thread_id: self.batch.thread_id.clone(),
+            run_id: self.batch.run_id.clone(),
+            parent_execution: None,
+            kind: ExecutionKind::BatchItem,
+            tool_call_id: self.batch.tool_call_id.clone(),
+            agent_name: definition.name.clone(),
+            definition: definition_json,
+            definition_digest: definition.digest(),
+            description: self.item.item_key.clone(),
+            deadline: now.checked_add_signed(timeout).unwrap_or(chrono::DateTime::<chrono::Utc>::MAX_UTC),
+        };
+        let (asked, length) = (Instant::now(), self.worker.leases.length());
+        let opened = self.worker.delegator.records.batches().launch(&self.item.claim, length, new).await?;
+        if opened.is_some() {
+            self.worker.leases.renewed(&self.item.claim, asked);
+        }
+        Ok(opened)
+    }
+
+    /// The task as the subagent reads it.
+    fn task(&self, criteria: Option<&Criteria>) -> String {
+        let task = format!(
+            "Item key: {}\nThis item may be tried again after a failure. Use its key to recognise what an earlier attempt \
+             has already done, and to avoid doing it twice.\n\n{}",
+            self.item.item_key, self.item.prompt
+        );
+        criteria.map_or_else(|| task.clone(), |criteria| format!("{task}\n\n{}", criteria.section()))
+    }
+
+    /// The subagent ended by itself.
+    async fn ended(&self, ended: Joined, row: &ExecutionRow) -> AttemptEnd {
+        match ended {
+            Ok(Ok(Some(done))) => self.finalize(done).await,
+            Ok(Ok(None)) if self.worker.stop.is_cancelled() => self.release(Some(row)).await,
+            // The claim did not hold when it was to start.
+            Ok(Ok(None)) => self.abandoned(row).await,
+            Ok(Err(error)) => self.failed(&error.to_string(), Some(row)).await,
+            Err(panic) => self.failed(&panic.to_string(), Some(row)).await,
+        }
+    }
+
+    /// The subagent was stopped.
+    async fn interrupted(&self, why: Why, ended: Option<Joined>, row: &ExecutionRow) -> AttemptEnd {
+        match (why, ended) {
+            (Why::Lost, _) => self.abandoned(row).await,
+            // It was faster.
+            (_, Some(Ok(Ok(Some(done))))) => self.finalize(done).await,
+            (Why::Stopping, _) => self.release(Some(row)).await,
+            (Why::Stuck, _) => {
+                self.failed("The subagent did not stop at the end of its time and was given up", Some(row))
+                    .await
+            }
+        }
+    }
+
+    async fn finalize(&self, done: Done) -> AttemptEnd {
+        let settings = &self.worker.batching.settings;
+        let Done { outcome, row, end } = done;
+        let (result, counts_as) = match outcome.ending {
+            Ending::Completed(report) => {
+                let result = first(&report.text, settings.max_result_chars);
+                let succeeded = ItemResult::Succeeded {
+                    result: result.to_owned(),
+                    preview: first(result, settings.result_preview_max_chars).to_owned(),
+                    truncated: result.len() < report.text.len(),
+                    verdict: report.acceptance.map(|verdict| json!(verdict)),
+                };
+                (succeeded, AttemptEnd::Succeeded)
+            }
+            Ending::Failed { error } | Ending::Cancelled { error } | Ending::TimedOut { error } => {
+                let error = error.unwrap_or_else(|| "Task failed.".to_owned());
+                (ItemResult::Failed { error: first(&error, ERROR_MAX).to_owned() }, AttemptEnd::Failed)
+            }
+            Ending::PollingTimedOut { .. } => {
+                (ItemResult::Failed { error: "Task polling timed out.".to_owned() }, AttemptEnd::Failed)
+            }
+        };
+        let tokens = |usage: crate::outcome::TokenUsage| ExecutionTokens {
+            input_tokens: usage.input,
+            output_tokens: usage.output,
+            total_tokens: usage.total,
+        };
+        let item = ItemEnd {
+            result,
+            model_name: outcome.model_name,
+            stop_reason: outcome.stop_reason.map(|reason| reason.as_str().to_owned()),
+            token_usage: outcome.usage.map(tokens),
+        };
+        self.write_end(item, Some((row, end)), counts_as).await
+    }
+
+    /// The attempt failed for a reason of ours; it costs an attempt, so that nothing is tried for ever.
+    async fn failed(&self, error: &str, row: Option<&ExecutionRow>) -> AttemptEnd {
+        let error = first(error, ERROR_MAX).to_owned();
+        let mut end = ExecutionEnd {
+            status: ExecutionStatus::Failed,
+            error: Some(error.clone()),
+            stop_reason: None,
+            usage: std::collections::BTreeMap::new(),
+        };
+        let mut tokens = None;
+        if let Some(row) = row
+            && let Ok(progress) = self.progress(row).await
+        {
+            end.usage = progress.by_model();
+            tokens = progress.tokens();
+        }
+        let item = ItemEnd {
+            result: ItemResult::Failed { error },
+            model_name: None,
+            stop_reason: None,
+            token_usage: tokens,
+        };
+        self.write_end(item, row.map(|row| (row.clone(), end)), AttemptEnd::Failed).await
+    }
+
+    async fn write_end(
+        &self,
+        end: ItemEnd,
+        execution: Option<(ExecutionRow, ExecutionEnd)>,
+        counts_as: AttemptEnd,
+    ) -> AttemptEnd {
+        let (batches, claim) = (self.worker.delegator.records.batches(), &self.item.claim);
+        match persistently(|| batches.finalize(claim, end.clone(), execution.clone())).await {
+            Ok(true) => counts_as,
+            Ok(false) => match &execution {
+                Some((row, _)) => self.abandoned(row).await,
+                None => AttemptEnd::Lost,
+            },
+            Err(error) => {
+                // Whoever claims it next finds the subagent's work done.
+                tracing::warn!(item_id = claim.item_id, %error, "the end of a batch item was not recorded");
+                AttemptEnd::Lost
+            }
+        }
+    }
+
+    /// Gives the item back; the subagent has stopped.
+    async fn release(&self, row: Option<&ExecutionRow>) -> AttemptEnd {
+        let (batches, claim) = (self.worker.delegator.records.batches(), &self.item.claim);
+        match persistently(|| batches.release(claim)).await {
+            Ok(true) => AttemptEnd::Released,
+            Ok(false) => match row {
+                Some(row) => self.abandoned(row).await,
+                None => AttemptEnd::Lost,
+            },
+            Err(error) => {
+                tracing::warn!(item_id = claim.item_id, %error, "a batch item stays claimed until its lease expires");
+                AttemptEnd::Lost
+            }
+        }
+    }
+
+    /// The attempt does not count; the subagent has stopped. Records what it used, and leaves nothing of a deleted thread.
+    async fn abandoned(&self, row: &ExecutionRow) -> AttemptEnd {
+        let records = &self.worker.delegator.records;
+        match self.progress(row).await {
+            Ok(progress) if !progress.usage.is_empty() => {
+                if let Err(error) = records.executions().used(row, &progress.by_model()).await {
+                    tracing::warn!(execution_id = row.execution_id, %error, "the tokens of an attempt were not recorded");
+                }
+            }
+            Ok(_) => {}
+            Err(error) => {
+                tracing::warn!(execution_id = row.execution_id, %error, "the tokens of an attempt cannot be read");
+            }
+        }
+        if let Err(error) = self.clean_up(row).await {
+            tracing::warn!(thread = row.child_thread, %error, "the checkpoints of a deleted batch item may remain");
+        }
+        AttemptEnd::Lost
+    }
+
+    /// Deletes the subagent's checkpoints if its thread is gone: it may have written one after the deletion looked.
+    async fn clean_up(&self, row: &ExecutionRow) -> Result<(), ExecutionError> {
+        let records = &self.worker.delegator.records;
+        loop {
+            if !records.batches().exists(&row.execution_id).await? {
+                return Ok(self
+                    .worker
+                    .accessor
+                    .delete_thread(&ThreadId::from(row.child_thread.as_str()))
+                    .await?);
+            }
+            let holder = records.runs().active_for_thread(&row.thread_id).await?;
+            if holder.is_none_or(|holder| holder.operation_kind != OperationKind::Delete) {
+                return Ok(());
+            }
+            tokio::time::sleep(self.worker.poll()).await;
+        }
+    }
+
+    async fn progress(&self, row: &ExecutionRow) -> threadkeep::Result<Progress> {
+        let thread = ThreadId::from(row.child_thread.as_str());
+        Progress::of(self.worker.accessor.get(&thread, None).await?.as_ref())
+    }
+}
+
+type Worked = Result<Option<Done>, ExecutionError>;
+type Joined = Result<Worked, tokio::task::JoinError>;
+
+/// Stops a subagent and waits for it; what came of it if it had ended, `None` if it had to be given up.
+async fn stopped(cancel: &CancellationToken, mut running: JoinHandle<Worked>) -> Option<Joined> {
+    cancel.cancel();
+    if let Ok(ended) = tokio::time::timeout(STOPS_WITHIN, &mut running).await {
+        return Some(ended);
+    }
+    running.abort();
+    // Returns when it is dropped, so that it writes nothing afterwards.
+    let _ = tokio::time::timeout(Duration::from_secs(1), running).await;
+    None
+}
+
+impl Work {
+    /// Works on an item of a batch: from its task, or from where an earlier process stopped. `None` if the claim does not
+    /// hold any more, or it was cancelled.
+    async fn work_on_item(&self, claim: &Claim, waited: i64) -> Worked {
+        let thread = ThreadId::from(self.row.child_thread.as_str());
+        let mut writer = StepWriter::open(&self.accessor, &thread, None).await?;
+        let batches = self.delegator.records.batches();
+        if !batches.running(claim, &self.row, &self.model, waited).await? {
+            return Ok(None);
+        }
+        self.begin(writer.state().is_some()).await;
+        let ended = self.run(&mut writer).await?;
+        let state = writer.state().cloned();
+        let end = self.end(End::Agent(ended), state.as_ref())?;
+        if end.status == ExecutionStatus::Cancelled {
+            self.stopped(end.status).await;
+            return Ok(None);
+        }
+        let row = ExecutionRow {
+            status: end.status,
+            error: end.error.clone(),
+            stop_reason: end.stop_reason.clone(),
+            ..self.row.clone()
+        };
+        let outcome = self.outcome(&row, state.as_ref()).await?;
+        self.stopped(row.status).await;
+        Ok(Some(Done { outcome, row, end }))
+    }
+}

@@ -1,0 +1,97 @@
+//! Durable batches: many items of the same kind of work, which outlive the run that submits them and the processes that
+//! work on them.
+//!
+//! | Module | What it does |
+//! |---|---|
+//! | `spec` | what a worker must know of a batch, stored with it |
+//! | `submission` | what may be submitted |
+//! | `tools` | `batch_task`, `batch_status`, `cancel_batch` |
+//! | `worker` | claims items for the slots that this process has |
+//! | `leases` | keeps what was claimed, and notices what was lost |
+//! | `item` | one attempt at one item |
+//!
+//! Delivery is at least once: an item whose process died is worked on again, where its subagent stopped. An attempt
+//! counts only while the process holds the item's lease, so that of two attempts one ends it.
+
+mod item;
+mod leases;
+mod spec;
+mod submission;
+mod tools;
+mod worker;
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use threadkeep_config::SubagentBatches;
+use tokio::sync::Notify;
+
+pub(crate) use tools::{BATCHES_PROMPT, BatchStatusTool, BatchTask, CancelBatch};
+pub use worker::BatchWorker;
+
+/// What the batches of a process share: the tools that submit them and the worker that works on them.
+#[derive(Debug)]
+pub struct Batching {
+    settings: SubagentBatches,
+    wake: Notify,
+    working: AtomicBool,
+    attempts: [AtomicU64; 4],
+}
+
+/// How an attempt of this process at an item ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AttemptEnd {
+    /// With a result.
+    Succeeded,
+    /// Without one.
+    Failed,
+    /// It was given back, because the process stops.
+    Released,
+    /// It did not count: it was cancelled, or another process has the item.
+    Lost,
+}
+
+impl AttemptEnd {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Succeeded, Self::Failed, Self::Released, Self::Lost];
+
+    /// Its name in metrics.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Succeeded => "succeeded",
+            Self::Failed => "failed",
+            Self::Released => "released",
+            Self::Lost => "lost",
+        }
+    }
+}
+
+impl Batching {
+    /// Batches with these settings, which hold as long as the process lives.
+    pub fn new(settings: SubagentBatches) -> Self {
+        Self {
+            settings,
+            wake: Notify::new(),
+            working: AtomicBool::new(false),
+            attempts: [const { AtomicU64::new(0) }; 4],
+        }
+    }
+
+    /// Whether a worker works on batches in this process.
+    pub fn is_working(&self) -> bool {
+        self.working.load(Ordering::Acquire)
+    }
+
+    /// Makes the worker look for items at once: some may have become claimable.
+    pub fn wake(&self) {
+        self.wake.notify_one();
+    }
+
+    /// How many attempts of this process ended in this way.
+    pub fn attempts(&self, end: AttemptEnd) -> u64 {
+        self.attempts[end as usize].load(Ordering::Relaxed)
+    }
+
+    fn count(&self, end: AttemptEnd) {
+        self.attempts[end as usize].fetch_add(1, Ordering::Relaxed);
+    }
+}

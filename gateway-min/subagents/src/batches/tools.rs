@@ -1,0 +1,283 @@
+//! The tools `batch_task`, `batch_status` and `cancel_batch`.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use serde::Deserialize;
+use serde_json::{Map, Value as Json, json};
+use threadkeep_agent::model::ToolSpec;
+use threadkeep_agent::tools::{Tool, ToolContext, ToolError, ToolOutput, ToolStatus};
+use threadkeep_records::{BatchRow, ExecutionTokens, NewBatch, RecordsError};
+
+use super::Batching;
+use super::spec::{RunBudget, Spec};
+use super::submission::Args;
+use crate::budget::Budget;
+use crate::catalog::{Available, Unavailable};
+use crate::delegator::Delegator;
+
+/// What the lead agent's prompt says of batches.
+pub(crate) const BATCHES_PROMPT: &str = "Submit many similar tasks together with the tool `batch_task`, one item for each. \
+    A batch goes on after your answer; `batch_status` shows how far it is, and `cancel_batch` ends it. Do not wait for a \
+    batch: tell the user its id.";
+
+const UNAVAILABLE: &str = "Durable subagent batches are unavailable.";
+const NOT_FOUND: &str = "Batch not found.";
+
+/// Submits a batch.
+pub(crate) struct BatchTask {
+    pub(crate) delegator: Arc<Delegator>,
+    pub(crate) batching: Arc<Batching>,
+    pub(crate) available: Available,
+    /// The configured name of the run's model.
+    pub(crate) model: String,
+    pub(crate) budget: Option<Arc<Budget>>,
+    pub(crate) receipts: bool,
+}
+
+/// Shows how far a batch is.
+pub(crate) struct BatchStatusTool {
+    pub(crate) delegator: Arc<Delegator>,
+}
+
+/// Cancels a batch.
+pub(crate) struct CancelBatch {
+    pub(crate) delegator: Arc<Delegator>,
+    pub(crate) batching: Arc<Batching>,
+}
+
+/// The arguments of the tools that name a batch.
+#[derive(Deserialize)]
+struct BatchArgs {
+    batch_id: String,
+}
+
+fn of_a_batch(name: &str, description: &str) -> ToolSpec {
+    ToolSpec {
+        name: name.to_owned(),
+        description: description.to_owned(),
+        parameters: json!({
+            "type": "object",
+            "properties": {"batch_id": {"type": "string", "description": "The id that `batch_task` returned."}},
+            "required": ["batch_id"],
+        }),
+    }
+}
+
+#[async_trait]
+impl Tool for BatchTask {
+    fn spec(&self) -> ToolSpec {
+        ToolSpec {
+            name: "batch_task".to_owned(),
+            description: format!(
+                "Submits many independent tasks for one kind of subagent. They are worked on in the background, also after \
+                 this conversation has gone on; a failed one is tried again.\n\nSubagents: {}",
+                self.available.names()
+            ),
+            parameters: json!({
+                "type": "object",
+                "properties": {
+                    "title": {"type": "string", "description": "What the batch is about, for people."},
+                    "items": {
+                        "type": "array",
+                        "items": {
+                            "type": "object",
+                            "properties": {
+                                "key": {"type": "string", "description": "The item's own name, at most 128 \
+                                    characters."},
+                                "prompt": {"type": "string", "description": "The whole task: the subagent sees \
+                                    nothing else."},
+                                "acceptance_criteria": {"type": "array", "description": "Texts that say when the \
+                                    item is done, as for `task`."},
+                            },
+                            "required": ["key", "prompt"],
+                        },
+                    },
+                    "subagent_type": {"type": "string", "description": "The name of the subagent."},
+                    "max_live_items": {"type": ["integer", "null"], "description": "How many items may be queued or \
+                        at work."},
+                    "max_running_items": {"type": ["integer", "null"], "description": "How many items may be at \
+                        work."},
+                },
+                "required": ["title", "items", "subagent_type"],
+            }),
+        }
+    }
+
+    async fn call(&self, context: &ToolContext, args: Json) -> Result<ToolOutput, ToolError> {
+        let submitted = self.submit(context, args).await;
+        Ok(submitted.unwrap_or_else(|error| ToolOutput {
+            status: ToolStatus::Error,
+            additional_kwargs: metadata(json!({"subagent_batch_error": true})),
+            ..ToolOutput::text(error)
+        }))
+    }
+}
+
+impl BatchTask {
+    /// # Errors
+    /// The text for the model (delegation, section 5.2).
+    async fn submit(&self, context: &ToolContext, args: Json) -> Result<ToolOutput, String> {
+        if !self.batching.is_working() {
+            return Err(UNAVAILABLE.to_owned());
+        }
+        let failed = |reason: &dyn std::fmt::Display| format!("Batch submission failed: {reason}");
+        let args: Args = serde_json::from_value(args)
+            .map_err(|error| failed(&format_args!("invalid arguments: {error}")))?;
+        args.check_items()?;
+        let definition = self.available.get(&args.subagent_type).map_err(|error| match error {
+            Unavailable::BashDisabled => error.to_string(),
+            Unavailable::Unknown { name, .. } => {
+                let names: Vec<&str> = self.available.iter().map(|known| known.name.as_str()).collect();
+                let names = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
+                format!("Unknown or disallowed subagent type '{name}'. Available: {names}")
+            }
+        })?;
+        let settings = &self.batching.settings;
+        let windows = args.windows(settings).map_err(|error| failed(&error))?;
+        let config = self.delegator.config.current_async().await;
+        definition.model_within(Some(&self.model), &config).map_err(|error| failed(&error))?;
+        let budget = self
+            .budget
+            .as_ref()
+            .map(|budget| RunBudget { settings: config.token_budget, used: unsigned(budget.used()) });
+        let spec = Spec {
+            definition: (**definition).clone(),
+            model: self.model.clone(),
+            receipts: self.receipts,
+            budget,
+        };
+        let new = NewBatch {
+            id: format!("subagent-batch-{}", hex(&context.ids.text())),
+            thread_id: context.thread_id.clone(),
+            run_id: context.run_id.clone(),
+            tool_call_id: context.tool_call_id.clone(),
+            submission_key: submission_key(context),
+            title: args.title(),
+            subagent_type: definition.name.clone(),
+            max_live_items: windows.live,
+            max_running_items: windows.running,
+            max_attempts: settings.max_attempts,
+            execution_spec: spec.to_json(),
+            items: args.items().map_err(|error| failed(&error))?,
+        };
+        let submitted = self.delegator.records.batches().submit(new).await.map_err(|error| failed(&error))?;
+        self.batching.wake();
+        let batch = submitted.batch;
+        let text = format!(
+            "Batch {} submitted with {} items. They are worked on in the background.",
+            batch.id, batch.total_items
+        );
+        let additional_kwargs = metadata(json!({
+            "subagent_batch_error": false,
+            "subagent_batch_id": batch.id,
+            "subagent_batch_status": batch.status.as_str(),
+            "subagent_batch_total_items": batch.total_items,
+        }));
+        Ok(ToolOutput { additional_kwargs, ..ToolOutput::text(text) })
+    }
+}
+
+/// The hexadecimal digits of an id.
+fn hex(id: &str) -> String {
+    id.chars().filter(char::is_ascii_hexdigit).collect()
+}
+
+fn unsigned(tokens: threadkeep_agent::Tokens) -> ExecutionTokens {
+    let count = |tokens: i64| u64::try_from(tokens).unwrap_or_default();
+    ExecutionTokens {
+        input_tokens: count(tokens.input),
+        output_tokens: count(tokens.output),
+        total_tokens: count(tokens.total),
+    }
+}
+
+fn metadata(json: Json) -> Map<String, Json> {
+    match json {
+        Json::Object(map) => map,
+        _ => Map::new(),
+    }
+}
+
+/// What is the same when a call is repeated after a crash, by whichever run: its place. The model's ids of calls may
+/// repeat, and the run that goes on has another id.
+fn submission_key(context: &ToolContext) -> String {
+    match &context.state {
+        Some(state) => format!("{}:{}:{}", context.thread_id, state.key.id, context.index),
+        None => format!("{}:{}", context.run_id, context.tool_call_id),
+    }
+}
+
+/// The batch with this id, if the owner of the thread is also the batch's.
+async fn visible(
+    delegator: &Delegator,
+    context: &ToolContext,
+    batch_id: &str,
+) -> Result<Option<BatchRow>, RecordsError> {
+    let Some(batch) = delegator.records.batches().get(batch_id).await? else { return Ok(None) };
+    let thread = delegator.records.threads().get(&context.thread_id, None).await?;
+    let user = thread.and_then(|thread| thread.user_id);
+    let is_own = if user.is_some() { batch.user_id == user } else { batch.thread_id == context.thread_id };
+    Ok(is_own.then_some(batch))
+}
+
+#[async_trait]
+impl Tool for BatchStatusTool {
+    fn spec(&self) -> ToolSpec {
+        of_a_batch("batch_status", "Shows how many items of a batch have which status.")
+    }
+
+    async fn call(&self, context: &ToolContext, args: Json) -> Result<ToolOutput, ToolError> {
+        let Ok(BatchArgs { batch_id }) = serde_json::from_value(args) else {
+            return Ok(ToolOutput::text(NOT_FOUND));
+        };
+        let shown = async {
+            let Some(batch) = visible(&self.delegator, context, &batch_id).await? else { return Ok(None) };
+            let counts = self.delegator.records.batches().counts(std::slice::from_ref(&batch_id)).await?;
+            let counts = counts.get(&batch_id).cloned().unwrap_or_default();
+            let counts: Map<String, Json> =
+                counts.iter().map(|(status, number)| (status.as_str().to_owned(), json!(number))).collect();
+            Ok::<_, RecordsError>(Some(json!({
+                "batch_id": batch_id, "status": batch.status.as_str(), "total_items": batch.total_items, "counts": counts,
+            })))
+        };
+        Ok(match shown.await {
+            Ok(Some(shown)) => ToolOutput::text(shown.to_string()),
+            Ok(None) => ToolOutput::text(NOT_FOUND),
+            Err(error) => unavailable(&error),
+        })
+    }
+}
+
+#[async_trait]
+impl Tool for CancelBatch {
+    fn spec(&self) -> ToolSpec {
+        of_a_batch("cancel_batch", "Cancels a batch: items at work are stopped, others are not begun.")
+    }
+
+    async fn call(&self, context: &ToolContext, args: Json) -> Result<ToolOutput, ToolError> {
+        let Ok(BatchArgs { batch_id }) = serde_json::from_value(args) else {
+            return Ok(ToolOutput::text(NOT_FOUND));
+        };
+        if !self.batching.is_working() {
+            return Ok(ToolOutput::text(UNAVAILABLE));
+        }
+        let cancelled = async {
+            match visible(&self.delegator, context, &batch_id).await? {
+                Some(_) => self.delegator.records.batches().cancel(&batch_id).await,
+                None => Ok(None),
+            }
+        };
+        Ok(match cancelled.await {
+            Ok(Some(_)) => ToolOutput::text(format!("Batch {batch_id} cancellation requested.")),
+            Ok(None) => ToolOutput::text(NOT_FOUND),
+            Err(error) => unavailable(&error),
+        })
+    }
+}
+
+/// The database did not answer.
+fn unavailable(error: &RecordsError) -> ToolOutput {
+    tracing::warn!(%error, "a batch could not be read or changed");
+    ToolOutput { status: ToolStatus::Error, ..ToolOutput::text(UNAVAILABLE) }
+}

@@ -1,0 +1,240 @@
+//! The worker of a process: claims items of batches for the slots that it has.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
+
+use threadkeep::state::StateAccessor;
+use threadkeep_records::{BatchRow, BatchesOf, RecordsError};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use uuid::Uuid;
+
+use super::leases::Leases;
+use super::spec::Spec;
+use super::{Batching, item};
+use crate::admission::{Class, Slot};
+use crate::budget::Budget;
+use crate::delegator::Delegator;
+use crate::progress::signed;
+
+/// The worker of a process. It works until it is stopped or dropped.
+pub struct BatchWorker {
+    worker: Arc<Worker>,
+}
+
+/// What the worker and its items share.
+pub(super) struct Worker {
+    pub(super) delegator: Arc<Delegator>,
+    pub(super) batching: Arc<Batching>,
+    pub(super) accessor: StateAccessor,
+    pub(super) leases: Leases,
+    /// Set when it stops: nothing is claimed any more, and what was claimed is given back.
+    pub(super) stop: CancellationToken,
+    /// The loops, and the items at work.
+    pub(super) tasks: TaskTracker,
+    name: String,
+    budgets: Mutex<HashMap<String, Weak<Budget>>>,
+}
+
+impl BatchWorker {
+    /// Starts the worker of a process that works on batches; `None` if it does not.
+    pub fn start(delegator: &Arc<Delegator>, accessor: StateAccessor) -> Option<Self> {
+        let batching = Arc::clone(delegator.batches.as_ref()?);
+        let worker = Arc::new(Worker {
+            leases: Leases::new(Duration::from_secs(batching.settings.lease_seconds)),
+            stop: delegator.stopping.child_token(),
+            tasks: TaskTracker::new(),
+            name: format!("worker:{}", Uuid::new_v4().simple()),
+            budgets: Mutex::default(),
+            delegator: Arc::clone(delegator),
+            batching,
+            accessor,
+        });
+        worker.batching.working.store(true, Ordering::Release);
+        worker.tasks.spawn(Arc::clone(&worker).claim_all());
+        tokio::spawn(Arc::clone(&worker).watch());
+        Some(Self { worker })
+    }
+
+    /// Stops: claims nothing more, stops the subagents at work, and gives their items back, so that another process goes
+    /// on with them at once. Returns when that is done. Any number of callers may call it.
+    pub async fn stop(&self) {
+        self.worker.stop.cancel();
+        self.worker.tasks.close();
+        self.worker.tasks.wait().await;
+    }
+}
+
+impl Drop for BatchWorker {
+    fn drop(&mut self) {
+        self.worker.stop.cancel();
+        self.worker.tasks.close();
+    }
+}
+
+impl Worker {
+    /// How long to wait for something to do.
+    pub(super) fn poll(&self) -> Duration {
+        Duration::from_secs_f64(self.batching.settings.poll_interval_seconds)
+    }
+
+    /// Looks after the leases until the last item is done.
+    async fn watch(self: Arc<Self>) {
+        let every = self.poll().min(self.leases.renewal());
+        loop {
+            tokio::select! {
+                biased;
+                () = self.tasks.wait() => return,
+                () = tokio::time::sleep(every) => {}
+            }
+            self.leases.look(self.delegator.records.batches()).await;
+        }
+    }
+
+    /// Claims items until it is stopped.
+    async fn claim_all(self: Arc<Self>) {
+        let mut turns = Turns::default();
+        while !self.stop.is_cancelled() {
+            let found = match self.pass(&mut turns).await {
+                Ok(found) => found,
+                Err(error) => {
+                    tracing::warn!(%error, "no items of batches could be claimed; trying again");
+                    false
+                }
+            };
+            if !found {
+                tokio::select! {
+                    biased;
+                    () = self.stop.cancelled() => {}
+                    () = self.batching.wake.notified() => {}
+                    () = tokio::time::sleep(self.poll()) => {}
+                }
+            }
+        }
+        self.batching.working.store(false, Ordering::Release);
+    }
+
+    /// Gives every batch with claimable items one turn. Returns whether anything was claimed.
+    async fn pass(self: &Arc<Self>, turns: &mut Turns) -> Result<bool, RecordsError> {
+        let batches = self.delegator.records.batches();
+        let mut claimable = batches.claimable().await?;
+        turns.order(&mut claimable);
+        let mut found = false;
+        for (index, batch_id) in claimable.iter().enumerate() {
+            let Some(slots) = self.slots(batch_id, claimable.len() - index).await else { return Ok(found) };
+            let owner = turns.next_owner(&self.name);
+            let (asked, waits) = (Instant::now(), turns.waits_for(batch_id));
+            let length = self.leases.length();
+            let Some(claimed) = batches.claim(batch_id, &owner, length, slots.len(), waits).await? else {
+                // Another process is at it; if it has no other batch to turn to, this one waits for it.
+                turns.skipped.insert(batch_id.clone());
+                found = true;
+                continue;
+            };
+            turns.served(batch_id);
+            found |= !claimed.items.is_empty();
+            let batch = Arc::new(claimed.batch);
+            for (item, slot) in claimed.items.into_iter().zip(slots) {
+                let lost = self.leases.add(&item.claim, asked);
+                let at_work =
+                    item::AtWork { worker: Arc::clone(self), batch: Arc::clone(&batch), item, lost };
+                self.tasks.spawn(at_work.work(slot));
+            }
+        }
+        Ok(found)
+    }
+
+    /// A slot for an item of this batch, and its share of others that are free; `None` if there is none to be had, or the
+    /// worker stops. Items are claimed only for slots, so that no lease runs out in a queue.
+    async fn slots(&self, batch_id: &str, batches: usize) -> Option<Vec<Slot>> {
+        let admission = &self.delegator.admission;
+        let class = Class::Batch(batch_id.into());
+        let first = tokio::select! {
+            biased;
+            () = self.stop.cancelled() => return None,
+            slot = admission.acquire(&class) => slot.ok()?,
+        };
+        let free = admission.capacity().saturating_sub(admission.counts().running);
+        let mut slots = vec![first];
+        slots.extend((0..free / batches).map_while(|_| admission.try_acquire()));
+        Some(slots)
+    }
+
+    /// The budget of a batch, if its run had one, which also binds the sum of the items. It knows what the batch's ended
+    /// attempts have used, in any process, and what this process's use.
+    pub(super) async fn budget(
+        &self,
+        batch: &BatchRow,
+        spec: &Spec,
+    ) -> Result<Option<Arc<Budget>>, RecordsError> {
+        let Some(run) = &spec.budget else { return Ok(None) };
+        let used = self.delegator.records.batches().usage(BatchesOf::Batch(&batch.id)).await?;
+        let used = used.into_values().fold(run.used, |mut sum, tokens| {
+            sum += tokens;
+            sum
+        });
+        let mut budgets = self.budgets.lock().unwrap_or_else(PoisonError::into_inner);
+        budgets.retain(|_, budget| budget.strong_count() > 0);
+        let known = budgets.get(&batch.id).and_then(Weak::upgrade);
+        let budget = known.unwrap_or_else(|| Budget::new(run.settings, None));
+        budget.at_least(signed(used));
+        budgets.insert(batch.id.clone(), Arc::downgrade(&budget));
+        Ok(Some(budget))
+    }
+}
+
+/// Whose turn it is: the batch that has waited longest for one.
+#[derive(Default)]
+struct Turns {
+    number: u64,
+    served: BTreeMap<String, u64>,
+    /// Batches that another process was claiming from when it was their turn.
+    skipped: HashSet<String>,
+}
+
+impl Turns {
+    /// Sorts the batches by their last turns; those without one come first, in their order.
+    fn order(&mut self, batches: &mut [String]) {
+        self.served.retain(|batch, _| batches.contains(batch));
+        self.skipped.retain(|batch| batches.contains(batch));
+        batches.sort_by_key(|batch| self.served.get(batch).copied().unwrap_or_default());
+    }
+
+    fn next_owner(&mut self, name: &str) -> String {
+        self.number += 1;
+        format!("{name}:{}", self.number)
+    }
+
+    /// Whether to wait for another process's claim: it was skipped before.
+    fn waits_for(&mut self, batch_id: &str) -> bool {
+        self.skipped.remove(batch_id)
+    }
+
+    fn served(&mut self, batch_id: &str) {
+        self.served.insert(batch_id.to_owned(), self.number);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A large batch does not delay a later one: whoever waited longest is next.
+    #[test]
+    fn batches_take_turns() {
+        let mut turns = Turns::default();
+        let mut order = Vec::new();
+        for _ in 0..7 {
+            let mut batches = ["old", "new", "newest"].map(str::to_owned);
+            turns.order(&mut batches);
+            turns.next_owner("w");
+            turns.served(&batches[0]);
+            order.push(batches[0].clone());
+        }
+        assert_eq!(order, ["old", "new", "newest", "old", "new", "newest", "old"]);
+        assert_ne!(turns.next_owner("w"), turns.next_owner("w"), "no claim has the name of another");
+    }
+}

@@ -1,0 +1,335 @@
+//! Batches: submitted by a lead agent, worked on by the workers of one process or several.
+
+use std::time::Duration;
+
+use serde_json::{Value as Json, json};
+use threadkeep::id::ThreadId;
+use threadkeep_agent::model::scripted::gate;
+use threadkeep_records::{
+    BatchItemRow, BatchItemStatus, BatchRow, BatchStatus, ExecutionKind, ExecutionStatus, NewThread,
+    WriterKind,
+};
+use threadkeep_subagents::batches::{AttemptEnd, BatchWorker};
+use threadkeep_subagents::delete_checkpoints;
+
+use crate::support::{House, THREAD, lead, subagent};
+
+const SECTIONS: &str = "subagent_batches: {enabled: true, poll_interval_seconds: 0.1, lease_seconds: 10}";
+pub(crate) const WORKER: &str = "subagent:general-purpose";
+
+fn call(items: Json) -> Json {
+    json!({"name": "batch_task", "args": {"title": "Files", "items": items, "subagent_type": "general-purpose",
+        "max_running_items": 3}})
+}
+
+fn items(keys: &[&str]) -> Json {
+    keys.iter().map(|key| json!({"key": key, "prompt": format!("do {key}")})).collect()
+}
+
+pub(crate) fn worker(house: &House) -> BatchWorker {
+    BatchWorker::start(&house.delegator, house.accessor.clone()).unwrap()
+}
+
+pub(crate) async fn batch(house: &House) -> BatchRow {
+    house.delegator.records.batches().of_thread(THREAD, 1).await.unwrap().remove(0)
+}
+
+pub(crate) async fn rows(house: &House) -> Vec<BatchItemRow> {
+    let batch = batch(house).await;
+    house.delegator.records.batches().items(&batch.id, None, 0, 10_000).await.unwrap()
+}
+
+/// Waits until the batch has ended.
+pub(crate) async fn ended(house: &House) -> BatchRow {
+    let ended = async {
+        loop {
+            let batch = batch(house).await;
+            if batch.status.is_terminal() {
+                return batch;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_mins(1), ended).await.expect("the batch never ended")
+}
+
+/// A house whose lead submits these items; the batch is submitted, and nobody works on it.
+pub(crate) async fn submitted(keys: &[&str], answers: Json, sections: &str) -> House {
+    let script = lead(&[call(items(keys))], vec![subagent(answers)]);
+    let house = House::new(script, &format!("{SECTIONS}\n{sections}")).await;
+    let first = worker(&house);
+    let held = hold_slots(&house);
+    house.ask("go").await;
+    first.stop().await;
+    drop(held);
+    house.restarted()
+}
+
+/// Takes every slot, so that no item is begun.
+fn hold_slots(house: &House) -> Vec<threadkeep_subagents::admission::Slot> {
+    std::iter::from_fn(|| house.delegator.admission.try_acquire()).collect()
+}
+
+#[tokio::test]
+async fn s61_items_are_worked_on_and_their_criteria_checked_without_a_retry() {
+    let given = json!([
+        {"key": "a", "prompt": "write", "acceptance_criteria": ["file:a.txt non-empty", 7]},
+        {"key": "b", "prompt": "write", "acceptance_criteria": ["file:none.txt exists"]},
+        {"key": "c", "prompt": "write"},
+    ]);
+    let answers = json!([
+        {"text": "", "tool_calls": [{"name": "write_file", "args": {"path": "a.txt", "content": "x"}}]},
+        {"text": "done", "usage": {"input_tokens": 5, "output_tokens": 1}},
+    ]);
+    let house = House::new(lead(&[call(given)], vec![subagent(answers)]), SECTIONS).await;
+    let worker = worker(&house);
+    house.ask("go").await;
+    let message = house.results().await.remove(0);
+    let batch = ended(&house).await;
+    assert_eq!(batch.status, BatchStatus::Completed);
+    assert_eq!(message["additional_kwargs"]["subagent_batch_id"], *batch.id);
+    assert_eq!(message["additional_kwargs"]["subagent_batch_error"], json!(false));
+    assert_eq!(message["additional_kwargs"]["subagent_batch_status"], "queued");
+    assert_eq!(message["additional_kwargs"]["subagent_batch_total_items"], 3);
+    assert!(message["content"].as_str().unwrap().contains(&batch.id));
+    let rows = rows(&house).await;
+    for row in &rows {
+        assert_eq!((row.status, row.attempt, row.error.as_deref()), (BatchItemStatus::Succeeded, 1, None));
+        assert_eq!(row.result_preview.as_deref(), Some("done"));
+        assert_eq!(row.token_usage.unwrap().total_tokens, 6);
+        assert_eq!(row.model_name.as_deref(), Some("main"));
+    }
+    assert_eq!(rows[0].acceptance_criteria.as_deref(), Some(&["file:a.txt non-empty".to_owned()][..]));
+    assert_eq!(rows[0].acceptance_verdict.as_ref().unwrap()["all_hold"], true);
+    assert_eq!(rows[1].acceptance_verdict.as_ref().unwrap()["all_hold"], false);
+    assert_eq!((&rows[2].acceptance_criteria, &rows[2].acceptance_verdict), (&None, &None));
+    let executions = house.executions().await;
+    assert_eq!(executions.len(), 3);
+    for row in &executions {
+        assert_eq!((row.kind, row.status), (ExecutionKind::BatchItem, ExecutionStatus::Completed));
+        assert!(row.delivered);
+    }
+    // The subagent is told its key, and has no delegation tools.
+    let request = house.requests(WORKER).remove(0);
+    let task = request["messages"][0]["content"].as_str().unwrap();
+    assert!(task.starts_with("Item key: ") && task.contains("may be tried again"), "{task}");
+    let tools = request["tools"].to_string();
+    assert!(!tools.contains("batch_task") && !tools.contains("\"task\""), "{tools}");
+    worker.stop().await;
+    assert_eq!(house.delegator.admission.counts().running, 0, "every slot is free");
+    assert_eq!(house.delegator.batches.as_ref().unwrap().attempts(AttemptEnd::Succeeded), 3);
+}
+
+#[tokio::test]
+async fn the_tools_say_what_is_wrong_and_show_and_cancel_a_batch() {
+    let status = |id: &str| json!({"name": "batch_status", "args": {"batch_id": id}});
+    let of = |name: &str, args: Json| json!({"name": name, "args": args});
+    let calls = [
+        call(json!([])),
+        call(json!([{"key": "a", "prompt": "p"}, {"key": "a", "prompt": "p"}])),
+        of("batch_task", json!({"title": "x", "items": items(&["a"]), "subagent_type": "nobody"})),
+        of(
+            "batch_task",
+            json!({"title": "x", "items": items(&["a"]), "subagent_type": "general-purpose",
+            "max_live_items": 0}),
+        ),
+        status("none"),
+        of("cancel_batch", json!({"batch_id": "none"})),
+    ];
+    let house = House::new(lead(&calls, vec![]), SECTIONS).await;
+    let started = worker(&house);
+    house.ask("go").await;
+    let results = house.results().await;
+    let texts: Vec<&str> = results.iter().map(|result| result["content"].as_str().unwrap()).collect();
+    assert_eq!(
+        texts,
+        [
+            "A batch must contain at least one item.",
+            "Batch item keys must be unique.",
+            "Unknown or disallowed subagent type 'nobody'. Available: general-purpose",
+            "Batch submission failed: max_live_items must be between 1 and 1000",
+            "Batch not found.",
+            "Batch not found.",
+        ]
+    );
+    for result in &results[..4] {
+        assert_eq!(result["status"], "error");
+        assert_eq!(result["additional_kwargs"]["subagent_batch_error"], json!(true));
+    }
+    started.stop().await;
+    // Without a worker nothing can be submitted.
+    let house = House::new(lead(&[call(items(&["a"]))], vec![]), SECTIONS).await;
+    house.ask("go").await;
+    assert_eq!(house.results().await[0]["content"], "Durable subagent batches are unavailable.");
+    // Without the setting there are no such tools.
+    let house = House::new(lead(&[], vec![]), "").await;
+    house.ask("go").await;
+    assert!(!house.requests("lead_agent")[0]["tools"].to_string().contains("batch"));
+}
+
+#[tokio::test]
+async fn s53_failures_are_tried_again_on_a_new_thread() {
+    let failing = json!([{"error": {"kind": "fatal", "message": "no"}}]);
+    let house = submitted(&["a"], failing, "").await;
+    let worker = worker(&house);
+    let batch = ended(&house).await;
+    worker.stop().await;
+    assert_eq!(batch.status, BatchStatus::Failed);
+    let row = rows(&house).await.remove(0);
+    assert_eq!((row.status, row.attempt), (BatchItemStatus::Failed, 3));
+    assert!(row.error.unwrap().contains("no"));
+    let executions = house.executions().await;
+    let attempts: Vec<_> = executions.iter().map(|row| (row.attempt, row.status)).collect();
+    assert_eq!(attempts, [1, 2, 3].map(|attempt| (attempt, ExecutionStatus::Failed)));
+}
+
+pub(crate) fn two_turns(gate: &str) -> Json {
+    json!([
+        {"text": "One.", "tool_calls": [{"name": "ls", "args": {}}], "usage": {"input_tokens": 5, "output_tokens": 1}},
+        {"text": "Two.", "usage": {"input_tokens": 6, "output_tokens": 1}, "gate": {"name": gate}},
+    ])
+}
+
+/// Each program of these tests has gates of its own, also if several tests run at once.
+pub(crate) fn gate_name(test: &str) -> String {
+    format!("{test}-{}", uuid::Uuid::new_v4())
+}
+
+#[tokio::test]
+async fn an_orderly_stop_gives_items_back_and_the_next_process_goes_on_at_once() {
+    let name = gate_name("stop");
+    let house = submitted(&["a"], two_turns(&name), "").await;
+    let first = worker(&house);
+    gate(&name).reached().await;
+    first.stop().await;
+    let row = rows(&house).await.remove(0);
+    assert_eq!((row.status, row.attempt), (BatchItemStatus::Queued, 0), "it costs no attempt");
+    let next = house.restarted();
+    gate(&name).open();
+    let second = worker(&next);
+    ended(&next).await;
+    second.stop().await;
+    // The first answer was stored, and is not asked for again.
+    assert_eq!(next.requests(WORKER).len(), 3);
+    let executions = next.executions().await;
+    assert_eq!((executions.len(), executions[0].attempt), (1, 1));
+    assert_eq!(rows(&next).await[0].token_usage.unwrap().total_tokens, 13);
+}
+
+#[tokio::test]
+async fn a_cancelled_batch_stops_its_subagents_and_records_what_they_used() {
+    let name = gate_name("cancel");
+    let house = submitted(&["a"], two_turns(&name), "").await;
+    let worker = worker(&house);
+    gate(&name).reached().await;
+    let id = batch(&house).await.id;
+    house.delegator.records.batches().cancel(&id).await.unwrap();
+    let lost = async {
+        let batching = house.delegator.batches.as_ref().unwrap();
+        while batching.attempts(AttemptEnd::Lost) == 0 {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_mins(1), lost).await.expect("it never noticed");
+    worker.stop().await;
+    let row = rows(&house).await.remove(0);
+    assert_eq!((row.status, row.result_preview), (BatchItemStatus::Cancelled, None));
+    let execution = house.executions().await.remove(0);
+    assert_eq!((execution.status, execution.tokens().unwrap().total_tokens), (ExecutionStatus::Cancelled, 6));
+    assert_eq!(house.delegator.admission.counts().running, 0);
+}
+
+/// The thread of a batch is deleted while its items are at work: they stop, and nothing of them comes back.
+#[tokio::test]
+async fn a_thread_is_deleted_while_its_batch_is_at_work() {
+    let name = gate_name("delete");
+    let house = submitted(&["a", "b", "c", "d"], two_turns(&name), "").await;
+    let records = &house.delegator.records;
+    records
+        .threads()
+        .create(NewThread { thread_id: THREAD.to_owned(), ..NewThread::default() })
+        .await
+        .unwrap();
+    let worker = worker(&house);
+    gate(&name).reached().await;
+    let thread = ThreadId::from(THREAD);
+    let reservation = records.runs().reserve(THREAD, WriterKind::Delete).await.unwrap();
+    let seen = house.accessor.look(&thread).await.unwrap();
+    let children: Vec<_> = house.executions().await.into_iter().map(|row| row.child_thread).collect();
+    assert!(!children.is_empty());
+    delete_checkpoints(records, &house.accessor, &thread, seen).await.unwrap();
+    records.delete_thread(reservation).await.unwrap();
+    // Whatever they were about to do, they do now.
+    gate(&name).open();
+    let at_work = async {
+        while house.delegator.admission.counts().running > 0 {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_mins(1), at_work).await.expect("they never stopped");
+    worker.stop().await;
+    assert!(records.batches().of_thread(THREAD, 10).await.unwrap().is_empty());
+    assert!(house.executions().await.is_empty());
+    for child in children {
+        let state = house.accessor.get(&ThreadId::from(child.as_str()), None).await.unwrap();
+        assert!(state.is_none(), "{child} came back");
+    }
+}
+
+/// Two processes work on one batch, and a third has stopped: each item ends once.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn several_processes_work_on_one_batch() {
+    let keys: Vec<String> = (0..40).map(|n| format!("k{n}")).collect();
+    let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+    let answers = json!([{"text": "done", "usage": {"input_tokens": 1, "output_tokens": 1}}]);
+    let house = submitted(&keys, answers, "subagent_runtime: {max_running: 4}").await;
+    let others = [house.restarted(), house.restarted()];
+    let workers: Vec<BatchWorker> = others.iter().map(worker).collect();
+    let batch = ended(&house).await;
+    for worker in workers {
+        worker.stop().await;
+    }
+    assert_eq!(batch.status, BatchStatus::Completed);
+    assert!(
+        rows(&house).await.iter().all(|row| (row.status, row.attempt) == (BatchItemStatus::Succeeded, 1))
+    );
+    assert_eq!(house.requests(WORKER).len(), 40, "none was worked on twice");
+    let usage = house.delegator.records.batches();
+    let usage = usage.usage(threadkeep_records::BatchesOf::Batch(&batch.id)).await.unwrap();
+    assert_eq!(usage["main"].total_tokens, 80);
+}
+
+/// The budget of the run binds the sum of the items.
+#[tokio::test]
+async fn a_batch_ends_within_the_budget_of_its_run() {
+    let answers = json!([
+        {"text": "One.", "tool_calls": [{"name": "ls", "args": {}}], "usage": {"input_tokens": 300, "output_tokens": 100}},
+        {"text": "Two.", "usage": {"input_tokens": 300, "output_tokens": 100}},
+    ]);
+    let sections = "token_budget: {enabled: true, max_tokens: 1000}\nsubagent_runtime: {max_running: 1}";
+    let house = submitted(&["a", "b", "c", "d"], answers, sections).await;
+    let worker = worker(&house);
+    ended(&house).await;
+    worker.stop().await;
+    let executions = house.executions().await;
+    let used: u64 =
+        executions.iter().flat_map(|row| row.usage.values()).map(|tokens| tokens.total_tokens).sum();
+    // The run used 12 of it before; one call may be under way when the limit is reached.
+    assert!((988..988 + 400).contains(&used), "{used} tokens");
+    assert!(rows(&house).await.iter().any(|row| row.stop_reason.as_deref() == Some("token_capped")));
+}
+
+/// A result that is longer than what is kept, by far.
+#[tokio::test]
+async fn s58_a_long_result_is_cut_and_says_so() {
+    let text = "x".repeat(100_001);
+    let house = submitted(&["a"], json!([{"text": text}]), "").await;
+    let worker = worker(&house);
+    ended(&house).await;
+    worker.stop().await;
+    let batch = batch(&house).await;
+    let (row, result) =
+        house.delegator.records.batches().results(&batch.id, None, 10).await.unwrap().remove(0);
+    assert_eq!((row.result_truncated, result.unwrap().len()), (true, 100_000));
+    assert_eq!(row.result_preview.unwrap().len(), 2_000);
+}

@@ -1,0 +1,48 @@
+//! Batches whose process dies.
+
+use threadkeep_agent::model::scripted::gate;
+use threadkeep_records::{BatchItemStatus, BatchStatus};
+
+use crate::batches::{WORKER, ended, gate_name, rows, submitted, two_turns, worker};
+use crate::support::House;
+
+/// A process that is gone while its worker has items: its runtime ends where it stands.
+fn killed_at(house: &House, name: &str) {
+    let process = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    std::thread::scope(|threads| {
+        threads.spawn(|| {
+            let worker = process.block_on(async {
+                let worker = worker(house);
+                gate(name).reached().await;
+                worker
+            });
+            // Its tasks first: dropping the worker would tell them to stop.
+            drop(process);
+            std::mem::forget(worker);
+        });
+    });
+}
+
+#[tokio::test]
+async fn s62_an_item_that_died_with_its_process_goes_on_where_it_stopped() {
+    let name = gate_name("killed");
+    let house = submitted(&["a", "b"], two_turns(&name), "").await;
+    let keys: Vec<_> = rows(&house).await.into_iter().map(|row| (row.id, row.item_key)).collect();
+    killed_at(&house, &name);
+    let left = rows(&house).await;
+    assert!(left.iter().any(|row| row.status == BatchItemStatus::Running), "{left:?}");
+    let next = house.restarted();
+    gate(&name).open();
+    let second = worker(&next);
+    let batch = ended(&next).await;
+    second.stop().await;
+    assert_eq!(batch.status, BatchStatus::Completed);
+    let rows = rows(&next).await;
+    assert_eq!(rows.iter().map(|row| (row.id.clone(), row.item_key.clone())).collect::<Vec<_>>(), keys);
+    assert!(rows.iter().all(|row| row.status == BatchItemStatus::Succeeded));
+    assert!(rows.iter().any(|row| row.attempt == 2), "{rows:?}");
+    // No stored answer was asked for again: at most the ones under way when it died.
+    let requests = next.requests(WORKER).len();
+    assert!((4..=6).contains(&requests), "{requests} requests");
+    assert_eq!(next.executions().await.len(), 2, "each goes on with its execution");
+}

@@ -74,8 +74,7 @@ impl House {
         let records = match (backend, location.url()) {
             (Backend::Memory, _) => Records::open_memory(options).await?,
             (_, Some(url)) => {
-                Records::open_postgres(&PostgresTarget::new(&url.parse()?, None, "public", 10)?, options)
-                    .await?
+                Records::open_postgres(&PostgresTarget::new(url, "public", 10)?, options).await?
             }
             (_, None) => Records::open(&directory.join("gateway.db"), options).await?,
         };

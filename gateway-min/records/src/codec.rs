@@ -10,6 +10,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::query::{Cell, Row};
+use crate::failure::DatabaseError;
 
 /// A JSON object, as metadata fields hold it.
 pub type JsonObject = serde_json::Map<String, Value>;
@@ -84,9 +85,9 @@ impl<'r> Cells<'r> {
         Self { row, table, id_columns }
     }
 
-    fn bad(&self, column: &'static str, detail: impl Into<String>) -> sqlx::Error {
+    fn bad(&self, column: &'static str, detail: impl Into<String>) -> DatabaseError {
         let cell = BadCell { table: self.table, column, row: self.id(), detail: detail.into() };
-        sqlx::Error::Decode(Box::<dyn Error + Send + Sync>::from(cell))
+        DatabaseError::Cell(Box::<dyn Error + Send + Sync>::from(cell))
     }
 
     fn id(&self) -> String {
@@ -97,31 +98,31 @@ impl<'r> Cells<'r> {
         ids.collect::<Vec<_>>().join("/")
     }
 
-    fn get<T: Cell>(&self, column: &'static str) -> sqlx::Result<T> {
+    fn get<T: Cell>(&self, column: &'static str) -> Result<T, DatabaseError> {
         self.row.get(column).map_err(|error| self.bad(column, error.to_string()))
     }
 
-    pub(super) fn text(&self, column: &'static str) -> sqlx::Result<String> {
+    pub(super) fn text(&self, column: &'static str) -> Result<String, DatabaseError> {
         self.get(column)
     }
 
-    pub(super) fn opt_text(&self, column: &'static str) -> sqlx::Result<Option<String>> {
+    pub(super) fn opt_text(&self, column: &'static str) -> Result<Option<String>, DatabaseError> {
         self.get(column)
     }
 
-    pub(super) fn int(&self, column: &'static str) -> sqlx::Result<i64> {
+    pub(super) fn int(&self, column: &'static str) -> Result<i64, DatabaseError> {
         self.get(column)
     }
 
-    pub(super) fn opt_int(&self, column: &'static str) -> sqlx::Result<Option<i64>> {
+    pub(super) fn opt_int(&self, column: &'static str) -> Result<Option<i64>, DatabaseError> {
         self.get(column)
     }
 
-    pub(super) fn flag(&self, column: &'static str) -> sqlx::Result<bool> {
+    pub(super) fn flag(&self, column: &'static str) -> Result<bool, DatabaseError> {
         self.get(column)
     }
 
-    pub(super) fn json<T: DeserializeOwned>(&self, column: &'static str) -> sqlx::Result<T> {
+    pub(super) fn json<T: DeserializeOwned>(&self, column: &'static str) -> Result<T, DatabaseError> {
         serde_json::from_str(&self.text(column)?).map_err(|error| {
             self.bad(
                 column,
@@ -135,24 +136,24 @@ impl<'r> Cells<'r> {
     }
 
     /// A name from a fixed list.
-    pub(super) fn name<T: FromStr>(&self, column: &'static str) -> sqlx::Result<T> {
+    pub(super) fn name<T: FromStr>(&self, column: &'static str) -> Result<T, DatabaseError> {
         self.text(column)?.parse().map_err(|_| self.bad(column, "an unknown name"))
     }
 
-    pub(super) fn opt_name<T: FromStr>(&self, column: &'static str) -> sqlx::Result<Option<T>> {
+    pub(super) fn opt_name<T: FromStr>(&self, column: &'static str) -> Result<Option<T>, DatabaseError> {
         let name = self.opt_text(column)?;
         name.map(|text| text.parse().map_err(|_| self.bad(column, "an unknown name"))).transpose()
     }
 
-    pub(super) fn time(&self, column: &'static str) -> sqlx::Result<DateTime<Utc>> {
+    pub(super) fn time(&self, column: &'static str) -> Result<DateTime<Utc>, DatabaseError> {
         self.parse_time(column, &self.text(column)?)
     }
 
-    pub(super) fn opt_time(&self, column: &'static str) -> sqlx::Result<Option<DateTime<Utc>>> {
+    pub(super) fn opt_time(&self, column: &'static str) -> Result<Option<DateTime<Utc>>, DatabaseError> {
         self.opt_text(column)?.map(|text| self.parse_time(column, &text)).transpose()
     }
 
-    fn parse_time(&self, column: &'static str, text: &str) -> sqlx::Result<DateTime<Utc>> {
+    fn parse_time(&self, column: &'static str, text: &str) -> Result<DateTime<Utc>, DatabaseError> {
         let time =
             DateTime::parse_from_rfc3339(text).map_err(|_| self.bad(column, "not an ISO-8601 time"))?;
         Ok(time.with_timezone(&Utc))

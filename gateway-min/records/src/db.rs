@@ -4,19 +4,20 @@
 //! contending for the file's lock (which fails with `database is locked` on a busy server); it commits whatever is
 //! queued together. In Postgres the writers of one thread queue for its lock.
 
+use std::collections::HashMap;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
 use chrono::{DateTime, TimeDelta};
 use futures::future::BoxFuture;
 use rusqlite::Connection;
-use sqlx::postgres::PgRow;
 use tokio::sync::oneshot;
 
 use super::codec::Clock;
 use super::error::RecordsError;
+use super::failure::DatabaseError;
 use super::postgres::{self, Changes, PostgresTarget, Scope};
 use super::query::{Builder, Dialect, FromRow, Row, Sql, query};
 use super::schema;
@@ -77,6 +78,8 @@ pub(super) struct Db {
     flush: Flush,
     pub(super) commits: Arc<Commits>,
     pub(super) clock: Clock,
+    /// The threads of the runs that this process works on.
+    pub(super) threads_of_runs: ThreadsOfRuns,
     #[cfg(any(test, feature = "testing"))]
     pub(super) fault: super::fault::Fault,
     #[cfg(test)]
@@ -110,7 +113,7 @@ impl Db {
             let readers = Readers::open(&path).map_err(not_opened)?;
             Self::with_sqlite(connection, Some(readers), clock)
         });
-        opening.await.map_err(|error| sqlx::Error::Io(error.into()))?
+        opening.await.map_err(|error| DatabaseError::Io(error.into()))?
     }
 
     pub(super) async fn open_memory(clock: Clock) -> Result<Self, RecordsError> {
@@ -120,7 +123,7 @@ impl Db {
             schema::migrate_sqlite(&mut connection, ":memory:")?;
             Self::with_sqlite(connection, None, clock)
         });
-        opening.await.map_err(|error| sqlx::Error::Io(error.into()))?
+        opening.await.map_err(|error| DatabaseError::Io(error.into()))?
     }
 
     fn with_sqlite(
@@ -143,8 +146,8 @@ impl Db {
     /// Whether the tables exist.
     pub(super) async fn is_in_postgres(target: &PostgresTarget) -> Result<bool, RecordsError> {
         let opened = Box::pin(target.open()).await;
-        let mut connection = opened.map_err(|cause| not_opened(target.place(), cause))?;
-        Ok(schema::is_in_postgres(&mut connection, target.tables()).await?)
+        let session = opened.map_err(|cause| not_opened(target.place(), cause))?;
+        Ok(schema::is_in_postgres(&session, target.tables()).await?)
     }
 
     /// What other processes announce.
@@ -172,6 +175,7 @@ impl Db {
             flush: Flush::Now,
             commits: Arc::default(),
             clock,
+            threads_of_runs: ThreadsOfRuns::default(),
             #[cfg(any(test, feature = "testing"))]
             fault: super::fault::Fault::default(),
             #[cfg(test)]
@@ -191,6 +195,14 @@ impl Db {
         match &self.pools {
             Pools::Sqlite { writer, .. } => writer.queued(),
             Pools::Postgres { .. } => 0,
+        }
+    }
+
+    /// How often this process has waited for the answer of a Postgres server.
+    pub(super) fn round_trips(&self) -> u64 {
+        match &self.pools {
+            Pools::Sqlite { .. } => 0,
+            Pools::Postgres(pool) => pool.trips(),
         }
     }
 
@@ -279,15 +291,15 @@ impl Db {
         run_id: &str,
         work: impl for<'a> FnOnce(&'a mut WriteTx<'_>) -> Work<'a, T> + Send + 'static,
     ) -> Result<T, RecordsError> {
-        let mut thread_id = None;
-        if self.dialect() == Dialect::Postgres {
-            // A row's thread never changes.
-            thread_id = self
-                .fetch_optional(query("SELECT thread_id FROM runs WHERE run_id = $1").bind(run_id))
-                .await?;
+        // A row's thread never changes.
+        let mut thread_id = self.threads_of_runs.get(run_id);
+        if thread_id.is_none() && self.dialect() == Dialect::Postgres {
+            let sql = query("SELECT thread_id FROM runs WHERE run_id = $1").bind(run_id);
+            let found: Option<(String,)> = self.fetch_optional(sql).await?;
+            thread_id = found.map(|(thread_id,)| thread_id);
         }
         // A missing run locks nothing that matters, and nothing will be changed.
-        let (thread_id,) = thread_id.unwrap_or_else(|| (run_id.to_owned(),));
+        let thread_id = thread_id.unwrap_or_else(|| run_id.to_owned());
         self.transact(Scope::Thread(&thread_id), work).await
     }
 
@@ -326,6 +338,7 @@ impl Db {
                     let mut tx = WriteTx {
                         tx: Tx::Sqlite(connection),
                         commits,
+                        committed: false,
                         #[cfg(any(test, feature = "testing"))]
                         fault,
                     };
@@ -345,6 +358,7 @@ impl Db {
                 let mut tx = WriteTx {
                     tx: Tx::Postgres(tx),
                     commits: Arc::clone(&self.commits),
+                    committed: false,
                     #[cfg(any(test, feature = "testing"))]
                     fault,
                 };
@@ -354,6 +368,38 @@ impl Db {
                 Ok(done)
             }
         }
+    }
+}
+
+/// More than a process works on at the same time.
+const MAX_KNOWN_RUNS: usize = 10_000;
+
+/// Which thread a run is of, for the runs that this process works on: its transactions lock the thread without asking.
+#[derive(Clone, Debug, Default)]
+pub(super) struct ThreadsOfRuns(Arc<Mutex<HashMap<String, String>>>);
+
+impl ThreadsOfRuns {
+    fn get(&self, run_id: &str) -> Option<String> {
+        self.lock().get(run_id).cloned()
+    }
+
+    /// From its admission.
+    pub(super) fn add(&self, run_id: &str, thread_id: &str) {
+        let mut known = self.lock();
+        // Other processes end some of them. The database knows all.
+        if known.len() >= MAX_KNOWN_RUNS {
+            known.clear();
+        }
+        known.insert(run_id.to_owned(), thread_id.to_owned());
+    }
+
+    /// At its end.
+    pub(super) fn remove(&self, run_id: &str) {
+        self.lock().remove(run_id);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, String>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -369,7 +415,7 @@ async fn on_thread<T: Send + 'static>(
     let queued = writer.send(flush, move |connection| {
         let result = match connection {
             Ok(connection) => work(connection),
-            Err(failure) => Err(sqlx::Error::from(failure).into()),
+            Err(failure) => Err(DatabaseError::from(failure).into()),
         };
         let send = move |ended: sqlite::Committed, result: Result<T, RecordsError>| {
             let result = result.and_then(|done| {
@@ -384,7 +430,7 @@ async fn on_thread<T: Send + 'static>(
     });
     queued.await?;
     // The thread drops what it cannot do: after the store was closed, or a panic, which it takes back.
-    answer.await.unwrap_or_else(|_| Err(sqlx::Error::PoolClosed.into()))
+    answer.await.unwrap_or_else(|_| Err(DatabaseError::Closed.into()))
 }
 
 /// The result of work that waits for nothing.
@@ -393,12 +439,12 @@ fn at_once<T>(mut work: Work<'_, T>) -> Result<T, RecordsError> {
         Poll::Ready(result) => result,
         Poll::Pending => {
             let problem = "a write transaction waited for something else than the database";
-            Err(sqlx::Error::Protocol(problem.to_owned()).into())
+            Err(DatabaseError::Internal(problem.to_owned()).into())
         }
     }
 }
 
-fn not_opened(place: &str, cause: sqlx::Error) -> RecordsError {
+fn not_opened(place: &str, cause: DatabaseError) -> RecordsError {
     match RecordsError::from(cause) {
         RecordsError::Unavailable { cause } => RecordsError::Open { place: place.to_owned(), cause },
         RecordsError::Corrupt { detail, .. } => RecordsError::Corrupt { place: place.to_owned(), detail },
@@ -406,7 +452,7 @@ fn not_opened(place: &str, cause: sqlx::Error) -> RecordsError {
     }
 }
 
-fn read_all<T: FromRow>(rows: Vec<PgRow>) -> sqlx::Result<Vec<T>> {
+fn read_all<T: FromRow>(rows: Vec<tokio_postgres::Row>) -> Result<Vec<T>, DatabaseError> {
     rows.into_iter().map(|row| T::from_row(&Row::Postgres(row))).collect()
 }
 
@@ -414,6 +460,8 @@ fn read_all<T: FromRow>(rows: Vec<PgRow>) -> sqlx::Result<Vec<T>> {
 pub(super) struct WriteTx<'c> {
     tx: Tx<'c>,
     commits: Arc<Commits>,
+    /// Whether everything so far was committed by [`Self::fetch_and_commit`].
+    committed: bool,
     #[cfg(any(test, feature = "testing"))]
     fault: super::fault::Fault,
 }
@@ -427,6 +475,7 @@ impl WriteTx<'_> {
     /// Returns the number of changed rows.
     pub(super) async fn execute(&mut self, sql: Sql) -> Result<u64, RecordsError> {
         self.commits.statement();
+        self.committed = false;
         let changed = match &mut self.tx {
             Tx::Sqlite(connection) => sqlite::execute(connection, &sql)?,
             Tx::Postgres(tx) => Box::pin(tx.execute(sql)).await?,
@@ -437,6 +486,7 @@ impl WriteTx<'_> {
 
     pub(super) async fn fetch_optional<T: FromRow>(&mut self, sql: Sql) -> Result<Option<T>, RecordsError> {
         self.commits.statement();
+        self.committed = false;
         let row = match &mut self.tx {
             Tx::Sqlite(connection) => sqlite::fetch_optional(connection, &sql)?,
             Tx::Postgres(tx) => {
@@ -448,8 +498,35 @@ impl WriteTx<'_> {
         Ok(row)
     }
 
+    /// Runs the transaction's last statement, and returns its first row. In Postgres the commit goes with it, so that a
+    /// transaction of nothing else costs one round trip; what follows is another transaction.
+    pub(super) async fn fetch_and_commit<T: FromRow>(&mut self, sql: Sql) -> Result<Option<T>, RecordsError> {
+        Ok(self.fetch_all_and_commit(sql).await?.into_iter().next())
+    }
+
+    /// The same, with all rows.
+    pub(super) async fn fetch_all_and_commit<T: FromRow>(
+        &mut self,
+        sql: Sql,
+    ) -> Result<Vec<T>, RecordsError> {
+        let Tx::Postgres(tx) = &mut self.tx else { return self.fetch_all(sql).await };
+        self.commits.statement();
+        #[cfg(any(test, feature = "testing"))]
+        {
+            // Once for the statement, once for the commit.
+            self.fault.statement_done()?;
+            self.fault.statement_done()?;
+        }
+        let rows = Box::pin(tx.fetch_and_commit(sql)).await?;
+        #[cfg(any(test, feature = "testing"))]
+        self.fault.committed()?;
+        self.committed = true;
+        Ok(read_all(rows)?)
+    }
+
     pub(super) async fn fetch_all<T: FromRow>(&mut self, sql: Sql) -> Result<Vec<T>, RecordsError> {
         self.commits.statement();
+        self.committed = false;
         let rows = match &mut self.tx {
             Tx::Sqlite(connection) => sqlite::fetch_all(connection, &sql)?,
             Tx::Postgres(tx) => read_all(Box::pin(tx.fetch_all(sql)).await?)?,
@@ -458,19 +535,33 @@ impl WriteTx<'_> {
         Ok(rows)
     }
 
-    /// Wakes the processes that own or follow this run, when the transaction commits; see [`Changes`].
-    pub(super) async fn announce(&mut self, run_id: &str) -> Result<(), RecordsError> {
+    /// Runs the statement before the transaction commits: in Postgres with the next one, or with the commit, so that it
+    /// costs no round trip.
+    pub(super) fn queue(&mut self, sql: Sql) -> Result<(), RecordsError> {
+        self.commits.statement();
+        self.committed = false;
         match &mut self.tx {
-            Tx::Sqlite(_) => Ok(()),
-            Tx::Postgres(tx) => Ok(Box::pin(tx.announce(run_id)).await?),
+            Tx::Sqlite(connection) => drop(sqlite::execute(connection, &sql)?),
+            Tx::Postgres(tx) => tx.queue(sql),
+        }
+        self.statement_done()
+    }
+
+    /// Wakes the processes that own or follow this run, when the transaction commits; see [`Changes`].
+    pub(super) fn announce(&mut self, run_id: &str) {
+        if let Tx::Postgres(tx) = &mut self.tx {
+            tx.announce(run_id);
         }
     }
 
     /// Makes the changes durable. If the future is dropped, the commit may or may not have happened.
     async fn commit(self) -> Result<(), RecordsError> {
+        if self.committed {
+            return Ok(());
+        }
         self.statement_done()?;
         if let Tx::Postgres(tx) = self.tx {
-            Box::pin(tx.commit()).await.map_err(|cause| RecordsError::InDoubt { cause })?;
+            Box::pin(tx.commit()).await?;
         }
         #[cfg(any(test, feature = "testing"))]
         self.fault.committed()?;
@@ -498,6 +589,6 @@ where
     match tokio::spawn(operation).await {
         Ok(result) => result,
         // The operation panicked or the runtime is shutting down.
-        Err(error) => Err(RecordsError::InDoubt { cause: sqlx::Error::Io(error.into()) }),
+        Err(error) => Err(RecordsError::InDoubt { cause: DatabaseError::Io(error.into()) }),
     }
 }

@@ -2,9 +2,8 @@
 
 use std::fmt;
 
-use super::codec::BadCell;
+use super::failure::DatabaseError;
 use super::runs::OperationKind;
-use super::{postgres, sqlite};
 
 /// The kind of record that a [`RecordsError::NotFound`] names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,14 +87,14 @@ pub enum RecordsError {
     #[error("the gateway's database is unavailable; nothing was changed: {cause}")]
     Unavailable {
         /// The database's error.
-        cause: sqlx::Error,
+        cause: DatabaseError,
     },
 
     /// A commit failed, and whether it happened is unknown. Read the record before retrying.
     #[error("a commit to the gateway's database failed and may or may not have happened: {cause}")]
     InDoubt {
         /// The database's error.
-        cause: sqlx::Error,
+        cause: DatabaseError,
     },
 
     /// Stored data cannot be read. Restore the database from a backup.
@@ -113,7 +112,7 @@ pub enum RecordsError {
         /// The file, or the database and its server.
         place: String,
         /// The operating system's or the server's error.
-        cause: sqlx::Error,
+        cause: DatabaseError,
     },
 
     /// A newer build wrote this database.
@@ -178,23 +177,11 @@ fn holder_name(holder: OperationKind) -> &'static str {
     }
 }
 
-impl From<sqlx::Error> for RecordsError {
-    fn from(cause: sqlx::Error) -> Self {
-        let (place, detail) = match &cause {
-            sqlx::Error::Decode(source) => match source.downcast_ref::<BadCell>() {
-                Some(cell) => {
-                    (format!("{}.{} of row {}", cell.table, cell.column, cell.row), cell.detail.clone())
-                }
-                None => ("an unknown row".to_owned(), cause.to_string()),
-            },
-            sqlx::Error::ColumnDecode { .. } => ("an unknown row".to_owned(), cause.to_string()),
-            sqlx::Error::Database(error)
-                if sqlite::is_corruption(error.as_ref()) || postgres::is_corruption(error.as_ref()) =>
-            {
-                ("an unknown page".to_owned(), cause.to_string())
-            }
-            _ => return Self::Unavailable { cause },
-        };
-        Self::Corrupt { place, detail }
+impl From<DatabaseError> for RecordsError {
+    fn from(cause: DatabaseError) -> Self {
+        match cause.damage() {
+            Some((place, detail)) => Self::Corrupt { place, detail },
+            None => Self::Unavailable { cause },
+        }
     }
 }

@@ -13,6 +13,7 @@ use super::codec::{Cells, JsonObject, name_enum, object_text, time_text};
 use super::db::{Db, WriteTx};
 use super::error::{Entity, RecordsError};
 use super::query::{FromRow, Row, Sql, query};
+use crate::failure::DatabaseError;
 
 name_enum! {
     /// What was delegated.
@@ -173,7 +174,7 @@ pub struct ExecutionEnd {
 }
 
 impl FromRow for ExecutionRow {
-    fn from_row(row: &Row<'_>) -> sqlx::Result<Self> {
+    fn from_row(row: &Row<'_>) -> Result<Self, DatabaseError> {
         let cells = Cells::new(row, "executions", &["execution_id", "attempt"]);
         Ok(Self {
             execution_id: cells.text("execution_id")?,

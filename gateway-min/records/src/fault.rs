@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::RecordsError;
+use crate::failure::DatabaseError;
 
 /// Counts the statements of write transactions, including the commit; fails one if armed.
 #[derive(Clone, Debug, Default)]
@@ -48,6 +49,6 @@ fn is_next(armed: &AtomicUsize) -> bool {
     armed.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)) == Ok(1)
 }
 
-fn injected() -> sqlx::Error {
-    sqlx::Error::Protocol("injected fault".into())
+fn injected() -> DatabaseError {
+    DatabaseError::Internal("injected fault".into())
 }

@@ -43,6 +43,7 @@ mod deletion;
 mod error;
 mod events;
 mod executions;
+mod failure;
 #[cfg(any(test, feature = "testing"))]
 mod fault;
 mod form;
@@ -80,6 +81,7 @@ pub use executions::{
     CHILD_PREFIX, ExecutionEnd, ExecutionKind, ExecutionRow, ExecutionStatus, ExecutionTokens, Executions,
     NewExecution, Opened,
 };
+pub use failure::{DatabaseError, SqliteFailure};
 pub use form::CheckpointForm;
 pub use persist::persistently;
 pub use postgres::{Changes, PostgresTarget};
@@ -264,6 +266,11 @@ impl Records {
     /// How many write transactions this process has committed.
     pub fn commits(&self) -> Arc<Commits> {
         Arc::clone(&self.db.commits)
+    }
+
+    /// How often this process has waited for the answer of a Postgres server; 0 on SQLite.
+    pub fn round_trips(&self) -> u64 {
+        self.db.round_trips()
     }
 
     /// Waits for running transactions and closes the file. Every later call, on any clone, is

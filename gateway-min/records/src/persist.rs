@@ -36,7 +36,7 @@ mod tests {
         let (start, mut made) = (Instant::now(), Vec::new());
         let result = persistently(|| {
             made.push(start.elapsed().as_millis());
-            let unavailable = RecordsError::Unavailable { cause: sqlx::Error::PoolClosed };
+            let unavailable = RecordsError::Unavailable { cause: crate::DatabaseError::Closed };
             std::future::ready(if made.len() > failures { Ok(()) } else { Err(unavailable) })
         });
         let written = result.await.is_ok();

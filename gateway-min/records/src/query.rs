@@ -6,9 +6,9 @@ use std::fmt::Write as _;
 
 use rusqlite::RowIndex;
 use rusqlite::types::FromSql;
-use sqlx::postgres::PgRow;
-use sqlx::{ColumnIndex, Decode, Postgres, Row as _, Type};
+use tokio_postgres::types::FromSqlOwned;
 
+use super::failure::DatabaseError;
 use super::{postgres, sqlite};
 
 /// The databases that can hold the records.
@@ -164,40 +164,40 @@ impl Builder {
 /// A row of either database.
 pub(super) enum Row<'r> {
     Sqlite(&'r rusqlite::Row<'r>),
-    Postgres(PgRow),
+    Postgres(tokio_postgres::Row),
 }
 
 impl Row<'_> {
     /// The value of a column, by name or index.
-    pub(super) fn get<T: Cell, I>(&self, column: I) -> sqlx::Result<T>
+    pub(super) fn get<T: Cell, I>(&self, column: I) -> Result<T, DatabaseError>
     where
-        I: RowIndex + ColumnIndex<PgRow>,
+        I: RowIndex + tokio_postgres::row::RowIndex + std::fmt::Display,
     {
         match self {
-            Self::Sqlite(row) => row.get(column).map_err(|error| sqlx::Error::Decode(error.into())),
-            Self::Postgres(row) => row.try_get(column),
+            Self::Sqlite(row) => row.get(column).map_err(|error| DatabaseError::Cell(error.into())),
+            Self::Postgres(row) => row.try_get(column).map_err(|error| DatabaseError::Cell(error.into())),
         }
     }
 }
 
 /// A type that a cell of either database can be read as.
-pub(super) trait Cell: FromSql + for<'r> Decode<'r, Postgres> + Type<Postgres> {}
+pub(super) trait Cell: FromSql + FromSqlOwned {}
 
-impl<T: FromSql + for<'r> Decode<'r, Postgres> + Type<Postgres>> Cell for T {}
+impl<T: FromSql + FromSqlOwned> Cell for T {}
 
 /// A type that a row can be read as.
 pub(super) trait FromRow: Sized + Send + 'static {
-    fn from_row(row: &Row<'_>) -> sqlx::Result<Self>;
+    fn from_row(row: &Row<'_>) -> Result<Self, DatabaseError>;
 }
 
 impl<T: Cell + Send + 'static, U: Cell + Send + 'static> FromRow for (T, U) {
-    fn from_row(row: &Row<'_>) -> sqlx::Result<Self> {
+    fn from_row(row: &Row<'_>) -> Result<Self, DatabaseError> {
         Ok((row.get(0)?, row.get(1)?))
     }
 }
 
 impl<T: Cell + Send + 'static> FromRow for (T,) {
-    fn from_row(row: &Row<'_>) -> sqlx::Result<Self> {
+    fn from_row(row: &Row<'_>) -> Result<Self, DatabaseError> {
         Ok((row.get(0)?,))
     }
 }

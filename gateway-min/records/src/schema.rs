@@ -1,14 +1,15 @@
 //! The numbered migrations of the database, and applying them.
 
 use rusqlite::{Connection, TransactionBehavior};
-use sqlx::migrate::{AppliedMigration, Migrate, MigrateError, Migration, MigrationType, Migrator};
-use sqlx::postgres::PgConnection;
-use sqlx::{AssertSqlSafe, Connection as _, Row as _, SqlSafeStr as _, SqlStr};
+use sha2::{Digest as _, Sha384};
+use tokio_postgres::Client;
+use tokio_postgres::types::Type;
 
 use super::error::RecordsError;
+use super::failure::DatabaseError;
 use super::postgres::{self, PostgresTarget, Scope, Tables};
 use super::query::query;
-use super::sqlite;
+use super::sqlite::fetch_all;
 
 /// A migration, for each database.
 struct Step {
@@ -60,32 +61,62 @@ pub(super) async fn migrate_postgres(
     apply_postgres(&STEPS, pool, target).await
 }
 
-fn apply_sqlite(steps: &[Step], connection: &mut Connection, place: &str) -> Result<(), RecordsError> {
-    let migrator = migrator(steps, |step| step.sqlite.into_sql_str());
-    let mut applying = || -> rusqlite::Result<Result<(), MigrateError>> {
-        let tx = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-        tx.execute_batch(LIST_OF_MIGRATIONS)?;
-        let sql = "SELECT version, checksum FROM _sqlx_migrations ORDER BY version";
-        let applied = tx
-            .prepare(sql)?
-            .query_map([], |row| {
-                Ok(AppliedMigration { version: row.get(0)?, checksum: row.get::<_, Vec<u8>>(1)?.into() })
-            })?
-            .collect::<rusqlite::Result<Vec<_>>>()?;
-        let missing = match missing(&migrator, &applied) {
-            Ok(missing) => missing,
-            Err(error) => return Ok(Err(error)),
-        };
-        for migration in missing {
-            tx.execute_batch(migration.sql.as_str())?;
-            let sql = "INSERT INTO _sqlx_migrations (version, description, success, checksum, execution_time) \
-                       VALUES (?1, ?2, TRUE, ?3, 0)";
-            tx.execute(sql, (migration.version, &*migration.description, &*migration.checksum))?;
-        }
-        tx.commit()?;
-        Ok(Ok(()))
+/// A step with its number, and the text that is applied.
+struct Migration {
+    version: i64,
+    name: &'static str,
+    text: String,
+    checksum: Vec<u8>,
+}
+
+fn numbered(steps: &[Step], text: impl Fn(&Step) -> String) -> Vec<Migration> {
+    let numbered = (1..).zip(steps).map(|(version, step)| {
+        let text = text(step);
+        Migration { version, name: step.name, checksum: Sha384::digest(text.as_bytes()).to_vec(), text }
+    });
+    numbered.collect()
+}
+
+/// The migrations that were not applied yet, if those that were are known and unchanged.
+fn missing<'m>(
+    known: &'m [Migration],
+    applied: &[(i64, Vec<u8>)],
+    place: &str,
+) -> Result<Vec<&'m Migration>, RecordsError> {
+    let find = |version: i64| known.iter().find(|migration| migration.version == version);
+    if let Some((found, _)) = applied.iter().find(|(version, _)| find(*version).is_none()) {
+        let supported = known.last().map_or(0, |migration| migration.version);
+        return Err(RecordsError::NewerSchema { place: place.to_owned(), found: *found, supported });
+    }
+    let changed = |(version, checksum): &&(i64, Vec<u8>)| {
+        find(*version).is_some_and(|migration| migration.checksum != *checksum)
     };
-    applied(&migrator, applying().map_err(sqlite::failed)?, place)
+    if let Some((version, _)) = applied.iter().find(changed) {
+        return Err(RecordsError::Corrupt {
+            place: "the record of migrations".to_owned(),
+            detail: format!("migration {version} is not the one that this build has"),
+        });
+    }
+    Ok(known
+        .iter()
+        .filter(|migration| applied.iter().all(|(version, _)| *version != migration.version))
+        .collect())
+}
+
+fn apply_sqlite(steps: &[Step], connection: &mut Connection, place: &str) -> Result<(), RecordsError> {
+    let known = numbered(steps, |step| step.sqlite.to_owned());
+    let tx = connection.transaction_with_behavior(TransactionBehavior::Immediate).map_err(failed)?;
+    tx.execute_batch(LIST_OF_MIGRATIONS).map_err(failed)?;
+    let sql = "SELECT version, checksum FROM _sqlx_migrations ORDER BY version";
+    let applied: Vec<(i64, Vec<u8>)> = fetch_all(&tx, &query(sql))?;
+    for migration in missing(&known, &applied, place)? {
+        tx.execute_batch(&migration.text).map_err(failed)?;
+        let sql = "INSERT INTO _sqlx_migrations (version, description, success, checksum, execution_time) \
+                   VALUES (?1, ?2, TRUE, ?3, 0)";
+        tx.execute(sql, (migration.version, migration.name, &*migration.checksum)).map_err(failed)?;
+    }
+    tx.commit().map_err(failed)?;
+    Ok(())
 }
 
 /// The list of applied migrations, as earlier builds created it.
@@ -94,102 +125,67 @@ const LIST_OF_MIGRATIONS: &str = "CREATE TABLE IF NOT EXISTS _sqlx_migrations ( 
      installed_on TIMESTAMP NOT NULL DEFAULT CURRENT_TIMESTAMP, success BOOLEAN NOT NULL, \
      checksum BLOB NOT NULL, execution_time BIGINT NOT NULL)";
 
-/// The migrations that were not applied yet.
-fn missing<'m>(
-    migrator: &'m Migrator,
-    applied: &[AppliedMigration],
-) -> Result<Vec<&'m Migration>, MigrateError> {
-    for row in applied {
-        let known = migrator.iter().find(|migration| migration.version == row.version);
-        match known {
-            None => return Err(MigrateError::VersionMissing(row.version)),
-            Some(known) if known.checksum != row.checksum => {
-                return Err(MigrateError::VersionMismatch(row.version));
-            }
-            Some(_) => {}
-        }
-    }
-    let is_missing = |migration: &&Migration| applied.iter().all(|row| row.version != migration.version);
-    Ok(migrator.iter().filter(is_missing).collect())
-}
-
 async fn apply_postgres(
     steps: &[Step],
     pool: &postgres::Pool,
     target: &PostgresTarget,
 ) -> Result<(), RecordsError> {
     let tables = target.tables();
-    let mut migrator = migrator(steps, |step| AssertSqlSafe(tables.qualify(step.postgres)).into_sql_str());
-    // The migrator's own lock lasts longer than a transaction, which does not work through a pooler.
-    migrator.set_locking(false);
-    migrator.dangerous_set_table_name(tables.migrations());
-    if is_newest(&migrator, pool).await? {
+    let known = numbered(steps, |step| tables.qualify(step.postgres));
+    // If nothing needs to be done, a role that can only read and write rows suffices.
+    if let Some(applied) = applied_postgres(pool).await?
+        && missing(&known, &applied, target.place())?.is_empty()
+    {
         return Ok(());
     }
-    let mut held = pool.acquire().await?;
-    let mut tx = held.dirty().begin_with(postgres::begin(tables, Scope::EveryThread)).await?;
-    // The migrator prepares statements. Behind a pooler the session may be one in which an earlier one did.
-    sqlx::raw_sql("DEALLOCATE ALL").execute(&mut *tx).await?;
-    apply(&migrator, &mut *tx, target.place()).await?;
-    tx.commit().await?;
-    // What it prepared earlier is gone, so it is closed.
-    drop(held);
-    Ok(())
+    let mut tx = pool.begin(Scope::EveryThread).await?;
+    // As earlier builds created it.
+    let list = "CREATE TABLE IF NOT EXISTS migrations (version BIGINT PRIMARY KEY, description TEXT NOT NULL, \
+                installed_on TIMESTAMPTZ NOT NULL DEFAULT now(), success BOOLEAN NOT NULL, \
+                checksum BYTEA NOT NULL, execution_time BIGINT NOT NULL)";
+    tx.batch(&tables.qualify(list)).await?;
+    let applied = rows(&tx.fetch_all(query(APPLIED)).await?)?;
+    for migration in missing(&known, &applied, target.place())? {
+        tx.batch(&migration.text).await?;
+        let checksum: String = migration.checksum.iter().map(|byte| format!("{byte:02x}")).collect();
+        let sql = "INSERT INTO migrations (version, description, success, checksum, execution_time) \
+                   VALUES ($1, $2, TRUE, decode($3, 'hex'), 0)";
+        tx.execute(query(sql).bind(migration.version).bind(migration.name).bind(checksum)).await?;
+    }
+    tx.commit().await
+}
+
+/// The migrations that were applied, in order.
+const APPLIED: &str = "SELECT version, checksum FROM migrations WHERE success ORDER BY version";
+
+/// The same in a Postgres database, if it has the table.
+async fn applied_postgres(pool: &postgres::Pool) -> Result<Option<Vec<(i64, Vec<u8>)>>, RecordsError> {
+    match pool.fetch_all(query(APPLIED)).await {
+        Ok(found) => Ok(Some(rows(&found)?)),
+        // There is no such table, or no such schema.
+        Err(DatabaseError::Postgres(error))
+            if error.code().is_some_and(|code| matches!(code.code(), "42P01" | "3F000")) =>
+        {
+            Ok(None)
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn rows(found: &[tokio_postgres::Row]) -> Result<Vec<(i64, Vec<u8>)>, DatabaseError> {
+    let read = |row: &tokio_postgres::Row| Ok((row.try_get(0)?, row.try_get(1)?));
+    found.iter().map(read).collect::<Result<_, tokio_postgres::Error>>().map_err(DatabaseError::from)
 }
 
 /// Whether the tables were created.
-pub(super) async fn is_in_postgres(
-    connection: &mut PgConnection,
-    tables: &Tables,
-) -> Result<bool, sqlx::Error> {
-    let name = tables.migrations().replace('\'', "''");
-    let sql = format!("SELECT to_regclass('{name}') IS NOT NULL");
-    sqlx::raw_sql(AssertSqlSafe(sql)).fetch_one(connection).await?.try_get(0)
+pub(super) async fn is_in_postgres(client: &Client, tables: &Tables) -> Result<bool, DatabaseError> {
+    let sql = "SELECT to_regclass($1) IS NOT NULL";
+    let row = client.query_typed_one(sql, &[(&tables.migrations(), Type::TEXT)]).await?;
+    Ok(row.try_get(0)?)
 }
 
-/// Whether exactly these migrations were applied. Then nothing needs to be done, and a role that can only read and
-/// write rows suffices.
-async fn is_newest(migrator: &Migrator, pool: &postgres::Pool) -> Result<bool, RecordsError> {
-    let sql = query("SELECT version, checksum FROM migrations WHERE success ORDER BY version");
-    let applied = match pool.fetch_all(sql).await {
-        Ok(applied) => applied,
-        // There is no such table, or no such schema.
-        Err(sqlx::Error::Database(error)) if matches!(error.code().as_deref(), Some("42P01" | "3F000")) => {
-            return Ok(false);
-        }
-        Err(error) => return Err(error.into()),
-    };
-    let applied = applied.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?)));
-    let applied: Vec<(i64, Vec<u8>)> = applied.collect::<Result<_, sqlx::Error>>()?;
-    let known = migrator.iter().map(|migration| (migration.version, &*migration.checksum));
-    Ok(known.eq(applied.iter().map(|(version, checksum)| (*version, checksum.as_slice()))))
-}
-
-fn migrator(steps: &[Step], text: impl Fn(&Step) -> SqlStr) -> Migrator {
-    let migrations = (1..).zip(steps).map(|(version, step)| {
-        Migration::new(version, step.name.into(), MigrationType::Simple, text(step), false)
-    });
-    Migrator::with_migrations(migrations.collect())
-}
-
-async fn apply<C: Migrate>(migrator: &Migrator, connection: &mut C, place: &str) -> Result<(), RecordsError> {
-    // Like `run`, whose future is not `Send`.
-    applied(migrator, migrator.run_direct(None, connection, false).await, place)
-}
-
-fn applied(migrator: &Migrator, result: Result<(), MigrateError>, place: &str) -> Result<(), RecordsError> {
-    match result {
-        Ok(()) => Ok(()),
-        Err(MigrateError::VersionMissing(found)) => {
-            let supported = migrator.iter().map(|migration| migration.version).max().unwrap_or(0);
-            Err(RecordsError::NewerSchema { place: place.to_owned(), found, supported })
-        }
-        Err(MigrateError::Execute(cause) | MigrateError::ExecuteMigration(cause, _)) => Err(cause.into()),
-        Err(error) => Err(RecordsError::Corrupt {
-            place: "the record of migrations".to_owned(),
-            detail: error.to_string(),
-        }),
-    }
+fn failed(error: rusqlite::Error) -> RecordsError {
+    DatabaseError::from(error).into()
 }
 
 #[cfg(test)]
@@ -199,8 +195,7 @@ mod tests {
     use threadkeep_testing::postgres as server;
 
     use super::*;
-    use crate::query::query;
-    use crate::sqlite::{fetch_all, open_memory, open_writer};
+    use crate::sqlite::{open_memory, open_writer};
 
     fn schema(connection: &Connection) -> Vec<(String,)> {
         let sql = "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY name";
@@ -275,11 +270,11 @@ mod tests {
     }
 
     /// The tables, columns and indexes in a Postgres schema, as text.
-    async fn described(connection: &mut PgConnection, schema: &str) -> Vec<String> {
+    async fn described(client: &Client, schema: &str) -> Vec<String> {
         let sql = "SELECT format('%s.%s %s %s %s', table_name, column_name, data_type, is_nullable, column_default) \
                    FROM information_schema.columns WHERE table_schema = $1 \
                    UNION ALL SELECT replace(indexdef, $1, 's') FROM pg_indexes WHERE schemaname = $1 ORDER BY 1";
-        let rows = sqlx::query(sql).bind(schema).fetch_all(connection).await.unwrap();
+        let rows = client.query_typed(sql, &[(&schema, Type::TEXT)]).await.unwrap();
         rows.iter().map(|row| row.get(0)).collect()
     }
 
@@ -287,36 +282,36 @@ mod tests {
     async fn every_older_postgres_schema_becomes_the_newest_and_a_failure_is_taken_back() {
         let database = server().unwrap().database().await.unwrap();
         let in_schema = async |schema: &str| {
-            let target = PostgresTarget::parse(database.url(), schema, 2).unwrap();
+            let target = PostgresTarget::new(database.url(), schema, 2).unwrap();
             (postgres::Pool::connect(&target).await.unwrap(), target)
         };
         let (pool, fresh) = in_schema("fresh").await;
-        let mut admin = fresh.open().await.unwrap();
-        sqlx::raw_sql("CREATE SCHEMA fresh").execute(&mut admin).await.unwrap();
+        let admin = fresh.open().await.unwrap();
+        admin.batch_execute("CREATE SCHEMA fresh").await.unwrap();
         migrate_postgres(&pool, &fresh).await.unwrap();
-        let newest = described(&mut admin, "fresh").await;
+        let newest = described(&admin, "fresh").await;
         assert!(newest.len() > 50, "{newest:?}");
         for older in 0..STEPS.len() {
             let name = format!("old{older}");
             let (pool, old) = in_schema(&name).await;
-            sqlx::raw_sql(AssertSqlSafe(format!("CREATE SCHEMA {name}"))).execute(&mut admin).await.unwrap();
+            admin.batch_execute(&format!("CREATE SCHEMA {name}")).await.unwrap();
             apply_postgres(&STEPS[..older], &pool, &old).await.unwrap();
-            let before = described(&mut admin, &name).await;
+            let before = described(&admin, &name).await;
             if older == 1 {
                 let error = apply_postgres(&broken(), &pool, &old).await.unwrap_err();
                 assert!(error.to_string().contains("\"x\" already exists"), "{error}");
-                assert_eq!(described(&mut admin, &name).await, before);
+                assert_eq!(described(&admin, &name).await, before);
             }
             assert_ne!(before, newest);
             migrate_postgres(&pool, &old).await.unwrap();
-            assert_eq!(described(&mut admin, &name).await, newest);
+            assert_eq!(described(&admin, &name).await, newest);
         }
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
     async fn processes_that_start_together_on_postgres_migrate_once() {
         let database = server().unwrap().database().await.unwrap();
-        let target = PostgresTarget::parse(database.url(), "public", 1).unwrap();
+        let target = PostgresTarget::new(database.url(), "public", 1).unwrap();
         let starts = (0..8).map(|_| {
             let target = target.clone();
             tokio::spawn(async move {
@@ -327,9 +322,8 @@ mod tests {
         for result in tokio::time::timeout(Duration::from_mins(1), all).await.unwrap().unwrap() {
             result.unwrap();
         }
-        let sql = AssertSqlSafe(format!("SELECT version FROM {} ORDER BY 1", target.tables().migrations()));
-        let mut connection = target.open().await.unwrap();
-        let versions: Vec<(i64,)> = sqlx::query_as(sql).fetch_all(&mut connection).await.unwrap();
-        assert_eq!(versions, numbers());
+        let sql = format!("SELECT version FROM {} ORDER BY 1", target.tables().migrations());
+        let rows = target.open().await.unwrap().query_typed(&sql, &[]).await.unwrap();
+        assert_eq!(rows.iter().map(|row| (row.get(0),)).collect::<Vec<(i64,)>>(), numbers());
     }
 }

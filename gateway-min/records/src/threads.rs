@@ -5,6 +5,7 @@ use super::db::{Db, WriteTx};
 use super::error::RecordsError;
 use super::query::{FromRow, Row, Sql, query};
 use super::runs::RunStatus;
+use crate::failure::DatabaseError;
 use chrono::{DateTime, Utc};
 
 /// The metadata key of the pin flag: a thread with `true` here comes first in every search.
@@ -85,7 +86,7 @@ impl ThreadRow {
 }
 
 impl FromRow for ThreadRow {
-    fn from_row(row: &Row<'_>) -> sqlx::Result<Self> {
+    fn from_row(row: &Row<'_>) -> Result<Self, DatabaseError> {
         let cells = Cells::new(row, "threads_meta", &["thread_id"]);
         Ok(Self {
             thread_id: cells.text("thread_id")?,

@@ -1,7 +1,7 @@
 //! Access to Postgres: the checkpoints, and the records next to them.
 
 use threadkeep_config::{Database, Secret};
-use threadkeep_postgres::{Address, Options};
+use threadkeep_postgres::Options;
 use threadkeep_records::{PostgresTarget, RecordsError};
 
 /// The default schema of the Postgres tables.
@@ -24,12 +24,7 @@ pub(crate) fn options(database: &Database) -> Options {
 /// The options for the gateway's records: next to the checkpoints, with their own pool.
 pub(crate) fn records(database: &Database) -> Result<PostgresTarget, RecordsError> {
     let schema = database.postgres_schema.as_deref().unwrap_or(SCHEMA);
-    let address = Address::parse(url(database)).map_err(|error| RecordsError::Invalid {
-        field: "database.postgres_url",
-        problem: error.to_string(),
-    })?;
-    let roots = address.root_certificates.as_deref();
-    PostgresTarget::new(&address.config, roots, schema, database.pool_size)
+    PostgresTarget::new(url(database), schema, database.pool_size)
 }
 
 /// The database that a URL names, without its secrets.

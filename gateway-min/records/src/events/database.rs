@@ -4,12 +4,13 @@
 
 use super::{EventQuery, EventRow, MESSAGE_CATEGORY, Owner, PreparedEvent, run_owner, thread_owner};
 use crate::codec::{Cells, object_text, time_text};
-use crate::db::{Db, WriteTx};
+use crate::db::Db;
 use crate::error::RecordsError;
+use crate::failure::DatabaseError;
 use crate::query::{FromRow, Row, Sql, query};
 
 impl FromRow for EventRow {
-    fn from_row(row: &Row<'_>) -> sqlx::Result<Self> {
+    fn from_row(row: &Row<'_>) -> Result<Self, DatabaseError> {
         let cells = Cells::new(row, "run_events", &["thread_id", "seq"]);
         Ok(Self {
             thread_id: cells.text("thread_id")?,
@@ -31,19 +32,7 @@ pub(super) async fn append(
     run_id: &str,
     events: Vec<PreparedEvent>,
 ) -> Result<Vec<i64>, RecordsError> {
-    let (thread, run) = (thread_id.to_owned(), run_id.to_owned());
-    let db = db.unflushed();
-    let appended = db.write(thread_id, move |tx| {
-        Box::pin(async move {
-            let mut feed = Feed::of_run(tx, &thread, &run).await?;
-            let mut places = Vec::with_capacity(events.len());
-            for event in &events {
-                places.push(feed.insert(tx, &run, event).await?);
-            }
-            Ok(places)
-        })
-    });
-    appended.await
+    add(db, thread_id, run_id, events, None).await
 }
 
 pub(super) async fn append_if_absent(
@@ -52,15 +41,7 @@ pub(super) async fn append_if_absent(
     run_id: &str,
     event: PreparedEvent,
 ) -> Result<Option<i64>, RecordsError> {
-    let (thread, run) = (thread_id.to_owned(), run_id.to_owned());
-    let db = db.unflushed();
-    let appended = db.write(thread_id, move |tx| {
-        Box::pin(async move {
-            let mut feed = Feed::of_run(tx, &thread, &run).await?;
-            feed.insert_if_absent(tx, &run, &event).await
-        })
-    });
-    appended.await
+    Ok(add(db, thread_id, run_id, Vec::new(), Some(event)).await?.pop())
 }
 
 /// The last events of a run, and its receipt if it has none.
@@ -71,18 +52,41 @@ pub(super) async fn conclude(
     events: Vec<PreparedEvent>,
     receipt: PreparedEvent,
 ) -> Result<(), RecordsError> {
-    let (thread, run) = (thread_id.to_owned(), run_id.to_owned());
+    add(db, thread_id, run_id, events, Some(receipt)).await.map(drop)
+}
+
+/// Appends events of a run, and a last one unless the run has one of its type. Returns the numbers of those it added.
+async fn add(
+    db: &Db,
+    thread_id: &str,
+    run_id: &str,
+    mut events: Vec<PreparedEvent>,
+    last: Option<PreparedEvent>,
+) -> Result<Vec<i64>, RecordsError> {
+    let unless = last.as_ref().map(|event| event.event_type.clone());
+    events.extend(last);
     let db = db.unflushed();
-    let concluded = db.write(thread_id, move |tx| {
+    let owner = run_owner(thread_id, run_id);
+    let mut statements = insertions(&db, OWNER_OF_RUN, thread_id, run_id, &events, unless.as_deref());
+    let (run, at_the_end) = (run_id.to_owned(), statements.pop());
+    let added = db.write(thread_id, move |tx| {
         Box::pin(async move {
-            let mut feed = Feed::of_run(tx, &thread, &run).await?;
-            for event in &events {
-                feed.insert(tx, &run, event).await?;
+            let mut places: Vec<(i64,)> = Vec::new();
+            for statement in statements {
+                places.append(&mut tx.fetch_all(statement).await?);
             }
-            feed.insert_if_absent(tx, &run, &receipt).await.map(drop)
+            if let Some(statement) = at_the_end {
+                places.append(&mut tx.fetch_all_and_commit(statement).await?);
+            }
+            if places.is_empty() && tx.fetch_optional::<Owner>(owner).await?.is_none() {
+                return Err(RecordsError::run_not_found(&run));
+            }
+            Ok(places)
         })
     });
-    concluded.await
+    let mut places: Vec<i64> = added.await?.into_iter().map(|(place,)| place).collect();
+    places.sort_unstable();
+    Ok(places)
 }
 
 pub(super) async fn seed(
@@ -91,23 +95,77 @@ pub(super) async fn seed(
     runs: Vec<(String, Vec<PreparedEvent>)>,
 ) -> Result<bool, RecordsError> {
     let thread = thread_id.to_owned();
+    let all = |(run_id, events): &(String, Vec<PreparedEvent>)| {
+        insertions(db, OWNER_OF_THREAD, thread_id, run_id, events, None)
+    };
+    let statements: Vec<Sql> = runs.iter().flat_map(all).collect();
     let seeded = db.write(thread_id, move |tx| {
         Box::pin(async move {
             let owner: Option<Owner> = tx.fetch_optional(thread_owner(&thread)).await?;
-            let (user_id,) = owner.ok_or_else(|| RecordsError::thread_not_found(&thread))?;
+            owner.ok_or_else(|| RecordsError::thread_not_found(&thread))?;
             if tx.fetch_optional::<(i64,)>(a_message_of(&thread)).await?.is_some() {
                 return Ok(false);
             }
-            let mut feed = Feed::of(tx, &thread, user_id).await?;
-            for (run_id, events) in &runs {
-                for event in events {
-                    feed.insert(tx, run_id, event).await?;
-                }
+            for statement in statements {
+                tx.queue(statement)?;
             }
             Ok(true)
         })
     });
     seeded.await
+}
+
+/// How many events one statement inserts: databases allow a limited number of parameters.
+const EVENTS_A_STATEMENT: usize = 500;
+
+/// Where the owner of the events of the thread `$1` and the run `$2` stands.
+const OWNER_OF_RUN: &str = "runs WHERE thread_id = $1 AND run_id = $2 AND operation_kind = 'run'";
+/// The same for events that are not of a stored run.
+const OWNER_OF_THREAD: &str = "threads_meta WHERE thread_id = $1";
+
+/// The statements that append events, with the next numbers of the thread's feed, which they return; the last event only
+/// unless the run has one of this type.
+fn insertions(
+    db: &Db,
+    owner: &str,
+    thread_id: &str,
+    run_id: &str,
+    events: &[PreparedEvent],
+    unless: Option<&str>,
+) -> Vec<Sql> {
+    let statement = |events: &[PreparedEvent]| {
+        let mut sql = db.builder(
+            "INSERT INTO run_events \
+             (thread_id, run_id, user_id, event_type, category, content, event_metadata, seq, created_at) \
+             SELECT ",
+        );
+        sql.push_bind(thread_id).push(", ").push_bind(run_id);
+        sql.push(
+            ", feed.user_id, added.column1, added.column2, added.column3, added.column4, feed.last + added.column5, \
+             added.column6 FROM (SELECT user_id, (SELECT COALESCE(MAX(seq), 0) FROM run_events WHERE thread_id = $1) \
+             AS last FROM ",
+        );
+        sql.push(owner).push(") AS feed, (VALUES ");
+        for (place, event) in (1_i64..).zip(events) {
+            sql.push(if place == 1 { "(" } else { ", (" });
+            sql.push_bind(&event.event_type).push(", ").push_bind(&event.category).push(", ");
+            sql.push_bind(event.content.to_string())
+                .push(", ")
+                .push_bind(object_text(&event.metadata))
+                .push(", ");
+            sql.push_bind(place).push(", ").push_bind(time_text(event.created_at)).push(")");
+        }
+        // A condition in any case, or SQLite takes what follows for one of a join.
+        sql.push(") AS added WHERE TRUE");
+        if let Some(unless) = unless {
+            sql.push(" AND (added.column1 <> ").push_bind(unless);
+            sql.push(" OR NOT EXISTS (SELECT 1 FROM run_events WHERE thread_id = $1 AND run_id = $2 AND event_type = ");
+            sql.push_bind(unless).push("))");
+        }
+        sql.push(" ORDER BY added.column5 RETURNING seq");
+        sql.build()
+    };
+    events.chunks(EVENTS_A_STATEMENT).map(statement).collect()
 }
 
 pub(super) async fn list(db: &Db, query: &EventQuery) -> Result<Vec<EventRow>, RecordsError> {
@@ -146,74 +204,4 @@ fn a_message_of(thread_id: &str) -> Sql {
     query("SELECT seq FROM run_events WHERE thread_id = $1 AND category = $2 ORDER BY seq DESC LIMIT 1")
         .bind(thread_id)
         .bind(MESSAGE_CATEGORY)
-}
-
-/// The end of a thread's feed inside a write transaction.
-struct Feed<'a> {
-    thread_id: &'a str,
-    user_id: Option<String>,
-    last_seq: i64,
-}
-
-impl<'a> Feed<'a> {
-    async fn of_run(tx: &mut WriteTx<'_>, thread_id: &'a str, run_id: &str) -> Result<Self, RecordsError> {
-        let owner: Option<Owner> = tx.fetch_optional(run_owner(thread_id, run_id)).await?;
-        let (user_id,) = owner.ok_or_else(|| RecordsError::run_not_found(run_id))?;
-        Self::of(tx, thread_id, user_id).await
-    }
-
-    async fn of(
-        tx: &mut WriteTx<'_>,
-        thread_id: &'a str,
-        user_id: Option<String>,
-    ) -> Result<Self, RecordsError> {
-        let sql = query("SELECT seq FROM run_events WHERE thread_id = $1 ORDER BY seq DESC LIMIT 1");
-        let last: Option<(i64,)> = tx.fetch_optional(sql.bind(thread_id)).await?;
-        Ok(Self { thread_id, user_id, last_seq: last.map_or(0, |(seq,)| seq) })
-    }
-
-    /// Inserts an event unless the run has one of its type.
-    async fn insert_if_absent(
-        &mut self,
-        tx: &mut WriteTx<'_>,
-        run_id: &str,
-        event: &PreparedEvent,
-    ) -> Result<Option<i64>, RecordsError> {
-        let sql =
-            "SELECT seq FROM run_events WHERE thread_id = $1 AND run_id = $2 AND event_type = $3 LIMIT 1";
-        let sql = query(sql).bind(self.thread_id).bind(run_id).bind(&event.event_type);
-        let present: Option<(i64,)> = tx.fetch_optional(sql).await?;
-        if present.is_some() {
-            return Ok(None);
-        }
-        self.insert(tx, run_id, event).await.map(Some)
-    }
-
-    async fn insert(
-        &mut self,
-        tx: &mut WriteTx<'_>,
-        run_id: &str,
-        event: &PreparedEvent,
-    ) -> Result<i64, RecordsError> {
-        let seq = self.last_seq + 1;
-        tx.execute(
-            query(
-                "INSERT INTO run_events \
-                 (thread_id, run_id, user_id, event_type, category, content, event_metadata, seq, created_at) \
-                 VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)",
-            )
-            .bind(self.thread_id)
-            .bind(run_id)
-            .bind(&self.user_id)
-            .bind(&event.event_type)
-            .bind(&event.category)
-            .bind(event.content.to_string())
-            .bind(object_text(&event.metadata))
-            .bind(seq)
-            .bind(time_text(event.created_at)),
-        )
-        .await?;
-        self.last_seq = seq;
-        Ok(seq)
-    }
 }

@@ -4,12 +4,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use sqlx::postgres::{PgListener, PgPoolOptions};
 use tokio::sync::broadcast::{self, error::RecvError};
+use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-use super::connect::PostgresTarget;
+use super::connect::{PostgresTarget, silent};
+use crate::failure::DatabaseError;
 
 /// How many messages a slow receiver may be behind.
 const KEPT: usize = 256;
@@ -17,7 +18,7 @@ const KEPT: usize = 256;
 const PAUSE: Duration = Duration::from_secs(1);
 /// A connection that has been silent for this long may be dead: another one is opened.
 const SILENCE: Duration = Duration::from_mins(5);
-/// How long a connection may take.
+/// How long the server may take to begin.
 const CONNECT: Duration = Duration::from_secs(10);
 
 /// Passes on what was heard: the id of a run, or nothing if something may have been missed.
@@ -97,24 +98,16 @@ impl Drop for Listener {
 }
 
 /// Listens on one connection until it ends.
-async fn hear(target: &PostgresTarget, announced: &Announced) -> Result<(), sqlx::Error> {
-    let (_, options) = target.find().await?;
-    let only = PgPoolOptions::new()
-        .max_connections(1)
-        .acquire_timeout(CONNECT)
-        .idle_timeout(None)
-        .max_lifetime(None)
-        .connect_lazy_with(options.clone());
-    let mut listener = PgListener::connect_with(&only).await?;
-    listener.eager_reconnect(false);
-    listener.listen(&target.tables().channel()).await?;
+async fn hear(target: &PostgresTarget, announced: &Announced) -> Result<(), DatabaseError> {
+    let (sender, mut heard) = mpsc::unbounded_channel();
+    let session = target.open_heard_by(Some(sender)).await?;
+    let listen = format!("LISTEN {}", target.tables().channel());
+    timeout(CONNECT, session.batch_execute(&listen)).await.map_err(|_| silent())??;
     // What was said before is missed.
     announced.pass_on(None);
-    loop {
-        match timeout(SILENCE, listener.try_recv()).await {
-            Ok(Ok(Some(message))) => announced.pass_on(Some(message.payload())),
-            Ok(Ok(None)) | Err(_) => return Ok(()),
-            Ok(Err(error)) => return Err(error),
-        }
+    // Ends with the connection, which holds the other end.
+    while let Ok(Some(message)) = timeout(SILENCE, heard.recv()).await {
+        announced.pass_on(Some(message.payload()));
     }
+    Ok(())
 }

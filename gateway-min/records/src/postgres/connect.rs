@@ -1,110 +1,58 @@
-//! The servers of a database, and opening a connection to the one that is the primary.
+//! The database, and opening a session at its primary.
 
-use std::path::Path;
 use std::time::Duration;
 
-use futures::StreamExt as _;
-use futures::stream::FuturesUnordered;
-use sqlx::postgres::{PgConnectOptions, PgConnection, PgSslMode};
-use sqlx::{ConnectOptions as _, Connection as _, Row as _};
+use threadkeep_postgres::{Address, Opener};
+use tokio::sync::mpsc::UnboundedSender;
+use tokio::task::JoinHandle;
 use tokio::time::timeout;
-use tokio_postgres::config::{Host, SslMode};
+use tokio_postgres::config::Host;
+use tokio_postgres::{Client, Notification};
 
 use super::sql::Tables;
 use crate::error::RecordsError;
+use crate::failure::DatabaseError;
 
 /// How long a server may take to accept a connection.
 const CONNECT: Duration = Duration::from_secs(10);
-/// How long to wait for the other servers after the first one has answered as a primary.
-const GRACE: Duration = Duration::from_millis(250);
-
-/// The timeline that a primary writes to; an error on a standby. Each promotion begins a new one.
-const TIMELINE: &str =
-    "SELECT pg_catalog.substr(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_insert_lsn()), 1, 8)";
 
 /// The servers, the database and the user.
 #[derive(Clone)]
 pub struct PostgresTarget {
-    servers: Vec<PgConnectOptions>,
+    opener: Opener,
     place: String,
     connections: usize,
     tables: Tables,
 }
 
 impl std::fmt::Debug for PostgresTarget {
-    /// Omits the password, which the options contain.
+    /// Omits the password, which the opener contains.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("PostgresTarget").field("place", &self.place).finish_non_exhaustive()
     }
 }
 
 impl PostgresTarget {
-    /// The database at this address, which is parsed as the checkpoints' is. Of several hosts, the primary is taken. TLS
-    /// is used where the server has it; with `sslmode=require` and stronger it must, and the certificate is verified,
-    /// against `root_certificates` or the system's.
+    /// The database at this address, a URL or a `key=value` text, which is understood as the checkpoints' is: of several
+    /// hosts, the primary is taken; TLS is used where the server has it, and demanded and verified with
+    /// `sslmode=require` and stronger.
     ///
     /// # Errors
     /// [`RecordsError::Invalid`]. It does not repeat the address, which contains a password.
-    pub fn new(
-        config: &tokio_postgres::Config,
-        root_certificates: Option<&Path>,
-        schema: &str,
-        connections: u32,
-    ) -> Result<Self, RecordsError> {
+    pub fn new(address: &str, schema: &str, connections: u32) -> Result<Self, RecordsError> {
         let invalid = |problem: String| RecordsError::Invalid { field: "database.postgres_url", problem };
-        if config.get_hosts().is_empty() {
+        let address = Address::parse(address).map_err(|error| invalid(error.to_string()))?;
+        if address.config.get_hosts().is_empty() {
             return Err(invalid("it names no host".to_owned()));
         }
-        let database = config.get_dbname().or(config.get_user()).unwrap_or_default();
-        let mut common = PgConnectOptions::new_without_pgpass()
-            .disable_statement_logging()
-            // Not known to poolers, and not needed: no number here is a float.
-            .extra_float_digits(None)
-            .database(database)
-            .application_name(config.get_application_name().unwrap_or("threadkeep"))
-            .ssl_mode(match config.get_ssl_mode() {
-                SslMode::Disable => PgSslMode::Disable,
-                SslMode::Prefer => PgSslMode::Prefer,
-                _ => PgSslMode::VerifyFull,
-            });
-        if let Some(user) = config.get_user() {
-            common = common.username(user);
-        }
-        if let Some(password) = config.get_password() {
-            let password = std::str::from_utf8(password);
-            common = common.password(password.map_err(|_| invalid("the password is not UTF-8".to_owned()))?);
-        }
-        if let Some(root) = root_certificates {
-            common = common.ssl_root_cert(root);
-        }
-        let ports = config.get_ports();
-        let (mut servers, mut shown) = (Vec::new(), Vec::new());
-        for (n, host) in config.get_hosts().iter().enumerate() {
-            let port = ports.get(n).or(ports.first()).copied().unwrap_or(5432);
-            let (server, name) = match host {
-                Host::Tcp(name) => (common.clone().host(name), name.clone()),
-                #[cfg(unix)]
-                Host::Unix(path) => (common.clone().socket(path), path.display().to_string()),
-            };
-            servers.push(server.port(port));
-            shown.push(format!("{name}:{port}"));
-        }
+        let place = place(&address.config);
         Ok(Self {
-            servers,
-            place: format!("{database} on {}", shown.join(", ")),
+            opener: address.opener().map_err(|error| invalid(error.to_string()))?,
+            place,
             // One that waits for another process must not stop everything else.
             connections: usize::try_from(connections).unwrap_or(usize::MAX).max(2),
             tables: Tables::of(schema),
         })
-    }
-
-    /// Parses a URL or a `key=value` address.
-    #[cfg(test)]
-    pub(crate) fn parse(address: &str, schema: &str, connections: u32) -> Result<Self, RecordsError> {
-        let invalid = |problem: String| RecordsError::Invalid { field: "database.postgres_url", problem };
-        let address =
-            threadkeep_postgres::Address::parse(address).map_err(|error| invalid(error.to_string()))?;
-        Self::new(&address.config, address.root_certificates.as_deref(), schema, connections)
     }
 
     /// The database's name in errors.
@@ -121,65 +69,62 @@ impl PostgresTarget {
         self.connections
     }
 
-    /// Opens a connection to the server, or to the primary of several. All are asked at once, so that a hanging one
-    /// delays nothing. If two claim to be the primary, the one promoted last is chosen.
-    pub(crate) async fn open(&self) -> Result<PgConnection, sqlx::Error> {
-        Ok(self.find().await?.0)
+    /// Opens a session at the server, or at the primary of several.
+    pub(crate) async fn open(&self) -> Result<Session, DatabaseError> {
+        self.open_heard_by(None).await
     }
 
-    /// The same, with how it was opened.
-    pub(super) async fn find(&self) -> Result<(PgConnection, &PgConnectOptions), sqlx::Error> {
-        if let [only] = &self.servers[..] {
-            return Ok((connect(only).await?, only));
-        }
-        let mut tries: FuturesUnordered<_> = self.servers.iter().map(primary).collect();
-        let (mut best, mut failed) = (None::<Primary<'_>>, None);
-        loop {
-            let next = match &best {
-                None => tries.next().await,
-                Some(_) => timeout(GRACE, tries.next()).await.unwrap_or(None),
-            };
-            match next {
-                None => break,
-                Some(Ok(found)) if best.as_ref().is_none_or(|best| best.timeline < found.timeline) => {
-                    best = Some(found);
-                }
-                Some(Ok(_)) => {}
-                Some(Err(error)) => failed = Some(error),
-            }
-        }
-        match best {
-            Some(Primary { connection, options, .. }) => Ok((connection, options)),
-            None => Err(failed.unwrap_or(sqlx::Error::PoolTimedOut)),
-        }
+    /// The same; the sender receives what the session hears after a `LISTEN`.
+    pub(super) async fn open_heard_by(
+        &self,
+        heard: Option<UnboundedSender<Notification>>,
+    ) -> Result<Session, DatabaseError> {
+        let opened = timeout(CONNECT, (self.opener)(heard)).await.map_err(|_| silent())?;
+        let (client, driver) = opened?;
+        Ok(Session { client, driver })
     }
 }
 
-struct Primary<'a> {
-    connection: PgConnection,
-    options: &'a PgConnectOptions,
-    /// In hexadecimal digits, the same number for each.
-    timeline: String,
+/// A session, with the task that drives it.
+pub(crate) struct Session {
+    client: Client,
+    driver: JoinHandle<()>,
 }
 
-async fn primary(options: &PgConnectOptions) -> Result<Primary<'_>, sqlx::Error> {
-    let mut connection = connect(options).await?;
-    let asked = async {
-        let row = sqlx::raw_sql(TIMELINE).fetch_one(&mut connection).await?;
-        row.try_get::<String, _>(0)
-    };
-    let timeline = timeout(CONNECT, asked).await.map_err(|_| silent())??;
-    Ok(Primary { connection, options, timeline })
+impl std::ops::Deref for Session {
+    type Target = Client;
+
+    fn deref(&self) -> &Client {
+        &self.client
+    }
 }
 
-async fn connect(options: &PgConnectOptions) -> Result<PgConnection, sqlx::Error> {
-    timeout(CONNECT, PgConnection::connect_with(options)).await.map_err(|_| silent())?
+impl Session {
+    /// Closes the connection at once, whatever is in progress on it. Dropped, it says goodbye first.
+    pub(super) fn cut(&self) {
+        self.driver.abort();
+    }
+}
+
+/// The database and its servers, without secrets.
+fn place(config: &tokio_postgres::Config) -> String {
+    let database = config.get_dbname().or(config.get_user()).unwrap_or_default();
+    let ports = config.get_ports();
+    let servers = config.get_hosts().iter().enumerate().map(|(n, host)| {
+        let port = ports.get(n).or(ports.first()).copied().unwrap_or(5432);
+        match host {
+            Host::Tcp(name) => format!("{name}:{port}"),
+            #[cfg(unix)]
+            Host::Unix(path) => format!("{}:{port}", path.display()),
+        }
+    });
+    format!("{database} on {}", servers.collect::<Vec<_>>().join(", "))
 }
 
 /// The server did not answer in time.
-pub(super) fn silent() -> sqlx::Error {
+pub(super) fn silent() -> DatabaseError {
     let problem = "the server does not answer; it may hang, or have been replaced";
-    sqlx::Error::Io(std::io::Error::new(std::io::ErrorKind::TimedOut, problem))
+    DatabaseError::Io(std::io::Error::new(std::io::ErrorKind::TimedOut, problem))
 }
 
 #[cfg(test)]
@@ -188,41 +133,23 @@ mod tests {
 
     #[test]
     fn an_address_is_read_in_both_forms_and_never_repeated() {
-        let parse = |address: &str| PostgresTarget::parse(address, "public", 5);
+        let parse = |address: &str| PostgresTarget::new(address, "public", 5);
         for address in ["postgres://u:hunter2@h:5433/d", "host=h port=5433 user=u password=hunter2 dbname=d"]
         {
             let target = parse(address).unwrap();
             assert_eq!(target.place(), "d on h:5433");
             assert!(!format!("{target:?}").contains("hunter2"));
-            assert_eq!(target.servers[0].get_username(), "u");
         }
         let several = parse("postgres://u:hunter2@a,b:5433/d?target_session_attrs=read-write").unwrap();
         assert_eq!(several.place(), "d on a:5432, b:5433");
-        for address in ["postgres://u:hunter2@h/d?nonsense=1", "mysql://u:hunter2@h/d", "hunter2"] {
+        for address in ["postgres://u:hunter2@h/d?nonsense=1", "mysql://u:hunter2@h/d", "hunter2", "user=u"] {
             let error = parse(address).unwrap_err();
             assert!(!format!("{error} {error:?}").contains("hunter2"), "{error}");
         }
     }
 
     #[test]
-    fn tls_is_preferred_and_checked_where_it_is_asked_for() {
-        let mode =
-            |address: &str| PostgresTarget::parse(address, "public", 5).unwrap().servers[0].get_ssl_mode();
-        for preferred in ["postgres://u@h/d", "postgres://u@h/d?sslmode=prefer", "host=h user=u"] {
-            assert!(matches!(mode(preferred), PgSslMode::Prefer), "{preferred}");
-        }
-        assert!(matches!(mode("postgres://u@h/d?sslmode=disable"), PgSslMode::Disable));
-        for checked in [
-            "postgres://u@h/d?sslmode=require",
-            "postgres://u@h/d?sslmode=verify-full&sslrootcert=/some/file",
-            "host=h user=u sslmode=require",
-        ] {
-            assert!(matches!(mode(checked), PgSslMode::VerifyFull), "{checked}");
-        }
-    }
-
-    #[test]
     fn a_pool_has_room_for_two_writers() {
-        assert_eq!(PostgresTarget::parse("postgres://u@h/d", "public", 1).unwrap().connections(), 2);
+        assert_eq!(PostgresTarget::new("postgres://u@h/d", "public", 1).unwrap().connections(), 2);
     }
 }

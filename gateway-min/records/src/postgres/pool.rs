@@ -1,21 +1,22 @@
 //! The connections of a store.
 
-use std::borrow::Cow;
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::error::Error;
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use deadpool::Runtime;
-use deadpool::managed::{self, Metrics, Object, PoolError, RecycleResult};
-use sqlx::postgres::{PgConnection, PgRow};
-use sqlx::{Connection as _, Row as _};
+use deadpool::managed::{self, Metrics, Object, PoolError, RecycleError, RecycleResult};
 use tokio::sync::OwnedMutexGuard;
 use tokio::time::timeout;
+use tokio_postgres::{Client, Row};
 
 use super::changes::{Announced, Changes, Listener};
-use super::connect::{PostgresTarget, silent};
-use super::sql::{Tables, prepared};
+use super::connect::{PostgresTarget, Session, silent};
+use super::sql::{Tables, ask};
+use crate::failure::DatabaseError;
 use crate::query::Sql;
 
 /// How long an operation waits for a connection that others use, and for its thread. A machine on which everything is
@@ -39,9 +40,10 @@ pub(crate) struct Pool(Arc<Shared>);
 struct Shared {
     connections: managed::Pool<Opener>,
     tables: Tables,
-    /// Whether the sessions are those of a pooler, which gives each transaction another one: a statement that was
-    /// prepared in one is missing in the next, or is another one.
+    /// Whether the sessions are those of a pooler, which gives each transaction another one.
     pooled: AtomicBool,
+    /// How often somebody has waited for the server's answer.
+    trips: AtomicU64,
     threads: Threads,
     announced: Announced,
     /// Started for the first that wants to hear something.
@@ -55,7 +57,7 @@ impl std::fmt::Debug for Pool {
 }
 
 impl Pool {
-    pub(crate) async fn connect(target: &PostgresTarget) -> Result<Self, sqlx::Error> {
+    pub(crate) async fn connect(target: &PostgresTarget) -> Result<Self, DatabaseError> {
         let connections = managed::Pool::builder(Opener(target.clone()))
             .max_size(target.connections())
             .runtime(Runtime::Tokio1)
@@ -63,11 +65,12 @@ impl Pool {
             .create_timeout(Some(ANSWER))
             .recycle_timeout(Some(TEST))
             .build()
-            .map_err(|error| sqlx::Error::Configuration(error.into()))?;
+            .map_err(|error| DatabaseError::Internal(error.to_string()))?;
         let pool = Self(Arc::new(Shared {
             connections,
             tables: target.tables().clone(),
             pooled: AtomicBool::new(false),
+            trips: AtomicU64::new(0),
             threads: Threads::default(),
             announced: Announced::default(),
             listener: OnceLock::new(),
@@ -85,19 +88,23 @@ impl Pool {
     /// Whether transactions of one connection run in different sessions. Of two connections through such a pooler one
     /// gets the session that the other one has just used, or one changes its session; the first round shows it, unless
     /// others are as quick.
-    async fn is_pooled(&self) -> Result<bool, sqlx::Error> {
+    async fn is_pooled(&self) -> Result<bool, DatabaseError> {
         const ROUNDS: usize = 4;
         const SESSION: &str = "SELECT pg_catalog.pg_backend_pid()";
-        const BEGUN: &str = "BEGIN; SELECT pg_catalog.pg_backend_pid()";
         let session = async |held: &mut Held, statement: &'static str| {
-            sqlx::raw_sql(statement).fetch_one(held.dirty()).await?.try_get::<i32, _>(0)
+            held.dirty()?
+                .query_typed_one(statement, &[])
+                .await?
+                .try_get::<_, i32>(0)
+                .map_err(DatabaseError::from)
         };
         let (mut one, mut two) = (self.acquire().await?, self.acquire().await?);
         let here = session(&mut one, SESSION).await?;
         for _ in 0..ROUNDS {
-            let there = session(&mut two, BEGUN).await?;
+            two.dirty()?.batch_execute("BEGIN").await?;
+            let there = session(&mut two, SESSION).await?;
             let again = session(&mut one, SESSION).await?;
-            sqlx::raw_sql("ROLLBACK").execute(two.dirty()).await?;
+            two.dirty()?.batch_execute("ROLLBACK").await?;
             if there == here || again != here {
                 return Ok(true);
             }
@@ -111,27 +118,31 @@ impl Pool {
         &self.0.tables
     }
 
-    /// What other processes announce from now on.
+    /// What other processes announce from now on. Behind a pooler nobody hears anything.
     pub(crate) fn changes(&self) -> Changes {
-        if self.prepares() {
+        if !self.0.pooled.load(Ordering::Relaxed) {
             let Opener(target) = self.0.connections.manager();
             self.0.listener.get_or_init(|| Listener::start(target.clone(), self.0.announced.clone()));
         }
         self.0.announced.subscribe()
     }
 
-    /// Whether a statement may stay prepared in its session.
-    pub(super) fn prepares(&self) -> bool {
-        !self.0.pooled.load(Ordering::Relaxed)
+    /// How often somebody has waited for the server's answer.
+    pub(crate) fn trips(&self) -> u64 {
+        self.0.trips.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn add_trip(&self) {
+        self.0.trips.fetch_add(1, Ordering::Relaxed);
     }
 
     /// A connection on which nothing is in progress.
-    pub(crate) async fn acquire(&self) -> Result<Held, sqlx::Error> {
+    pub(crate) async fn acquire(&self) -> Result<Held, DatabaseError> {
         let get = || async {
             self.0.connections.get().await.map_err(|error| match error {
                 PoolError::Backend(error) => error,
-                PoolError::Closed => sqlx::Error::PoolClosed,
-                _ => sqlx::Error::PoolTimedOut,
+                PoolError::Closed => DatabaseError::Closed,
+                _ => DatabaseError::Busy,
             })
         };
         let object = until_answered(get).await?;
@@ -139,58 +150,36 @@ impl Pool {
     }
 
     /// Waits until no other transaction of this process works on the thread.
-    pub(super) async fn turn(&self, thread_id: &str) -> Result<OwnedMutexGuard<()>, sqlx::Error> {
+    pub(super) async fn turn(&self, thread_id: &str) -> Result<OwnedMutexGuard<()>, DatabaseError> {
         let turn = self.0.threads.of(thread_id).lock_owned();
-        timeout(TURN, turn).await.map_err(|_| sqlx::Error::PoolTimedOut)
+        timeout(TURN, turn).await.map_err(|_| DatabaseError::Busy)
     }
 
     /// The rows that a statement reads.
-    pub(crate) async fn fetch_all(&self, sql: Sql) -> Result<Vec<PgRow>, sqlx::Error> {
+    pub(crate) async fn fetch_all(&self, sql: Sql) -> Result<Vec<Row>, DatabaseError> {
         match self.read(&sql).await {
             Err(error) if self.lost(&error) => self.read(&sql).await,
             done => done,
         }
     }
 
-    async fn read(&self, sql: &Sql) -> Result<Vec<PgRow>, sqlx::Error> {
-        let prepares = self.prepares();
+    async fn read(&self, sql: &Sql) -> Result<Vec<Row>, DatabaseError> {
         let mut held = self.acquire().await?;
-        let connection = held.dirty();
-        let query = prepared(sql.clone(), self.tables()).persistent(prepares);
-        let reading = async {
-            if prepares {
-                return query.fetch_all(connection).await;
-            }
-            // A statement is parsed in one message and executed in another: in one session, within a transaction.
-            sqlx::raw_sql("BEGIN READ ONLY").execute(&mut *connection).await?;
-            let rows = query.fetch_all(&mut *connection).await?;
-            sqlx::raw_sql("COMMIT").execute(connection).await?;
-            Ok(rows)
-        };
-        let done = timeout(ANSWER, reading).await.map_err(|_| silent())?;
-        if done.is_ok() {
-            held.clean();
-        }
-        done
+        self.add_trip();
+        let reading = ask(held.dirty()?, sql, self.tables());
+        let done = timeout(ANSWER, reading).await.map_err(|_| silent())??;
+        held.clean();
+        Ok(done.rows)
     }
 
     /// Whether an error means that the connection is lost, so that another one may work. Idle ones are closed then, as
     /// they were probably lost too.
-    pub(super) fn lost(&self, error: &sqlx::Error) -> bool {
-        let code = error.as_database_error().and_then(|error| error.code().map(Cow::into_owned));
-        match code.as_deref() {
-            // A prepared statement is missing or there twice: a pooler was put before the server since the start.
-            Some("26000" | "42P05") => {
-                if self.prepares() {
-                    tracing::warn!("the database is behind a pooler now: nothing is prepared any more");
-                    self.0.pooled.store(true, Ordering::Relaxed);
-                }
-            }
-            _ if is_passing(error) => {}
-            _ => return false,
+    pub(super) fn lost(&self, error: &DatabaseError) -> bool {
+        let lost = is_passing(error);
+        if lost {
+            self.0.connections.retain(|_, _| false);
         }
-        self.0.connections.retain(|_, _| false);
-        true
+        lost
     }
 
     /// Waits for transactions in progress and closes everything.
@@ -211,9 +200,9 @@ impl Pool {
 }
 
 /// Tries again while a server starts, or the next primary is not there yet.
-async fn until_answered<T, F>(attempt: impl Fn() -> F) -> Result<T, sqlx::Error>
+async fn until_answered<T, F>(attempt: impl Fn() -> F) -> Result<T, DatabaseError>
 where
-    F: Future<Output = Result<T, sqlx::Error>>,
+    F: Future<Output = Result<T, DatabaseError>>,
 {
     let (started, mut pause) = (Instant::now(), PAUSE);
     loop {
@@ -229,12 +218,18 @@ where
 }
 
 /// Whether another connection may work: this one is lost, its server starts or stops, or is a standby.
-fn is_passing(error: &sqlx::Error) -> bool {
+fn is_passing(error: &DatabaseError) -> bool {
     match error {
-        sqlx::Error::Io(_) => true,
-        sqlx::Error::Database(error) => error.code().is_some_and(|code| {
-            code.starts_with("08") || code.starts_with("57P") || matches!(&*code, "25006" | "53300" | "55000")
-        }),
+        DatabaseError::Io(_) => true,
+        DatabaseError::Postgres(error) => match error.code() {
+            Some(code) => {
+                let code = code.code();
+                code.starts_with("08")
+                    || code.starts_with("57P")
+                    || matches!(code, "25006" | "53300" | "55000")
+            }
+            None => error.is_closed() || error.source().is_some_and(<dyn Error>::is::<io::Error>),
+        },
         _ => false,
     }
 }
@@ -243,16 +238,19 @@ fn is_passing(error: &sqlx::Error) -> bool {
 struct Opener(PostgresTarget);
 
 impl managed::Manager for Opener {
-    type Type = PgConnection;
-    type Error = sqlx::Error;
+    type Type = Session;
+    type Error = DatabaseError;
 
-    async fn create(&self) -> Result<PgConnection, sqlx::Error> {
+    async fn create(&self) -> Result<Session, DatabaseError> {
         self.0.open().await
     }
 
-    async fn recycle(&self, connection: &mut PgConnection, metrics: &Metrics) -> RecycleResult<sqlx::Error> {
+    async fn recycle(&self, session: &mut Session, metrics: &Metrics) -> RecycleResult<DatabaseError> {
+        if session.is_closed() {
+            return Err(RecycleError::message("the server has closed it"));
+        }
         if metrics.last_used() > FRESH {
-            connection.ping().await?;
+            session.check_connection().await.map_err(DatabaseError::from)?;
         }
         Ok(())
     }
@@ -266,14 +264,13 @@ pub(crate) struct Held {
 
 impl Held {
     /// The connection, for something that is in progress until [`Self::clean`] is called.
-    pub(crate) fn dirty(&mut self) -> &mut PgConnection {
+    pub(crate) fn dirty(&mut self) -> Result<&Client, DatabaseError> {
         self.clean = false;
-        #[expect(clippy::expect_used, reason = "it is taken only when this is dropped")]
-        self.object.as_mut().expect("a connection")
+        self.object.as_ref().map(|session| &***session).ok_or(DatabaseError::Closed)
     }
 
     /// Nothing is in progress on it any more.
-    pub(super) fn clean(&mut self) {
+    pub(crate) fn clean(&mut self) {
         self.clean = true;
     }
 }
@@ -281,7 +278,7 @@ impl Held {
 impl Drop for Held {
     fn drop(&mut self) {
         if let (Some(object), false) = (self.object.take(), self.clean) {
-            drop(Object::take(object));
+            Object::take(object).cut();
         }
     }
 }

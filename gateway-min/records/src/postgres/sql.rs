@@ -1,10 +1,13 @@
 //! The names of the tables, and the SQL that differs between the databases.
 
+use std::borrow::Cow;
+use std::error::Error as _;
+use std::pin::pin;
 use std::sync::Arc;
 
-use sqlx::error::DatabaseError;
-use sqlx::postgres::PgArguments;
-use sqlx::{AssertSqlSafe, Postgres};
+use futures::TryStreamExt as _;
+use tokio_postgres::types::{IsNull, ToSql, Type, private::BytesMut, to_sql_checked};
+use tokio_postgres::{Client, Error, Row};
 
 use crate::query::{Builder, Sql, Value};
 
@@ -76,23 +79,72 @@ impl Tables {
     }
 }
 
-/// A statement in Postgres form.
-pub(super) fn prepared(sql: Sql, tables: &Tables) -> sqlx::query::Query<'static, Postgres, PgArguments> {
-    let mut query = sqlx::query(AssertSqlSafe(tables.qualify(&sql.text)));
-    for value in sql.values {
-        query = match value {
-            Value::Text(text) => query.bind(text.map(without_nul)),
-            Value::Int(number) => query.bind(number),
-            Value::Flag(flag) => query.bind(flag),
-            Value::Texts(texts) => query.bind(texts.into_iter().map(without_nul).collect::<Vec<_>>()),
-        };
+/// What a statement returned, and how many rows it returned or changed.
+pub(super) struct Answer {
+    pub(super) rows: Vec<Row>,
+    pub(super) count: u64,
+}
+
+/// Runs a statement. It is sent whole when this is polled first, parsed with its values: nothing is kept in the session,
+/// which a pooler may give to another client, and whose tables another process may change.
+pub(super) async fn ask(client: &Client, sql: &Sql, tables: &Tables) -> Result<Answer, Error> {
+    let text = tables.qualify(&sql.text);
+    let values = sql.values.iter().map(|value| (value, value.postgres_type()));
+    let mut stream = pin!(client.query_typed_raw(&text, values).await?);
+    let mut rows = Vec::new();
+    while let Some(row) = stream.try_next().await? {
+        rows.push(row);
     }
-    query
+    Ok(Answer { rows, count: stream.rows_affected().unwrap_or(0) })
+}
+
+impl Value {
+    fn postgres_type(&self) -> Type {
+        match self {
+            Self::Text(_) => Type::TEXT,
+            Self::Int(_) => Type::INT8,
+            Self::Flag(_) => Type::BOOL,
+            Self::Texts(_) => Type::TEXT_ARRAY,
+        }
+    }
+}
+
+impl ToSql for Value {
+    fn to_sql(
+        &self,
+        ty: &Type,
+        out: &mut BytesMut,
+    ) -> Result<IsNull, Box<dyn std::error::Error + Sync + Send>> {
+        match self {
+            Self::Text(text) => text.as_deref().map(without_nul).to_sql(ty, out),
+            Self::Int(number) => number.to_sql(ty, out),
+            Self::Flag(flag) => flag.to_sql(ty, out),
+            Self::Texts(texts) => {
+                texts.iter().map(|text| without_nul(text)).collect::<Vec<_>>().to_sql(ty, out)
+            }
+        }
+    }
+
+    /// It goes only where its own type was announced.
+    fn accepts(_: &Type) -> bool {
+        true
+    }
+
+    to_sql_checked!();
 }
 
 /// Postgres text cannot contain NUL; JSON documents have it escaped.
-fn without_nul(text: String) -> String {
-    if text.contains('\0') { text.replace('\0', "\u{fffd}") } else { text }
+fn without_nul(text: &str) -> Cow<'_, str> {
+    if text.contains('\0') { text.replace('\0', "\u{fffd}").into() } else { text.into() }
+}
+
+/// What the server or the connection reported, with its cause.
+pub(crate) fn text_of(error: &Error) -> String {
+    match (error.as_db_error(), error.source()) {
+        (Some(refused), _) => format!("error returned from database: {}", refused.message()),
+        (None, Some(cause)) => format!("{error}: {cause}"),
+        (None, None) => error.to_string(),
+    }
 }
 
 /// The SQL around the list in "column is one of these texts".
@@ -114,9 +166,9 @@ pub(crate) fn json_without_nul(text: &str) -> String {
     text.replace("\\u0000", "\\ufffd")
 }
 
-/// Whether the server reports that its files are damaged.
-pub(crate) fn is_corruption(error: &dyn DatabaseError) -> bool {
-    matches!(error.code().as_deref(), Some("XX001" | "XX002"))
+/// Whether the server reports that its files are damaged, or an answer has another shape than expected.
+pub(crate) fn is_corruption(error: &Error) -> bool {
+    error.code().is_some_and(|code| matches!(code.code(), "XX001" | "XX002"))
 }
 
 #[cfg(test)]

@@ -1,13 +1,18 @@
 //! Write transactions and their locks.
 
-use sqlx::AssertSqlSafe;
-use sqlx::postgres::{PgQueryResult, PgRow};
+use std::task::Poll;
+
+use futures::future::BoxFuture;
+use futures::{FutureExt as _, TryFutureExt as _, poll};
 use tokio::sync::OwnedMutexGuard;
 use tokio::time::timeout;
+use tokio_postgres::{Client, Error, Row};
 
 use super::connect::silent;
 use super::pool::{ANSWER, Held, Pool};
-use super::sql::{Tables, prepared};
+use super::sql::{Answer, Tables, ask};
+use crate::error::RecordsError;
+use crate::failure::DatabaseError;
 use crate::query::{Sql, query};
 
 /// Which other transactions a write transaction excludes.
@@ -23,7 +28,7 @@ pub(crate) enum Scope<'a> {
 
 /// The statements that begin a write transaction. The server ends it if its process stalls, so that others do not wait
 /// for long; they wait longer than that.
-pub(crate) fn begin(tables: &Tables, scope: Scope<'_>) -> AssertSqlSafe<String> {
+fn begin(tables: &Tables, scope: Scope<'_>) -> String {
     let every_thread = tables.lock("");
     let lock = match scope {
         Scope::Thread(thread_id) => format!(
@@ -34,10 +39,10 @@ pub(crate) fn begin(tables: &Tables, scope: Scope<'_>) -> AssertSqlSafe<String> 
         Scope::EveryThread => format!("SELECT pg_advisory_xact_lock({every_thread})"),
         Scope::Rows => format!("SELECT pg_advisory_xact_lock_shared({every_thread})"),
     };
-    AssertSqlSafe(format!(
+    format!(
         "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL idle_in_transaction_session_timeout = '5s'; \
          SET LOCAL lock_timeout = '10s'; {lock}"
-    ))
+    )
 }
 
 /// A write transaction. If it is dropped without [`Self::commit`], it is rolled back; if a statement is in progress then,
@@ -47,99 +52,274 @@ pub(crate) struct Transaction {
     pool: Pool,
     /// After the connection, so that the next one finds it in the pool.
     turn: Option<OwnedMutexGuard<()>>,
+    begin: String,
+    begun: bool,
+    /// Statements that are sent with the next one, or with the commit.
+    queued: Vec<Sql>,
     in_progress: bool,
     failed: bool,
 }
 
 impl Pool {
-    /// Begins a write transaction, after those requested earlier for the same thread.
-    pub(crate) async fn begin(&self, scope: Scope<'_>) -> Result<Transaction, sqlx::Error> {
+    /// A write transaction, after those requested earlier for the same thread. It begins with its first statement.
+    pub(crate) async fn begin(&self, scope: Scope<'_>) -> Result<Transaction, DatabaseError> {
         let turn = match scope {
             Scope::Thread(thread_id) => Some(self.turn(thread_id).await?),
             Scope::EveryThread | Scope::Rows => None,
         };
-        let held = match self.begun(scope).await {
-            // Nothing was written yet.
-            Err(error) if self.lost(&error) => self.begun(scope).await?,
-            begun => begun?,
-        };
-        Ok(Transaction { held: Some(held), pool: self.clone(), turn, in_progress: false, failed: false })
-    }
-
-    async fn begun(&self, scope: Scope<'_>) -> Result<Held, sqlx::Error> {
-        let mut held = self.acquire().await?;
-        let begin = sqlx::raw_sql(begin(self.tables(), scope)).execute(held.dirty());
-        timeout(ANSWER, begin).await.map_err(|_| silent())??;
-        Ok(held)
+        Ok(Transaction {
+            held: Some(self.acquire().await?),
+            pool: self.clone(),
+            turn,
+            begin: begin(self.tables(), scope),
+            begun: false,
+            queued: Vec::new(),
+            in_progress: false,
+            failed: false,
+        })
     }
 }
 
 impl Transaction {
     /// Returns the number of changed rows.
-    pub(crate) async fn execute(&mut self, sql: Sql) -> Result<u64, sqlx::Error> {
-        let query = prepared(sql, self.pool.tables()).persistent(self.pool.prepares());
-        self.in_progress = true;
-        let connection = self.held.as_mut().ok_or(sqlx::Error::PoolClosed)?.dirty();
-        let done = timeout(ANSWER, query.execute(connection)).await;
-        self.answered(done).map(|result: PgQueryResult| result.rows_affected())
+    pub(crate) async fn execute(&mut self, sql: Sql) -> Result<u64, DatabaseError> {
+        Ok(self.ask(sql).await?.count)
     }
 
-    pub(crate) async fn fetch_all(&mut self, sql: Sql) -> Result<Vec<PgRow>, sqlx::Error> {
-        let query = prepared(sql, self.pool.tables()).persistent(self.pool.prepares());
+    pub(crate) async fn fetch_all(&mut self, sql: Sql) -> Result<Vec<Row>, DatabaseError> {
+        Ok(self.ask(sql).await?.rows)
+    }
+
+    /// Sends the statement with the next one, or with the commit.
+    pub(crate) fn queue(&mut self, sql: Sql) {
+        self.queued.push(sql);
+    }
+
+    /// Tells the other processes that something happened to a run, once this is committed.
+    pub(crate) fn announce(&mut self, run_id: &str) {
+        let sql = query("SELECT pg_catalog.pg_notify($1, $2)");
+        self.queue(sql.bind(self.pool.tables().channel()).bind(run_id));
+    }
+
+    /// Runs statements that have no parameters, as a migration has.
+    pub(crate) async fn batch(&mut self, statements: &str) -> Result<(), DatabaseError> {
+        if !self.begun {
+            self.send(None).await.map_err(Refusal::into_error)?;
+        }
         self.in_progress = true;
-        let connection = self.held.as_mut().ok_or(sqlx::Error::PoolClosed)?.dirty();
-        let done = timeout(ANSWER, query.fetch_all(connection)).await;
+        self.pool.add_trip();
+        let client = self.held.as_mut().ok_or(DatabaseError::Closed)?.dirty()?;
+        let done = timeout(ANSWER, client.batch_execute(statements)).await;
+        let done = done.map_or(Err(Refusal::Silent), |done| done.map_err(Refusal::Statement));
+        self.answered(done).map_err(Refusal::into_error)
+    }
+
+    async fn ask(&mut self, sql: Sql) -> Result<Answer, DatabaseError> {
+        let first = !self.begun;
+        self.queue(sql);
+        let answer = match self.send(None).await.map_err(Refusal::into_error) {
+            // Nothing is committed: the same on another connection.
+            Err(error) if self.pool.lost(&error) && first => {
+                self.reconnect().await?;
+                self.send(None).await.map_err(Refusal::into_error)?
+            }
+            answer => answer?,
+        };
+        self.queued.clear();
+        Ok(answer)
+    }
+
+    /// Sends what begins the transaction, if nothing was sent yet, the queued statements, and what ends it: all in one
+    /// round trip. Returns the answer to the last statement.
+    async fn send(&mut self, end: Option<&str>) -> Result<Answer, Refusal> {
+        let begin = (!self.begun).then_some(self.begin.as_str());
+        (self.begun, self.in_progress) = (true, true);
+        self.pool.add_trip();
+        let client = self.held.as_mut().and_then(|held| held.dirty().ok()).ok_or(Refusal::Closed)?;
+        let done = pipelined(client, begin, &self.queued, end, self.pool.tables());
+        let done = timeout(ANSWER, done).await.unwrap_or(Err(Refusal::Silent));
         self.answered(done)
     }
 
-    /// Tells the other processes that something happened to a run, once this is committed. Behind a pooler nobody listens.
-    pub(crate) async fn announce(&mut self, run_id: &str) -> Result<(), sqlx::Error> {
-        if !self.pool.prepares() {
-            return Ok(());
-        }
-        let sql = query("SELECT pg_catalog.pg_notify($1, $2)");
-        self.execute(sql.bind(self.pool.tables().channel()).bind(run_id)).await.map(drop)
-    }
-
-    fn answered<T>(
-        &mut self,
-        done: Result<Result<T, sqlx::Error>, tokio::time::error::Elapsed>,
-    ) -> Result<T, sqlx::Error> {
-        let done = done.unwrap_or_else(|_| Err(silent()));
+    fn answered<T>(&mut self, done: Result<T, Refusal>) -> Result<T, Refusal> {
         // After an error of the server the connection is as good as before.
-        self.in_progress = !matches!(done, Ok(_) | Err(sqlx::Error::Database(_)));
-        if let Err(error) = &done {
-            self.failed = true;
-            self.pool.lost(error);
-        }
+        self.in_progress = done.as_ref().is_err_and(|refusal| !refusal.is_of_server());
+        self.failed |= done.is_err();
         done
     }
 
-    /// Makes the changes durable. If the future is dropped, or after an error, the commit may or may not have happened.
-    pub(crate) async fn commit(mut self) -> Result<(), sqlx::Error> {
+    /// Makes the changes durable. If the future is dropped, the commit may or may not have happened.
+    ///
+    /// # Errors
+    /// [`RecordsError::InDoubt`] if the commit may have happened.
+    pub(crate) async fn commit(mut self) -> Result<(), RecordsError> {
         if self.failed {
             // The server would answer a commit with a rollback, and no error.
-            return Err(sqlx::Error::Protocol("a statement of the transaction has failed".to_owned()));
+            return Err(
+                DatabaseError::Internal("a statement of the transaction has failed".to_owned()).into()
+            );
         }
-        self.in_progress = true;
-        let connection = self.held.as_mut().ok_or(sqlx::Error::PoolClosed)?.dirty();
-        let done = timeout(ANSWER, sqlx::raw_sql("COMMIT").execute(connection)).await;
-        self.answered(done)?;
+        // Else nothing was asked: there is nothing to commit.
+        if self.begun || !self.queued.is_empty() {
+            self.end().await?;
+        }
         if let Some(mut held) = self.held.take() {
             held.clean();
         }
         Ok(())
+    }
+
+    /// Runs the statement and commits, in one round trip. What follows is another transaction, for which nobody else in
+    /// this process gets the thread.
+    ///
+    /// # Errors
+    /// As for [`Self::commit`].
+    pub(crate) async fn fetch_and_commit(&mut self, sql: Sql) -> Result<Vec<Row>, RecordsError> {
+        self.queue(sql);
+        Ok(self.end().await?.rows)
+    }
+
+    /// Commits, with what is queued.
+    async fn end(&mut self) -> Result<Answer, RecordsError> {
+        let first = !self.begun;
+        let ended = match self.send(Some("COMMIT")).await {
+            Err(refusal) if first && !refusal.leaves_doubt() => {
+                let error = refusal.into_error();
+                if !self.pool.lost(&error) {
+                    return Err(error.into());
+                }
+                self.reconnect().await?;
+                self.send(Some("COMMIT")).await
+            }
+            ended => ended,
+        };
+        let answer = ended.map_err(|refusal| {
+            let in_doubt = refusal.leaves_doubt();
+            let cause = refusal.into_error();
+            self.pool.lost(&cause);
+            if in_doubt { RecordsError::InDoubt { cause } } else { cause.into() }
+        })?;
+        self.begun = false;
+        self.queued.clear();
+        Ok(answer)
+    }
+
+    /// Goes on with another connection, on which nothing was sent yet.
+    async fn reconnect(&mut self) -> Result<(), DatabaseError> {
+        self.held = Some(self.pool.acquire().await?);
+        (self.begun, self.failed, self.in_progress) = (false, false, false);
+        Ok(())
+    }
+}
+
+/// Why not everything that was sent together was done.
+enum Refusal {
+    /// The connection is closed; nothing was sent.
+    Closed,
+    /// A statement was refused, or could not be sent: what ends the transaction was not sent, or had to roll it back.
+    Statement(Error),
+    /// The connection failed, or the end was refused.
+    End(Error),
+    /// There is no answer.
+    Silent,
+}
+
+impl Refusal {
+    fn is_of_server(&self) -> bool {
+        matches!(self, Self::Statement(error) | Self::End(error) if error.as_db_error().is_some())
+    }
+
+    /// Of a commit: whether it may have happened.
+    fn leaves_doubt(&self) -> bool {
+        matches!(self, Self::End(_) | Self::Silent)
+    }
+
+    fn into_error(self) -> DatabaseError {
+        match self {
+            Self::Closed => DatabaseError::Closed,
+            Self::Statement(error) | Self::End(error) => error.into(),
+            Self::Silent => silent(),
+        }
+    }
+}
+
+/// Sends everything, then reads the answers. In a transaction a pooler allows that, too: it closes a connection whose
+/// client left a transaction.
+async fn pipelined(
+    client: &Client,
+    begin: Option<&str>,
+    statements: &[Sql],
+    end: Option<&str>,
+    tables: &Tables,
+) -> Result<Answer, Refusal> {
+    let batch = |text| client.batch_execute(text).map_ok(|()| Answer { rows: Vec::new(), count: 0 }).boxed();
+    let statements = statements.iter().map(|sql| ask(client, sql, tables).boxed());
+    let mut sent: Vec<Sent<'_>> = begin.map(batch).into_iter().chain(statements).map(Sent::new).collect();
+    // The first poll of each sends it. One that fails at once was not sent: the end must not be sent either, because the
+    // server, which has refused nothing, would commit without that statement.
+    for statement in &mut sent {
+        statement.poll_once().await;
+        if let Some(Err(_)) = &statement.answer {
+            break;
+        }
+    }
+    let unsent = sent.iter().any(|statement| matches!(statement.answer, Some(Err(_))));
+    let mut ending = end.filter(|_| !unsent).map(batch).map(Sent::new);
+    if let Some(ending) = &mut ending {
+        ending.poll_once().await;
+    }
+    let mut last = Answer { rows: Vec::new(), count: 0 };
+    for statement in sent {
+        last = statement.answer().await.map_err(|error| match &ending {
+            Some(_) if error.as_db_error().is_none() => Refusal::End(error),
+            _ => Refusal::Statement(error),
+        })?;
+    }
+    if let Some(ending) = ending {
+        ending.answer().await.map_err(Refusal::End)?;
+    }
+    Ok(last)
+}
+
+/// A statement that is sent when it is polled first.
+struct Sent<'a> {
+    future: BoxFuture<'a, Result<Answer, Error>>,
+    answer: Option<Result<Answer, Error>>,
+}
+
+impl<'a> Sent<'a> {
+    fn new(future: BoxFuture<'a, Result<Answer, Error>>) -> Self {
+        Self { future, answer: None }
+    }
+
+    async fn poll_once(&mut self) {
+        if let Poll::Ready(answer) = poll!(&mut self.future) {
+            self.answer = Some(answer);
+        }
+    }
+
+    async fn answer(self) -> Result<Answer, Error> {
+        match self.answer {
+            Some(answer) => answer,
+            None => self.future.await,
+        }
     }
 }
 
 impl Drop for Transaction {
     fn drop(&mut self) {
         let Some(mut held) = self.held.take().filter(|_| !self.in_progress) else { return };
+        if !self.begun {
+            return held.clean();
+        }
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
         let turn = self.turn.take();
         runtime.spawn(async move {
-            let rolled_back = timeout(ANSWER, sqlx::raw_sql("ROLLBACK").execute(held.dirty())).await;
-            if matches!(rolled_back, Ok(Ok(_))) {
+            let rolled_back = match held.dirty() {
+                Ok(client) => timeout(ANSWER, client.batch_execute("ROLLBACK")).await,
+                Err(_) => return,
+            };
+            if matches!(rolled_back, Ok(Ok(()))) {
                 held.clean();
             }
             drop(held);

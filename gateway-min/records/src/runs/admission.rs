@@ -26,7 +26,7 @@ use super::{
 use crate::codec::{cut, object_text, time_text};
 use crate::db::{Flush, WriteTx};
 use crate::error::RecordsError;
-use crate::query::query;
+use crate::query::{Sql, query};
 
 /// The maximum number of runs that wait for one thread.
 pub const QUEUE_MAX: u32 = 100;
@@ -82,7 +82,12 @@ impl Runs {
                 admit(tx, row).await
             })
         });
-        admitted.await
+        let admitted = admitted.await?;
+        if let Admission::Admitted(run) | Admission::Queued(run) | Admission::Waiting { run, .. } = &admitted
+        {
+            db.threads_of_runs.add(&run.run_id, &run.thread_id);
+        }
+        Ok(admitted)
     }
 
     /// The run, if an admission with an [unknown outcome](RecordsError::InDoubt) stored it: read after that transaction,
@@ -95,6 +100,10 @@ impl Runs {
 
 async fn admit(tx: &mut WriteTx<'_>, row: RowToInsert<'_>) -> Result<Admission, RecordsError> {
     let run = row.run;
+    // The usual case first, in one round trip.
+    if let Some(row) = tx.fetch_and_commit(insertion(&row)).await? {
+        return Ok(Admission::Admitted(row));
+    }
     if let Some(key) = &run.idempotency_key {
         let sql = query("SELECT * FROM runs WHERE idempotency_key = $1").bind(key);
         if let Some(existing) = tx.fetch_optional(sql).await? {
@@ -105,6 +114,7 @@ async fn admit(tx: &mut WriteTx<'_>, row: RowToInsert<'_>) -> Result<Admission, 
     if tx.fetch_optional::<(String,)>(thread).await?.is_none() {
         return Err(RecordsError::thread_not_found(&run.thread_id));
     }
+    // Another process may have freed it meanwhile.
     match insert(tx, &row).await? {
         Some(run) => Ok(Admission::Admitted(run)),
         None => wait(tx, RowToInsert { waiting: true, ..row }).await,
@@ -132,7 +142,7 @@ async fn wait(tx: &mut WriteTx<'_>, row: RowToInsert<'_>) -> Result<Admission, R
         return Err(RecordsError::Conflict { thread_id: thread_id.clone(), holder: holder.operation_kind });
     };
 
-    let action = mark_cancelled(tx, &holder, action, row.now).await?;
+    let action = mark_cancelled(tx, &holder, action, row.now)?;
     let superseded: Vec<(String,)> = tx
         .fetch_all(
             query(
@@ -168,7 +178,7 @@ async fn waiting(tx: &mut WriteTx<'_>, thread_id: &str) -> Result<i64, RecordsEr
 }
 
 /// Requests the cancellation of `run` and returns its action: an earlier request takes precedence.
-pub(super) async fn mark_cancelled(
+pub(super) fn mark_cancelled(
     tx: &mut WriteTx<'_>,
     run: &RunRow,
     action: CancelAction,
@@ -183,8 +193,8 @@ pub(super) async fn mark_cancelled(
     }
     let sql =
         "UPDATE runs SET cancel_action = $2, cancel_requested_at = $3, updated_at = $3 WHERE run_id = $1";
-    tx.execute(query(sql).bind(&run.run_id).bind(action.as_str()).bind(time_text(now))).await?;
-    tx.announce(&run.run_id).await?;
+    tx.queue(query(sql).bind(&run.run_id).bind(action.as_str()).bind(time_text(now)))?;
+    tx.announce(&run.run_id);
     Ok(action)
 }
 
@@ -199,18 +209,20 @@ pub(super) struct RowToInsert<'a> {
     pub(super) lease: Option<&'a Lease>,
 }
 
-/// Inserts the row; `None` if a unique index forbids it.
-pub(super) async fn insert(
-    tx: &mut WriteTx<'_>,
-    row: &RowToInsert<'_>,
-) -> Result<Option<RunRow>, RecordsError> {
+/// Inserts the row; `None` if a unique index forbids it, or there is no thread for a run.
+async fn insert(tx: &mut WriteTx<'_>, row: &RowToInsert<'_>) -> Result<Option<RunRow>, RecordsError> {
+    tx.fetch_optional(insertion(row)).await
+}
+
+/// The statement that does so.
+pub(super) fn insertion(row: &RowToInsert<'_>) -> Sql {
     let run = row.run;
-    tx.fetch_optional(
-        query(
+    query(
             "INSERT INTO runs (run_id, thread_id, assistant_id, user_id, status, operation_kind, waiting, \
              idempotency_key, model_name, multitask_strategy, metadata_json, kwargs_json, first_human_message, \
              follow_up_to_run_id, owner_worker_id, lease_expires_at, created_at, updated_at) \
-             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $17) \
+             SELECT $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $17 \
+             WHERE $6 <> 'run' OR EXISTS (SELECT 1 FROM threads_meta WHERE thread_id = $2) \
              ON CONFLICT DO NOTHING RETURNING *",
         )
         .bind(&run.run_id)
@@ -229,7 +241,5 @@ pub(super) async fn insert(
         .bind(&run.follow_up_to_run_id)
         .bind(row.lease.map(|lease| lease.owner.as_str()))
         .bind(row.lease.map(|lease| time_text(row.now + lease.length)))
-        .bind(time_text(row.now)),
-    )
-    .await
+        .bind(time_text(row.now))
 }

@@ -9,6 +9,7 @@ use serde_json::Value;
 use super::Runs;
 use crate::codec::{Cells, time_text};
 use crate::error::RecordsError;
+use crate::failure::DatabaseError;
 use crate::query::{FromRow, Row, query};
 
 /// How long frames of ended runs are kept if their own process does not remove them.
@@ -28,7 +29,7 @@ pub struct FrameBatch {
 }
 
 impl FromRow for FrameBatch {
-    fn from_row(row: &Row<'_>) -> sqlx::Result<Self> {
+    fn from_row(row: &Row<'_>) -> Result<Self, DatabaseError> {
         let cells = Cells::new(row, "run_frames", &["run_id", "first_seq"]);
         Ok(Self {
             first_seq: cells.int("first_seq")?.unsigned_abs(),
@@ -48,7 +49,7 @@ impl Runs {
         let followed = self.db.write_of_run(run_id, move |tx| {
             Box::pin(async move {
                 if tx.execute(sql).await? > 0 {
-                    tx.announce(&id).await?;
+                    tx.announce(&id);
                 }
                 Ok(())
             })
@@ -79,9 +80,10 @@ impl Runs {
         let (remove, id) = (old.bind(run_id).bind(seq(keep_from)), run_id.to_owned());
         let appended = self.db.write(thread_id, move |tx| {
             Box::pin(async move {
-                tx.execute(insert).await?;
-                tx.execute(remove).await?;
-                tx.announce(&id).await
+                tx.queue(insert)?;
+                tx.queue(remove)?;
+                tx.announce(&id);
+                Ok(())
             })
         });
         appended.await

@@ -11,6 +11,7 @@ use chrono::TimeDelta;
 use super::Runs;
 use crate::codec::{Cells, time_text};
 use crate::error::RecordsError;
+use crate::failure::DatabaseError;
 use crate::query::{FromRow, Row};
 
 /// The terms on which a process owns its rows.
@@ -36,7 +37,7 @@ pub struct Noticed {
 }
 
 impl FromRow for Noticed {
-    fn from_row(row: &Row<'_>) -> sqlx::Result<Self> {
+    fn from_row(row: &Row<'_>) -> Result<Self, DatabaseError> {
         let cells = Cells::new(row, "runs", &["run_id"]);
         Ok(Self {
             run_id: cells.text("run_id")?,

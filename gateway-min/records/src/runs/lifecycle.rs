@@ -11,6 +11,7 @@ use crate::codec::{cut, object_text, time_text};
 use crate::db::WriteTx;
 use crate::error::RecordsError;
 use crate::executions::mark_counted;
+use crate::failure::DatabaseError;
 use crate::query::{Sql, query};
 use crate::threads::{DISPLAY_NAME_MAX_CHARS, ThreadStatus};
 
@@ -93,6 +94,26 @@ macro_rules! set_totals {
     };
 }
 
+/// The run `$1` can start.
+macro_rules! startable {
+    () => {
+        "run_id = $1 AND operation_kind = 'run' AND status = 'pending' AND NOT waiting AND cancel_action IS NULL"
+    };
+}
+
+/// The run `$1` can end, or be decided to end, with the status in this parameter: a cancelled run does not end as a
+/// success, unless that was decided before.
+macro_rules! endable {
+    ($status:literal) => {
+        concat!(
+            "run_id = $1 AND operation_kind = 'run' AND status IN ('pending', 'running') \
+             AND (cancel_action IS NULL OR decided_status IS NOT NULL OR ",
+            $status,
+            " <> 'success')"
+        )
+    };
+}
+
 impl Runs {
     /// Moves the run from `pending` to `running`, and its thread with it.
     ///
@@ -103,16 +124,29 @@ impl Runs {
         let db = self.db.unflushed();
         let started = db.write_of_run(run_id, move |tx| {
             Box::pin(async move {
+                let sql = || {
+                    let sql = concat!(
+                        "UPDATE runs SET status = 'running', updated_at = $2 WHERE ",
+                        startable!(),
+                        " RETURNING run_id"
+                    );
+                    query(sql).bind(&id).bind(&now)
+                };
+                let thread = || set_thread(THREAD_OF_STARTABLE, &id, ThreadStatus::Running, None, &now);
+                tx.queue(thread())?;
+                if tx.fetch_and_commit::<(String,)>(sql()).await?.is_some() {
+                    return Ok(StartOutcome::Started);
+                }
                 let run = existing(tx, &id).await?;
                 match (run.status, run.cancel_action) {
                     (RunStatus::Pending, Some(action)) => return Ok(StartOutcome::Cancelled(action)),
                     (RunStatus::Pending, None) if run.waiting => return Ok(StartOutcome::Waiting),
+                    // Another process has passed the thread on meanwhile.
                     (RunStatus::Pending, None) => {}
                     (status, _) => return Ok(StartOutcome::NotPending(status)),
                 }
-                let sql = query("UPDATE runs SET status = 'running', updated_at = $2 WHERE run_id = $1");
-                tx.execute(sql.bind(&id).bind(&now)).await?;
-                tx.execute(set_thread(&run, ThreadStatus::Running, None, &now)).await?;
+                tx.queue(thread())?;
+                tx.execute(sql()).await?;
                 Ok(StartOutcome::Started)
             })
         });
@@ -125,7 +159,7 @@ impl Runs {
             query(concat!(
                 "UPDATE runs SET updated_at = $2, ",
                 set_totals!(),
-                " WHERE run_id = $1 AND operation_kind = 'run' AND status = 'running'"
+                " WHERE run_id = $1 AND operation_kind = 'run' AND status = 'running' RETURNING run_id"
             ))
             .bind(run_id)
             .bind(time_text(self.db.clock.now())),
@@ -135,9 +169,12 @@ impl Runs {
         let counted = mark_counted(&self.db, run_id, &totals.executions);
         let changed = db.write_of_run(run_id, move |tx| {
             Box::pin(async move {
-                let changed = tx.execute(sql).await? == 1;
-                if let (true, Some(counted)) = (changed, counted) {
-                    tx.execute(counted).await?;
+                let Some(counted) = counted else {
+                    return Ok(tx.fetch_and_commit::<(String,)>(sql).await?.is_some());
+                };
+                let changed = tx.fetch_optional::<(String,)>(sql).await?.is_some();
+                if changed {
+                    tx.queue(counted)?;
                 }
                 Ok(changed)
             })
@@ -163,7 +200,7 @@ impl Runs {
                     RunStatus::Interrupted => return Ok(CancelOutcome::AlreadyInterrupted),
                     status => return Ok(CancelOutcome::AlreadyTerminal(status)),
                 }
-                mark_cancelled(tx, &run, action, now).await?;
+                mark_cancelled(tx, &run, action, now)?;
                 Ok(CancelOutcome::Accepted)
             })
         });
@@ -182,7 +219,9 @@ impl Runs {
             query(concat!(
                 "UPDATE runs SET updated_at = $2, ",
                 set_totals!(),
-                ", decided_status = $14, error = $15, stop_reason = $16 WHERE run_id = $1"
+                ", decided_status = $14, error = $15, stop_reason = $16 WHERE ",
+                endable!("$14"),
+                " RETURNING run_id"
             ))
             .bind(run_id)
             .bind(time_text(self.db.clock.now())),
@@ -190,21 +229,22 @@ impl Runs {
         );
         let sql = sql.bind(end.status.as_str()).bind(&end.error).bind(&end.stop_reason);
         let counted = mark_counted(&self.db, run_id, &end.totals.executions);
-        let (id, status) = (run_id.to_owned(), end.status);
+        let id = run_id.to_owned();
         let db = self.db.unflushed();
         let decided = db.write_of_run(run_id, move |tx| {
             Box::pin(async move {
-                let run = existing(tx, &id).await?;
-                match run.cancel_action {
-                    _ if !run.status.is_active() => return Ok(DecideOutcome::AlreadyTerminal(run.status)),
-                    Some(action) if status == RunStatus::Success && run.decided_status.is_none() => {
-                        return Ok(DecideOutcome::CancelRequested(action));
-                    }
-                    _ => {}
+                let decided: Option<(String,)> = match &counted {
+                    None => tx.fetch_and_commit(sql).await?,
+                    Some(_) => tx.fetch_optional(sql).await?,
+                };
+                if decided.is_none() {
+                    return Ok(match refusal(tx, &id).await? {
+                        Refusal::Cancelled(action) => DecideOutcome::CancelRequested(action),
+                        Refusal::Terminal(status) => DecideOutcome::AlreadyTerminal(status),
+                    });
                 }
-                tx.execute(sql).await?;
                 if let Some(counted) = counted {
-                    tx.execute(counted).await?;
+                    tx.queue(counted)?;
                 }
                 Ok(DecideOutcome::Decided)
             })
@@ -225,7 +265,9 @@ impl Runs {
             query(concat!(
                 "UPDATE runs SET updated_at = $2, ",
                 set_totals!(),
-                ", status = $14, error = $15, stop_reason = $16, waiting = FALSE WHERE run_id = $1"
+                ", status = $14, error = $15, stop_reason = $16, waiting = FALSE WHERE ",
+                endable!("$14"),
+                " RETURNING thread_id"
             ))
             .bind(run_id)
             .bind(&now),
@@ -233,30 +275,48 @@ impl Runs {
         );
         let sql = sql.bind(end.status.as_str()).bind(&end.error).bind(&end.stop_reason);
         let counted = mark_counted(&self.db, run_id, &end.totals.executions);
-        let (id, status, display_name) = (run_id.to_owned(), end.status, end.display_name.clone());
+        let display_name = end.display_name.as_deref();
+        let thread =
+            set_thread(THREAD_OF_ENDABLE, run_id, ThreadStatus::after(end.status), display_name, &now);
+        let thread = thread.bind(end.status.as_str());
+        let id = run_id.to_owned();
         let finished = self.db.write_of_run(run_id, move |tx| {
             Box::pin(async move {
-                let run = existing(tx, &id).await?;
-                match run.cancel_action {
-                    _ if !run.status.is_active() => return Ok(FinishOutcome::AlreadyTerminal(run.status)),
-                    Some(action) if status == RunStatus::Success && run.decided_status.is_none() => {
-                        return Ok(FinishOutcome::CancelRequested(action));
-                    }
-                    _ => {}
-                }
-                tx.execute(sql).await?;
+                tx.queue(thread)?;
+                let Some((thread_id,)) = tx.fetch_optional::<(String,)>(sql).await? else {
+                    return Ok(match refusal(tx, &id).await? {
+                        Refusal::Cancelled(action) => FinishOutcome::CancelRequested(action),
+                        Refusal::Terminal(status) => FinishOutcome::AlreadyTerminal(status),
+                    });
+                };
                 if let Some(counted) = counted {
-                    tx.execute(counted).await?;
+                    tx.queue(counted)?;
                 }
-                if run.status == RunStatus::Running {
-                    let display_name = display_name.as_deref();
-                    tx.execute(set_thread(&run, ThreadStatus::after(status), display_name, &now)).await?;
-                }
-                let promoted = promote_waiting(tx, &run.thread_id, &now).await?;
-                Ok(FinishOutcome::Finished { promoted })
+                let promoted: Option<(String,)> = tx.fetch_and_commit(promotion(&thread_id, &now)).await?;
+                Ok(FinishOutcome::Finished { promoted: promoted.map(|(run_id,)| run_id) })
             })
         });
-        finished.await
+        let finished = finished.await;
+        if finished.is_ok() {
+            self.db.threads_of_runs.remove(run_id);
+        }
+        finished
+    }
+}
+
+/// Why a run cannot end as it should.
+enum Refusal {
+    Cancelled(CancelAction),
+    Terminal(RunStatus),
+}
+
+/// Why the row did not change, although it may do so in [`endable`]'s states.
+async fn refusal(tx: &mut WriteTx<'_>, run_id: &str) -> Result<Refusal, RecordsError> {
+    let run = existing(tx, run_id).await?;
+    match run.cancel_action {
+        _ if !run.status.is_active() => Ok(Refusal::Terminal(run.status)),
+        Some(action) => Ok(Refusal::Cancelled(action)),
+        None => Err(DatabaseError::Internal(format!("run {run_id} changed meanwhile; try again")).into()),
     }
 }
 
@@ -277,12 +337,26 @@ async fn existing(tx: &mut WriteTx<'_>, run_id: &str) -> Result<RunRow, RecordsE
     run(tx, run_id).await?.ok_or_else(|| RecordsError::run_not_found(run_id))
 }
 
-/// The statement that sets the status of a run's thread, and its title, unless that stays.
-fn set_thread(run: &RunRow, status: ThreadStatus, display_name: Option<&str>, now: &str) -> Sql {
-    let sql = "UPDATE threads_meta SET status = $2, display_name = COALESCE($3, display_name), updated_at = $4 \
-               WHERE thread_id = $1";
-    query(sql)
-        .bind(&run.thread_id)
+/// The thread of the run `$1`, if that can start.
+const THREAD_OF_STARTABLE: &str = concat!("(SELECT thread_id FROM runs WHERE ", startable!(), ")");
+/// The thread of the run `$1`, if that has worked on it and can end with the status `$5`.
+const THREAD_OF_ENDABLE: &str =
+    concat!("(SELECT thread_id FROM runs WHERE status = 'running' AND ", endable!("$5"), ")");
+
+/// The statement that sets the status of this thread, and its title, unless that stays.
+fn set_thread(
+    thread: &str,
+    run_id: &str,
+    status: ThreadStatus,
+    display_name: Option<&str>,
+    now: &str,
+) -> Sql {
+    let text = format!(
+        "UPDATE threads_meta SET status = $2, display_name = COALESCE($3, display_name), updated_at = $4 \
+         WHERE thread_id = {thread}"
+    );
+    Sql { text: text.into(), values: Vec::new() }
+        .bind(run_id)
         .bind(status.as_str())
         .bind(display_name.map(|name| cut(name, DISPLAY_NAME_MAX_CHARS)))
         .bind(now)
@@ -294,12 +368,17 @@ pub(super) async fn promote_waiting(
     thread_id: &str,
     now: &str,
 ) -> Result<Option<String>, RecordsError> {
+    let promoted: Option<(String,)> = tx.fetch_optional(promotion(thread_id, now)).await?;
+    Ok(promoted.map(|(run_id,)| run_id))
+}
+
+/// The statement that does so, and returns the id of the run.
+pub(super) fn promotion(thread_id: &str, now: &str) -> Sql {
     let sql = "UPDATE runs SET waiting = FALSE, updated_at = $2 WHERE run_id = \
                (SELECT run_id FROM runs WHERE thread_id = $1 AND waiting ORDER BY admission_seq LIMIT 1) \
                AND NOT EXISTS (SELECT 1 FROM runs WHERE thread_id = $1 AND status IN ('pending', 'running') \
                AND NOT waiting) RETURNING run_id";
-    let promoted: Option<(String,)> = tx.fetch_optional(query(sql).bind(thread_id).bind(now)).await?;
-    Ok(promoted.map(|(run_id,)| run_id))
+    query(sql).bind(thread_id).bind(now)
 }
 
 fn bind_totals(sql: Sql, totals: &RunTotals) -> Sql {

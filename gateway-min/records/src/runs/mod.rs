@@ -28,6 +28,7 @@ use super::codec::{Cells, JsonObject, name_enum, page_offset};
 use super::db::Db;
 use super::error::RecordsError;
 use super::query::{FromRow, Row, query};
+use crate::failure::DatabaseError;
 
 /// The maximum length of [`RunTotals::first_human_message`] and [`RunTotals::last_ai_message`] in characters; longer
 /// texts are truncated.
@@ -228,7 +229,7 @@ impl RunRow {
 }
 
 impl FromRow for RunRow {
-    fn from_row(row: &Row<'_>) -> sqlx::Result<Self> {
+    fn from_row(row: &Row<'_>) -> Result<Self, DatabaseError> {
         let cells = Cells::new(row, "runs", &["run_id"]);
         Ok(Self {
             run_id: cells.text("run_id")?,

@@ -2,8 +2,8 @@
 
 use uuid::Uuid;
 
-use super::admission::{RowToInsert, insert};
-use super::lifecycle::promote_waiting;
+use super::admission::{RowToInsert, insertion};
+use super::lifecycle::promotion;
 use super::{MultitaskStrategy, NewRun, OperationKind, RunRow, RunStatus, Runs, SELECT_HOLDER};
 use crate::codec::time_text;
 use crate::db::detached;
@@ -72,7 +72,7 @@ impl Reservation {
     /// Releases the thread, to the first waiting run if there is one. After an error, or if the future is dropped,
     /// another attempt is made in the background.
     pub async fn release(mut self) -> Result<(), RecordsError> {
-        delete_row(&self.runs, &self.row_id).await?;
+        delete_row(&self.runs, &self.thread_id, &self.row_id).await?;
         self.held = false;
         Ok(())
     }
@@ -96,7 +96,7 @@ impl Drop for Reservation {
         if let (true, Ok(runtime)) = (self.held, tokio::runtime::Handle::try_current()) {
             let (runs, row_id, thread_id) = (self.runs.clone(), self.row_id.clone(), self.thread_id.clone());
             runtime.spawn(async move {
-                if let Err(error) = delete_row(&runs, &row_id).await {
+                if let Err(error) = delete_row(&runs, &thread_id, &row_id).await {
                     tracing::error!(%thread_id, %error, "a thread stays reserved until its lease expires or the next start");
                 }
             });
@@ -104,18 +104,14 @@ impl Drop for Reservation {
     }
 }
 
-async fn delete_row(runs: &Runs, row_id: &str) -> Result<(), RecordsError> {
-    let now = time_text(runs.db.clock.now());
-    let sql = "DELETE FROM runs WHERE run_id = $1 AND operation_kind <> 'run' RETURNING thread_id";
-    let sql = query(sql).bind(row_id);
+async fn delete_row(runs: &Runs, thread_id: &str, row_id: &str) -> Result<(), RecordsError> {
+    let sql = query("DELETE FROM runs WHERE run_id = $1 AND operation_kind <> 'run'").bind(row_id);
+    let promotion = promotion(thread_id, &time_text(runs.db.clock.now()));
     let db = runs.db.unflushed();
-    let deleted = db.write_of_run(row_id, move |tx| {
+    let deleted = db.write(thread_id, move |tx| {
         Box::pin(async move {
-            let freed: Option<(String,)> = tx.fetch_optional(sql).await?;
-            if let Some((thread_id,)) = freed {
-                promote_waiting(tx, &thread_id, &now).await?;
-            }
-            Ok(())
+            tx.queue(sql)?;
+            tx.queue(promotion)
         })
     });
     deleted.await
@@ -153,11 +149,15 @@ async fn reserve(runs: Runs, thread_id: String, kind: WriterKind) -> Result<Rese
                 now,
                 lease: lease.as_deref(),
             };
-            if insert(tx, &row).await?.is_some() {
+            if tx.fetch_and_commit::<RunRow>(insertion(&row)).await?.is_some() {
                 return Ok(());
             }
             let sql = query(SELECT_HOLDER).bind(&run.thread_id);
             let holder: Option<RunRow> = tx.fetch_optional(sql).await?;
+            // Another process may have freed it meanwhile.
+            if holder.is_none() && tx.fetch_optional::<RunRow>(insertion(&row)).await?.is_some() {
+                return Ok(());
+            }
             let (thread_id, run_id) = (run.thread_id.clone(), run.run_id.clone());
             Err(match holder {
                 Some(holder) => RecordsError::Conflict { thread_id, holder: holder.operation_kind },

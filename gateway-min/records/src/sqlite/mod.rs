@@ -7,18 +7,16 @@
 mod readers;
 mod writer;
 
-use std::error::Error;
-use std::fmt;
 use std::path::Path;
 use std::time::Duration;
 
 use rusqlite::types::{ToSqlOutput, Value as Stored};
 use rusqlite::{Connection, OpenFlags, ToSql};
-use sqlx::error::{DatabaseError, ErrorKind};
 
 pub(super) use self::readers::Readers;
 pub(super) use self::writer::{Answer, Committed, Writer};
 use super::error::RecordsError;
+use super::failure::{DatabaseError, SqliteFailure};
 use super::query::{Builder, FromRow, Row, Sql, Value};
 
 /// The oldest library whose WAL mode is safe: earlier ones can lose commits when a WAL file is reset while another
@@ -37,37 +35,37 @@ const STATEMENTS: usize = 128;
 const LOG_PAGES: u32 = 4_000;
 
 /// The connection that writes to the file, which is created with its directory if missing. Blocks.
-pub(super) fn open_writer(path: &Path) -> Result<Connection, sqlx::Error> {
+pub(super) fn open_writer(path: &Path) -> Result<Connection, DatabaseError> {
     if let Some(directory) = path.parent() {
         threadkeep_files::create_private_dir(directory)?;
     }
     let connection = open(path, OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE)?;
     let settings = format!("PRAGMA journal_mode = WAL; PRAGMA wal_autocheckpoint = {LOG_PAGES}");
-    connection.execute_batch(&settings).map_err(failed)?;
+    connection.execute_batch(&settings)?;
     Ok(connection)
 }
 
 /// A read-only connection to the file.
-fn open_reader(path: &Path) -> Result<Connection, sqlx::Error> {
+fn open_reader(path: &Path) -> Result<Connection, DatabaseError> {
     let connection = open(path, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
-    connection.pragma_update(None, "query_only", true).map_err(failed)?;
+    connection.pragma_update(None, "query_only", true)?;
     Ok(connection)
 }
 
-fn open(path: &Path, flags: OpenFlags) -> Result<Connection, sqlx::Error> {
+fn open(path: &Path, flags: OpenFlags) -> Result<Connection, DatabaseError> {
     let connection = Connection::open_with_flags(path, flags | OpenFlags::SQLITE_OPEN_NO_MUTEX);
-    prepare(connection.map_err(failed)?)
+    prepare(connection?)
 }
 
 /// A private database in memory.
-pub(super) fn open_memory() -> Result<Connection, sqlx::Error> {
-    prepare(Connection::open_in_memory().map_err(failed)?)
+pub(super) fn open_memory() -> Result<Connection, DatabaseError> {
+    prepare(Connection::open_in_memory()?)
 }
 
-fn prepare(connection: Connection) -> Result<Connection, sqlx::Error> {
+fn prepare(connection: Connection) -> Result<Connection, DatabaseError> {
     connection.set_prepared_statement_cache_capacity(STATEMENTS);
-    connection.busy_timeout(BUSY_TIMEOUT).map_err(failed)?;
-    connection.pragma_update(None, "foreign_keys", true).map_err(failed)?;
+    connection.busy_timeout(BUSY_TIMEOUT)?;
+    connection.pragma_update(None, "foreign_keys", true)?;
     Ok(connection)
 }
 
@@ -87,7 +85,7 @@ fn check_version(found: &str) -> Result<(), RecordsError> {
 }
 
 /// Runs a statement; returns the number of changed rows.
-pub(super) fn execute(connection: &Connection, sql: &Sql) -> Result<u64, sqlx::Error> {
+pub(super) fn execute(connection: &Connection, sql: &Sql) -> Result<u64, DatabaseError> {
     let before = connection.total_changes();
     each(connection, sql, |_| Ok(false))?;
     Ok(connection.total_changes() - before)
@@ -97,7 +95,7 @@ pub(super) fn execute(connection: &Connection, sql: &Sql) -> Result<u64, sqlx::E
 pub(super) fn fetch_optional<T: FromRow>(
     connection: &Connection,
     sql: &Sql,
-) -> Result<Option<T>, sqlx::Error> {
+) -> Result<Option<T>, DatabaseError> {
     let mut found = None;
     each(connection, sql, |row| {
         found = Some(T::from_row(row)?);
@@ -107,7 +105,7 @@ pub(super) fn fetch_optional<T: FromRow>(
 }
 
 /// All rows of a query.
-pub(super) fn fetch_all<T: FromRow>(connection: &Connection, sql: &Sql) -> Result<Vec<T>, sqlx::Error> {
+pub(super) fn fetch_all<T: FromRow>(connection: &Connection, sql: &Sql) -> Result<Vec<T>, DatabaseError> {
     let mut found = Vec::new();
     each(connection, sql, |row| {
         found.push(T::from_row(row)?);
@@ -120,18 +118,19 @@ pub(super) fn fetch_all<T: FromRow>(connection: &Connection, sql: &Sql) -> Resul
 fn each(
     connection: &Connection,
     sql: &Sql,
-    mut read: impl FnMut(&Row<'_>) -> Result<bool, sqlx::Error>,
-) -> Result<(), sqlx::Error> {
-    let mut statement = connection.prepare_cached(&sql.text).map_err(failed)?;
+    mut read: impl FnMut(&Row<'_>) -> Result<bool, DatabaseError>,
+) -> Result<(), DatabaseError> {
+    let mut statement = connection.prepare_cached(&sql.text)?;
     // `$2` is a name to SQLite, which numbers names by their first use.
     for place in 1..=statement.parameter_count() {
         let number = statement.parameter_name(place).and_then(|name| name.strip_prefix('$')?.parse().ok());
         let value = number.and_then(|number: usize| sql.values.get(number.checked_sub(1)?));
-        let value = value.ok_or_else(|| sqlx::Error::Protocol(format!("parameter {place} has no value")))?;
-        statement.raw_bind_parameter(place, value).map_err(failed)?;
+        let value =
+            value.ok_or_else(|| DatabaseError::Internal(format!("parameter {place} has no value")))?;
+        statement.raw_bind_parameter(place, value)?;
     }
     let mut rows = statement.raw_query();
-    while let Some(row) = rows.next().map_err(failed)? {
+    while let Some(row) = rows.next()? {
         if !read(&Row::Sqlite(row))? {
             // A statement that changes rows has changed all of them when it returns the first one.
             break;
@@ -153,66 +152,12 @@ impl ToSql for Value {
     }
 }
 
-/// An error of SQLite, in the form of the errors of the other database.
-#[derive(Debug, Clone)]
-pub(super) struct Failure {
-    message: String,
-    code: Option<i32>,
-}
-
-impl fmt::Display for Failure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.message)
-    }
-}
-
-impl Error for Failure {}
-
-impl DatabaseError for Failure {
-    fn message(&self) -> &str {
-        &self.message
-    }
-
-    fn as_error(&self) -> &(dyn Error + Send + Sync + 'static) {
-        self
-    }
-
-    fn as_error_mut(&mut self) -> &mut (dyn Error + Send + Sync + 'static) {
-        self
-    }
-
-    fn into_error(self: Box<Self>) -> Box<dyn Error + Send + Sync + 'static> {
-        self
-    }
-
-    fn kind(&self) -> ErrorKind {
-        ErrorKind::Other
-    }
-}
-
-impl From<rusqlite::Error> for Failure {
-    fn from(error: rusqlite::Error) -> Self {
-        let code = error.sqlite_error().map(|error| error.extended_code);
-        let message = match code {
-            Some(code) => format!("(code: {code}) {error}"),
-            None => error.to_string(),
-        };
-        Self { message, code }
-    }
-}
-
-pub(super) fn failed(error: rusqlite::Error) -> sqlx::Error {
-    Failure::from(error).into()
-}
-
 /// Whether SQLite reports that the file is damaged or not a database.
-pub(super) fn is_corruption(error: &dyn DatabaseError) -> bool {
+pub(super) fn is_corruption(failure: &SqliteFailure) -> bool {
     const CORRUPT: i32 = 11;
     const NOT_A_DATABASE: i32 = 26;
-    let failure = error.try_downcast_ref::<Failure>();
     // The low byte is the kind of error, the rest its details.
-    let kind = failure.and_then(|failure| failure.code).map(|code| code & 0xff);
-    matches!(kind, Some(CORRUPT | NOT_A_DATABASE))
+    matches!(failure.code().map(|code| code & 0xff), Some(CORRUPT | NOT_A_DATABASE))
 }
 
 /// The SQL around the list in "column is one of these texts".

@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use crate::failure::DatabaseError;
 use rusqlite::Connection;
 use tokio::sync::Semaphore;
 
@@ -26,9 +27,12 @@ impl Shared {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn read<T>(&self, read: impl FnOnce(&Connection) -> Result<T, sqlx::Error>) -> Result<T, sqlx::Error> {
+    fn read<T>(
+        &self,
+        read: impl FnOnce(&Connection) -> Result<T, DatabaseError>,
+    ) -> Result<T, DatabaseError> {
         // Each of `places` has a connection, unless they are closed.
-        let connection = self.lock().pop().ok_or(sqlx::Error::PoolClosed)?;
+        let connection = self.lock().pop().ok_or(DatabaseError::Closed)?;
         let result = read(&connection);
         self.lock().push(connection);
         result
@@ -37,7 +41,7 @@ impl Shared {
 
 impl Readers {
     /// Opens the connections. Blocks.
-    pub(crate) fn open(path: &Path) -> Result<Self, sqlx::Error> {
+    pub(crate) fn open(path: &Path) -> Result<Self, DatabaseError> {
         let idle = (0..COUNT).map(|_| super::open_reader(path)).collect::<Result<_, _>>()?;
         let shared = Shared { idle: Mutex::new(idle), places: Arc::new(Semaphore::new(COUNT as usize)) };
         Ok(Self { shared: Arc::new(shared) })
@@ -46,25 +50,25 @@ impl Readers {
     /// Reads a row by its key, in place: that takes less than handing it to another thread.
     pub(crate) async fn row<T>(
         &self,
-        read: impl FnOnce(&Connection) -> Result<T, sqlx::Error>,
-    ) -> Result<T, sqlx::Error> {
-        let _place = self.shared.places.acquire().await.map_err(|_| sqlx::Error::PoolClosed)?;
+        read: impl FnOnce(&Connection) -> Result<T, DatabaseError>,
+    ) -> Result<T, DatabaseError> {
+        let _place = self.shared.places.acquire().await.map_err(|_| DatabaseError::Closed)?;
         self.shared.read(read)
     }
 
     /// Reads any number of rows, off the reactor.
     pub(crate) async fn rows<T: Send + 'static>(
         &self,
-        read: impl FnOnce(&Connection) -> Result<T, sqlx::Error> + Send + 'static,
-    ) -> Result<T, sqlx::Error> {
+        read: impl FnOnce(&Connection) -> Result<T, DatabaseError> + Send + 'static,
+    ) -> Result<T, DatabaseError> {
         let shared = Arc::clone(&self.shared);
-        let place = Arc::clone(&shared.places).acquire_owned().await.map_err(|_| sqlx::Error::PoolClosed)?;
+        let place = Arc::clone(&shared.places).acquire_owned().await.map_err(|_| DatabaseError::Closed)?;
         let reading = tokio::task::spawn_blocking(move || {
             // Also if the caller stops waiting: the connection is in use until the end.
             let _place = place;
             shared.read(read)
         });
-        reading.await.map_err(|error| sqlx::Error::Io(error.into()))?
+        reading.await.map_err(|error| DatabaseError::Io(error.into()))?
     }
 
     /// Waits for running reads and closes the connections.

@@ -14,9 +14,9 @@ use std::sync::Arc;
 use rusqlite::Connection;
 use tokio::sync::{mpsc, oneshot};
 
-use super::Failure;
 use crate::db::{Commits, Flush};
 use crate::error::RecordsError;
+use crate::failure::{DatabaseError, SqliteFailure as Failure};
 
 /// Transactions that may wait; further callers wait for a place in the queue.
 const QUEUE: usize = 1024;
@@ -43,7 +43,7 @@ impl Committed {
     pub(crate) fn result(self) -> Result<(), RecordsError> {
         match self {
             Self::Yes => Ok(()),
-            Self::No(failure) => Err(sqlx::Error::from(failure).into()),
+            Self::No(failure) => Err(DatabaseError::from(failure).into()),
             Self::InDoubt(failure) => Err(RecordsError::InDoubt { cause: failure.into() }),
         }
     }
@@ -72,7 +72,7 @@ pub(crate) struct Writer {
 
 impl Writer {
     /// Starts the thread.
-    pub(crate) fn start(connection: Connection, commits: Arc<Commits>) -> Result<Self, sqlx::Error> {
+    pub(crate) fn start(connection: Connection, commits: Arc<Commits>) -> Result<Self, DatabaseError> {
         let (queue, messages) = mpsc::channel(QUEUE);
         let thread = Thread { connection, messages, commits, flush: None, unflushed: true };
         std::thread::Builder::new().name("threadkeep-records".to_owned()).spawn(move || thread.run())?;
@@ -84,9 +84,9 @@ impl Writer {
         &self,
         flush: Flush,
         work: impl FnOnce(Result<&mut Connection, Failure>) -> Answer + Send + 'static,
-    ) -> Result<(), sqlx::Error> {
+    ) -> Result<(), DatabaseError> {
         let sent = self.queue.send(Message::Work(flush, Box::new(work))).await;
-        sent.map_err(|_| sqlx::Error::PoolClosed)
+        sent.map_err(|_| DatabaseError::Closed)
     }
 
     /// How much waits.
@@ -216,7 +216,7 @@ impl Thread {
             if self.connection.is_autocommit() {
                 // Some errors, as that of a full disk, roll the whole transaction back.
                 let lost = "the transaction was rolled back because of another's error".to_owned();
-                let lost = Failure { message: lost, code: None };
+                let lost = Failure::new(lost);
                 if changed {
                     return Err(lost);
                 }

@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use serde_json::{Value, json};
-use sqlx::AssertSqlSafe;
 use tempfile::TempDir;
 use threadkeep_testing::Database;
 use tokio::sync::OnceCell;
@@ -94,7 +93,7 @@ impl Location {
 
     fn target(&self) -> PostgresTarget {
         let Self::Schema { url, name, .. } = self else { panic!("not in Postgres") };
-        PostgresTarget::parse(url, name, 5).unwrap()
+        PostgresTarget::new(url, name, 5).unwrap()
     }
 
     /// Its name in errors.
@@ -110,9 +109,8 @@ impl Location {
     /// Runs SQL on Postgres; `{s}` is the schema.
     pub(super) async fn execute(&self, sql: &str) {
         let Self::Schema { name, .. } = self else { panic!("not in Postgres") };
-        let mut connection = self.target().open().await.unwrap();
-        let sql = AssertSqlSafe(sql.replace("{s}", &format!("\"{}\"", name.replace('"', "\"\""))));
-        sqlx::raw_sql(sql).execute(&mut connection).await.unwrap();
+        let sql = sql.replace("{s}", &format!("\"{}\"", name.replace('"', "\"\"")));
+        self.target().open().await.unwrap().batch_execute(&sql).await.unwrap();
     }
 }
 

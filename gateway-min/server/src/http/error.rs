@@ -326,8 +326,8 @@ mod tests {
         assert_eq!((status, body.as_str()), (503, r#"{"detail":"Failed to get thread state"}"#));
         assert!(log.contains("connection refused"), "{log}");
         for away in [
-            RecordsError::Unavailable { cause: sqlx::Error::PoolTimedOut },
-            RecordsError::InDoubt { cause: sqlx::Error::PoolTimedOut },
+            RecordsError::Unavailable { cause: threadkeep_records::DatabaseError::Busy },
+            RecordsError::InDoubt { cause: threadkeep_records::DatabaseError::Busy },
         ] {
             let response = ApiError::internal("Failed to create run", &away).into_response();
             assert_eq!(response.status(), 503);

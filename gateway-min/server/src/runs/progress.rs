@@ -81,7 +81,11 @@ mod tests {
             async move {
                 seen.0.lock().unwrap().push((start.elapsed().as_secs(), totals.total_tokens));
                 sleep(takes).await;
-                if fails { Err(RecordsError::Unavailable { cause: sqlx::Error::PoolClosed }) } else { Ok(()) }
+                if fails {
+                    Err(RecordsError::Unavailable { cause: threadkeep_records::DatabaseError::Closed })
+                } else {
+                    Ok(())
+                }
             }
         };
         tokio::select! {

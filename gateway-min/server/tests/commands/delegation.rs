@@ -6,7 +6,6 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use serde_json::{Value as Json, json};
-use sqlx::Connection as _;
 use tempfile::TempDir;
 
 use super::chat::{chat, in_mode};
@@ -94,15 +93,11 @@ fn stopped(dir: &TempDir, record: &Path, asked: usize, signal: &str) -> (i32, Ve
 
 /// Status, attempt and error of each execution in the records.
 fn executions(dir: &TempDir) -> Vec<(String, i64, Option<String>)> {
-    let url = format!("sqlite:{}", dir.path().join("state/data/gateway.db").display());
-    let rows = async {
-        let mut records = sqlx::SqliteConnection::connect(&url).await.unwrap();
-        let sql = "SELECT status, attempt, error FROM executions ORDER BY tool_call_id";
-        let rows = sqlx::query_as(sql).fetch_all(&mut records).await.unwrap();
-        records.close().await.unwrap();
-        rows
-    };
-    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(rows)
+    let records = rusqlite::Connection::open(dir.path().join("state/data/gateway.db")).unwrap();
+    let mut rows =
+        records.prepare("SELECT status, attempt, error FROM executions ORDER BY tool_call_id").unwrap();
+    let row = |row: &rusqlite::Row<'_>| Ok((row.get(0)?, row.get(1)?, row.get(2)?));
+    rows.query_map([], row).unwrap().map(Result::unwrap).collect()
 }
 
 #[test]

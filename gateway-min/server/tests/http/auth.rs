@@ -285,9 +285,9 @@ async fn switching_authentication_on_keeps_each_thread_with_its_owner() {
     assert_eq!(gateway.get("/api/threads/mine").await.status, 200, "read at start only");
     let gateway = gateway
         .reopen_after("full", |data| async move {
-            let mut db = crate::support::connect(&data.join("gateway.db")).await;
+            let db = crate::support::connect(&data.join("gateway.db"));
             let sql = "UPDATE threads_meta SET user_id = NULL WHERE thread_id = 'shared'";
-            sqlx::query(sql).execute(&mut db).await.unwrap();
+            db.execute_batch(sql).unwrap();
         })
         .await;
     let keys = KeyFile::new(&gateway.data().parent().unwrap().join("api-keys.json"));
@@ -327,8 +327,8 @@ async fn an_idempotency_key_is_its_users() {
     gateway.reconfigure(|setup| setup.sections["auth"] = json!({"enabled": true}));
     let gateway = gateway
         .reopen_after("full", |data| async move {
-            let mut db = crate::support::connect(&data.join("gateway.db")).await;
-            sqlx::query("UPDATE threads_meta SET user_id = NULL").execute(&mut db).await.unwrap();
+            let db = crate::support::connect(&data.join("gateway.db"));
+            db.execute_batch("UPDATE threads_meta SET user_id = NULL").unwrap();
         })
         .await;
     let keys = KeyFile::new(&gateway.data().parent().unwrap().join("api-keys.json"));

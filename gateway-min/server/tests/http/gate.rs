@@ -67,8 +67,8 @@ async fn a_thread_without_a_record_is_gated_too() {
     let (gateway, _) = mismatching("sqlite").await;
     let gateway = gateway
         .reopen_after("full", |data| async move {
-            let mut db = crate::support::connect(&data.join("gateway.db")).await;
-            sqlx::query("DELETE FROM threads_meta WHERE thread_id = 't'").execute(&mut db).await.unwrap();
+            let db = crate::support::connect(&data.join("gateway.db"));
+            db.execute_batch("DELETE FROM threads_meta WHERE thread_id = 't'").unwrap();
         })
         .await;
     gateway.get("/api/threads/t").await.refused(409, MISMATCH);

@@ -372,10 +372,10 @@ async fn the_duration_of_a_failed_run_comes_from_its_record() {
         let failed = run.clone();
         let gateway = gateway
             .reopen_after(mode, |data| async move {
-                let mut db = connect(&data.join("gateway.db")).await;
+                let db = connect(&data.join("gateway.db"));
                 let times = "created_at = '2026-01-01T00:00:00.600000+00:00', updated_at = '2026-01-01T00:01:15.500000+00:00'";
                 let sql = format!("UPDATE runs SET {times} WHERE run_id = $1");
-                sqlx::query(sqlx::AssertSqlSafe(sql)).bind(failed).execute(&mut db).await.unwrap();
+                assert_eq!(db.execute(&sql, [failed]).unwrap(), 1);
             })
             .await;
         let entry = page(&gateway, json!({"limit": 1})).await.remove(0);

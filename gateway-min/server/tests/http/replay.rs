@@ -222,9 +222,9 @@ async fn only_successful_runs_are_edited() {
         let run = said[2]["additional_kwargs"]["run_id"].as_str().unwrap().to_owned();
         let gateway = gateway
             .reopen_after(mode, |data| async move {
-                let mut db = crate::support::connect(&data.join("gateway.db")).await;
-                let sql = sqlx::query("UPDATE runs SET status = 'error' WHERE run_id = $1");
-                sql.bind(run).execute(&mut db).await.unwrap();
+                let db = crate::support::connect(&data.join("gateway.db"));
+                let sql = "UPDATE runs SET status = 'error' WHERE run_id = $1";
+                assert_eq!(db.execute(sql, [run]).unwrap(), 1);
             })
             .await;
         let text = "Only successful assistant runs can be edited and rerun";
@@ -246,9 +246,9 @@ async fn a_lost_ancestor_is_told_and_not_replaced_by_a_guess() {
         let lost: Uuid = id(next).parse().unwrap();
         let gateway = gateway
             .reopen_after(mode, |data| async move {
-                let mut db = crate::support::connect(&data.join("checkpoints.db")).await;
-                let sql = sqlx::query("DELETE FROM checkpoint WHERE id = $1").bind(lost.as_bytes().to_vec());
-                assert_eq!(sql.execute(&mut db).await.unwrap().rows_affected(), 1);
+                let db = crate::support::connect(&data.join("checkpoints.db"));
+                let sql = "DELETE FROM checkpoint WHERE id = $1";
+                assert_eq!(db.execute(sql, [lost.as_bytes().to_vec()]).unwrap(), 1);
             })
             .await;
         let text = "Could not safely resolve the checkpoint before the target user message";

@@ -2,7 +2,6 @@
 
 use axum::http::Method;
 use serde_json::{Value, json};
-use sqlx::AssertSqlSafe;
 use threadkeep_agent::model::scripted::gate;
 
 use crate::support::{Gateway, MODES, Setup, connect};
@@ -139,11 +138,11 @@ async fn a_feed_that_cannot_be_written_does_not_keep_a_run_from_its_end() {
         gateway.create("t").await;
         let run = gateway.start_run("t", "wait").await;
         gate(name).reached().await;
-        let mut db = connect(&gateway.data().join("gateway.db")).await;
+        let db = connect(&gateway.data().join("gateway.db"));
         let sql = format!(
             "CREATE TRIGGER refuse BEFORE INSERT ON run_events WHEN {refused} BEGIN SELECT RAISE(ABORT, 'full'); END"
         );
-        sqlx::query(AssertSqlSafe(sql)).execute(&mut db).await.unwrap();
+        db.execute_batch(&sql).unwrap();
         gate(name).open();
         gateway.join("t", &run).await;
         let record = gateway.run("t", &run).await;
@@ -153,7 +152,7 @@ async fn a_feed_that_cannot_be_written_does_not_keep_a_run_from_its_end() {
         assert!(!types.contains(&"run.delivery"), "{types:?}");
         assert_eq!(types.contains(&"run.end"), name == "receipt", "{types:?}");
 
-        sqlx::query("DROP TRIGGER refuse").execute(&mut db).await.unwrap();
+        db.execute_batch("DROP TRIGGER refuse").unwrap();
         let run = gateway.ask("t", "look").await;
         assert_eq!(receipt(&events(&gateway, &run).await)["paths"], json!([]));
     }

@@ -153,8 +153,8 @@ async fn creating_completes_a_thread_that_has_only_a_record_or_only_checkpoints(
         let state = gateway.state("t").await;
         let gateway = gateway
             .reopen_after(mode, |data| async move {
-                let mut db = connect(&data.join("gateway.db")).await;
-                sqlx::query("DELETE FROM threads_meta").execute(&mut db).await.unwrap();
+                let db = connect(&data.join("gateway.db"));
+                db.execute_batch("DELETE FROM threads_meta").unwrap();
             })
             .await;
         let thread = gateway.get("/api/threads/t").await.ok();

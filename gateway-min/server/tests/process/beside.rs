@@ -7,8 +7,6 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use sqlx::{Connection as _, SqliteConnection};
-
 use super::{Gateway, configured, texts};
 
 fn beside(path: &Path, end: &str) -> PathBuf {
@@ -39,13 +37,10 @@ async fn assert_locked(process: u32, path: &Path) {
 }
 
 /// Opens a database, reads, and cleans up if it was the last.
-async fn read(path: &Path, table: &str) {
-    let mut other = SqliteConnection::connect(&format!("sqlite:{}", path.display())).await.unwrap();
+fn read(path: &Path, table: &str) {
+    let other = rusqlite::Connection::open(path).unwrap();
     let count = format!("SELECT count(*) FROM {table}");
-    assert!(
-        sqlx::query_scalar::<_, i64>(sqlx::AssertSqlSafe(count)).fetch_one(&mut other).await.unwrap() > 0
-    );
-    other.close().await.unwrap();
+    assert!(other.query_row(&count, [], |row| row.get::<_, i64>(0)).unwrap() > 0);
 }
 
 #[tokio::test]
@@ -68,7 +63,7 @@ async fn another_sqlite_program_beside_a_gateway_loses_nothing() {
                     assert_locked(gateway.child.id(), path).await;
                     let log = beside(path, "-wal");
                     let before = fs::metadata(&log).unwrap().ino();
-                    read(path, table).await;
+                    read(path, table);
                     assert_eq!(fs::metadata(&log).unwrap().ino(), before, "{} was deleted", log.display());
                     assert_locked(gateway.child.id(), path).await;
                 }

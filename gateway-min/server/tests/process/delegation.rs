@@ -7,7 +7,6 @@ use std::process::Command;
 use std::time::Duration;
 
 use serde_json::{Value as Json, json};
-use sqlx::Connection as _;
 use tempfile::TempDir;
 
 use super::{Gateway, configured, on_postgres, texts};
@@ -144,13 +143,10 @@ async fn delegations_can_be_listed_shown_and_checked() {
     }
 
     let file = dir.path().join("state/data/gateway.db");
-    let mut records = sqlx::SqliteConnection::connect(&format!("sqlite:{}", file.display())).await.unwrap();
-    sqlx::query("UPDATE executions SET usage_json = '{}' WHERE execution_id = ?")
-        .bind(id)
-        .execute(&mut records)
-        .await
-        .unwrap();
-    records.close().await.unwrap();
+    let records = rusqlite::Connection::open(file).unwrap();
+    let sql = "UPDATE executions SET usage_json = '{}' WHERE execution_id = ?";
+    assert_eq!(records.execute(sql, [id]).unwrap(), 1);
+    drop(records);
     let (code, text) = delegations(dir.path(), &["verify", "t"]);
     assert_eq!(
         (code, text),

@@ -8,9 +8,8 @@ use std::sync::Arc;
 use axum::Router;
 use axum::body::{Body, to_bytes};
 use axum::http::{HeaderMap, Method, Request, Response};
+use rusqlite::{Connection, OpenFlags};
 use serde_json::{Value, json};
-use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection};
-use sqlx::{AssertSqlSafe, Connection, Row};
 use tempfile::TempDir;
 use threadkeep::mode::ModeRegister;
 use threadkeep_config::{ConfigHandle, Environment, LoadOptions};
@@ -317,15 +316,14 @@ impl Gateway {
             return counts;
         }
         for file in ["gateway.db", "checkpoints.db"] {
-            let mut db = connect(&self.data().join(file)).await;
-            let sql = "SELECT name FROM sqlite_schema WHERE type = 'table'";
-            for table in sqlx::query(sql).fetch_all(&mut db).await.unwrap() {
-                let table: String = table.get(0);
+            let db = connect(&self.data().join(file));
+            let mut tables = db.prepare("SELECT name FROM sqlite_schema WHERE type = 'table'").unwrap();
+            for table in tables.query_map([], |row| row.get::<_, String>(0)).unwrap() {
+                let table = table.unwrap();
                 let sql = format!("SELECT COUNT(*) FROM \"{table}\"");
-                let count = sqlx::query(AssertSqlSafe(sql)).fetch_one(&mut db).await.unwrap();
-                counts.insert(format!("{file}.{table}"), count.get(0));
+                let count = db.query_row(&sql, [], |row| row.get(0)).unwrap();
+                counts.insert(format!("{file}.{table}"), count);
             }
-            db.close().await.unwrap();
         }
         counts
     }
@@ -333,12 +331,9 @@ impl Gateway {
 
 /// A new connection to a database file. It writes page checksums where the file has them: a gateway has registered the
 /// VFS by now.
-pub(crate) async fn connect(file: &Path) -> SqliteConnection {
-    let mut options = SqliteConnectOptions::new().filename(file);
-    if file.ends_with("checkpoints.db") {
-        options = options.vfs("threadkeep-pages");
-    }
-    SqliteConnection::connect_with(&options).await.unwrap()
+pub(crate) fn connect(file: &Path) -> Connection {
+    let vfs = if file.ends_with("checkpoints.db") { c"threadkeep-pages" } else { c"unix" };
+    Connection::open_with_flags_and_vfs(file, OpenFlags::SQLITE_OPEN_READ_WRITE, vfs).unwrap()
 }
 
 /// The body of a run create request that asks `text`.

@@ -13,7 +13,7 @@ pub(crate) async fn open(_: &Path, options: RecordsOptions) -> Stores {
     let database = threadkeep_testing::postgres().unwrap().database().await.unwrap();
     threadkeep_postgres::setup(database.url(), &Options::default()).await.unwrap();
     let saver = PostgresSaver::connect(database.url(), Options::default()).await.unwrap();
-    let target = PostgresTarget::new(&database.url().parse().unwrap(), None, "public", 4).unwrap();
+    let target = PostgresTarget::new(database.url(), "public", 4).unwrap();
     Stores {
         saver: Arc::new(saver),
         records: Records::open_postgres(&target, options).await.unwrap(),

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use super::{Event, Line};
 use crate::error::RecordsError;
 use crate::events::PreparedEvent;
+use crate::failure::DatabaseError;
 use threadkeep_files as files;
 
 /// How much is read from the end of a file to find its last line; doubled if the line is longer.
@@ -115,7 +116,7 @@ impl FeedFile {
             // A partial write must not become visible.
             match self.file.set_len(at).and_then(|()| self.file.sync_data()) {
                 Ok(()) => unavailable(error),
-                Err(_) => RecordsError::InDoubt { cause: sqlx::Error::Io(error) },
+                Err(_) => RecordsError::InDoubt { cause: DatabaseError::Io(error) },
             }
         })
     }
@@ -263,7 +264,7 @@ fn is_at(file: &File, path: &Path) -> io::Result<bool> {
 }
 
 pub(super) fn unavailable(error: io::Error) -> RecordsError {
-    RecordsError::Unavailable { cause: sqlx::Error::Io(error) }
+    RecordsError::Unavailable { cause: DatabaseError::Io(error) }
 }
 
 #[cfg(test)]

@@ -20,6 +20,7 @@ use super::{EventQuery, EventRow, MESSAGE_CATEGORY, Owner, PreparedEvent, run_ow
 use crate::codec::JsonObject;
 use crate::db::Db;
 use crate::error::RecordsError;
+use crate::failure::DatabaseError;
 use threadkeep_files as files;
 
 /// How many tasks of this process append concurrently; those of one thread wait for each other here, without blocking a
@@ -288,6 +289,6 @@ async fn blocking<T: Send + 'static>(
 ) -> Result<T, RecordsError> {
     match tokio::task::spawn_blocking(work).await {
         Ok(result) => result,
-        Err(error) => Err(RecordsError::InDoubt { cause: sqlx::Error::Io(error.into()) }),
+        Err(error) => Err(RecordsError::InDoubt { cause: DatabaseError::Io(error.into()) }),
     }
 }

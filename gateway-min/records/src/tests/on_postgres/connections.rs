@@ -3,20 +3,19 @@
 use std::task::Poll;
 
 use futures::future::{join_all, poll_immediate};
-use sqlx::postgres::PgConnection;
-use sqlx::{AssertSqlSafe, Connection as _, Row as _};
 use threadkeep_testing::{Cluster, Replication, pgbouncer, postgres};
 use tokio::task::spawn_blocking;
+use tokio_postgres::Client;
 
 use super::support::*;
 use crate::*;
 
-async fn count(connection: &mut PgConnection, sql: &'static str) -> i64 {
-    sqlx::raw_sql(sql).fetch_one(connection).await.unwrap().get(0)
+async fn count(client: &Client, sql: &str) -> i64 {
+    client.query_typed_one(sql, &[]).await.unwrap().get(0)
 }
 
 fn target(url: &str, schema: &str) -> PostgresTarget {
-    PostgresTarget::parse(url, schema, 2).unwrap()
+    PostgresTarget::new(url, schema, 2).unwrap()
 }
 
 async fn turn(records: &Records, thread: &str, run: &str) {
@@ -38,7 +37,7 @@ async fn a_request_that_is_dropped_while_it_waits_leaves_nothing_behind() {
     let other = Records::open_postgres(&place, options()).await.unwrap();
     create_thread(&records, "t").await;
     start(&records, "t", "r").await;
-    let mut admin = place.open().await.unwrap();
+    let admin = place.open().await.unwrap();
     for waits in 0..12 {
         // Another process works on the thread.
         let update = "UPDATE threads_meta SET status = status WHERE thread_id = 't'";
@@ -64,14 +63,14 @@ async fn a_request_that_is_dropped_while_it_waits_leaves_nothing_behind() {
         let open = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() \
                     AND pid <> pg_backend_pid() AND xact_start IS NOT NULL AND application_name = 'threadkeep'";
         soon(async {
-            while count(&mut admin, open).await > 0 {
-                assert_eq!(count(&mut admin, stuck).await, 0, "after {waits} waits");
+            while count(&admin, open).await > 0 {
+                assert_eq!(count(&admin, stuck).await, 0, "after {waits} waits");
             }
         })
         .await;
         let locks = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid <> pg_backend_pid() AND database = \
                      (SELECT oid FROM pg_database WHERE datname = current_database())";
-        assert_eq!(count(&mut admin, locks).await, 0);
+        assert_eq!(count(&admin, locks).await, 0);
     }
     let row = run(&records, "r").await;
     assert_eq!(row.cancel_action, None, "none got the lock");
@@ -108,8 +107,8 @@ async fn requests_that_wait_for_one_thread_do_not_hold_up_the_others() {
 async fn records_work_behind_a_pooler_in_transaction_mode() {
     let database = postgres().unwrap().database().await.unwrap();
     let url = pgbouncer().unwrap().url(&database);
-    let mut admin = target(database.url(), "public").open().await.unwrap();
-    sqlx::raw_sql("CREATE SCHEMA one; CREATE SCHEMA two").execute(&mut admin).await.unwrap();
+    let admin = target(database.url(), "public").open().await.unwrap();
+    admin.batch_execute("CREATE SCHEMA one; CREATE SCHEMA two").await.unwrap();
     let lease = |owner: &str| Some(Lease { owner: owner.to_owned(), length: chrono::TimeDelta::minutes(1) });
     let mut stores = Vec::new();
     for (schema, owner) in [("one", "a"), ("one", "b"), ("two", "c")] {
@@ -138,7 +137,7 @@ async fn records_work_behind_a_pooler_in_transaction_mode() {
     // The records of all, through other records.
     let all =
         "SELECT count(*) FROM one.threadkeep_gateway_run_events WHERE content::json ->> 'thread' = thread_id";
-    assert_eq!(count(&mut admin, all).await, 80);
+    assert_eq!(count(&admin, all).await, 80);
 }
 
 /// A transaction that is dropped, or a future in the middle of a statement, gives its session back.
@@ -154,13 +153,13 @@ async fn sessions_do_not_pile_up() {
         let _dropped = poll_immediate(Box::pin(records.threads().set_status("t", ThreadStatus::Idle))).await;
     }
     soon(records.threads().set_status("t", ThreadStatus::Error)).await.unwrap();
-    let mut admin = place.open().await.unwrap();
+    let admin = place.open().await.unwrap();
     let sessions = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() \
                     AND pid <> pg_backend_pid() AND application_name = 'threadkeep'";
     // Two of the pool, and the one that listens.
-    soon(async { while count(&mut admin, sessions).await > 3 {} }).await;
+    soon(async { while count(&admin, sessions).await > 3 {} }).await;
     records.close().await;
-    soon(async { while count(&mut admin, sessions).await > 0 {} }).await;
+    soon(async { while count(&admin, sessions).await > 0 {} }).await;
 }
 
 /// With several hosts the primary is found, and found again after a failover.
@@ -187,16 +186,16 @@ async fn writes_go_on_after_a_failover() {
 async fn tls_is_used_where_the_server_has_it() {
     let database = postgres().unwrap().database().await.unwrap();
     for (more, expected) in [("", 1), ("?sslmode=prefer", 1), ("?sslmode=disable", 0)] {
-        let mut connection = target(&format!("{}{more}", database.url()), "public").open().await.unwrap();
+        let connection = target(&format!("{}{more}", database.url()), "public").open().await.unwrap();
         let mine = "SELECT count(*) FROM pg_stat_ssl WHERE pid = pg_backend_pid() AND ssl";
-        assert_eq!(count(&mut connection, mine).await, expected, "{more}");
+        assert_eq!(count(&connection, mine).await, expected, "{more}");
     }
 }
 
 #[tokio::test]
 async fn every_legal_name_of_a_schema_works() {
     let database = postgres().unwrap().database().await.unwrap();
-    let mut admin = target(database.url(), "public").open().await.unwrap();
+    let admin = target(database.url(), "public").open().await.unwrap();
     for schema in [
         "{s}",
         "runs threads_meta.migrations",
@@ -208,7 +207,7 @@ async fn every_legal_name_of_a_schema_works() {
         &"\u{fc}".repeat(31),
     ] {
         let create = format!("CREATE SCHEMA \"{}\"", schema.replace('"', "\"\""));
-        sqlx::raw_sql(AssertSqlSafe(create)).execute(&mut admin).await.unwrap();
+        admin.batch_execute(&create).await.unwrap();
         let place = target(database.url(), schema);
         let open = async || {
             let opened = Records::open_existing_postgres(&place, RecordsOptions::default()).await;
@@ -223,7 +222,6 @@ async fn every_legal_name_of_a_schema_works() {
         let again = open().await.unwrap();
         assert_eq!(run(&again, "r").await.status, RunStatus::Success);
     }
-    admin.close().await.unwrap();
 }
 
 /// What a process does with a run wakes the others, without a poll.
@@ -246,4 +244,79 @@ async fn processes_tell_each_other_of_what_concerns_them() {
     assert_eq!(other.runs().frames("r", 0, 10).await.unwrap(), [batch]);
     records.runs().request_cancel("r", CancelAction::Interrupt).await.unwrap();
     soon(heard.of("r")).await;
+}
+
+/// Queued statements go with the commit. One that the server refuses takes all back, and the error says so; no session is
+/// left over.
+#[tokio::test]
+async fn a_queued_statement_that_is_refused_takes_the_others_back() {
+    let database = postgres().unwrap().database().await.unwrap();
+    let records =
+        Records::open_postgres(&target(database.url(), "public"), RecordsOptions::default()).await.unwrap();
+    create_thread(&records, "t").await;
+    let admin = target(database.url(), "public").open().await.unwrap();
+    let sessions = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()";
+    for last in ["INSERT INTO threads_meta SELECT * FROM threads_meta", "no SQL"].repeat(5) {
+        let refused = records.db.write("t", move |tx| {
+            Box::pin(async move {
+                tx.queue(query::query("UPDATE threads_meta SET status = 'error'"))?;
+                tx.queue(query::query(last))?;
+                tx.queue(query::query("UPDATE threads_meta SET status = 'running'"))
+            })
+        });
+        let error = refused.await.unwrap_err();
+        assert!(matches!(error, RecordsError::Unavailable { .. }), "{error}");
+        assert_eq!(thread(&records, "t").await.status, ThreadStatus::Idle);
+        assert!(count(&admin, sessions).await <= 3, "two of the pool, and this one");
+    }
+}
+
+/// A statement that cannot be sent: what was sent before it is not committed without it.
+#[tokio::test]
+async fn a_queued_statement_that_cannot_be_sent_keeps_the_commit_from_being_sent() {
+    let database = postgres().unwrap().database().await.unwrap();
+    let records =
+        Records::open_postgres(&target(database.url(), "public"), RecordsOptions::default()).await.unwrap();
+    create_thread(&records, "t").await;
+    // More parameters than the protocol can count.
+    let too_many = || (0..70_000).fold(query::query("SELECT 1"), |sql, n: i64| sql.bind(n));
+    for commits_at_once in [false, true] {
+        let unsent = records.db.write("t", move |tx| {
+            Box::pin(async move {
+                tx.queue(query::query("UPDATE threads_meta SET status = 'error'"))?;
+                if commits_at_once {
+                    return tx.fetch_and_commit::<(i64,)>(too_many()).await.map(drop);
+                }
+                tx.queue(too_many())?;
+                tx.queue(query::query("UPDATE threads_meta SET status = 'running'"))
+            })
+        });
+        let error = unsent.await.unwrap_err();
+        assert!(matches!(error, RecordsError::Unavailable { .. }), "{error}");
+        assert_eq!(soon(thread(&records, "t")).await.status, ThreadStatus::Idle);
+    }
+}
+
+/// How often the records of a run wait for the server: once for its admission, its start, its events and its decided
+/// end, twice for its end.
+#[tokio::test]
+async fn a_run_costs_six_round_trips() {
+    let database = postgres().unwrap().database().await.unwrap();
+    let options = RecordsOptions { event_backend: EventBackend::Database, ..RecordsOptions::default() };
+    let records = Records::open_postgres(&target(database.url(), "public"), options).await.unwrap();
+    create_thread(&records, "t").await;
+    for run_id in ["r1", "r2"] {
+        let before = records.round_trips();
+        admit(&records, "t", run_id).await;
+        assert_eq!(records.runs().start(run_id).await.unwrap(), StartOutcome::Started);
+        let event = |kind: &str| NewEvent::new(kind, "trace", serde_json::json!({}));
+        let events = (0..20).map(|_| event("llm.ai.response")).collect();
+        records.events().conclude("t", run_id, events, event("run.delivery")).await.unwrap();
+        let end = end(RunStatus::Success);
+        assert_eq!(records.runs().decide(run_id, &end).await.unwrap(), DecideOutcome::Decided);
+        let finished = records.runs().finish(run_id, &end).await.unwrap();
+        assert_eq!(finished, FinishOutcome::Finished { promoted: None });
+        assert_eq!(records.round_trips() - before, 6);
+    }
+    assert_eq!(records.events().list(&EventQuery::new("t", "r2")).await.unwrap().last().unwrap().seq, 42);
 }

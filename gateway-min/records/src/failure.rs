@@ -1,0 +1,103 @@
+//! Why a database did not do what it was asked.
+
+use std::error::Error;
+
+use super::codec::BadCell;
+use super::{postgres, sqlite};
+
+/// The cause of a [`RecordsError`](crate::RecordsError), as the database or what is between reported it.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DatabaseError {
+    /// SQLite failed.
+    #[error("{0}")]
+    Sqlite(SqliteFailure),
+    /// The Postgres server refused something, or the connection to it failed.
+    #[error("{}", postgres::text_of(.0))]
+    Postgres(#[source] tokio_postgres::Error),
+    /// A file, or the network.
+    #[error("{0}")]
+    Io(#[from] std::io::Error),
+    /// The records were closed.
+    #[error("the gateway's records are closed")]
+    Closed,
+    /// The others kept the connections, or the thread, for too long.
+    #[error("no connection became free in time")]
+    Busy,
+    /// A cell does not have the type that is expected, or not the content.
+    #[error("{0}")]
+    Cell(Box<dyn Error + Send + Sync>),
+    /// A defect of this program.
+    #[error("{0}")]
+    Internal(String),
+}
+
+/// An error of SQLite: what it said, and its extended code.
+#[derive(Debug, Clone, thiserror::Error)]
+#[error("{message}")]
+pub struct SqliteFailure {
+    message: String,
+    code: Option<i32>,
+}
+
+impl From<rusqlite::Error> for SqliteFailure {
+    fn from(error: rusqlite::Error) -> Self {
+        let code = error.sqlite_error().map(|error| error.extended_code);
+        let message = match code {
+            Some(code) => format!("(code: {code}) {error}"),
+            None => error.to_string(),
+        };
+        Self { message, code }
+    }
+}
+
+impl SqliteFailure {
+    /// A failure that the library did not notice.
+    pub(super) fn new(message: String) -> Self {
+        Self { message, code: None }
+    }
+
+    /// The extended result code, if the library returned one.
+    pub(super) fn code(&self) -> Option<i32> {
+        self.code
+    }
+}
+
+impl From<SqliteFailure> for DatabaseError {
+    fn from(failure: SqliteFailure) -> Self {
+        Self::Sqlite(failure)
+    }
+}
+
+impl From<rusqlite::Error> for DatabaseError {
+    fn from(error: rusqlite::Error) -> Self {
+        SqliteFailure::from(error).into()
+    }
+}
+
+impl From<tokio_postgres::Error> for DatabaseError {
+    fn from(error: tokio_postgres::Error) -> Self {
+        Self::Postgres(error)
+    }
+}
+
+impl DatabaseError {
+    /// Where the stored data is damaged, and how, if that is the cause.
+    pub(super) fn damage(&self) -> Option<(String, String)> {
+        match self {
+            Self::Cell(cause) => Some(match cause.downcast_ref::<BadCell>() {
+                Some(cell) => {
+                    (format!("{}.{} of row {}", cell.table, cell.column, cell.row), cell.detail.clone())
+                }
+                None => ("an unknown row".to_owned(), cause.to_string()),
+            }),
+            Self::Sqlite(failure) if sqlite::is_corruption(failure) => {
+                Some(("an unknown page".to_owned(), self.to_string()))
+            }
+            Self::Postgres(error) if postgres::is_corruption(error) => {
+                Some(("an unknown page".to_owned(), self.to_string()))
+            }
+            _ => None,
+        }
+    }
+}

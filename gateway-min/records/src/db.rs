@@ -42,6 +42,7 @@ pub struct Commits {
     all: AtomicU64,
     flushed: AtomicU64,
     statements: AtomicU64,
+    trips: AtomicU64,
 }
 
 impl Commits {
@@ -54,6 +55,15 @@ impl Commits {
 
     fn statement(&self) {
         self.statements.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn trip(&self) {
+        self.trips.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// How often somebody waited for the answer of a Postgres server; 0 on SQLite.
+    pub fn round_trips(&self) -> u64 {
+        self.trips.load(Ordering::Relaxed)
     }
 
     /// The statements, reads included.
@@ -137,10 +147,11 @@ impl Db {
     }
 
     pub(super) async fn open_postgres(target: &PostgresTarget, clock: Clock) -> Result<Self, RecordsError> {
-        let pool = Box::pin(postgres::Pool::connect(target)).await;
+        let commits = Arc::<Commits>::default();
+        let pool = Box::pin(postgres::Pool::connect(target, Arc::clone(&commits))).await;
         let pool = pool.map_err(|cause| not_opened(target.place(), cause))?;
         Box::pin(schema::migrate_postgres(&pool, target)).await?;
-        Ok(Self::new(Pools::Postgres(pool), clock))
+        Ok(Self { commits, ..Self::new(Pools::Postgres(pool), clock) })
     }
 
     /// Whether the tables exist.
@@ -195,14 +206,6 @@ impl Db {
         match &self.pools {
             Pools::Sqlite { writer, .. } => writer.queued(),
             Pools::Postgres { .. } => 0,
-        }
-    }
-
-    /// How often this process has waited for the answer of a Postgres server.
-    pub(super) fn round_trips(&self) -> u64 {
-        match &self.pools {
-            Pools::Sqlite { .. } => 0,
-            Pools::Postgres(pool) => pool.trips(),
         }
     }
 
@@ -356,7 +359,7 @@ impl Db {
             Pools::Postgres(pool) => {
                 let tx = Box::pin(pool.begin(scope)).await?;
                 let mut tx = WriteTx {
-                    tx: Tx::Postgres(tx),
+                    tx: Tx::Postgres(Box::new(tx)),
                     commits: Arc::clone(&self.commits),
                     committed: false,
                     #[cfg(any(test, feature = "testing"))]
@@ -468,7 +471,7 @@ pub(super) struct WriteTx<'c> {
 
 enum Tx<'c> {
     Sqlite(&'c mut Connection),
-    Postgres(postgres::Transaction),
+    Postgres(Box<postgres::Transaction>),
 }
 
 impl WriteTx<'_> {

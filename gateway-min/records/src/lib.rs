@@ -268,11 +268,6 @@ impl Records {
         Arc::clone(&self.db.commits)
     }
 
-    /// How often this process has waited for the answer of a Postgres server; 0 on SQLite.
-    pub fn round_trips(&self) -> u64 {
-        self.db.round_trips()
-    }
-
     /// Waits for running transactions and closes the file. Every later call, on any clone, is
     /// [`RecordsError::Unavailable`].
     pub async fn close(&self) {

@@ -1,5 +1,7 @@
 //! The numbered migrations of the database, and applying them.
 
+use std::fmt::Write as _;
+
 use rusqlite::{Connection, TransactionBehavior};
 use sha2::{Digest as _, Sha384};
 use tokio_postgres::Client;
@@ -147,12 +149,21 @@ async fn apply_postgres(
     let applied = rows(&tx.fetch_all(query(APPLIED)).await?)?;
     for migration in missing(&known, &applied, target.place())? {
         tx.batch(&migration.text).await?;
-        let checksum: String = migration.checksum.iter().map(|byte| format!("{byte:02x}")).collect();
+        let checksum = hex(&migration.checksum);
         let sql = "INSERT INTO migrations (version, description, success, checksum, execution_time) \
                    VALUES ($1, $2, TRUE, decode($3, 'hex'), 0)";
         tx.execute(query(sql).bind(migration.version).bind(migration.name).bind(checksum)).await?;
     }
     tx.commit().await
+}
+
+fn hex(bytes: &[u8]) -> String {
+    let mut text = String::with_capacity(2 * bytes.len());
+    for byte in bytes {
+        // Writing to a string cannot fail.
+        let _ = write!(text, "{byte:02x}");
+    }
+    text
 }
 
 /// The migrations that were applied, in order.
@@ -190,6 +201,7 @@ fn failed(error: rusqlite::Error) -> RecordsError {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
     use std::time::Duration;
 
     use threadkeep_testing::postgres as server;
@@ -283,7 +295,7 @@ mod tests {
         let database = server().unwrap().database().await.unwrap();
         let in_schema = async |schema: &str| {
             let target = PostgresTarget::new(database.url(), schema, 2).unwrap();
-            (postgres::Pool::connect(&target).await.unwrap(), target)
+            (postgres::Pool::connect(&target, Arc::default()).await.unwrap(), target)
         };
         let (pool, fresh) = in_schema("fresh").await;
         let admin = fresh.open().await.unwrap();
@@ -315,7 +327,8 @@ mod tests {
         let starts = (0..8).map(|_| {
             let target = target.clone();
             tokio::spawn(async move {
-                migrate_postgres(&postgres::Pool::connect(&target).await.unwrap(), &target).await
+                migrate_postgres(&postgres::Pool::connect(&target, Arc::default()).await.unwrap(), &target)
+                    .await
             })
         });
         let all = futures::future::try_join_all(starts);

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::error::Error;
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -16,6 +16,7 @@ use tokio_postgres::{Client, Row};
 use super::changes::{Announced, Changes, Listener};
 use super::connect::{PostgresTarget, Session, silent};
 use super::sql::{Tables, ask};
+use crate::db::Commits;
 use crate::failure::DatabaseError;
 use crate::query::Sql;
 
@@ -42,8 +43,7 @@ struct Shared {
     tables: Tables,
     /// Whether the sessions are those of a pooler, which gives each transaction another one.
     pooled: AtomicBool,
-    /// How often somebody has waited for the server's answer.
-    trips: AtomicU64,
+    commits: Arc<Commits>,
     threads: Threads,
     announced: Announced,
     /// Started for the first that wants to hear something.
@@ -57,7 +57,10 @@ impl std::fmt::Debug for Pool {
 }
 
 impl Pool {
-    pub(crate) async fn connect(target: &PostgresTarget) -> Result<Self, DatabaseError> {
+    pub(crate) async fn connect(
+        target: &PostgresTarget,
+        commits: Arc<Commits>,
+    ) -> Result<Self, DatabaseError> {
         let connections = managed::Pool::builder(Opener(target.clone()))
             .max_size(target.connections())
             .runtime(Runtime::Tokio1)
@@ -70,7 +73,7 @@ impl Pool {
             connections,
             tables: target.tables().clone(),
             pooled: AtomicBool::new(false),
-            trips: AtomicU64::new(0),
+            commits,
             threads: Threads::default(),
             announced: Announced::default(),
             listener: OnceLock::new(),
@@ -127,13 +130,9 @@ impl Pool {
         self.0.announced.subscribe()
     }
 
-    /// How often somebody has waited for the server's answer.
-    pub(crate) fn trips(&self) -> u64 {
-        self.0.trips.load(Ordering::Relaxed)
-    }
-
+    /// Somebody waits for the server's answer.
     pub(super) fn add_trip(&self) {
-        self.0.trips.fetch_add(1, Ordering::Relaxed);
+        self.0.commits.trip();
     }
 
     /// A connection on which nothing is in progress.

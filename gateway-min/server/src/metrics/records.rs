@@ -23,6 +23,7 @@ impl Collector for Collected {
                 "Bytes of stored values that were decoded",
                 threadkeep::value::decoded_bytes(),
             ),
+            ("records_round_trips", "Waits for the answer of a Postgres server", self.0.round_trips()),
             ("records_statements", "Statements on threads, runs and events", self.0.statements()),
         ] {
             let counter = ConstCounter::new(count);

@@ -306,7 +306,7 @@ async fn a_run_costs_six_round_trips() {
     let records = Records::open_postgres(&target(database.url(), "public"), options).await.unwrap();
     create_thread(&records, "t").await;
     for run_id in ["r1", "r2"] {
-        let before = records.round_trips();
+        let before = records.commits().round_trips();
         admit(&records, "t", run_id).await;
         assert_eq!(records.runs().start(run_id).await.unwrap(), StartOutcome::Started);
         let event = |kind: &str| NewEvent::new(kind, "trace", serde_json::json!({}));
@@ -316,7 +316,7 @@ async fn a_run_costs_six_round_trips() {
         assert_eq!(records.runs().decide(run_id, &end).await.unwrap(), DecideOutcome::Decided);
         let finished = records.runs().finish(run_id, &end).await.unwrap();
         assert_eq!(finished, FinishOutcome::Finished { promoted: None });
-        assert_eq!(records.round_trips() - before, 6);
+        assert_eq!(records.commits().round_trips() - before, 6);
     }
     assert_eq!(records.events().list(&EventQuery::new("t", "r2")).await.unwrap().last().unwrap().seq, 42);
 }

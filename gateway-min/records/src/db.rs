@@ -521,8 +521,11 @@ impl WriteTx<'_> {
             self.fault.statement_done()?;
         }
         let rows = Box::pin(tx.fetch_and_commit(sql)).await?;
+        // What returned no row changed none.
         #[cfg(any(test, feature = "testing"))]
-        self.fault.committed()?;
+        if !rows.is_empty() {
+            self.fault.committed()?;
+        }
         self.committed = true;
         Ok(read_all(rows)?)
     }

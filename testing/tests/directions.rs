@@ -25,7 +25,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ("torture", &["conformance", "engine", "memory", "pages", "postgres", "sqlite", "testing"]),
     ("files", &[]),
     ("config", &["files"]),
-    ("records", &["files", "postgres"]),
+    ("records", &["files"]),
     ("storage", &["config", "engine", "files", "memory", "postgres", "records", "redis", "sqlite"]),
     ("agent", &["config", "engine", "files"]),
     ("subagents", &["agent", "config", "engine", "files", "records"]),

@@ -12,6 +12,7 @@ use threadkeep::step::StepWriter;
 use threadkeep_agent::model::message;
 use threadkeep_agent::{AgentBuilder, AgentSpec, Ended, Observer, RunTerms, Session};
 use threadkeep_config::{ConfigHandle, Environment, LoadOptions};
+use threadkeep_postgres::Address;
 use threadkeep_records::{PostgresTarget, Records, RecordsOptions};
 use threadkeep_subagents::Delegator;
 use threadkeep_subagents::admission::Admission;
@@ -74,7 +75,9 @@ impl House {
         let records = match (backend, location.url()) {
             (Backend::Memory, _) => Records::open_memory(options).await?,
             (_, Some(url)) => {
-                Records::open_postgres(&PostgresTarget::new(url, "public", 10)?, options).await?
+                let opener = Address::parse(url)?.opener()?;
+                let target = PostgresTarget::new(opener, "Postgres".to_owned(), "public", 10);
+                Records::open_postgres(&target, options).await?
             }
             (_, None) => Records::open(&directory.join("gateway.db"), options).await?,
         };

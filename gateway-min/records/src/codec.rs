@@ -131,7 +131,10 @@ impl<'r> Cells<'r> {
         })
     }
 
-    pub(super) fn opt_json<T: DeserializeOwned>(&self, column: &'static str) -> sqlx::Result<Option<T>> {
+    pub(super) fn opt_json<T: DeserializeOwned>(
+        &self,
+        column: &'static str,
+    ) -> Result<Option<T>, DatabaseError> {
         self.opt_text(column)?.map(|_| self.json(column)).transpose()
     }
 

@@ -84,7 +84,7 @@ pub use executions::{
 pub use failure::{DatabaseError, SqliteFailure};
 pub use form::CheckpointForm;
 pub use persist::persistently;
-pub use postgres::{Changes, PostgresTarget};
+pub use postgres::{Changes, Opener, PostgresTarget};
 pub use runs::{
     Admission, CancelAction, CancelOutcome, DecideOutcome, FinishOutcome, FrameBatch, LEASE_EXPIRED_ERROR,
     Lease, MESSAGE_PREVIEW_MAX_CHARS, MultitaskStrategy, NewRun, Noticed, OperationKind, QUEUE_MAX,

@@ -208,6 +208,7 @@ mod tests {
 
     use super::*;
     use crate::sqlite::{open_memory, open_writer};
+    use crate::tests::support::postgres_target;
 
     fn schema(connection: &Connection) -> Vec<(String,)> {
         let sql = "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY name";
@@ -294,7 +295,7 @@ mod tests {
     async fn every_older_postgres_schema_becomes_the_newest_and_a_failure_is_taken_back() {
         let database = server().unwrap().database().await.unwrap();
         let in_schema = async |schema: &str| {
-            let target = PostgresTarget::new(database.url(), schema, 2).unwrap();
+            let target = postgres_target(database.url(), schema, 2);
             (postgres::Pool::connect(&target, Arc::default()).await.unwrap(), target)
         };
         let (pool, fresh) = in_schema("fresh").await;
@@ -323,7 +324,7 @@ mod tests {
     #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
     async fn processes_that_start_together_on_postgres_migrate_once() {
         let database = server().unwrap().database().await.unwrap();
-        let target = PostgresTarget::new(database.url(), "public", 1).unwrap();
+        let target = postgres_target(database.url(), "public", 1);
         let starts = (0..8).map(|_| {
             let target = target.clone();
             tokio::spawn(async move {

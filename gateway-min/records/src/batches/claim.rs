@@ -7,6 +7,7 @@ use super::{BatchRow, BatchStatus, Batches, LEASE_EXPIRED, LEASE_EXPIRED_LAST, n
 use crate::codec::{Cells, time_text};
 use crate::db::WriteTx;
 use crate::error::RecordsError;
+use crate::failure::DatabaseError;
 use crate::query::{Dialect, FromRow, Row, query};
 
 /// The right of a worker to work on an item, until its lease expires.
@@ -47,7 +48,7 @@ pub struct Claimed {
 }
 
 impl FromRow for ClaimedItem {
-    fn from_row(row: &Row<'_>) -> sqlx::Result<Self> {
+    fn from_row(row: &Row<'_>) -> Result<Self, DatabaseError> {
         let cells = Cells::new(row, "subagent_batch_items", &["id"]);
         Ok(Self {
             claim: Claim {

@@ -8,6 +8,7 @@ use crate::codec::{Cells, page_offset};
 use crate::db::Db;
 use crate::error::RecordsError;
 use crate::executions::ExecutionTokens;
+use crate::failure::DatabaseError;
 use crate::query::{FromRow, Row, Sql, query};
 
 /// How many items of a batch have a status.
@@ -18,7 +19,7 @@ pub(super) struct Counted {
 }
 
 impl FromRow for Counted {
-    fn from_row(row: &Row<'_>) -> sqlx::Result<Self> {
+    fn from_row(row: &Row<'_>) -> Result<Self, DatabaseError> {
         let cells = Cells::new(row, "subagent_batch_items", &["batch_id"]);
         Ok(Self {
             batch_id: cells.text("batch_id")?,
@@ -57,7 +58,7 @@ pub enum BatchesOf<'a> {
 struct Usage(BTreeMap<String, ExecutionTokens>);
 
 impl FromRow for Usage {
-    fn from_row(row: &Row<'_>) -> sqlx::Result<Self> {
+    fn from_row(row: &Row<'_>) -> Result<Self, DatabaseError> {
         Cells::new(row, "executions", &["execution_id", "attempt"]).json("usage_json").map(Self)
     }
 }

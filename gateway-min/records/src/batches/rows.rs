@@ -7,6 +7,7 @@ use serde_json::Value as Json;
 
 use crate::ExecutionTokens;
 use crate::codec::{Cells, JsonObject, name_enum};
+use crate::failure::DatabaseError;
 use crate::query::{FromRow, Row};
 
 name_enum! {
@@ -131,7 +132,7 @@ pub struct BatchRow {
 }
 
 impl FromRow for BatchRow {
-    fn from_row(row: &Row<'_>) -> sqlx::Result<Self> {
+    fn from_row(row: &Row<'_>) -> Result<Self, DatabaseError> {
         let cells = Cells::new(row, "subagent_batches", &["id"]);
         Ok(Self {
             id: cells.text("id")?,
@@ -201,7 +202,7 @@ pub(super) const ITEM_COLUMNS: &str = "id, batch_id, item_key, position, status,
     created_at, updated_at";
 
 impl FromRow for BatchItemRow {
-    fn from_row(row: &Row<'_>) -> sqlx::Result<Self> {
+    fn from_row(row: &Row<'_>) -> Result<Self, DatabaseError> {
         let cells = Cells::new(row, "subagent_batch_items", &["id"]);
         Ok(Self {
             id: cells.text("id")?,
@@ -230,7 +231,7 @@ impl FromRow for BatchItemRow {
 pub(super) struct WithResult(pub(super) BatchItemRow, pub(super) Option<String>);
 
 impl FromRow for WithResult {
-    fn from_row(row: &Row<'_>) -> sqlx::Result<Self> {
+    fn from_row(row: &Row<'_>) -> Result<Self, DatabaseError> {
         let cells = Cells::new(row, "subagent_batch_items", &["id"]);
         Ok(Self(BatchItemRow::from_row(row)?, cells.opt_text("result")?))
     }

@@ -15,6 +15,12 @@ use uuid::Uuid;
 use crate::query::Dialect;
 use crate::*;
 
+/// The records in this schema of a database.
+pub(crate) fn postgres_target(url: &str, schema: &str, connections: u32) -> PostgresTarget {
+    let opener = threadkeep_postgres::Address::parse(url).unwrap().opener().unwrap();
+    PostgresTarget::new(opener, "the test's database".to_owned(), schema, connections)
+}
+
 /// A clock that stands still until it is moved.
 #[derive(Clone)]
 pub(super) struct TestClock(Arc<AtomicI64>);
@@ -93,7 +99,7 @@ impl Location {
 
     fn target(&self) -> PostgresTarget {
         let Self::Schema { url, name, .. } = self else { panic!("not in Postgres") };
-        PostgresTarget::new(url, name, 5).unwrap()
+        postgres_target(url, name, 5)
     }
 
     /// Its name in errors.

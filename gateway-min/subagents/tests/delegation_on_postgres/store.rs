@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use threadkeep::mode::ChannelMode;
-use threadkeep_postgres::{Options, PostgresSaver};
+use threadkeep_postgres::{Address, Options, PostgresSaver};
 use threadkeep_records::{PostgresTarget, Records, RecordsOptions};
 
 use crate::support::Stores;
@@ -13,7 +13,8 @@ pub(crate) async fn open(_: &Path, options: RecordsOptions) -> Stores {
     let database = threadkeep_testing::postgres().unwrap().database().await.unwrap();
     threadkeep_postgres::setup(database.url(), &Options::default()).await.unwrap();
     let saver = PostgresSaver::connect(database.url(), Options::default()).await.unwrap();
-    let target = PostgresTarget::new(database.url(), "public", 4).unwrap();
+    let opener = Address::parse(database.url()).unwrap().opener().unwrap();
+    let target = PostgresTarget::new(opener, "Postgres".to_owned(), "public", 4);
     Stores {
         saver: Arc::new(saver),
         records: Records::open_postgres(&target, options).await.unwrap(),

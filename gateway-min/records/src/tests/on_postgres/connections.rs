@@ -15,7 +15,7 @@ async fn count(client: &Client, sql: &str) -> i64 {
 }
 
 fn target(url: &str, schema: &str) -> PostgresTarget {
-    PostgresTarget::new(url, schema, 2).unwrap()
+    postgres_target(url, schema, 2)
 }
 
 async fn turn(records: &Records, thread: &str, run: &str) {

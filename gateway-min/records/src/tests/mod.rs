@@ -2,4 +2,4 @@
 
 mod on_postgres;
 mod on_sqlite;
-mod support;
+pub(crate) mod support;

@@ -31,7 +31,7 @@ async fn counters(gateway: &Gateway) -> BTreeMap<&'static str, u64> {
         let line = text.lines().find_map(|line| line.strip_prefix(prefix.as_str()));
         line.unwrap_or_else(|| panic!("no {name}\n{text}")).parse().unwrap()
     };
-    let sqlite = SQLITE_COUNTERS.iter().filter(|_| !gateway.is_on_postgres());
+    let sqlite = SQLITE_COUNTERS.iter().filter(|name| text.contains(**name));
     COUNTERS.iter().chain(sqlite).map(|name| (*name, value(name))).collect()
 }
 

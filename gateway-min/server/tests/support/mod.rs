@@ -298,11 +298,6 @@ impl Gateway {
         entries.as_array().unwrap().clone()
     }
 
-    /// Whether its stores are in Postgres.
-    pub(crate) fn is_on_postgres(&self) -> bool {
-        self.database.is_some()
-    }
-
     /// The number of rows of each table of both SQLite files, or of their counterparts in Postgres.
     pub(crate) async fn rows(&self) -> BTreeMap<String, i64> {
         let mut counts = BTreeMap::new();

@@ -6,6 +6,7 @@
 
 pub mod archive;
 mod backup;
+mod batches;
 mod checkpoints;
 mod config;
 mod convert;
@@ -39,6 +40,7 @@ use clap::{ArgMatches, FromArgMatches, Subcommand};
 pub use error::Exit;
 
 use self::backup::BackupCommand;
+use self::batches::BatchesCommand;
 use self::checkpoints::CheckpointsCommand;
 use self::config::ConfigCommand;
 use self::convert::ConvertCommand;
@@ -130,6 +132,9 @@ enum StoreCommand {
     /// Follow what a thread delegated to subagents: tree, show, verify.
     #[command(subcommand)]
     Delegations(DelegationsCommand),
+    /// Follow the durable batches of a thread: list, show, watch, export.
+    #[command(subcommand)]
+    Batches(BatchesCommand),
     /// Remove leaf checkpoints that no run needs: plan, apply.
     #[command(subcommand)]
     Retention(RetentionCommand),
@@ -157,6 +162,7 @@ impl StoreCommand {
             Self::Checkpoints(command) => command.store(),
             Self::State(command) => command.store(),
             Self::Delegations(command) => command.store(),
+            Self::Batches(command) => command.store(),
             Self::Retention(command) => command.store(),
             Self::Prune(command) => command.store(),
             Self::Convert(command) => &command.store,
@@ -174,6 +180,7 @@ impl StoreCommand {
             Self::Checkpoints(command) => command.run(target, out).await?,
             Self::State(command) => command.run(target, out).await?,
             Self::Delegations(command) => return command.run(target, out).await,
+            Self::Batches(command) => return command.run(target, out).await,
             Self::Retention(command) => command.run(target, out).await?,
             Self::Prune(command) => command.run(target, out).await?,
             Self::Convert(command) => command.run(target, out).await?,

@@ -4,6 +4,8 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A test.
 
 #[cfg(target_os = "linux")]
+#[path = "process/batches.rs"]
+mod batches;
 #[path = "process/beside.rs"]
 mod beside;
 #[path = "process/commands.rs"]

@@ -44,6 +44,10 @@ pub fn recheck(
     if row.status != ExecutionStatus::Completed {
         return Ok(found);
     }
+    if row.kind == ExecutionKind::BatchItem {
+        // Its report is in its batch, not in the conversation.
+        return Ok(found);
+    }
     let text = report(said);
     let digest = sha256(&text);
     let results = parent.iter().filter(|message| message::kind(message) == "tool");

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A test.
 
 mod backup;
+mod batches;
 mod deleting;
 mod errors;
 mod long;

@@ -319,7 +319,29 @@ async fn a_batch_ends_within_the_budget_of_its_run() {
     assert!(rows(&house).await.iter().any(|row| row.stop_reason.as_deref() == Some("token_capped")));
 }
 
-/// A result that is longer than what is kept, by far.
+/// Answers have at most 8 MiB. A result of 50 MB is none, and says so; of one that is just within, the beginning is kept.
+#[tokio::test]
+async fn a_result_of_50_mb_fails_its_item_and_costs_no_other() {
+    let says = |key: &str, length: usize| json!({"when": {"contains": [format!("Item key: {key}")]}, "answers": [{"text": "y".repeat(length)}]});
+    let rules = vec![says("huge", 50_000_000), says("large", 8_000_000), says("small", 2)];
+    let mut script = lead(&[call(items(&["huge", "large", "small"]))], rules);
+    script["chunk_chars"] = json!(2_000_000);
+    let house = House::new(script, SECTIONS).await;
+    let worker = worker(&house);
+    house.ask("go").await;
+    ended(&house).await;
+    worker.stop().await;
+    let batch = batch(&house).await;
+    let found = house.delegator.records.batches().results(&batch.id, None, 10).await.unwrap();
+    let lengths: Vec<_> =
+        found.iter().map(|(row, result)| (row.status, result.as_ref().map(String::len))).collect();
+    let succeeded = BatchItemStatus::Succeeded;
+    assert_eq!(lengths, [(BatchItemStatus::Failed, None), (succeeded, Some(100_000)), (succeeded, Some(2))]);
+    let error = found[0].0.error.as_deref().unwrap();
+    assert!(error.contains("did not end where an answer must"), "{error}");
+}
+
+/// A result of one character more than is kept.
 #[tokio::test]
 async fn s58_a_long_result_is_cut_and_says_so() {
     let text = "x".repeat(100_001);

@@ -1,0 +1,270 @@
+//! `threadkeep batches`: the durable batches of a thread, from the gateway's records.
+
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+use serde_json::{Map, Value as Json, json};
+use threadkeep_records::{BatchItemRow, BatchItemStatus, BatchRow, Batches, ItemCounts};
+
+use super::Exit;
+use super::error::{OpsError, Result};
+use super::output::{Columns, Out, one_line, or_dash, short, things};
+use super::progress::Progress;
+use super::target::{StoreArgs, Target};
+
+/// How often `watch` looks.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// How many rows are read at once.
+const PAGE: u32 = 500;
+/// The longest title, key and error in a table, in characters.
+const TITLE_CHARS: usize = 40;
+const KEY_CHARS: usize = 30;
+const ERROR_CHARS: usize = 50;
+
+/// Follow the durable batches of a thread: list, show, watch, export.
+#[derive(Debug, Subcommand)]
+pub(crate) enum BatchesCommand {
+    /// List the batches of a thread, newest first.
+    #[command(
+        after_help = "Example:\n  threadkeep batches list my-thread\n\n--json prints one document per line."
+    )]
+    List(OfThread),
+    /// Show a batch and its items.
+    #[command(
+        after_help = "Example:\n  threadkeep batches show my-thread subagent-batch-0ec7b888 --status failed"
+    )]
+    Show {
+        #[command(flatten)]
+        of: OfBatch,
+        /// Only items with this status.
+        #[arg(long, value_parser = status)]
+        status: Option<BatchItemStatus>,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Follow a batch with a progress bar until it has ended. Exits with 3 if it failed or was cancelled.
+    #[command(after_help = "Example:\n  threadkeep batches watch my-thread subagent-batch-0ec7b888")]
+    Watch(OfBatch),
+    /// Print all items of a batch with their results, one JSON document per line.
+    #[command(
+        after_help = "Example:\n  threadkeep batches export my-thread subagent-batch-0ec7b888 > results.jsonl"
+    )]
+    Export(OfBatch),
+}
+
+/// The thread, and where it is.
+#[derive(Debug, Args)]
+pub(crate) struct OfThread {
+    /// The thread that submitted them.
+    #[arg(value_name = "THREAD")]
+    thread: String,
+    #[command(flatten)]
+    store: StoreArgs,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// A batch, and where it is.
+#[derive(Debug, Args)]
+pub(crate) struct OfBatch {
+    /// The thread that submitted it.
+    #[arg(value_name = "THREAD")]
+    thread: String,
+    /// The batch, or the beginning of its id.
+    #[arg(value_name = "BATCH")]
+    batch: String,
+    #[command(flatten)]
+    store: StoreArgs,
+}
+
+fn status(text: &str) -> Result<BatchItemStatus, String> {
+    text.parse().map_err(|_| {
+        let names: Vec<&str> = BatchItemStatus::ALL.iter().map(|status| status.as_str()).collect();
+        format!("one of {}", names.join(", "))
+    })
+}
+
+impl BatchesCommand {
+    pub(crate) fn store(&self) -> &StoreArgs {
+        match self {
+            Self::List(of) => &of.store,
+            Self::Show { of, .. } | Self::Watch(of) | Self::Export(of) => &of.store,
+        }
+    }
+
+    pub(crate) async fn run(&self, target: &Target, out: &mut Out) -> Result<Exit> {
+        let Some(records) = target.records() else {
+            return Err(OpsError::Unsupported(
+                "batches are in the gateway's records, which are not beside this store".to_owned(),
+            ));
+        };
+        let batches = records.batches();
+        match self {
+            Self::List(of) => list(batches, out, of).await?,
+            Self::Show { of, status, json } => {
+                show(batches, out, &found(batches, of).await?, *status, *json).await?;
+            }
+            Self::Watch(of) => return watch(batches, out, found(batches, of).await?).await,
+            Self::Export(of) => export(batches, out, &found(batches, of).await?).await?,
+        }
+        Ok(Exit::Done)
+    }
+}
+
+/// The batch with this id or beginning of one.
+async fn found(batches: &Batches, of: &OfBatch) -> Result<BatchRow> {
+    let all = batches.of_thread(&of.thread, u32::MAX).await?;
+    let mut found = all.into_iter().filter(|row| row.id.starts_with(&of.batch));
+    match (found.next(), found.next()) {
+        (Some(row), None) => Ok(row),
+        (Some(_), Some(_)) => Err(OpsError::Unsupported(format!(
+            "several batches of the thread begin with '{}': give more of the id",
+            one_line(&of.batch)
+        ))),
+        (None, _) => Err(OpsError::Unsupported(format!(
+            "the thread has no batch '{}': `threadkeep batches list` lists them",
+            one_line(&of.batch)
+        ))),
+    }
+}
+
+async fn counts(batches: &Batches, batch_id: &str) -> Result<ItemCounts> {
+    let all = batches.counts(&[batch_id.to_owned()]).await?;
+    Ok(all.get(batch_id).cloned().unwrap_or_default())
+}
+
+async fn list(batches: &Batches, out: &mut Out, of: &OfThread) -> Result<()> {
+    let mut table =
+        Columns::new(&["BATCH", "TITLE", "SUBAGENT", "STATUS", "ITEMS>", "DONE>", "FAILED>", "SUBMITTED"]);
+    for row in batches.of_thread(&of.thread, u32::MAX).await? {
+        let counts = counts(batches, &row.id).await?;
+        if of.json {
+            out.json(&batch_document(&row, &counts))?;
+            continue;
+        }
+        table.row([
+            row.id.clone(),
+            short(&row.title, TITLE_CHARS),
+            row.subagent_type.clone(),
+            row.status.to_string(),
+            row.total_items.to_string(),
+            counts.of(BatchItemStatus::Succeeded).to_string(),
+            counts.of(BatchItemStatus::Failed).to_string(),
+            row.created_at.format("%Y-%m-%d %H:%M:%S").to_string(),
+        ]);
+    }
+    if !of.json {
+        out.table_or(&table, "The thread has no batches.")?;
+    }
+    Ok(())
+}
+
+async fn show(
+    batches: &Batches,
+    out: &mut Out,
+    row: &BatchRow,
+    status: Option<BatchItemStatus>,
+    json: bool,
+) -> Result<()> {
+    let counts = counts(batches, &row.id).await?;
+    if json {
+        out.json(&batch_document(row, &counts))?;
+    } else {
+        out.line(format!("{}: {}, {}", row.id, one_line(&row.title), row.status))?;
+        out.line(format!("  {}", described(&counts)))?;
+    }
+    let mut table = Columns::new(&["ITEM", "KEY", "STATUS", "ATTEMPT>", "TOKENS>", "ERROR"]);
+    let mut offset = 0;
+    loop {
+        let page = batches.items(&row.id, status, offset, PAGE).await?;
+        if page.is_empty() {
+            break;
+        }
+        offset += page.len() as u64;
+        for item in page {
+            if json {
+                out.json(&item_document(&item))?;
+                continue;
+            }
+            table.row([
+                item.id,
+                short(&item.item_key, KEY_CHARS),
+                item.status.to_string(),
+                item.attempt.to_string(),
+                or_dash(item.token_usage.map(|tokens| tokens.total_tokens.to_string())),
+                item.error.map(|error| short(&error, ERROR_CHARS)).unwrap_or_default(),
+            ]);
+        }
+    }
+    if !json {
+        out.table_or(&table, "No items.")?;
+    }
+    Ok(())
+}
+
+/// The items by status, without zeros.
+fn described(counts: &ItemCounts) -> String {
+    let some = counts.iter().filter(|(_, number)| *number > 0);
+    let texts: Vec<String> = some.map(|(status, number)| format!("{number} {status}")).collect();
+    texts.join(", ")
+}
+
+async fn watch(batches: &Batches, out: &mut Out, mut row: BatchRow) -> Result<Exit> {
+    let total = u64::try_from(row.total_items).unwrap_or_default();
+    let mut progress = Progress::new("items", total);
+    loop {
+        let counts = counts(batches, &row.id).await?;
+        progress.at(total.saturating_sub(counts.unfinished()));
+        if row.status.is_terminal() {
+            drop(progress);
+            let items = things(usize::try_from(total).unwrap_or(usize::MAX), "item");
+            out.line(format!("{}: {} ({items}: {})", row.id, row.status, described(&counts)))?;
+            let is_done = row.status == threadkeep_records::BatchStatus::Completed;
+            return Ok(if is_done { Exit::Done } else { Exit::Found });
+        }
+        progress.interrupted()?;
+        tokio::time::sleep(LOOK_EVERY).await;
+        let Some(now) = batches.get(&row.id).await? else {
+            return Err(OpsError::Unsupported("the batch was deleted with its thread".to_owned()));
+        };
+        row = now;
+    }
+}
+
+async fn export(batches: &Batches, out: &mut Out, row: &BatchRow) -> Result<()> {
+    let mut after = None;
+    loop {
+        let page = batches.results(&row.id, after, PAGE).await?;
+        let Some((last, _)) = page.last() else { return Ok(()) };
+        after = Some(last.position);
+        for (item, result) in page {
+            let mut document = item_document(&item);
+            document["result"] = json!(result);
+            out.json(&document)?;
+        }
+    }
+}
+
+fn batch_document(row: &BatchRow, counts: &ItemCounts) -> Json {
+    let counts: Map<String, Json> =
+        counts.iter().map(|(status, number)| (status.as_str().to_owned(), json!(number))).collect();
+    json!({
+        "id": row.id, "thread_id": row.thread_id, "title": row.title, "subagent_type": row.subagent_type,
+        "status": row.status.as_str(), "total_items": row.total_items, "max_live_items": row.max_live_items,
+        "max_running_items": row.max_running_items, "max_attempts": row.max_attempts, "created_at": row.created_at,
+        "updated_at": row.updated_at, "completed_at": row.completed_at, "counts": counts,
+    })
+}
+
+fn item_document(row: &BatchItemRow) -> Json {
+    json!({
+        "id": row.id, "batch_id": row.batch_id, "item_key": row.item_key, "position": row.position,
+        "status": row.status.as_str(), "attempt": row.attempt, "model_name": row.model_name,
+        "result_preview": row.result_preview, "result_truncated": row.result_truncated, "error": row.error,
+        "stop_reason": row.stop_reason, "token_usage": row.token_usage, "acceptance_criteria": row.acceptance_criteria,
+        "acceptance_verdict": row.acceptance_verdict, "started_at": row.started_at, "completed_at": row.completed_at,
+        "created_at": row.created_at, "updated_at": row.updated_at,
+    })
+}

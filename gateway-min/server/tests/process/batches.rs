@@ -1,0 +1,166 @@
+//! Batches over processes that are killed, or stand still past their leases.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde_json::{Value as Json, json};
+use tempfile::TempDir;
+use threadkeep_testing::postgres;
+
+use super::{Gateway, configured, on_postgres};
+
+const BATCHES: &str = "/api/threads/t/subagent-batches";
+
+/// Makes the gateway in this directory work on batches, with a lead that submits `items`, and subagents of two turns with
+/// `delay_ms` before each piece of an answer. Requests to models are recorded in the file that is returned.
+fn with_batches(dirs: &[TempDir], items: usize, delay_ms: u64) -> PathBuf {
+    let record = dirs[0].path().join("requests.jsonl");
+    let items: Json =
+        (0..items).map(|n| json!({"key": format!("k{n}"), "prompt": format!("item {n}.")})).collect();
+    let call = json!({"name": "batch_task", "args": {"title": "Files", "items": items,
+        "subagent_type": "general-purpose", "max_running_items": 9}});
+    let script = json!({"record": record, "rules": [
+        {"when": {"caller": "subagent"}, "answers": [
+            {"text": "One.", "delay_ms": delay_ms, "tool_calls": [{"name": "ls", "args": {}}],
+                "usage": {"input_tokens": 5, "output_tokens": 1}},
+            {"text": "Two.", "delay_ms": delay_ms, "usage": {"input_tokens": 6, "output_tokens": 1}},
+        ]},
+        {"answers": [{"text": "", "tool_calls": [call]}, {"text": "Submitted."}]},
+    ]});
+    for dir in dirs {
+        std::fs::write(dir.path().join("script.json"), script.to_string()).unwrap();
+        let file = dir.path().join("config.yaml");
+        let mut config: Json = serde_json::from_str(&std::fs::read_to_string(&file).unwrap()).unwrap();
+        config["subagent_batches"] =
+            json!({"enabled": true, "poll_interval_seconds": 0.1, "lease_seconds": 10, "max_attempts": 10});
+        std::fs::write(file, config.to_string()).unwrap();
+    }
+    record
+}
+
+/// How often each question of an item was asked, by its task and the number of answers before it.
+fn requests(record: &Path) -> BTreeMap<(String, usize), usize> {
+    let text = std::fs::read_to_string(record).unwrap_or_default();
+    let mut counts = BTreeMap::new();
+    for line in text.lines().filter_map(|line| serde_json::from_str::<Json>(line).ok()) {
+        if line["caller"] == "lead_agent" {
+            continue;
+        }
+        let messages = line["messages"].as_array().unwrap();
+        let answered = messages.iter().filter(|message| message["type"] == "ai").count();
+        let task = messages.iter().find(|message| message["type"] == "human").unwrap()["content"].to_string();
+        *counts.entry((task, answered)).or_default() += 1;
+    }
+    counts
+}
+
+async fn submit(gateway: &Gateway) -> String {
+    gateway.post("/api/threads", json!({"thread_id": "t"})).await;
+    let input = json!({"messages": [{"role": "user", "content": "submit"}]});
+    let body = json!({"input": input, "context": {"subagent_enabled": true}});
+    let (status, values) = gateway.post("/api/threads/t/runs/wait", body).await;
+    assert_eq!(status, 200, "{values}");
+    gateway.get(BATCHES).await[0]["id"].as_str().unwrap().to_owned()
+}
+
+/// Waits until so many questions were asked.
+async fn asked(record: &Path, number: usize) {
+    while requests(record).values().sum::<usize>() < number {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+async fn ended(gateway: &Gateway, id: &str) -> Json {
+    loop {
+        let batch = gateway.get(&format!("{BATCHES}/{id}")).await;
+        if !batch["completed_at"].is_null() {
+            return batch;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+/// Every item has its result, once, and no answer that was stored was asked for again.
+async fn whole(gateway: &Gateway, id: &str, record: &Path, items: usize, in_flight: usize) {
+    let batch = ended(gateway, id).await;
+    assert_eq!(
+        (&batch["status"], &batch["counts"]["succeeded"]),
+        (&json!("completed"), &json!(items)),
+        "{batch}"
+    );
+    let executions = gateway.get("/api/threads/t/executions").await;
+    let executions = executions["executions"].as_array().unwrap().clone();
+    assert_eq!(executions.len(), items, "each item goes on with its execution");
+    for execution in executions {
+        assert_eq!((&execution["status"], &execution["delivered"]), (&json!("completed"), &json!(true)));
+        assert_eq!(execution["usage"]["total_tokens"], 13, "no answer is counted twice");
+    }
+    let asked = requests(record);
+    assert_eq!(asked.len(), 2 * items);
+    let repeated: usize = asked.values().map(|count| count - 1).sum();
+    assert!(repeated <= in_flight, "{repeated} questions were repeated, {in_flight} can have been under way");
+    let usage = gateway.get("/api/threads/t/token-usage").await;
+    assert_eq!(usage["by_caller"]["subagent"], 13 * items);
+}
+
+/// Check 3 of the delegation design, small: three processes with three slots each, of which one is killed again and again.
+#[tokio::test]
+async fn s62_a_batch_outlives_its_processes() {
+    let database = postgres().unwrap().database().await.unwrap();
+    let dirs = [(); 3].map(|()| on_postgres(database.url(), "delta"));
+    let record = with_batches(&dirs, 60, 20);
+    let mut gateways: Vec<Gateway> = dirs.iter().map(|dir| Gateway::start(dir.path())).collect();
+    let id = submit(&gateways[0]).await;
+    for kill in 0..6 {
+        asked(&record, 10 + 15 * kill).await;
+        let at = kill % 3;
+        gateways[at].signal("-9");
+        drop(gateways.remove(at));
+        gateways.insert(at, Gateway::start(dirs[at].path()));
+    }
+    whole(&gateways[0], &id, &record, 60, 6 * 3).await;
+}
+
+#[tokio::test]
+async fn s62_on_sqlite_the_next_process_goes_on_with_a_batch() {
+    let dirs = [configured("full")];
+    let record = with_batches(&dirs, 12, 20);
+    let gateway = Gateway::start(dirs[0].path());
+    let id = submit(&gateway).await;
+    asked(&record, 5).await;
+    gateway.signal("-9");
+    drop(gateway);
+    let next = Gateway::start(dirs[0].path());
+    whole(&next, &id, &record, 12, 3).await;
+}
+
+/// It wakes up when its leases are over and another process has done its work: nothing of what it does then counts.
+#[tokio::test]
+async fn s52_a_process_that_stood_still_past_its_leases_changes_nothing() {
+    let database = postgres().unwrap().database().await.unwrap();
+    let dirs = [(); 2].map(|()| on_postgres(database.url(), "full"));
+    let record = with_batches(&dirs, 3, 300);
+    let first = Gateway::start(dirs[0].path());
+    let id = submit(&first).await;
+    asked(&record, 3).await;
+    first.signal("-STOP");
+    let second = Gateway::start(dirs[1].path());
+    whole(&second, &id, &record, 3, 3).await;
+    let items = second.get(&format!("{BATCHES}/{id}/items")).await;
+    let executions = second.get("/api/threads/t/executions").await;
+    for item in items.as_array().unwrap() {
+        assert_eq!(item["attempt"], 2, "{item}");
+    }
+    first.signal("-CONT");
+    let lost = "threadkeep_batch_attempts_total{outcome=\"lost\"} 3";
+    loop {
+        let metrics = first.client.get(format!("{}/metrics", first.base)).send().await.unwrap();
+        if metrics.text().await.unwrap().contains(lost) {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    assert_eq!(second.get(&format!("{BATCHES}/{id}/items")).await, items);
+    assert_eq!(second.get("/api/threads/t/executions").await, executions);
+}

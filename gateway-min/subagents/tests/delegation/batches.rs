@@ -337,8 +337,8 @@ async fn a_result_of_50_mb_fails_its_item_and_costs_no_other() {
         found.iter().map(|(row, result)| (row.status, result.as_ref().map(String::len))).collect();
     let succeeded = BatchItemStatus::Succeeded;
     assert_eq!(lengths, [(BatchItemStatus::Failed, None), (succeeded, Some(100_000)), (succeeded, Some(2))]);
-    let error = found[0].0.error.as_deref().unwrap();
-    assert!(error.contains("did not end where an answer must"), "{error}");
+    // What the model said so far, and why that is not all, cut to what an error may be long.
+    assert_eq!(found[0].0.error.as_ref().unwrap().len(), 4_000);
 }
 
 /// A result of one character more than is kept.

@@ -31,12 +31,13 @@ const EDGES: &[(&str, &[&str])] = &[
     ("subagents", &["agent", "config", "engine", "files", "records"]),
     ("processes", &["config"]),
     ("acp", &["agent", "config", "files", "processes"]),
+    ("mcp", &["agent", "config", "processes"]),
     (
         "benches",
         &["agent", "config", "engine", "memory", "postgres", "records", "sqlite", "subagents", "testing"],
     ),
     ("ops", &["config", "engine", "files", "records", "storage", "subagents"]),
-    ("chat", &["acp", "agent", "config", "engine", "processes", "records", "storage", "subagents"]),
+    ("chat", &["acp", "agent", "config", "engine", "mcp", "processes", "records", "storage", "subagents"]),
     (
         "gateway",
         &[
@@ -46,6 +47,7 @@ const EDGES: &[(&str, &[&str])] = &[
             "config",
             "engine",
             "files",
+            "mcp",
             "ops",
             "processes",
             "records",

@@ -15,6 +15,7 @@ use threadkeep_files::create_private_dir;
 use threadkeep_processes::{ENDS_WITHIN, Guard};
 
 use crate::invocation::{CANCEL_WITHIN, Invocation, InvocationError};
+use crate::servers::described;
 
 /// The name of the tool.
 pub const INVOKE_ACP_AGENT: &str = "invoke_acp_agent";
@@ -116,10 +117,10 @@ impl Tool for InvokeAcpAgent {
     }
 }
 
-/// Makes the tool for the external agents of a configuration, whose programs run under `guard`.
+/// Makes the tool for the external agents of a configuration, whose programs run under `guard`. They may use its MCP servers.
 pub fn external_agents(guard: Guard) -> impl Fn(&Config) -> Option<Arc<dyn Tool>> + Send + Sync {
     move |config| {
-        let tool = InvokeAcpAgent::new(guard.clone(), &config.acp_agents, Vec::new())?;
+        let tool = InvokeAcpAgent::new(guard.clone(), &config.acp_agents, described(&config.mcp_servers))?;
         Some(Arc::new(tool) as Arc<dyn Tool>)
     }
 }

@@ -12,7 +12,7 @@ use threadkeep_files::{adopt_thread_names, thread_name};
 use crate::agent::CALLER;
 use crate::model::{ModelKind, ModelSettings, RetryingModel};
 use crate::summary::Summarizer;
-use crate::tools::{ToolContext, ToolSettings, Toolbox};
+use crate::tools::{ToolContext, ToolSettings, ToolSource, Toolbox};
 use crate::{Agent, AgentError, DateZone, Middleware, Prompt};
 
 /// What an agent is built for.
@@ -54,6 +54,8 @@ pub struct AgentBuilder {
     zone: DateZone,
     /// The tools of every agent; fixed at start.
     tools: Arc<Toolbox>,
+    /// Where further tools come from.
+    sources: Vec<Arc<dyn ToolSource>>,
     /// Models by name, each with the configuration it was built from.
     models: Mutex<HashMap<String, (Arc<Config>, RetryingModel)>>,
 }
@@ -67,7 +69,14 @@ impl AgentBuilder {
         }
         let tools = Arc::new(Toolbox::builtin(&tool_settings(current)));
         let zone = DateZone::of(config.environment());
-        Self { config, tools, threads_dir, zone, models: Mutex::default() }
+        Self { config, tools, sources: Vec::new(), threads_dir, zone, models: Mutex::default() }
+    }
+
+    /// The same builder; agents also have the tools of `source`.
+    #[must_use]
+    pub fn with_source(mut self, source: Arc<dyn ToolSource>) -> Self {
+        self.sources.push(source);
+        self
     }
 
     /// The working directory of a thread's tools.
@@ -75,9 +84,24 @@ impl AgentBuilder {
         self.threads_dir.join(thread_name(thread_id))
     }
 
-    /// The tools of every agent.
-    pub fn toolbox(&self) -> &Toolbox {
+    /// The built-in tools of every agent.
+    pub fn builtin(&self) -> &Toolbox {
         &self.tools
+    }
+
+    /// The tools of every agent: the built-in ones, and those that other sources have now.
+    pub async fn toolbox(&self) -> Toolbox {
+        let mut toolbox = (*self.tools).clone();
+        if self.sources.is_empty() {
+            return toolbox;
+        }
+        let config = self.config.current_async().await;
+        for source in &self.sources {
+            for tool in source.tools(&config).await {
+                toolbox.add(tool);
+            }
+        }
+        toolbox
     }
 
     /// Builds an agent.
@@ -106,7 +130,7 @@ impl AgentBuilder {
             model,
             title_model,
             summarizer,
-            toolbox: Arc::clone(&self.tools),
+            toolbox: Arc::new(self.toolbox().await),
             tool_context: ToolContext::new(spec.thread_id, spec.run_id, self.thread_dir(spec.thread_id)),
             title: config.title.clone(),
             loop_detection: config.loop_detection.clone(),

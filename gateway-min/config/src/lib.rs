@@ -14,7 +14,7 @@
 //! applies only after a restart: `auth` (the keys follow their file), `server`, `database` (save `checkpoint_graph_cache`),
 //! `run_events`, `stream_bridge`, `run_ownership`, `agent_storage`, `sandbox`, `subagent_runtime`, `subagent_batches`
 //! and `telemetry`. What was built from them keeps their values. The others are read again for each run: `models`,
-//! `tools`, `tool_groups`, `subagents`, `acp_agents`, `summarization`, `title`, `loop_detection`, `token_usage`,
+//! `tools`, `tool_groups`, `mcp_servers`, `subagents`, `acp_agents`, `summarization`, `title`, `loop_detection`, `token_usage`,
 //! `token_budget`, `tool_search`, `verification`, `max_recursion_limit`.
 
 mod database;
@@ -60,10 +60,11 @@ pub use models::{DEMO_MODEL, Model, ModelKind, OPENAI, SCRIPTED};
 pub use secret::{FreeForm, MASK, Secret};
 pub use sections::{
     AcpAgent, AdmissionPolicy, AgentStorage, AgentStorageBackend, Auth, ContextSize, CustomAgent, Gateway,
-    HookCommand, INHERIT_MODEL, LoopDetection, ReceiptsRenderMode, RunEvents, RunEventsBackend, RunOwnership,
-    Sandbox, SandboxProvider, StreamBridge, StreamBridgeType, SubagentBatches, SubagentOverride,
-    SubagentRuntime, Subagents, Summarization, Telemetry, Title, TokenBudget, TokenBudgetOverride,
-    TokenUsage, Tool, ToolFrequency, ToolGroup, ToolSearch, Traces, Verification,
+    HookCommand, INHERIT_MODEL, LoopDetection, McpServer, ReceiptsRenderMode, RunEvents, RunEventsBackend,
+    RunOwnership, Sandbox, SandboxProvider, StreamBridge, StreamBridgeType, SubagentBatches,
+    SubagentOverride, SubagentRuntime, Subagents, Summarization, Telemetry, Title, TokenBudget,
+    TokenBudgetOverride, TokenUsage, Tool, ToolFrequency, ToolGroup, ToolRouting, ToolSearch, Traces,
+    Verification,
 };
 pub use trust::{Prints, UserDirs};
 pub use unread::{UNREAD, no_effect_warning, unknown_section_warning};
@@ -74,7 +75,7 @@ use find::Location;
 use node::{Node, Report};
 
 /// The top-level keys that are read here. All others go to [`Config::extra`].
-const SECTIONS: [&str; 25] = [
+const SECTIONS: [&str; 26] = [
     CONFIG_VERSION_KEY,
     "auth",
     "gateway",
@@ -92,6 +93,7 @@ const SECTIONS: [&str; 25] = [
     "tool_search",
     "tools",
     "tool_groups",
+    "mcp_servers",
     "sandbox",
     "subagents",
     "subagent_runtime",
@@ -175,6 +177,8 @@ pub struct Config {
     pub token_budget: TokenBudget,
     /// Deferred loading of tools.
     pub tool_search: ToolSearch,
+    /// Servers whose tools agents may call, by name.
+    pub mcp_servers: BTreeMap<String, McpServer>,
     /// The tools; `None` means the built-in set.
     pub tools: Option<Vec<Tool>>,
     /// The groups of tools.
@@ -261,6 +265,7 @@ impl Config {
             token_usage: TokenUsage::read(&root),
             token_budget: TokenBudget::read(&root),
             tool_search: ToolSearch::read(&root),
+            mcp_servers: McpServer::read_all(&root),
             tools: sections::read_tools(&root),
             tool_groups: sections::read_tool_groups(&root),
             sandbox: Sandbox::read(&root, subagent_runtime.max_running),

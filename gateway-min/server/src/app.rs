@@ -32,6 +32,7 @@ use crate::streams::Streams;
 use crate::streams::bridge::{BridgeOptions, StreamBridge};
 use crate::threads::Threads;
 use threadkeep_config::{Config, ConfigHandle, RunEventsBackend};
+use threadkeep_mcp::McpServers;
 use threadkeep_processes::Guard;
 use threadkeep_records::{BatchStatus, CheckpointForm, Records, RecordsError, RunRow};
 
@@ -167,7 +168,9 @@ impl App {
         };
         let bridge = StreamBridge::with_clock(bridge, Arc::clone(&ids));
         let background = TaskTracker::new();
-        let agents = Arc::new(AgentBuilder::new(config.clone(), &current));
+        let servers = Arc::new(McpServers::new(Guard::this_program()));
+        servers.connect(&current.mcp_servers);
+        let agents = Arc::new(AgentBuilder::new(config.clone(), &current).with_source(servers));
         let catalog = Arc::new(Catalog::new(&current, configured_store(&current, &records)));
         let admission = Admission::new(&current.subagent_runtime);
         let threads =

@@ -22,6 +22,8 @@ mod load;
 #[cfg(unix)]
 #[path = "process/private.rs"]
 mod private;
+#[path = "process/servers.rs"]
+mod servers;
 #[path = "process/traces.rs"]
 mod traces;
 

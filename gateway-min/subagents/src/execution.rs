@@ -226,7 +226,7 @@ impl Work {
             commands: self.criteria.is_some(),
         };
         middleware.push(Arc::new(counting));
-        let mut toolbox = self.delegator.agents.toolbox().clone();
+        let mut toolbox = self.delegator.agents.toolbox().await;
         let config = self.delegator.config.current_async().await;
         if let Some(external) = External::tool(&self.delegator, &config, Some(self.row.execution_id.clone()))
         {

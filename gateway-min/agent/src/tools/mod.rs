@@ -32,7 +32,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 use threadkeep::id::IdSource;
 use threadkeep::state::StateSnapshot;
-use threadkeep_config::Secret;
+use threadkeep_config::{Config, Secret, ToolRouting};
 use tokio_util::sync::CancellationToken;
 
 pub use self::clarification::{asks, questions};
@@ -66,6 +66,16 @@ pub trait Tool: Send + Sync {
         None
     }
 
+    /// Whether the model may have to search for it before it can call it.
+    fn is_deferrable(&self) -> bool {
+        false
+    }
+
+    /// Which questions it is for, if the configuration says so.
+    fn routing(&self) -> Option<&ToolRouting> {
+        None
+    }
+
     /// The results of a superstep are stored, this call's among them; `context` is that of the call.
     async fn stored(&self, context: &ToolContext) {
         let _ = context;
@@ -76,6 +86,13 @@ pub trait Tool: Send + Sync {
     /// Must not block, and must leave nothing running when its future is dropped: that is how a run is cancelled, unless
     /// the tool [says how fast it stops](Self::stops_within).
     async fn call(&self, context: &ToolContext, args: Value) -> Result<ToolOutput, ToolError>;
+}
+
+/// Where further tools come from, besides the built-in ones.
+#[async_trait]
+pub trait ToolSource: Send + Sync {
+    /// The tools that are available now. An agent waits for this before its run.
+    async fn tools(&self, config: &Config) -> Vec<Arc<dyn Tool>>;
 }
 
 /// The origin of a call, its working directory, and its connection to the run.

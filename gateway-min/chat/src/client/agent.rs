@@ -18,6 +18,7 @@ use super::options::open_config;
 use super::{ClientError, Configuration, Turn, TurnOptions, turn};
 use threadkeep_agent::Pattern;
 use threadkeep_config::{Config, ConfigHandle};
+use threadkeep_mcp::McpServers;
 
 /// What turns run with.
 pub(super) struct Core {
@@ -46,7 +47,9 @@ impl Core {
         defaults: TurnOptions,
         guard: Option<Guard>,
     ) -> Self {
-        let agents = Arc::new(AgentBuilder::new(config.clone(), &current));
+        let servers = Arc::new(McpServers::new(threadkeep_processes::Guard::this_program()));
+        servers.connect(&current.mcp_servers);
+        let agents = Arc::new(AgentBuilder::new(config.clone(), &current).with_source(servers));
         Self {
             delegation: Delegation::new(config.clone(), current, Arc::clone(&agents), source),
             config,

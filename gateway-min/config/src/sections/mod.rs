@@ -8,6 +8,7 @@ mod agent;
 mod auth;
 mod delegation;
 mod gateway;
+mod mcp;
 mod runs;
 mod sandbox;
 mod subagents;
@@ -24,6 +25,7 @@ pub use delegation::{
     SubagentRuntime,
 };
 pub use gateway::Gateway;
+pub use mcp::{McpServer, ToolRouting};
 pub use runs::{RunEvents, RunEventsBackend, RunOwnership, StreamBridge, StreamBridgeType};
 pub use sandbox::{Sandbox, SandboxProvider};
 pub use subagents::{CustomAgent, INHERIT_MODEL, SubagentOverride, Subagents, TokenBudgetOverride};

@@ -1,0 +1,73 @@
+//! The MCP servers of a configuration, as the Agent Client Protocol describes them to an agent.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Value as Json, json};
+use threadkeep_config::{McpServer, Secret};
+use threadkeep_processes::Program;
+
+/// Those that are in use. A program that is not installed is left out.
+pub(crate) fn described(servers: &BTreeMap<String, McpServer>) -> Vec<Json> {
+    let used = servers.iter().filter(|(_, server)| server.enabled);
+    used.filter_map(|(name, server)| description(name, server)).collect()
+}
+
+fn description(name: &str, server: &McpServer) -> Option<Json> {
+    let pairs = |values: &BTreeMap<String, Secret>| -> Vec<Json> {
+        values.iter().map(|(name, value)| json!({"name": name, "value": value.expose()})).collect()
+    };
+    if let Some(url) = &server.url {
+        let headers = pairs(&server.headers);
+        return Some(json!({"type": "http", "name": name, "url": url.expose(), "headers": headers}));
+    }
+    let program = Program {
+        command: server.command.clone()?,
+        args: server.args.clone(),
+        env: server.env.clone(),
+        directory: ".".into(),
+    };
+    // The protocol wants an absolute path.
+    let command = program.resolved().ok()?;
+    Some(json!({"name": name, "command": command, "args": program.args, "env": pairs(&program.env)}))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn servers_in_use_are_described_and_programs_have_absolute_paths() {
+        let server = McpServer {
+            command: Some("sh".into()),
+            args: vec!["-c".into()],
+            env: [("KEY".into(), Secret::new("sk-1"))].into(),
+            url: None,
+            headers: BTreeMap::new(),
+            enabled: true,
+            timeout_seconds: 60,
+            routing: BTreeMap::new(),
+        };
+        let missing = McpServer { command: Some("no-such-server".into()), ..server.clone() };
+        let off = McpServer { enabled: false, ..server.clone() };
+        let web = McpServer {
+            command: None,
+            url: Some(Secret::new("https://mcp.example/")),
+            headers: [("Authorization".into(), Secret::new("Bearer sk-2"))].into(),
+            ..server.clone()
+        };
+        let named = [("files", server), ("missing", missing), ("off", off), ("web", web)];
+        let found = described(&named.map(|(name, server)| (name.to_owned(), server)).into());
+        let command = found[0]["command"].clone();
+        assert!(command.as_str().is_some_and(|command| command.starts_with('/')), "{command}");
+        assert_eq!(
+            found,
+            [
+                json!({"name": "files", "command": command, "args": ["-c"], "env": [{"name": "KEY", "value": "sk-1"}]}),
+                json!({
+                    "type": "http", "name": "web", "url": "https://mcp.example/",
+                    "headers": [{"name": "Authorization", "value": "Bearer sk-2"}],
+                }),
+            ]
+        );
+    }
+}

@@ -1,0 +1,161 @@
+//! `mcp_servers`: servers that speak the Model Context Protocol, whose tools agents may call. Read live.
+
+use std::collections::BTreeMap;
+
+use super::sandbox::check_variables;
+use crate::node::Node;
+use crate::secret::Secret;
+
+/// One entry of `mcp_servers`. It has either a `command` or a `url`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct McpServer {
+    /// The program of a server on standard input and output.
+    pub command: Option<String>,
+    /// Its arguments.
+    pub args: Vec<String>,
+    /// Variables added to its environment.
+    pub env: BTreeMap<String, Secret>,
+    /// The address of a server over streamable HTTP.
+    pub url: Option<Secret>,
+    /// Headers of each request to it.
+    pub headers: BTreeMap<String, Secret>,
+    /// Whether it is used; default true.
+    pub enabled: bool,
+    /// Seconds one call may take; 1 to 86,400, default 60.
+    pub timeout_seconds: u64,
+    /// Which questions its tools are for, by the server's name of a tool.
+    pub routing: BTreeMap<String, ToolRouting>,
+}
+
+/// What a tool is for: a deferred tool is loaded without a search if the question has one of these words.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ToolRouting {
+    /// The words, or phrases.
+    pub keywords: Vec<String>,
+    /// Which tool goes first if there are too many; higher is earlier, default 0.
+    pub priority: i64,
+}
+
+/// The word for a tool that is preferred for questions with its keywords.
+const MODES: [(&str, ()); 1] = [("prefer", ())];
+
+impl McpServer {
+    pub(crate) fn read_all(root: &Node<'_>) -> BTreeMap<String, Self> {
+        let section = root.section("mcp_servers");
+        let mut servers = BTreeMap::new();
+        for (name, node) in root.named("mcp_servers") {
+            // Tools are called `mcp_<server>_<tool>`, so that the first part must end at an underscore.
+            if name.is_empty() || !name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-') {
+                section.problem(name, "is no name of a server: it may have letters, digits and hyphens");
+            }
+            servers.insert(name.to_owned(), Self::read(&node));
+        }
+        servers
+    }
+
+    fn read(node: &Node<'_>) -> Self {
+        let (env, headers) = (node.variables("env"), node.variables("headers"));
+        check_variables(&env, &node.section("env"));
+        let (command, url) = (node.text("command"), node.secret("url"));
+        if command.is_some() == url.is_some() {
+            node.problem("command", "set either a command, for a server that is a program, or a url");
+        }
+        let is_http =
+            |url: &Secret| url.expose().starts_with("http://") || url.expose().starts_with("https://");
+        if !url.as_ref().is_none_or(is_http) {
+            node.problem("url", "must begin with http:// or https://");
+        }
+        let routing = node.named("routing").into_iter();
+        Self {
+            command,
+            args: node.texts("args").unwrap_or_default(),
+            env,
+            url,
+            headers,
+            enabled: node.bool("enabled", true),
+            timeout_seconds: node.int("timeout_seconds", 60, 1..=86_400),
+            routing: routing.map(|(tool, node)| (tool.to_owned(), ToolRouting::read(&node))).collect(),
+        }
+    }
+}
+
+impl ToolRouting {
+    fn read(node: &Node<'_>) -> Self {
+        node.choice("mode", &MODES, ());
+        let keywords = node.texts("keywords").unwrap_or_default();
+        if keywords.iter().all(|word| word.trim().is_empty()) {
+            node.problem("keywords", "is required: a list of words");
+        }
+        Self { keywords, priority: node.opt_int("priority", ..).unwrap_or(0) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::super::testing::{assert_refused, read};
+    use super::*;
+
+    #[test]
+    fn servers_are_read_and_their_secrets_are_hidden() {
+        let tree = json!({"mcp_servers": {
+            "files": {"command": "server", "args": ["/data"], "env": {"KEY": "sk-1"}},
+            "web-2": {
+                "url": "https://mcp.example/sk-2", "headers": {"Authorization": "Bearer sk-3"}, "enabled": false,
+                "timeout_seconds": 5,
+                "routing": {"find": {"mode": "prefer", "keywords": ["weather"], "priority": -2}},
+            },
+        }});
+        let servers = read(&tree, McpServer::read_all).unwrap();
+        assert!(!format!("{servers:?}").contains("sk-"));
+        let files = McpServer {
+            command: Some("server".into()),
+            args: vec!["/data".into()],
+            env: [("KEY".into(), Secret::new("sk-1"))].into(),
+            url: None,
+            headers: BTreeMap::new(),
+            enabled: true,
+            timeout_seconds: 60,
+            routing: BTreeMap::new(),
+        };
+        let web = McpServer {
+            command: None,
+            args: vec![],
+            env: BTreeMap::new(),
+            url: Some(Secret::new("https://mcp.example/sk-2")),
+            headers: [("Authorization".into(), Secret::new("Bearer sk-3"))].into(),
+            enabled: false,
+            timeout_seconds: 5,
+            routing: [("find".into(), ToolRouting { keywords: vec!["weather".into()], priority: -2 })].into(),
+        };
+        assert_eq!(servers, [("files".to_owned(), files), ("web-2".to_owned(), web)].into());
+        assert!(read(&json!({}), McpServer::read_all).unwrap().is_empty());
+    }
+
+    #[test]
+    fn servers_that_cannot_be_used_are_problems() {
+        let server = |extra: serde_json::Value| {
+            let mut server = json!({"command": "c"});
+            server.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+            json!({ "a": server })
+        };
+        assert_refused(
+            "mcp_servers",
+            &[
+                (json!({"a": {}}), "a.command"),
+                (json!({"a": {"command": "c", "url": "http://x"}}), "a.command"),
+                (json!({"a": {"url": "ftp://x"}}), "a.url"),
+                (json!({"a_b": {"command": "c"}}), "a_b"),
+                (server(json!({"timeout_seconds": 0})), "a.timeout_seconds"),
+                (server(json!({"env": {"A=B": "c"}})), "a.env.A=B"),
+                (server(json!({"routing": {"t": {"keywords": []}}})), "a.routing.t.keywords"),
+                (
+                    server(json!({"routing": {"t": {"keywords": ["x"], "mode": "always"}}})),
+                    "a.routing.t.mode",
+                ),
+            ],
+            McpServer::read_all,
+        );
+    }
+}

@@ -1,0 +1,150 @@
+//! One connection to a server.
+
+use std::time::Duration;
+
+use reqwest::redirect;
+use rmcp::model::{CallToolRequestParams, CallToolResult, JsonObject, PaginatedRequestParams, Tool};
+use rmcp::service::{NotificationContext, RunningService, ServiceError};
+use rmcp::transport::StreamableHttpClientTransport;
+use rmcp::transport::streamable_http_client::StreamableHttpClientTransportConfig;
+use rmcp::{ClientHandler, RoleClient, ServiceExt as _};
+use std::sync::Arc;
+use threadkeep_config::McpServer;
+use threadkeep_processes::{Guard, Guarded, Program, SpawnError};
+use tokio::sync::Notify;
+
+/// How long a server over HTTP has to accept a connection.
+const HTTP_CONNECT: Duration = Duration::from_secs(10);
+/// The most tools of one server.
+const TOOLS_MAX: usize = 512;
+/// How much of a program's standard error is shown.
+const SAID_MAX: usize = 300;
+
+/// Why a server cannot be used. No text contains an address or a header, which may be secrets.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ConnectError {
+    #[error(transparent)]
+    Spawn(#[from] SpawnError),
+    #[error("cannot use the url: {0}")]
+    Http(String),
+    #[error("the header '{0}' is not valid")]
+    Header(String),
+    #[error("the server did not answer as the protocol demands: {0}")]
+    Protocol(String),
+}
+
+/// Notices that the server's tools have changed.
+#[derive(Clone)]
+pub(crate) struct Listener {
+    changed: Arc<Notify>,
+}
+
+impl ClientHandler for Listener {
+    async fn on_tool_list_changed(&self, _: NotificationContext<RoleClient>) {
+        self.changed.notify_one();
+    }
+}
+
+/// A connection. Dropping it ends it, and the program of a server that is one.
+pub(crate) struct Connection {
+    service: RunningService<RoleClient, Listener>,
+    /// Notified when the server's tools have changed.
+    pub(crate) changed: Arc<Notify>,
+    /// The program; it ends when the service closes its input.
+    _program: Option<Guarded>,
+}
+
+impl Connection {
+    /// Connects. The caller bounds the time.
+    pub(crate) async fn open(guard: &Guard, server: &McpServer) -> Result<Self, ConnectError> {
+        let changed = Arc::<Notify>::default();
+        let listener = Listener { changed: Arc::clone(&changed) };
+        if let Some(command) = &server.command {
+            let program = Program {
+                command: command.clone(),
+                args: server.args.clone(),
+                env: server.env.clone(),
+                directory: ".".into(),
+            };
+            let (mut program, stdin, stdout) = guard.spawn(&program)?;
+            return match listener.serve((stdout, stdin)).await {
+                Ok(service) => Ok(Self { service, changed, _program: Some(program) }),
+                Err(error) => {
+                    program.ended().await;
+                    let said: String = program.said().chars().take(SAID_MAX).collect();
+                    let said = if said.is_empty() { said } else { format!("; its standard error: {said}") };
+                    Err(ConnectError::Protocol(format!("{error}{said}")))
+                }
+            };
+        }
+        let service = listener.serve(http_transport(server)?).await;
+        // Without the address, which may contain a key.
+        let service = service.map_err(|error| ConnectError::Http(root_cause(&error)))?;
+        Ok(Self { service, changed, _program: None })
+    }
+
+    /// Whether the other side is gone.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.service.is_closed() || self.service.peer().is_transport_closed()
+    }
+
+    /// All tools of the server, the first [`TOOLS_MAX`].
+    pub(crate) async fn tools(&self) -> Result<Vec<Tool>, ServiceError> {
+        let mut tools: Vec<Tool> = Vec::new();
+        let mut page = None;
+        loop {
+            let result = self.service.peer().list_tools(page.take()).await?;
+            tools.extend(result.tools);
+            match result.next_cursor {
+                Some(cursor) if tools.len() < TOOLS_MAX => {
+                    page = Some(PaginatedRequestParams::default().with_cursor(Some(cursor)));
+                }
+                _ => break,
+            }
+        }
+        tools.truncate(TOOLS_MAX);
+        Ok(tools)
+    }
+
+    /// Calls a tool. Dropping the future tells the server to stop.
+    pub(crate) async fn call(
+        &self,
+        tool: &str,
+        arguments: JsonObject,
+    ) -> Result<CallToolResult, ServiceError> {
+        let params = CallToolRequestParams::new(tool.to_owned()).with_arguments(arguments);
+        self.service.peer().call_tool(params).await
+    }
+}
+
+fn http_transport(
+    server: &McpServer,
+) -> Result<StreamableHttpClientTransport<reqwest::Client>, ConnectError> {
+    let url = server.url.as_ref().map(threadkeep_config::Secret::expose).unwrap_or_default();
+    // The process has one provider for TLS; the first one to come installs it.
+    drop(rustls::crypto::ring::default_provider().install_default());
+    let client = reqwest::Client::builder()
+        .connect_timeout(HTTP_CONNECT)
+        // A redirect would take the headers elsewhere.
+        .redirect(redirect::Policy::none())
+        .build()
+        .map_err(|error| ConnectError::Http(error.without_url().to_string()))?;
+    let mut config = StreamableHttpClientTransportConfig::with_uri(url);
+    for (name, value) in &server.headers {
+        let invalid = || ConnectError::Header(name.clone());
+        let header = name.parse().map_err(|_| invalid())?;
+        let mut value: reqwest::header::HeaderValue = value.expose().parse().map_err(|_| invalid())?;
+        value.set_sensitive(true);
+        config.custom_headers.insert(header, value);
+    }
+    Ok(StreamableHttpClientTransport::with_client(client, config))
+}
+
+/// The innermost reason.
+fn root_cause(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut cause = error;
+    while let Some(inner) = cause.source() {
+        cause = inner;
+    }
+    cause.to_string()
+}

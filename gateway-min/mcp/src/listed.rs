@@ -1,0 +1,88 @@
+//! What a server offers, as a model may see it.
+
+use rmcp::model::Tool;
+use serde_json::Value as Json;
+use threadkeep_agent::model::ToolSpec;
+
+/// The longest name of a tool that providers take.
+const NAME_MAX: usize = 64;
+/// The longest description, in characters.
+const DESCRIPTION_MAX: usize = 2_000;
+/// The largest schema, in bytes.
+const SCHEMA_MAX: usize = 32 * 1024;
+
+/// A tool of a server.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Listed {
+    /// The server's name of it.
+    pub(crate) name: String,
+    /// What the model sees.
+    pub(crate) spec: ToolSpec,
+}
+
+/// The tools that can be offered. Those with names that no provider takes, or with huge schemas, are left out with a
+/// warning.
+pub(crate) fn listed(server: &str, tools: Vec<Tool>) -> Vec<Listed> {
+    let mut found: Vec<Listed> = Vec::new();
+    for tool in tools {
+        let name = format!("mcp_{server}_{}", tool.name);
+        let is_valid = name.len() <= NAME_MAX
+            && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-');
+        let parameters = Json::Object((*tool.input_schema).clone());
+        let size = parameters.to_string().len();
+        if !is_valid || size > SCHEMA_MAX || found.iter().any(|known| known.spec.name == name) {
+            let tool: String = tool.name.chars().take(100).collect();
+            tracing::warn!(
+                server,
+                tool,
+                size,
+                "a tool is left out: its name is not one that models take, or its schema is too large"
+            );
+            continue;
+        }
+        let text = tool.description.or(tool.title.map(Into::into)).unwrap_or_default();
+        let description = text.chars().take(DESCRIPTION_MAX).collect();
+        found.push(Listed { name: tool.name.into_owned(), spec: ToolSpec { name, description, parameters } });
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use serde_json::json;
+
+    use super::*;
+
+    fn tool(name: &str, schema: &Json) -> Tool {
+        Tool::new(name.to_owned(), "d".repeat(3_000), Arc::new(schema.as_object().unwrap().clone()))
+    }
+
+    #[test]
+    fn tools_have_names_of_their_own_and_bounded_descriptions() {
+        let schema = json!({"type": "object", "properties": {"a": {"type": "string"}}});
+        let tools = listed("files", vec![tool("read_file", &schema)]);
+        assert_eq!(
+            (tools[0].name.as_str(), tools[0].spec.name.as_str()),
+            ("read_file", "mcp_files_read_file")
+        );
+        assert_eq!(tools[0].spec.parameters, schema);
+        assert_eq!(tools[0].spec.description.len(), DESCRIPTION_MAX);
+    }
+
+    #[test]
+    fn tools_that_no_model_takes_are_left_out() {
+        let (small, huge) = (json!({}), json!({"description": "x".repeat(SCHEMA_MAX)}));
+        let tools = vec![
+            tool("good", &small),
+            tool("good", &small),
+            tool("not good", &small),
+            tool("", &huge),
+            tool(&"x".repeat(60), &small),
+            tool("huge", &huge),
+        ];
+        let names: Vec<String> = listed("s", tools).into_iter().map(|tool| tool.name).collect();
+        assert_eq!(names, ["good"]);
+    }
+}

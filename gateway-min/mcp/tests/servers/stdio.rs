@@ -1,0 +1,159 @@
+//! Servers on standard input and output.
+
+use std::time::Duration;
+
+use serde_json::json;
+use threadkeep_agent::tools::ToolStatus;
+use threadkeep_config::{McpServer, ToolRouting};
+use tokio::time::Instant;
+
+use crate::support::{Scene, call, names};
+
+/// Not a measure of speed: longer than anything here takes, and much shorter than what a hanging server would.
+const PATIENCE: Duration = Duration::from_secs(25);
+
+#[tokio::test]
+async fn the_tools_of_a_server_are_listed_and_called() {
+    let mut scene = Scene::new("ready; while hear; do text 'it is said'; done");
+    let routing = ToolRouting { keywords: vec!["word".into()], priority: 1 };
+    scene.configured.get_mut("s").unwrap().routing = [("say".to_owned(), routing)].into();
+    let tools = scene.tools().await;
+    assert_eq!(names(&tools), ["mcp_s_say", "mcp_s_other"]);
+    let spec = tools[0].spec();
+    assert_eq!((spec.description.as_str(), &spec.parameters["required"]), ("Says it", &json!(["what"])));
+    assert!(tools[0].is_deferrable() && tools[0].routing().is_some() && tools[1].routing().is_none());
+    let output = call(&tools[0], json!({"what": "it"})).await.unwrap();
+    assert_eq!((output.content.as_str(), output.status), ("it is said", ToolStatus::Success));
+    scene.tools().await;
+    assert_eq!(scene.starts(), 1, "one connection for all runs");
+}
+
+/// Bug 37 of the facts: the start of a server blocked the gateway.
+#[tokio::test]
+async fn a_server_that_hangs_at_its_start_delays_all_runs_together_by_seconds() {
+    for script in ["cat > /dev/null", "hear; cat > /dev/null", "initialize; hear; cat > /dev/null"] {
+        let scene = Scene::new(script);
+        scene.servers.connect(&scene.configured);
+        let begun = Instant::now();
+        assert_eq!(names(&scene.tools().await), Vec::<String>::new());
+        assert!(begun.elapsed() < PATIENCE, "{:?}", begun.elapsed());
+        // The time for which runs wait is over.
+        let begun = Instant::now();
+        for _ in 0..100 {
+            assert!(scene.tools().await.is_empty());
+        }
+        assert!(begun.elapsed() < Duration::from_secs(4), "{:?}", begun.elapsed());
+        assert_eq!(scene.starts(), 1);
+        drop(scene.servers);
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_cannot_be_started_is_left_out_and_not_tried_by_each_run() {
+    let mut scene = Scene::new("echo oops >&2; exit 1");
+    for _ in 0..5 {
+        assert!(scene.tools().await.is_empty());
+    }
+    assert_eq!(scene.starts(), 1);
+    scene.configured.get_mut("s").unwrap().command = Some("no-such-server".into());
+    assert!(scene.tools().await.is_empty());
+}
+
+#[tokio::test]
+async fn a_server_that_died_is_started_again_for_the_next_call() {
+    // The first process dies in a call, the others answer.
+    let scene = Scene::new(
+        "ready; if [ $(wc -l < \"$ROOT/starts\") = 1 ]; then hear; exit 1; fi; while hear; do text again; done",
+    );
+    let tools = scene.tools().await;
+    let error = call(&tools[0], json!({"what": "it"})).await.unwrap_err().to_string();
+    assert!(error.starts_with("the call of the server 's' failed: "), "{error}");
+    assert!(error.ends_with("It may have done something nevertheless"), "{error}");
+    assert_eq!(call(&tools[0], json!({"what": "it"})).await.unwrap().content, "again");
+    assert_eq!(scene.starts(), 2);
+    assert_eq!(names(&scene.tools().await).len(), 2);
+}
+
+#[tokio::test]
+async fn a_call_that_hangs_ends_at_its_time_and_the_server_stays() {
+    let mut scene =
+        Scene::new("ready; hear; while hear; do case $method in tools/call) text late;; esac; done");
+    scene.configured.get_mut("s").unwrap().timeout_seconds = 1;
+    let tools = scene.tools().await;
+    let error = call(&tools[0], json!({"what": "it"})).await.unwrap_err().to_string();
+    assert_eq!(
+        error,
+        "the server 's' did not answer within 1 seconds. It may have done something nevertheless"
+    );
+    assert_eq!(call(&tools[0], json!({"what": "it"})).await.unwrap().content, "late");
+    assert_eq!(scene.starts(), 1);
+}
+
+/// The run was cancelled: the server is told.
+#[tokio::test]
+async fn a_call_that_is_dropped_is_cancelled_at_the_server() {
+    let scene = Scene::new(
+        "ready; hear; touch \"$ROOT/called\"; hear; [ $method = notifications/cancelled ] && touch \"$ROOT/told\"; cat > /dev/null",
+    );
+    let tools = scene.tools().await;
+    tokio::select! {
+        output = call(&tools[0], json!({"what": "it"})) => panic!("{output:?}"),
+        () = scene.until("called") => {}
+    }
+    tokio::time::timeout(PATIENCE, scene.until("told")).await.unwrap();
+}
+
+#[tokio::test]
+async fn an_error_of_a_tool_and_what_is_no_text_are_said() {
+    let content = r#"[{"type":"text","text":"no"},{"type":"image","data":"AAAA","mimeType":"image/png"},{"type":"resource","resource":{"uri":"a://b","text":"inner"}},{"type":"resource_link","uri":"a://c","name":"c"}]"#;
+    let scene = Scene::new(&format!(
+        "ready; hear; answer '{{\"content\":{content},\"isError\":true}}'; \
+         hear; answer '{{\"content\":[],\"structuredContent\":{{\"a\":1}}}}'; hear; answer '{{\"content\":[]}}'; cat > /dev/null"
+    ));
+    let tools = scene.tools().await;
+    let output = call(&tools[0], json!({"what": "it"})).await.unwrap();
+    assert_eq!(output.status, ToolStatus::Error);
+    assert_eq!(
+        output.content,
+        "Error: no\n[an image was left out: image/png]\ninner\n[a link to a resource was left out: a://c]"
+    );
+    assert_eq!(call(&tools[1], json!({})).await.unwrap().content, "{\"a\":1}");
+    assert_eq!(call(&tools[1], json!({})).await.unwrap().content, "(no output)");
+}
+
+#[tokio::test]
+async fn a_line_without_an_end_does_not_fill_the_memory() {
+    let mut scene = Scene::new("ready; hear; head -c 40000000 /dev/zero | tr '\\0' x; cat > /dev/null");
+    scene.configured.get_mut("s").unwrap().timeout_seconds = 3;
+    let tools = scene.tools().await;
+    let error = call(&tools[0], json!({"what": "it"})).await.unwrap_err().to_string();
+    assert!(error.contains("did not answer within 3 seconds") || error.contains("failed"), "{error}");
+}
+
+#[tokio::test]
+async fn tools_that_change_are_listed_again() {
+    let scene = Scene::new(
+        r#"ready; printf '{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}\n'; hear; answer '{"tools":[{"name":"new","inputSchema":{"type":"object"}}]}'; cat > /dev/null"#,
+    );
+    scene.tools().await;
+    let changed = async {
+        while names(&scene.tools().await) != ["mcp_s_new"] {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, changed).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_server_ends_when_it_is_no_longer_configured_or_its_process_ends() {
+    let daemon = "trap '' TERM; (setsid sh -c \"trap '' TERM; sleep 1000\" &) ; ready; sleep 1000";
+    let scene = Scene::new(daemon);
+    assert_eq!(scene.tools().await.len(), 2);
+    assert!(scene.servers.tools(&std::collections::BTreeMap::new()).await.is_empty());
+    scene.until_nobody_is_left().await;
+    let scene = Scene::new(daemon);
+    assert_eq!(scene.tools().await.len(), 2);
+    let off = McpServer { enabled: false, ..scene.configured["s"].clone() };
+    assert!(scene.servers.tools(&[("s".to_owned(), off)].into()).await.is_empty());
+    scene.until_nobody_is_left().await;
+}

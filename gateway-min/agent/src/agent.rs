@@ -12,12 +12,13 @@ use threadkeep::id::NodeName;
 use threadkeep::metadata::Source;
 use threadkeep::state::StateSnapshot;
 use threadkeep::step::Durability;
-use threadkeep_config::{LoopDetection, Title};
+use threadkeep_config::{LoopDetection, Title, ToolSearch};
 use tracing::Instrument as _;
 
 use crate::model::{Earlier, RetryingModel};
 use crate::prompt::Prompt;
 use crate::summary::{self, Cut, Summarizer};
+use crate::tools::deferred::Deferred;
 use crate::tools::{ToolContext, Toolbox};
 use crate::{Added, AgentError, DateZone, Ended, Input, Middleware, Next, Session, TaskInput, spans};
 pub(crate) use conversation::conversation;
@@ -53,6 +54,8 @@ pub struct Agent {
     pub summarizer: Option<Summarizer>,
     /// The tools that the model can call.
     pub toolbox: Arc<Toolbox>,
+    /// Which of them have to be loaded first; `None`: none.
+    pub deferred: Option<Arc<Deferred>>,
     /// Where tool calls run.
     pub tool_context: ToolContext,
     /// Whether and how the thread gets a title.
@@ -87,12 +90,34 @@ impl Agent {
             title_model: None,
             summarizer: None,
             toolbox: Arc::new(toolbox),
+            deferred: None,
             tool_context,
             title: Title::default(),
             loop_detection: LoopDetection::default(),
             thinking: None,
             reasoning_effort: None,
         }
+    }
+
+    /// The tools that the model has after these messages, which begin with the user's last one.
+    fn tools(&self, turn: &[Json]) -> Arc<Toolbox> {
+        match &self.deferred {
+            Some(deferred) => Arc::new(self.toolbox.loaded(&deferred.loaded(turn))),
+            None => Arc::clone(&self.toolbox),
+        }
+    }
+
+    /// Defers the tools that can be, if the configuration says so: the model has to load them before it calls them. What
+    /// an agent must not have is taken out of its toolbox before.
+    pub fn defer(&mut self, settings: &ToolSearch) {
+        self.deferred = Deferred::of(&self.toolbox, settings);
+        let Some(deferred) = &self.deferred else { return };
+        if let Some(search) = deferred.tool() {
+            let mut toolbox = (*self.toolbox).clone();
+            toolbox.add(search);
+            self.toolbox = Arc::new(toolbox);
+        }
+        self.prompt.sections.extend(deferred.section());
     }
 
     /// Runs until the graph has nothing more to run; what it committed is on disk then, unless it was cancelled: the

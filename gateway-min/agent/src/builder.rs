@@ -122,7 +122,7 @@ impl AgentBuilder {
             }
             _ => None,
         };
-        Ok(Agent {
+        let mut agent = Agent {
             caller: CALLER.to_owned(),
             prompt: Prompt::default(),
             zone: self.zone.clone(),
@@ -131,12 +131,15 @@ impl AgentBuilder {
             title_model,
             summarizer,
             toolbox: Arc::new(self.toolbox().await),
+            deferred: None,
             tool_context: ToolContext::new(spec.thread_id, spec.run_id, self.thread_dir(spec.thread_id)),
             title: config.title.clone(),
             loop_detection: config.loop_detection.clone(),
             thinking: spec.thinking,
             reasoning_effort: spec.reasoning_effort.map(str::to_owned),
-        })
+        };
+        agent.defer(&config.tool_search);
+        Ok(agent)
     }
 
     /// Builds a subagent: without a title, without thinking, with the summaries of the lead agent's configuration.
@@ -153,7 +156,7 @@ impl AgentBuilder {
             _ => None,
         };
         let context = ToolContext::new(spec.thread_id, spec.run_id, self.thread_dir(spec.thread_id));
-        Ok(Agent {
+        let mut agent = Agent {
             caller: format!("subagent:{}", spec.name),
             prompt: spec.prompt,
             zone: self.zone.clone(),
@@ -163,7 +166,9 @@ impl AgentBuilder {
             loop_detection: config.loop_detection.clone(),
             thinking: Some(false),
             ..Agent::new(self.model(&config, own).await?, spec.toolbox, context)
-        })
+        };
+        agent.defer(&config.tool_search);
+        Ok(agent)
     }
 
     /// The summarizer for conversations that the model `reader` continues, with summaries by `writer`; without a name,

@@ -77,6 +77,11 @@ pub trait Observer: Send {
         Ok(())
     }
 
+    /// The user's message has loaded these deferred tools by its words, before the first model call that follows it.
+    fn tools_promoted(&mut self, names: &[String]) {
+        let _ = names;
+    }
+
     /// The verdict of loop detection on the last answer; of a subagent's, if `subagent` names one.
     fn loop_checked(&mut self, subagent: Option<&str>, verdict: &Verdict) {
         let _ = (subagent, verdict);

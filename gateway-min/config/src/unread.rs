@@ -16,7 +16,7 @@ use super::yaml;
 /// The settings that are parsed and validated but not read yet, by dotted path; `models.x` is the key `x` of every
 /// model. The example file marks each of them `[no effect yet]`. Remove a setting from this list when you implement it:
 /// a test compares the list with the sources.
-pub const UNREAD: [&str; 14] = [
+pub const UNREAD: [&str; 13] = [
     "database.echo_sql",
     "models.pricing",
     "models.supports_vision",
@@ -30,7 +30,6 @@ pub const UNREAD: [&str; 14] = [
     "loop_detection.max_tracked_threads",
     "tools",
     "tool_groups",
-    "tool_search",
 ];
 
 /// How alike an unknown key and a known one must be for the warning to suggest it; 1 is equal.
@@ -156,7 +155,6 @@ mod tests {
             ("stream_bridge: {stream_ttl_seconds: 5}", "stream_bridge.stream_ttl_seconds"),
             ("tools: [{name: ls, use: ls}]", "tools"),
             ("tool_groups: [{name: shell}]", "tool_groups"),
-            ("tool_search: {enabled: true}", "tool_search"),
         ] {
             assert_eq!(warnings(yaml), [no_effect_warning(path)], "{yaml}");
         }

@@ -30,6 +30,11 @@ impl Agent {
             }
             shown.extend(before.messages);
         }
+        if let Some(deferred) = &self.deferred
+            && !conversation.turn.iter().any(|message| message::kind(message) == "ai")
+        {
+            session.observer.tools_promoted(&deferred.promoted(&conversation.turn));
+        }
         let task = session.writer.start_task(node, 0);
         session.observer.task_started(step, &task, TaskInput::State(session.writer.state()))?;
         let asked = session.writer.ids().now();
@@ -91,7 +96,7 @@ impl Agent {
         conversation: &Conversation,
         shown: Vec<Json>,
     ) -> Result<Option<Json>, AgentError> {
-        let tools = self.toolbox.specs();
+        let tools = self.tools(&conversation.turn).specs();
         let mut messages = dangling::repaired(&conversation.turn);
         if let Verdict::Warn(finding) = loop_detection::assess(&self.loop_detection, &conversation.turn) {
             messages.push(message::hidden(WARNING_NAME, finding.warning()));

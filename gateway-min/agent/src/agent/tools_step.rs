@@ -33,6 +33,9 @@ impl Agent {
             None => conversation.whole()?.into_iter().rfind(|m| m["type"] == "ai"),
         };
         let calls = answer.as_ref().map(calls).unwrap_or_default();
+        // What was loaded when the model answered, not what a result of this superstep loads.
+        let answered = conversation.turn.iter().rposition(|m| m["type"] == "ai").unwrap_or_default();
+        let toolbox = self.tools(&conversation.turn[..answered]);
         let mut results: Vec<Option<Json>> = vec![None; calls.len()];
         for row in session.writer.recovered().into_iter().cloned().collect::<Vec<TaskWrites>>() {
             let recovered = messages_of(&row.writes)?.pop();
@@ -62,11 +65,11 @@ impl Agent {
             // Calls draw in any order, so each from its own.
             context.ids = Arc::new(session.writer.ids().derived(&task.id.to_string()));
             session.observer.task_started(step, &task, TaskInput::Call(call))?;
-            let bound = self.toolbox.stops_within(call);
+            let (bound, toolbox) = (toolbox.stops_within(call), &toolbox);
             stops_within = stops_within.max(bound);
             let cancelled = cancel.clone();
             running.push(async move {
-                let mut work = pin!(self.toolbox.run(&context, call));
+                let mut work = pin!(toolbox.run(&context, call));
                 if bound.is_some() {
                     return (task, Some(work.await));
                 }

@@ -10,6 +10,7 @@
 mod bash;
 mod clarification;
 pub mod dangling;
+pub mod deferred;
 mod files;
 mod glob;
 pub mod loop_detection;
@@ -66,7 +67,7 @@ pub trait Tool: Send + Sync {
         None
     }
 
-    /// Whether the model may have to search for it before it can call it.
+    /// Whether the model may have to load it before it can call it; see [`deferred`].
     fn is_deferrable(&self) -> bool {
         false
     }

@@ -1,14 +1,17 @@
 //! The tools of a run, and how a model's call becomes a tool message.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Map, Value};
+use threadkeep_config::ToolRouting;
 use tracing::Instrument as _;
 
 use super::bash::Bash;
 use super::clarification::AskClarification;
+use super::deferred::TOOL_SEARCH;
 use super::files::{ReadFile, StrReplace, WriteFile};
 use super::search::{Glob, Grep, Ls};
 use super::{
@@ -89,6 +92,19 @@ impl Toolbox {
         self.tools.iter().map(|(spec, _)| spec.clone()).collect()
     }
 
+    /// The tools that can be deferred, with what they are for.
+    pub(super) fn deferrable(&self) -> impl Iterator<Item = (ToolSpec, Option<ToolRouting>)> + '_ {
+        let deferrable = self.tools.iter().filter(|(_, tool)| tool.is_deferrable());
+        deferrable.map(|(spec, tool)| (spec.clone(), tool.routing().cloned()))
+    }
+
+    /// The tools of which those that can be deferred are among `loaded`.
+    pub(crate) fn loaded(&self, loaded: &BTreeSet<String>) -> Self {
+        let visible =
+            self.tools.iter().filter(|(spec, tool)| !tool.is_deferrable() || loaded.contains(&spec.name));
+        Self { tools: visible.cloned().collect() }
+    }
+
     /// How long this call may go on after its run was cancelled; see [`Tool::stops_within`].
     pub(crate) fn stops_within(&self, call: &Value) -> Option<Duration> {
         self.tools.iter().find(|(spec, _)| call["name"] == *spec.name)?.1.stops_within()
@@ -133,7 +149,15 @@ impl Toolbox {
 
     fn unknown(&self, name: &str) -> ToolError {
         let available: Vec<&str> = self.names().collect();
-        ToolError::Arguments(format!("there is no tool `{name}`. Available: {}", available.join(", ")))
+        let further = if available.contains(&TOOL_SEARCH) {
+            format!(". Load further tools with `{TOOL_SEARCH}` before you call them")
+        } else {
+            String::new()
+        };
+        ToolError::Arguments(format!(
+            "there is no tool `{name}`. Available: {}{further}",
+            available.join(", ")
+        ))
     }
 }
 

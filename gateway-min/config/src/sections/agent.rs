@@ -280,12 +280,12 @@ impl Summarization {
     }
 }
 
-/// `tool_search`: tools that are loaded only after a search for them.
+/// `tool_search`: tools that the model has to load before it calls them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ToolSearch {
     /// Whether loading is deferred; default false.
     pub enabled: bool,
-    /// How many of the tools found are loaded at once; clamped to 1 to 5, default 3.
+    /// How many tools are loaded without a search because the question has their keywords; clamped to 1 to 5, default 3.
     pub auto_promote_top_k: u32,
 }
 

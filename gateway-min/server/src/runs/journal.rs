@@ -98,6 +98,18 @@ impl Journal {
         self.hold(NewEvent::new("middleware:loop_detection", "middleware", content));
     }
 
+    /// The user's message has loaded deferred tools by its words.
+    pub(crate) fn tools_promoted(&mut self, names: &[String]) {
+        if names.is_empty() {
+            return;
+        }
+        let changes = json!({ "tool_names": names });
+        let content = json!({
+            "name": "ToolSearchMiddleware", "hook": "before_model", "action": "auto_promote", "changes": changes,
+        });
+        self.hold(NewEvent::new("middleware:tool_search", "middleware", content));
+    }
+
     /// An event of a tool that is still working: of a subagent, it belongs to the feed. It is written with others, at the
     /// latest when its task ends; a failing feed keeps neither the tool nor the stream from going on.
     pub(crate) async fn custom(&mut self, event: &Json) {

@@ -81,6 +81,10 @@ impl Observer for Reporter {
         self.journal.loop_detection(subagent, verdict);
     }
 
+    fn tools_promoted(&mut self, names: &[String]) {
+        self.journal.tools_promoted(names);
+    }
+
     async fn custom(&mut self, event: &Json) {
         self.frames.custom(event);
         self.journal.custom(event).await;

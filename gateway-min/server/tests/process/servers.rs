@@ -33,6 +33,37 @@ fn with_servers() -> TempDir {
     dir
 }
 
+/// The question has a keyword of the tool: it is loaded without a search, which the feed says.
+#[tokio::test]
+async fn a_deferred_tool_is_loaded_by_a_word_of_the_question() {
+    let dir = with_servers();
+    let file = dir.path().join("config.yaml");
+    let mut config: Json = serde_json::from_str(&std::fs::read_to_string(&file).unwrap()).unwrap();
+    config["tool_search"] = json!({"enabled": true});
+    config["mcp_servers"] = json!({"ours": {
+        "command": "sh", "args": ["-c", SERVER], "routing": {"look": {"mode": "prefer", "keywords": ["view"]}},
+    }});
+    std::fs::write(&file, config.to_string()).unwrap();
+    let gateway = Gateway::start(dir.path());
+    gateway.post("/api/threads", json!({"thread_id": "t"})).await;
+    let refused = gateway.ask("Look").await;
+    let refused = texts(&refused).last().unwrap().to_string();
+    assert!(refused.contains("there is no tool `mcp_ours_look`"), "{refused}");
+    let values = gateway.ask("A view, please").await;
+    assert_eq!(texts(&values).last(), Some(&"seen"));
+    let runs = gateway.get("/api/threads/t/runs").await;
+    let mut events = Vec::new();
+    for run in runs.as_array().unwrap() {
+        let run = run["run_id"].as_str().unwrap();
+        let of_run = gateway
+            .get(&format!("/api/threads/t/runs/{run}/events?event_types=middleware:tool_search"))
+            .await;
+        events.extend(of_run.as_array().unwrap().clone());
+    }
+    assert_eq!(events.len(), 1, "{events:?}");
+    assert_eq!(events[0]["content"]["changes"]["tool_names"], json!(["mcp_ours_look"]));
+}
+
 #[tokio::test]
 async fn a_run_calls_a_tool_of_an_mcp_server_while_another_server_hangs() {
     let dir = with_servers();

@@ -7,6 +7,7 @@ mod admission;
 mod batches;
 mod batches_restart;
 mod budget;
+mod deferred;
 mod everywhere;
 mod external;
 mod guards;

@@ -11,7 +11,7 @@ use threadkeep::saver::Saver;
 use threadkeep::state::{StateAccessor, StateSnapshot};
 use threadkeep::step::StepWriter;
 use threadkeep_agent::model::message;
-use threadkeep_agent::tools::{Tool, WorkUsage};
+use threadkeep_agent::tools::{Tool, ToolSource, WorkUsage};
 use threadkeep_agent::{AgentBuilder, AgentError, AgentSpec, Ended, Observer, RunTerms, Session, Tokens};
 use threadkeep_config::{ConfigHandle, Environment, LoadOptions};
 use threadkeep_records::{Clock, ExecutionRow, Records, RecordsOptions};
@@ -167,6 +167,14 @@ impl House {
         let delegator = Arc::get_mut(&mut self.delegator).expect("nobody else has it yet");
         delegator.external =
             Arc::new(move |config| (!config.acp_agents.is_empty()).then(|| Arc::clone(&tool)));
+        self
+    }
+
+    /// The same process whose agents also have the tools of this source.
+    pub(crate) fn with_source(mut self, source: Arc<dyn ToolSource>) -> Self {
+        let delegator = Arc::get_mut(&mut self.delegator).expect("nobody else has it yet");
+        let config = delegator.config.clone();
+        delegator.agents = Arc::new(AgentBuilder::new(config.clone(), &config.current()).with_source(source));
         self
     }
 

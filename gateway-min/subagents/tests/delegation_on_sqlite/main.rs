@@ -12,6 +12,8 @@ mod batches;
 mod batches_restart;
 #[path = "../delegation/budget.rs"]
 mod budget;
+#[path = "../delegation/deferred.rs"]
+mod deferred;
 #[path = "../delegation/everywhere.rs"]
 mod everywhere;
 #[path = "../delegation/external.rs"]

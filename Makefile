@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help run config-upgrade test lint docs sdk-check openapi-check tour conformance fuzz torture patroni crash-check size-report bench bench-peers bench-targets bench-criterion load instructions
+.PHONY: help run config-upgrade test lint docs sdk-check tools-check openapi-check tour conformance fuzz torture patroni crash-check size-report bench bench-peers bench-targets bench-criterion load instructions
 
 help: ## Show what there is to run
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -40,6 +40,9 @@ sdk-check: ## The official Python and JavaScript SDKs, unmodified, and useStream
 	PAGE=sdk_protocol MODE=delta SCRIPT=scripts/sdk_protocol.json scripts/with-gateway.sh delta scripts/sdk-check-react.sh
 	WITH_KEYS=1 scripts/with-gateway.sh delta scripts/sdk-check.sh
 	scripts/with-gateway.sh full  scripts/sdk-fields.sh
+
+tools-check: ## External agents and MCP servers of others, from npm, against the built binary; needs no keys
+	scripts/tools-check.sh
 
 openapi-check: ## Requests made from the gateway's OpenAPI document, valid and invalid; EXAMPLES (10) of each operation
 	scripts/with-gateway.sh full scripts/openapi-check.sh

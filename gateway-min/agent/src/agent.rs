@@ -17,6 +17,7 @@ use tracing::Instrument as _;
 
 use crate::model::{Earlier, RetryingModel};
 use crate::prompt::Prompt;
+use crate::skills::{self, Skill};
 use crate::summary::{self, Cut, Summarizer};
 use crate::tools::deferred::Deferred;
 use crate::tools::{ToolContext, Toolbox};
@@ -104,6 +105,16 @@ impl Agent {
         match &self.deferred {
             Some(deferred) => Arc::new(self.toolbox.loaded(&deferred.loaded(turn))),
             None => Arc::clone(&self.toolbox),
+        }
+    }
+
+    /// Gives the agent these skills.
+    pub fn learn(&mut self, skills: Vec<Skill>) {
+        self.prompt.sections.extend(skills::section(&skills));
+        if let Some(tool) = skills::tool(skills) {
+            let mut toolbox = (*self.toolbox).clone();
+            toolbox.add(tool);
+            self.toolbox = Arc::new(toolbox);
         }
     }
 

@@ -11,6 +11,7 @@ use threadkeep_files::{adopt_thread_names, thread_name};
 
 use crate::agent::CALLER;
 use crate::model::{ModelKind, ModelSettings, RetryingModel};
+use crate::skills::{self, Skill};
 use crate::summary::Summarizer;
 use crate::tools::{ToolContext, ToolSettings, ToolSource, Toolbox};
 use crate::{Agent, AgentError, DateZone, Middleware, Prompt};
@@ -43,6 +44,8 @@ pub struct SubagentSpec<'a> {
     pub prompt: Prompt,
     /// The tools that it may call.
     pub toolbox: Toolbox,
+    /// Its skills; `None` is all, an empty list none.
+    pub skills: Option<Vec<String>>,
     /// What accompanies its model calls.
     pub middleware: Vec<Arc<dyn Middleware>>,
 }
@@ -138,6 +141,7 @@ impl AgentBuilder {
             thinking: spec.thinking,
             reasoning_effort: spec.reasoning_effort.map(str::to_owned),
         };
+        agent.learn(self.skills(&config, None).await);
         agent.defer(&config.tool_search);
         Ok(agent)
     }
@@ -167,8 +171,20 @@ impl AgentBuilder {
             thinking: Some(false),
             ..Agent::new(self.model(&config, own).await?, spec.toolbox, context)
         };
+        agent.learn(self.skills(&config, spec.skills.as_deref()).await);
         agent.defer(&config.tool_search);
         Ok(agent)
+    }
+
+    /// The skills with these names, `None` being all, as they are in the configured directory now.
+    async fn skills(&self, config: &Config, names: Option<&[String]>) -> Vec<Skill> {
+        let Some(path) = config.skills.path.as_ref().filter(|_| names.is_none_or(|names| !names.is_empty()))
+        else {
+            return Vec::new();
+        };
+        let directory = config.root.join(path);
+        let found = tokio::task::spawn_blocking(move || skills::read_all(&directory)).await;
+        skills::permitted(found.unwrap_or_default(), names)
     }
 
     /// The summarizer for conversations that the model `reader` continues, with summaries by `writer`; without a name,

@@ -20,6 +20,7 @@ mod prompt;
 pub mod receipts;
 pub mod serialize;
 mod session;
+pub mod skills;
 mod spans;
 pub mod summary;
 pub mod title;

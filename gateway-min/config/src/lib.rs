@@ -14,7 +14,7 @@
 //! applies only after a restart: `auth` (the keys follow their file), `server`, `database` (save `checkpoint_graph_cache`),
 //! `run_events`, `stream_bridge`, `run_ownership`, `agent_storage`, `sandbox`, `subagent_runtime`, `subagent_batches`
 //! and `telemetry`. What was built from them keeps their values. The others are read again for each run: `models`,
-//! `tools`, `tool_groups`, `mcp_servers`, `subagents`, `acp_agents`, `summarization`, `title`, `loop_detection`, `token_usage`,
+//! `tools`, `tool_groups`, `mcp_servers`, `skills`, `subagents`, `acp_agents`, `summarization`, `title`, `loop_detection`, `token_usage`,
 //! `token_budget`, `tool_search`, `verification`, `max_recursion_limit`.
 
 mod database;
@@ -61,7 +61,7 @@ pub use secret::{FreeForm, MASK, Secret};
 pub use sections::{
     AcpAgent, AdmissionPolicy, AgentStorage, AgentStorageBackend, Auth, ContextSize, CustomAgent, Gateway,
     HookCommand, INHERIT_MODEL, LoopDetection, McpServer, ReceiptsRenderMode, RunEvents, RunEventsBackend,
-    RunOwnership, Sandbox, SandboxProvider, StreamBridge, StreamBridgeType, SubagentBatches,
+    RunOwnership, Sandbox, SandboxProvider, Skills, StreamBridge, StreamBridgeType, SubagentBatches,
     SubagentOverride, SubagentRuntime, Subagents, Summarization, Telemetry, Title, TokenBudget,
     TokenBudgetOverride, TokenUsage, Tool, ToolFrequency, ToolGroup, ToolRouting, ToolSearch, Traces,
     Verification,
@@ -75,7 +75,7 @@ use find::Location;
 use node::{Node, Report};
 
 /// The top-level keys that are read here. All others go to [`Config::extra`].
-const SECTIONS: [&str; 26] = [
+const SECTIONS: [&str; 27] = [
     CONFIG_VERSION_KEY,
     "auth",
     "gateway",
@@ -94,6 +94,7 @@ const SECTIONS: [&str; 26] = [
     "tools",
     "tool_groups",
     "mcp_servers",
+    "skills",
     "sandbox",
     "subagents",
     "subagent_runtime",
@@ -179,6 +180,8 @@ pub struct Config {
     pub tool_search: ToolSearch,
     /// Servers whose tools agents may call, by name.
     pub mcp_servers: BTreeMap<String, McpServer>,
+    /// Instructions for agents, in files.
+    pub skills: Skills,
     /// The tools; `None` means the built-in set.
     pub tools: Option<Vec<Tool>>,
     /// The groups of tools.
@@ -266,6 +269,7 @@ impl Config {
             token_budget: TokenBudget::read(&root),
             tool_search: ToolSearch::read(&root),
             mcp_servers: McpServer::read_all(&root),
+            skills: Skills::read(&root),
             tools: sections::read_tools(&root),
             tool_groups: sections::read_tool_groups(&root),
             sandbox: Sandbox::read(&root, subagent_runtime.max_running),

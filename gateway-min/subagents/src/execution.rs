@@ -243,6 +243,7 @@ impl Work {
                 sections: self.sections.clone(),
             },
             toolbox,
+            skills: self.definition.skills_within(None),
             middleware,
         };
         let mut agent = match self.delegator.agents.subagent(spec).await {

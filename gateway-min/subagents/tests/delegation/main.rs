@@ -15,6 +15,7 @@ mod providers;
 mod receipts;
 mod restart;
 mod seeded;
+mod skills;
 mod store;
 mod stuck;
 mod support;

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use clap::{Parser, ValueEnum};
-use threadkeep_benches::delegation::{dispatch, growth, placement, table};
+use threadkeep_benches::delegation::{batches, dispatch, growth, placement, table};
 
 /// Measures what delegation costs beside the models, whose answers are scripted.
 #[derive(Parser)]
@@ -13,13 +13,13 @@ use threadkeep_benches::delegation::{dispatch, growth, placement, table};
     version,
     after_help = "\
 Examples:
-  delegation                               all three; minutes
+  delegation                               all four; minutes
   delegation dispatch --runs 1000
   delegation placement --scratch /mnt/disk"
 )]
 struct Cli {
     /// What to measure.
-    #[arg(value_enum, default_values = ["dispatch", "growth", "placement"])]
+    #[arg(value_enum, default_values = ["dispatch", "growth", "placement", "batches"])]
     what: Vec<What>,
     /// Delegations a store, for `dispatch`.
     #[arg(long, default_value_t = 300)]
@@ -30,6 +30,9 @@ struct Cli {
     /// Model calls of each, for `growth`.
     #[arg(long, default_value_t = 150)]
     turns: usize,
+    /// Items of a batch, for `batches`.
+    #[arg(long, default_value_t = 2000)]
+    items: usize,
     /// Repetitions, for `placement`.
     #[arg(long, default_value_t = 5)]
     rounds: usize,
@@ -46,6 +49,8 @@ enum What {
     Growth,
     /// Hidden threads against namespaces.
     Placement,
+    /// Durable batches with one worker and with several.
+    Batches,
 }
 
 fn main() -> Result<()> {
@@ -70,6 +75,17 @@ fn main() -> Result<()> {
                     grown.pass_without.as_secs_f64() * 1e3,
                 )
             }
+            What::Batches => table(
+                &[
+                    "store",
+                    "workers",
+                    "items a second",
+                    "item and slot, ms",
+                    "statements an item",
+                    "memory, MiB",
+                ],
+                &runtime.block_on(batches(cli.items, &cli.scratch))?,
+            ),
             What::Placement => table(
                 &["store", "place", "16 x 50 commits, ms", "reading the parent, ms"],
                 &runtime.block_on(placement(cli.rounds, &cli.scratch))?,

@@ -13,9 +13,10 @@ use threadkeep_agent::model::message;
 use threadkeep_agent::{AgentBuilder, AgentSpec, Ended, Observer, RunTerms, Session};
 use threadkeep_config::{ConfigHandle, Environment, LoadOptions};
 use threadkeep_postgres::Address;
-use threadkeep_records::{PostgresTarget, Records, RecordsOptions};
+use threadkeep_records::{ExecutionKind, PostgresTarget, Records, RecordsOptions};
 use threadkeep_subagents::Delegator;
 use threadkeep_subagents::admission::Admission;
+use threadkeep_subagents::batches::{BatchWorker, Batching};
 use threadkeep_subagents::catalog::Catalog;
 use threadkeep_subagents::ledger::Limits;
 use threadkeep_subagents::managed::FileStore;
@@ -57,9 +58,18 @@ impl House {
     ) -> Result<Self> {
         let directory = location.directory.path();
         std::fs::write(directory.join("script.json"), script.to_string())?;
+        // A private server or a file.
+        let durable = backend != Backend::Memory;
+        let kind = match backend {
+            Backend::Postgres => "postgres",
+            _ => "sqlite",
+        };
+        let url = location.url().unwrap_or_default();
         let sections = format!(
-            "models: [{{name: main, use: scripted, model: main, script: script.json}}]\nsubagent_runtime: \
-             {{max_running: {at_once}}}\nloop_detection: {{enabled: false}}\ntitle: {{enabled: false}}\n"
+            "database: {{backend: {kind}, postgres_url: '{url}'}}\nmodels: [{{name: main, use: scripted, model: main, script: script.json}}]\nsubagent_runtime: \
+             {{max_running: {at_once}}}\nloop_detection: {{enabled: false}}\ntitle: {{enabled: false}}\n\
+             subagent_batches: {{enabled: {durable}, poll_interval_seconds: 0.1, default_max_running_items: 64, \
+             max_live_items_per_batch: 5000, default_max_live_items: 5000}}\n"
         );
         let path = directory.join("config.yaml");
         std::fs::write(&path, sections)?;
@@ -93,10 +103,20 @@ impl House {
             hooks: Arc::default(),
             external: Arc::new(|_| None),
             stopping: CancellationToken::new(),
-            batches: None,
+            batches: durable.then(|| Arc::new(Batching::new(current.subagent_batches.clone()))),
         });
         let limits = Limits { concurrent: at_once, total: at_once };
         Ok(Self { delegator, accessor, limits, _store: store })
+    }
+
+    /// A worker for the batches of this store.
+    pub(super) fn worker(&self) -> Result<BatchWorker> {
+        BatchWorker::start(&self.delegator, self.accessor.clone()).context("this store has no batches")
+    }
+
+    /// The records.
+    pub(super) fn records(&self) -> &Records {
+        &self.delegator.records
     }
 
     /// A turn of this thread.
@@ -117,7 +137,8 @@ impl House {
         let ended = agent.run(&mut session, Some(question.into())).await?;
         anyhow::ensure!(matches!(ended, Ended::Done { fallback: None, .. }), "the turn ended as {ended:?}");
         let rows = self.delegator.records.executions().of_thread(thread).await?;
-        let failed = rows.iter().find(|row| row.status.as_str() != "completed");
+        let failed =
+            rows.iter().find(|row| row.kind == ExecutionKind::Task && row.status.as_str() != "completed");
         failed.map_or(Ok(()), |row| Err(anyhow::anyhow!("{:?}", row.error)).context("a subagent failed"))
     }
 }

@@ -1,6 +1,7 @@
 //! Delegation: how long a subagent takes that has nothing to think about, how memory grows with many of them, and where
-//! their checkpoints are best kept.
+//! their checkpoints are best kept; and how many items of a batch a second workers end.
 
+mod batches;
 mod house;
 mod placement;
 mod work;
@@ -13,6 +14,7 @@ use threadkeep_testing::{Database, Postgres};
 
 use crate::case::Backend;
 
+pub use batches::batches;
 pub use placement::placement;
 pub use work::{Growth, dispatch, growth};
 

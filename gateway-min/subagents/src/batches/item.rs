@@ -33,6 +33,9 @@ use crate::watched::{GRACE, STOPS_WITHIN, Settled};
 /// The longest error of an item, in characters (delegation, section 5.6).
 const ERROR_MAX: usize = 4_000;
 
+/// How often to look whether an earlier attempt of this process, whose claim was lost, has stopped.
+const STOPPED_EVERY: Duration = Duration::from_millis(50);
+
 /// An item that this process has claimed.
 pub(super) struct AtWork {
     pub(super) worker: Arc<Worker>,
@@ -68,6 +71,12 @@ impl AtWork {
     }
 
     async fn attempt(&self, waited: i64) -> AttemptEnd {
+        while self.worker.leases.has_earlier(&self.item.claim) {
+            tokio::select! {
+                () = self.lost.cancelled() => return AttemptEnd::Lost,
+                () = tokio::time::sleep(STOPPED_EVERY) => {}
+            }
+        }
         let prepared = match self.prepare().await {
             Ok(prepared) => prepared,
             Err(error) => return self.failed(&error, None).await,
@@ -403,5 +412,42 @@ impl Work {
         let outcome = self.outcome(&row, state.as_ref()).await?;
         self.stopped(row.status).await;
         Ok(Some(Done { outcome, row, end }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use super::*;
+
+    /// Scenario 64: whatever becomes of an attempt after its launch, its subagent has stopped before anybody else may
+    /// begin, also one that does not listen.
+    #[tokio::test(start_paused = true)]
+    async fn s64_a_subagent_that_does_not_stop_is_ended_before_its_item_is_given_back() {
+        let steps = Arc::new(AtomicU64::new(0));
+        let (cancel, counted) = (CancellationToken::new(), Arc::clone(&steps));
+        let running = tokio::spawn(async move {
+            loop {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+                counted.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+        assert!(stopped(&cancel, running).await.is_none());
+        let after = steps.load(Ordering::Relaxed);
+        assert!(after >= 400, "it had its time to stop: {after}");
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        assert_eq!(steps.load(Ordering::Relaxed), after, "it does nothing afterwards");
+        // One that ends by itself is waited for, with its result.
+        let (cancel, done) = (CancellationToken::new(), CancellationToken::new());
+        let (asked, ended) = (cancel.clone(), done.clone());
+        let running = tokio::spawn(async move {
+            asked.cancelled().await;
+            tokio::time::sleep(Duration::from_secs(2)).await;
+            ended.cancel();
+            Ok(None)
+        });
+        assert!(matches!(stopped(&cancel, running).await, Some(Ok(Ok(None)))));
+        assert!(done.is_cancelled());
     }
 }

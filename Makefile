@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help run config-upgrade test lint docs sdk-check tools-check openapi-check tour conformance fuzz torture patroni crash-check size-report bench bench-peers bench-targets bench-criterion load instructions
+.PHONY: help run config-upgrade test lint docs sdk-check tools-check openapi-check tour conformance fuzz torture patroni crash-check size-report bench bench-peers bench-targets bench-criterion load instructions batches-torture
 
 help: ## Show what there is to run
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -59,6 +59,10 @@ fuzz: ## Fuzz each decoder, and whole programs of calls, for SECONDS (60) each; 
 
 torture: ## Try to lose or damage what was acknowledged, for MINUTES (10); SEED, ONLY (a name), TURNS, OUT (a file); see docs/torture.md
 	cargo run --release --locked -p threadkeep-torture -- --minutes $(or $(MINUTES),10) $(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only "$(ONLY)") $(if $(TURNS),--turns $(TURNS)) $(if $(OUT),--out $(OUT))
+
+batches-torture: ## A batch of ITEMS (5000) on three processes, KILLS (100) of them, and CRASHES (5) of the database; see docs/torture.md
+	BATCH_ITEMS=$(or $(ITEMS),5000) BATCH_KILLS=$(or $(KILLS),100) BATCH_CRASHES=$(or $(CRASHES),5) \
+	  cargo test --locked -p threadkeep-gateway --test process -- s62_a_batch_outlives --nocapture
 
 patroni: ## Crashes, switchovers and lost machines under Patroni, with two gateways and streaming clients; ROUNDS (1); see docs/failover.md
 	scripts/patroni.py $(ROUNDS)

@@ -2,7 +2,7 @@
 
 use chrono::TimeDelta;
 
-use super::finish::refresh;
+use super::finish::{fail_execution, refresh};
 use super::{BatchRow, BatchStatus, Batches, LEASE_EXPIRED, LEASE_EXPIRED_LAST, now, parsed};
 use crate::codec::{Cells, time_text};
 use crate::db::WriteTx;
@@ -183,11 +183,7 @@ async fn recover(tx: &mut WriteTx<'_>, batch: &BatchRow, now: &str) -> Result<()
     let failed = failed.bind(&batch.id).bind(batch.max_attempts).bind(now).bind(LEASE_EXPIRED_LAST);
     let failed: Vec<(String,)> = tx.fetch_all(failed).await?;
     for (item_id,) in failed {
-        let end = query(
-            "UPDATE executions SET status = 'failed', error = $2, completed_at = $3, delivered = TRUE \
-             WHERE execution_id = $1 AND NOT delivered",
-        );
-        tx.execute(end.bind(item_id).bind(LEASE_EXPIRED_LAST).bind(now)).await?;
+        fail_execution(tx, &item_id, LEASE_EXPIRED_LAST, now).await?;
     }
     let retried = query(
         "UPDATE subagent_batch_items SET status = 'queued', error = $3, lease_owner = NULL, lease_expires_at = NULL, \

@@ -44,8 +44,9 @@ pub struct ItemEnd {
 }
 
 impl Batches {
-    /// Ends an attempt: the item, its execution `row` if it has one, and with the last item the batch, at once. False, and
-    /// nothing happens, if the claim does not hold any more.
+    /// Ends an attempt: the item, its execution, and with the last item the batch, at once. Without an end of the execution
+    /// the next attempt goes on with it; after the last attempt it fails with the item. False, and nothing happens, if the
+    /// claim does not hold any more.
     pub async fn finalize(
         &self,
         claim: &Claim,
@@ -59,20 +60,21 @@ impl Batches {
                     return Ok(false);
                 };
                 let now = now(tx, this.time()).await?;
-                if !end_item(tx, &batch, &claim, end, &now).await? {
-                    return Ok(false);
-                }
+                let error = match &end.result {
+                    ItemResult::Failed { error } => Some(error.clone()),
+                    ItemResult::Succeeded { .. } => None,
+                };
+                let Some(is_last) = end_item(tx, &batch, &claim, end, &now).await? else { return Ok(false) };
                 if let Some((row, end)) = execution {
                     let sql = query(
                         "UPDATE executions SET status = $3, error = $4, stop_reason = $5, usage_json = $6, \
                          completed_at = $7, delivered = TRUE WHERE execution_id = $1 AND attempt = $2",
                     );
                     let sql = sql.bind(&row.execution_id).bind(row.attempt).bind(end.status.as_str());
-                    let sql = sql
-                        .bind(&end.error)
-                        .bind(&end.stop_reason)
-                        .bind(object_text(&usage_json(&end.usage)));
-                    tx.execute(sql.bind(&now)).await?;
+                    let sql = sql.bind(&end.error).bind(&end.stop_reason);
+                    tx.execute(sql.bind(object_text(&usage_json(&end.usage))).bind(&now)).await?;
+                } else if let Some(error) = error.filter(|_| is_last) {
+                    fail_execution(tx, &claim.item_id, &error, &now).await?;
                 }
                 refresh(tx, batch, &now).await?;
                 Ok(true)
@@ -82,14 +84,28 @@ impl Batches {
     }
 }
 
-/// Ends the attempt of the claim, if it holds.
+/// Ends the execution of an item that has failed without it.
+pub(super) async fn fail_execution(
+    tx: &mut WriteTx<'_>,
+    item_id: &str,
+    error: &str,
+    now: &str,
+) -> Result<(), RecordsError> {
+    let end = query(
+        "UPDATE executions SET status = 'failed', error = $2, completed_at = $3, delivered = TRUE \
+         WHERE execution_id = $1 AND NOT delivered",
+    );
+    tx.execute(end.bind(item_id).bind(error).bind(now)).await.map(drop)
+}
+
+/// Ends the attempt of the claim, if it holds. Returns whether no other attempt follows.
 async fn end_item(
     tx: &mut WriteTx<'_>,
     batch: &BatchRow,
     claim: &Claim,
     end: ItemEnd,
     now: &str,
-) -> Result<bool, RecordsError> {
+) -> Result<Option<bool>, RecordsError> {
     let usage = end.token_usage.map(|tokens| serde_json::json!(tokens).to_string());
     let (sql, is_last) = match &end.result {
         ItemResult::Succeeded { .. } => ("'succeeded'", true),
@@ -115,7 +131,7 @@ async fn end_item(
             sql.bind(error).bind(None::<String>).bind(None::<String>).bind(false).bind(None::<String>)
         }
     };
-    Ok(tx.execute(sql).await? > 0)
+    Ok((tx.execute(sql).await? > 0).then_some(is_last))
 }
 
 /// Ends a batch all of whose items have ended, however they did. A cancelled one stays cancelled. The batch is locked.

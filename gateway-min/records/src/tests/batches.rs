@@ -216,6 +216,25 @@ async fn s53_failures_are_tried_again_and_the_items_decide_how_the_batch_ends() 
     }
 }
 
+/// An attempt that failed because a store did not answer: the next one goes on with its execution, and after the last one
+/// that fails, too.
+#[tokio::test]
+async fn an_execution_that_did_not_end_goes_on_with_the_next_attempt() {
+    let fixture = fixture().await;
+    let (records, batches) = (&fixture.records, fixture.records.batches());
+    batches.submit(batch("b", 1, 1, 1)).await.unwrap();
+    for (attempt, expected) in [(1, ExecutionStatus::Pending), (2, ExecutionStatus::Failed)] {
+        let claim = claim(records, "b", &format!("a{attempt}"), 1).await.remove(0).claim;
+        let new = execution(&fixture, &claim);
+        let opened = batches.launch(&claim, LEASE, new).await.unwrap().unwrap();
+        assert_eq!((claim.attempt, opened.row.attempt), (attempt, 1));
+        assert!(batches.finalize(&claim, failed("away"), None).await.unwrap());
+        let row = records.executions().of_thread("t").await.unwrap().remove(0);
+        assert_eq!((row.status, row.delivered), (expected, attempt == 2));
+    }
+    assert_eq!(status(records, "b").await, BatchStatus::Failed);
+}
+
 #[tokio::test]
 async fn s54_a_released_item_has_its_attempt_back() {
     let fixture = fixture().await;

@@ -181,7 +181,7 @@ async fn batches() {
     let failed = super::batches::failed("x");
     let done =
         async || batches.finalize(&items[1].claim, failed.clone(), None).await.map(|done| assert!(done));
-    every_statement_fails_once(records, 5, done).await;
+    every_statement_fails_once(records, 6, done).await;
     let retry = async || batches.retry("b", &items[1].claim.item_id).await;
     every_statement_fails_once(records, 5, retry).await;
     every_statement_fails_once(records, 6, async || batches.cancel("b").await).await;

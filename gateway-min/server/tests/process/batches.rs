@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde_json::{Value as Json, json};
 use tempfile::TempDir;
-use threadkeep_testing::postgres;
+use threadkeep_testing::{Postgres, postgres};
 
 use super::{Gateway, configured, on_postgres};
 
@@ -104,22 +104,44 @@ async fn whole(gateway: &Gateway, id: &str, record: &Path, items: usize, in_flig
     assert_eq!(usage["by_caller"]["subagent"], 13 * items);
 }
 
-/// Check 3 of the delegation design, small: three processes with three slots each, of which one is killed again and again.
-#[tokio::test]
-async fn s62_a_batch_outlives_its_processes() {
-    let database = postgres().unwrap().database().await.unwrap();
+/// A number from the environment, for a longer trial.
+fn number(name: &str, usual: usize) -> usize {
+    std::env::var(name).map_or(usual, |text| text.parse().unwrap())
+}
+
+/// Check 3 of the delegation design: three processes with three slots each, of which one is killed again and again, and a
+/// database that crashes. Small, unless `make batches-torture` asks for more.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn s62_a_batch_outlives_its_processes_and_crashes_of_the_database() {
+    let (items, kills) = (number("BATCH_ITEMS", 60), number("BATCH_KILLS", 6));
+    let crashes = number("BATCH_CRASHES", 1);
+    let mut server = tokio::task::spawn_blocking(|| Postgres::start().unwrap()).await.unwrap();
+    let database = server.database().await.unwrap();
     let dirs = [(); 3].map(|()| on_postgres(database.url(), "delta"));
-    let record = with_batches(&dirs, 60, 20);
+    let record = with_batches(&dirs, items, 20);
     let mut gateways: Vec<Gateway> = dirs.iter().map(|dir| Gateway::start(dir.path())).collect();
     let id = submit(&gateways[0]).await;
-    for kill in 0..6 {
-        asked(&record, 10 + 15 * kill).await;
-        let at = kill % 3;
+    let disasters = kills + crashes;
+    for disaster in 0..disasters {
+        asked(&record, 10 + disaster * (2 * items - 20) / disasters).await;
+        // The crashes are spread over the kills.
+        if disaster * crashes / disasters != (disaster + 1) * crashes / disasters {
+            server = tokio::task::spawn_blocking(move || {
+                server.crash().unwrap();
+                server.resume().unwrap();
+                server
+            })
+            .await
+            .unwrap();
+            continue;
+        }
+        let at = disaster % 3;
         gateways[at].signal("-9");
         drop(gateways.remove(at));
         gateways.insert(at, Gateway::start(dirs[at].path()));
     }
-    whole(&gateways[0], &id, &record, 60, 6 * 3).await;
+    // A kill ends what three slots work on; a crash what all nine do.
+    whole(&gateways[0], &id, &record, items, 3 * kills + 9 * crashes).await;
 }
 
 #[tokio::test]

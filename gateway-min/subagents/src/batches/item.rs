@@ -7,6 +7,7 @@ use chrono::TimeDelta;
 use serde_json::{Map, Value as Json, json};
 use threadkeep::id::{IdSource, ThreadId};
 use threadkeep::step::StepWriter;
+use threadkeep_agent::AgentError;
 use threadkeep_agent::model::message;
 use threadkeep_agent::tools::Reports;
 use threadkeep_records::{
@@ -208,7 +209,7 @@ impl AtWork {
             Ok(Ok(None)) if self.worker.stop.is_cancelled() => self.release(Some(row)).await,
             // The claim did not hold when it was to start.
             Ok(Ok(None)) => self.abandoned(row).await,
-            Ok(Err(error)) => self.failed(&error.to_string(), Some(row)).await,
+            Ok(Err(error)) => self.unfinished(&error, row).await,
             Err(panic) => self.failed(&panic.to_string(), Some(row)).await,
         }
     }
@@ -260,7 +261,15 @@ impl AtWork {
             stop_reason: outcome.stop_reason.map(|reason| reason.as_str().to_owned()),
             token_usage: outcome.usage.map(tokens),
         };
-        self.write_end(item, Some((row, end)), counts_as).await
+        self.write_end(item, Some(&row), Some(end), counts_as).await
+    }
+
+    /// A store failed, not the subagent: the next attempt goes on where this one stopped.
+    async fn unfinished(&self, error: &ExecutionError, row: &ExecutionRow) -> AttemptEnd {
+        let error = first(&error.to_string(), ERROR_MAX).to_owned();
+        let result = ItemResult::Failed { error };
+        let item = ItemEnd { result, model_name: None, stop_reason: None, token_usage: None };
+        self.write_end(item, Some(row), None, AttemptEnd::Failed).await
     }
 
     /// The attempt failed for a reason of ours; it costs an attempt, so that nothing is tried for ever.
@@ -285,20 +294,22 @@ impl AtWork {
             stop_reason: None,
             token_usage: tokens,
         };
-        self.write_end(item, row.map(|row| (row.clone(), end)), AttemptEnd::Failed).await
+        self.write_end(item, row, Some(end), AttemptEnd::Failed).await
     }
 
     async fn write_end(
         &self,
         end: ItemEnd,
-        execution: Option<(ExecutionRow, ExecutionEnd)>,
+        row: Option<&ExecutionRow>,
+        execution_end: Option<ExecutionEnd>,
         counts_as: AttemptEnd,
     ) -> AttemptEnd {
         let (batches, claim) = (self.worker.delegator.records.batches(), &self.item.claim);
+        let execution = row.cloned().zip(execution_end);
         match persistently(|| batches.finalize(claim, end.clone(), execution.clone())).await {
             Ok(true) => counts_as,
-            Ok(false) => match &execution {
-                Some((row, _)) => self.abandoned(row).await,
+            Ok(false) => match row {
+                Some(row) => self.abandoned(row).await,
                 None => AttemptEnd::Lost,
             },
             Err(error) => {
@@ -396,7 +407,17 @@ impl Work {
             return Ok(None);
         }
         self.begin(writer.state().is_some()).await;
-        let ended = self.run(&mut writer).await?;
+        let ended = match self.run(&mut writer).await? {
+            Err(AgentError::Engine(error)) => {
+                self.stopped(ExecutionStatus::Failed).await;
+                return Err(error.into());
+            }
+            Err(AgentError::Stopping) => {
+                self.stopped(ExecutionStatus::Cancelled).await;
+                return Ok(None);
+            }
+            ended => ended,
+        };
         let state = writer.state().cloned();
         let end = self.end(End::Agent(ended), state.as_ref())?;
         if end.status == ExecutionStatus::Cancelled {

@@ -21,7 +21,8 @@ Examples:
   load                                      1 and 64 threads, SQLite and Postgres, both modes: the short form
   load --turns 100 --out rows.jsonl         longer threads; rows as JSON, one a line
   load --store sqlite --mode full --threads 1,8,64
-  load --store sqlite --mode full --threads 1 --turns 5000 --frames updates   whether a turn grows with its thread"
+  load --store sqlite --mode full --threads 1 --turns 5000 --frames updates   whether a turn grows with its thread
+  load --store postgres --follow            how soon another process shows what a run does"
 )]
 struct Cli {
     /// Where the gateway keeps its threads. Postgres is a private server in TMPDIR with fsync on. `langgraph` is no gateway
@@ -40,6 +41,9 @@ struct Cli {
     /// The frames that each turn asks for.
     #[arg(long, value_delimiter = ',', default_value = "values,messages-tuple")]
     frames: Vec<String>,
+    /// Reads each turn's stream from a second gateway on the same database: times count from the request to that one.
+    #[arg(long)]
+    follow: bool,
     /// The file to append rows to.
     #[arg(long)]
     out: Option<PathBuf>,
@@ -84,6 +88,7 @@ fn main() -> Result<()> {
             threads,
             turns: cli.turns.max(TURNS_MIN.div_ceil(threads.max(1))),
             frames: cli.frames.clone(),
+            follow: cli.follow,
         };
         rows.extend(runtime.block_on(load.run(&mut out))?);
     }

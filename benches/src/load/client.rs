@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use futures::StreamExt as _;
-use reqwest::Client;
+use reqwest::{Client, Response};
 use serde_json::{Value as Json, json};
 
 use super::gateway::Api;
@@ -34,19 +34,28 @@ pub(super) struct Conversation {
     client: Client,
     id: String,
     api: Api,
+    /// Another process's API, through which the turns are followed.
+    follower: Option<Api>,
     frames: Vec<String>,
     messages: Transcript,
 }
 
 impl Conversation {
-    /// Creates thread `number`, whose turns ask for these frames.
-    pub(super) async fn create(client: &Client, api: Api, number: usize, frames: &[String]) -> Result<Self> {
+    /// Creates thread `number`, whose turns ask for these frames. With a follower, a turn is begun in the background, and
+    /// its times count from the request to the follower for its stream.
+    pub(super) async fn create(
+        client: &Client,
+        api: Api,
+        follower: Option<Api>,
+        number: usize,
+        frames: &[String],
+    ) -> Result<Self> {
         // LangGraph's server takes no other ids.
         let id = format!("00000000-0000-0000-0000-{number:012x}");
         let answer = client.post(&api.threads).json(&json!({ "thread_id": id })).send().await?;
         answer.error_for_status()?;
         let messages = Transcript::new(u64::try_from(number)?);
-        Ok(Self { client: client.clone(), id, api, frames: frames.to_vec(), messages })
+        Ok(Self { client: client.clone(), id, api, follower, frames: frames.to_vec(), messages })
     }
 
     /// Sends a question and reads the stream to its end.
@@ -63,13 +72,19 @@ impl Conversation {
     }
 
     async fn stream(&self, body: &Json) -> Result<Turn> {
-        let began = Instant::now();
-        let url = format!("{}/{}/runs/stream", self.api.threads, self.id);
-        let answer = self.client.post(url).json(body).send().await?;
-        let status = answer.status();
-        if !status.is_success() {
-            bail!("{status}: {}", answer.text().await.unwrap_or_default());
-        }
+        let mut began = Instant::now();
+        let runs = format!("{}/{}/runs", self.api.threads, self.id);
+        let answer = match &self.follower {
+            None => successful(self.client.post(format!("{runs}/stream")).json(body).send().await?).await?,
+            Some(follower) => {
+                let begun: Json =
+                    successful(self.client.post(runs).json(body).send().await?).await?.json().await?;
+                let run = begun["run_id"].as_str().context("the run has no id")?;
+                let stream = format!("{}/{}/runs/{run}/stream", follower.threads, self.id);
+                began = Instant::now();
+                successful(self.client.get(stream).send().await?).await?
+            }
+        };
         let mut first_frame = None;
         let mut lines = Lines::default();
         let mut chunks = answer.bytes_stream();
@@ -96,6 +111,14 @@ impl Conversation {
         ensure!(kept == 2 * turns, "thread {} has {kept} messages after {turns} turns", self.id);
         Ok(())
     }
+}
+
+async fn successful(answer: Response) -> Result<Response> {
+    let status = answer.status();
+    if !status.is_success() {
+        bail!("{status}: {}", answer.text().await.unwrap_or_default());
+    }
+    Ok(answer)
 }
 
 /// The event names in a stream, parsed as it arrives. Data is skipped.
@@ -152,6 +175,7 @@ mod tests {
             client: http()?,
             id: "t".to_owned(),
             api: Api { threads, assistant: "a", last: "end" },
+            follower: None,
             frames: Vec::new(),
             messages: Transcript::new(1),
         };

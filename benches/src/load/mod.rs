@@ -24,7 +24,7 @@ use crate::measure::{ms, percentile, seconds};
 use crate::meter;
 use crate::store::Watch;
 use client::{Conversation, Turn};
-use gateway::Gateway;
+use gateway::{Api, Gateway};
 
 pub use table::table;
 
@@ -59,6 +59,8 @@ pub struct Load {
     pub turns: usize,
     /// The frames that each turn asks for (`stream_mode`).
     pub frames: Vec<String>,
+    /// Whether each turn's stream is read from a second gateway on the same database.
+    pub follow: bool,
 }
 
 /// One line of results. Times are milliseconds unless the name says otherwise, memory is bytes.
@@ -70,6 +72,8 @@ pub struct Row {
     pub store: StoreKind,
     /// The channel mode.
     pub mode: Mode,
+    /// Whether another gateway on the same database streamed the turns.
+    pub followed: bool,
     /// Concurrent threads.
     pub threads: usize,
     /// Measured turns of all threads.
@@ -112,10 +116,12 @@ pub struct Row {
     pub record_flushes: Option<f64>,
     /// Statements on the gateway's own records per turn.
     pub record_statements: Option<f64>,
+    /// How often the gateway waited for Postgres's answer about its records, per turn.
+    pub record_round_trips: Option<f64>,
 }
 
 /// The row format's version.
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 
 impl Load {
     /// Measures every case in turn, and writes each row as soon as it is known.
@@ -124,6 +130,10 @@ impl Load {
     /// If a gateway does not start or stop, or a stream did not end properly; the text says which.
     pub async fn run(&self, mut out: impl Write) -> Result<Vec<Row>> {
         ensure!(self.threads > 0 && self.turns > 0, "a load has at least one thread and one turn");
+        ensure!(
+            !self.follow || self.stores.iter().all(|store| *store == StoreKind::Postgres),
+            "only gateways on Postgres share a database: add --store postgres"
+        );
         let needs_server = self.stores.contains(&StoreKind::Postgres);
         let server = needs_server.then(Postgres::start_flushing).transpose();
         let server = server.map_err(anyhow::Error::from_boxed)?;
@@ -170,9 +180,20 @@ impl Load {
         } else {
             Gateway::start(&self.gateway, directory.path(), url, mode)?
         };
-        let measured = self.measure(&gateway, store, mode, url, bar).await;
-        // Check how it ended even if the measurement failed.
-        let stopped = gateway.stop().await;
+        let beside = directory.path().join("follower");
+        let follower = if self.follow {
+            std::fs::create_dir(&beside)?;
+            Some(Gateway::start(&self.gateway, &beside, url, mode)?)
+        } else {
+            None
+        };
+        let followed = follower.as_ref().map(Gateway::api);
+        let measured = self.measure(&gateway, followed, store, mode, url, bar).await;
+        // Check how they ended even if the measurement failed.
+        let mut stopped = Ok(());
+        for gateway in follower.into_iter().chain([gateway]) {
+            stopped = stopped.and(gateway.stop().await);
+        }
         let row = measured?;
         stopped?;
         Ok(row)
@@ -181,6 +202,7 @@ impl Load {
     async fn measure(
         &self,
         gateway: &Gateway,
+        follower: Option<Api>,
         store: StoreKind,
         mode: Mode,
         url: Option<&str>,
@@ -194,7 +216,8 @@ impl Load {
         let client = client::http()?;
         let mut conversations = Vec::new();
         for number in 0..self.threads {
-            conversations.push(Conversation::create(&client, gateway.api(), number, &self.frames).await?);
+            let (api, follower) = (gateway.api(), follower.clone());
+            conversations.push(Conversation::create(&client, api, follower, number, &self.frames).await?);
         }
         // The first turn opens connections, sets titles and prepares statements; it is not measured.
         let (mut conversations, _) = rounds(conversations, 1, bar).await?;
@@ -234,6 +257,7 @@ impl Load {
             v: VERSION,
             store,
             mode,
+            followed: self.follow,
             threads: self.threads,
             turns_done: turns.len(),
             wall_s: seconds(wall),
@@ -255,6 +279,7 @@ impl Load {
             record_commits: counted("threadkeep_records_commits_total"),
             record_flushes: counted("threadkeep_records_flushes_total"),
             record_statements: counted("threadkeep_records_statements_total"),
+            record_round_trips: counted("threadkeep_records_round_trips_total"),
         })
     }
 }

@@ -7,7 +7,7 @@ use super::Row;
 /// A heading and the cell below it.
 type Column = (&'static str, fn(&Row) -> String);
 
-const COLUMNS: [Column; 19] = [
+const COLUMNS: [Column; 20] = [
     ("turns", |row| row.turns_done.to_string()),
     ("turns/s", |row| format!("{:.0}", row.turns_per_s)),
     ("first frame p50", |row| ms(row.first_frame_p50_ms)),
@@ -27,6 +27,7 @@ const COLUMNS: [Column; 19] = [
     ("record commits", |row| count(row.record_commits)),
     ("flushed", |row| count(row.record_flushes)),
     ("statements", |row| count(row.record_statements)),
+    ("round trips", |row| count(row.record_round_trips.filter(|trips| *trips > 0.0))),
 ];
 
 /// A table of the rows.
@@ -35,7 +36,9 @@ pub fn table(rows: &[Row]) -> String {
     table.load_preset(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled);
     table.set_header(["store", "mode", "threads"].into_iter().chain(COLUMNS.map(|(heading, _)| heading)));
     for row in rows {
-        let case = [format!("{:?}", row.store).to_lowercase(), row.mode.to_string(), row.threads.to_string()];
+        let followed = if row.followed { ", followed" } else { "" };
+        let store = format!("{:?}{followed}", row.store).to_lowercase();
+        let case = [store, row.mode.to_string(), row.threads.to_string()];
         table.add_row(case.into_iter().chain(COLUMNS.iter().map(|(_, cell)| cell(row))));
     }
     for (number, column) in table.column_iter_mut().enumerate() {

@@ -16,6 +16,7 @@ fn load(gateway: PathBuf, scratch: &TempDir) -> Load {
         threads: 4,
         turns: 2,
         frames: vec!["values".to_owned(), "messages-tuple".to_owned()],
+        follow: false,
     }
 }
 
@@ -40,6 +41,7 @@ async fn a_small_load_ends_well_on_every_store_in_every_mode() {
         assert!(row.gateway_calls > 0.0 && row.gateway_waits > 0.0, "{row:?}");
         assert!(row.record_statements.is_some_and(|count| count > 0.0), "{row:?}");
         let sqlite = row.store == StoreKind::Sqlite;
+        assert_eq!(row.record_round_trips.is_some_and(|trips| trips > 0.0), !sqlite, "{row:?}");
         assert_eq!(
             (row.checkpoint_flushes.is_some(), row.server_cpu_ms.is_some()),
             (sqlite, !sqlite),
@@ -54,6 +56,20 @@ async fn a_small_load_ends_well_on_every_store_in_every_mode() {
         std::fs::read_dir(scratch.path()).unwrap().next().is_none(),
         "the gateways' directories are gone"
     );
+}
+
+/// Each stream is read from a second process on the same database.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_small_load_can_be_followed_on_another_process() {
+    let (scratch, mut out) = (TempDir::new().unwrap(), Vec::new());
+    let mut load = load(env!("CARGO_BIN_EXE_threadkeep").into(), &scratch);
+    (load.stores, load.modes, load.follow) = (vec![StoreKind::Postgres], vec![Mode::Full], true);
+    let rows = load.run(&mut out).await.unwrap();
+    assert_eq!((rows.len(), rows[0].turns_done, rows[0].followed), (1, 8, true));
+    assert!(table(&rows).contains("postgres, followed"), "{}", table(&rows));
+    load.stores = vec![StoreKind::Sqlite];
+    let error = load.run(out).await.unwrap_err().to_string();
+    assert!(error.contains("--store postgres"), "{error}");
 }
 
 #[tokio::test]

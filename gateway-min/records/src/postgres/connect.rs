@@ -1,17 +1,21 @@
 //! The database, and opening a session at its primary.
 
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures::future::BoxFuture;
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
-use tokio_postgres::{Client, Notification};
+use tokio_postgres::types::Type;
+use tokio_postgres::{Client, Notification, Statement};
 
 use super::sql::Tables;
 use crate::failure::DatabaseError;
 
+/// How many statements stay prepared: more than a run has. Searches have any number of them.
+const STATEMENTS: usize = 128;
 /// How long a server may take to accept a connection.
 const CONNECT: Duration = Duration::from_secs(10);
 
@@ -76,14 +80,15 @@ impl PostgresTarget {
     ) -> Result<Session, DatabaseError> {
         let opened = timeout(CONNECT, (self.opener)(heard)).await.map_err(|_| silent())?;
         let (client, driver) = opened?;
-        Ok(Session { client, driver })
+        Ok(Session { client, driver, prepared: Mutex::default() })
     }
 }
 
-/// A session, with the task that drives it.
+/// A session, with the task that drives it and the statements that are prepared in it.
 pub(crate) struct Session {
     client: Client,
     driver: JoinHandle<()>,
+    prepared: Mutex<HashMap<String, Statement>>,
 }
 
 impl std::ops::Deref for Session {
@@ -95,6 +100,29 @@ impl std::ops::Deref for Session {
 }
 
 impl Session {
+    /// The statement, if it is prepared.
+    pub(super) fn prepared(&self, text: &str) -> Option<Statement> {
+        self.statements().get(text).cloned()
+    }
+
+    /// Prepares the statement, unless it is, or too many are.
+    pub(super) async fn prepare_once(
+        &self,
+        text: String,
+        types: &[Type],
+    ) -> Result<(), tokio_postgres::Error> {
+        if self.prepared(&text).is_some() || self.statements().len() >= STATEMENTS {
+            return Ok(());
+        }
+        let statement = self.client.prepare_typed(&text, types).await?;
+        self.statements().insert(text, statement);
+        Ok(())
+    }
+
+    fn statements(&self) -> MutexGuard<'_, HashMap<String, Statement>> {
+        self.prepared.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Closes the connection at once, whatever is in progress on it. Dropped, it says goodbye first.
     pub(super) fn cut(&self) {
         self.driver.abort();

@@ -8,14 +8,15 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use deadpool::Runtime;
-use deadpool::managed::{self, Metrics, Object, PoolError, RecycleError, RecycleResult};
+use deadpool::managed::{self, Metrics, Object, PoolError, QueueMode, RecycleError, RecycleResult};
 use tokio::sync::OwnedMutexGuard;
 use tokio::time::timeout;
-use tokio_postgres::{Client, Row};
+use tokio_postgres::Row;
+use tokio_postgres::error::SqlState;
 
 use super::changes::{Announced, Changes, Listener};
 use super::connect::{PostgresTarget, Session, silent};
-use super::sql::{Tables, ask};
+use super::sql::{Tables, ask, prepare};
 use crate::db::Commits;
 use crate::failure::DatabaseError;
 use crate::query::Sql;
@@ -63,6 +64,8 @@ impl Pool {
     ) -> Result<Self, DatabaseError> {
         let connections = managed::Pool::builder(Opener(target.clone()))
             .max_size(target.connections())
+            // The session that was used last has most statements prepared.
+            .queue_mode(QueueMode::Lifo)
             .runtime(Runtime::Tokio1)
             .wait_timeout(Some(TURN))
             .create_timeout(Some(ANSWER))
@@ -121,9 +124,14 @@ impl Pool {
         &self.0.tables
     }
 
+    /// Whether a session is this process's alone, so that statements may stay prepared in it, and it hears others.
+    pub(super) fn owns_sessions(&self) -> bool {
+        !self.0.pooled.load(Ordering::Relaxed)
+    }
+
     /// What other processes announce from now on. Behind a pooler nobody hears anything.
     pub(crate) fn changes(&self) -> Changes {
-        if !self.0.pooled.load(Ordering::Relaxed) {
+        if self.owns_sessions() {
             let Opener(target) = self.0.connections.manager();
             self.0.listener.get_or_init(|| Listener::start(target.clone(), self.0.announced.clone()));
         }
@@ -164,21 +172,51 @@ impl Pool {
 
     async fn read(&self, sql: &Sql) -> Result<Vec<Row>, DatabaseError> {
         let mut held = self.acquire().await?;
-        self.add_trip();
-        let reading = ask(held.dirty()?, sql, self.tables());
+        let session = held.dirty()?;
+        let reading = async {
+            self.prepare(session, std::slice::from_ref(sql)).await?;
+            self.add_trip();
+            ask(session, sql, self.tables()).await
+        };
         let done = timeout(ANSWER, reading).await.map_err(|_| silent())??;
         held.clean();
         Ok(done.rows)
     }
 
+    /// Prepares what this session does not know yet, if it is this process's alone.
+    pub(super) async fn prepare(
+        &self,
+        session: &Session,
+        statements: &[Sql],
+    ) -> Result<(), tokio_postgres::Error> {
+        if self.owns_sessions() && prepare(session, statements, self.tables()).await? {
+            self.add_trip();
+        }
+        Ok(())
+    }
+
     /// Whether an error means that the connection is lost, so that another one may work. Idle ones are closed then, as
     /// they were probably lost too.
     pub(super) fn lost(&self, error: &DatabaseError) -> bool {
-        let lost = is_passing(error);
-        if lost {
-            self.0.connections.retain(|_, _| false);
+        let code = match error {
+            DatabaseError::Postgres(error) => error.code().map(SqlState::code),
+            _ => None,
+        };
+        match code {
+            // A prepared statement is missing or there twice.
+            Some("26000" | "42P05") => {
+                if self.owns_sessions() {
+                    tracing::warn!("the database is behind a pooler now: nothing is prepared any more");
+                    self.0.pooled.store(true, Ordering::Relaxed);
+                }
+            }
+            // What was prepared no longer fits: another process has changed the tables.
+            Some("0A000") => {}
+            _ if is_passing(error) => {}
+            _ => return false,
         }
-        lost
+        self.0.connections.retain(|_, _| false);
+        true
     }
 
     /// Waits for transactions in progress and closes everything.
@@ -263,9 +301,9 @@ pub(crate) struct Held {
 
 impl Held {
     /// The connection, for something that is in progress until [`Self::clean`] is called.
-    pub(crate) fn dirty(&mut self) -> Result<&Client, DatabaseError> {
+    pub(crate) fn dirty(&mut self) -> Result<&Session, DatabaseError> {
         self.clean = false;
-        self.object.as_ref().map(|session| &***session).ok_or(DatabaseError::Closed)
+        self.object.as_deref().ok_or(DatabaseError::Closed)
     }
 
     /// Nothing is in progress on it any more.

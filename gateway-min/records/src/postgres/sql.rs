@@ -6,9 +6,11 @@ use std::pin::pin;
 use std::sync::Arc;
 
 use futures::TryStreamExt as _;
+use futures::future::try_join_all;
 use tokio_postgres::types::{IsNull, ToSql, Type, private::BytesMut, to_sql_checked};
-use tokio_postgres::{Client, Error, Row};
+use tokio_postgres::{Error, Row};
 
+use super::connect::Session;
 use crate::query::{Builder, Sql, Value};
 
 /// The table names: prefixed, because others may use the schema.
@@ -80,17 +82,34 @@ impl Tables {
 }
 
 /// What a statement returned, and how many rows it returned or changed.
+#[derive(Default)]
 pub(super) struct Answer {
     pub(super) rows: Vec<Row>,
     pub(super) count: u64,
 }
 
-/// Runs a statement. It is sent whole when this is polled first, parsed with its values: nothing is kept in the session,
-/// which a pooler may give to another client, and whose tables another process may change.
-pub(super) async fn ask(client: &Client, sql: &Sql, tables: &Tables) -> Result<Answer, Error> {
+/// Prepares statements in a session that is this process's alone: those that it has not seen yet, in one round trip.
+/// Returns whether there were any.
+pub(super) async fn prepare(session: &Session, statements: &[Sql], tables: &Tables) -> Result<bool, Error> {
+    let text_of = |sql: &Sql| {
+        (tables.qualify(&sql.text), sql.values.iter().map(Value::postgres_type).collect::<Vec<_>>())
+    };
+    let new: Vec<_> =
+        statements.iter().map(text_of).filter(|(text, _)| session.prepared(text).is_none()).collect();
+    try_join_all(new.iter().map(|(text, types)| session.prepare_once(text.clone(), types))).await?;
+    Ok(!new.is_empty())
+}
+
+/// Runs a statement: as it is prepared, or parsed with its values. It is sent whole when this is polled first.
+pub(super) async fn ask(session: &Session, sql: &Sql, tables: &Tables) -> Result<Answer, Error> {
     let text = tables.qualify(&sql.text);
-    let values = sql.values.iter().map(|value| (value, value.postgres_type()));
-    let mut stream = pin!(client.query_typed_raw(&text, values).await?);
+    let stream = if let Some(statement) = session.prepared(&text) {
+        session.query_raw(&statement, &sql.values).await?
+    } else {
+        let values = sql.values.iter().map(|value| (value, value.postgres_type()));
+        session.query_typed_raw(&text, values).await?
+    };
+    let mut stream = pin!(stream);
     let mut rows = Vec::new();
     while let Some(row) = stream.try_next().await? {
         rows.push(row);

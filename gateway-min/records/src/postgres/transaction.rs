@@ -6,9 +6,9 @@ use futures::future::BoxFuture;
 use futures::{FutureExt as _, TryFutureExt as _, poll};
 use tokio::sync::OwnedMutexGuard;
 use tokio::time::timeout;
-use tokio_postgres::{Client, Error, Row};
+use tokio_postgres::{Error, Row};
 
-use super::connect::silent;
+use super::connect::{Session, silent};
 use super::pool::{ANSWER, Held, Pool};
 use super::sql::{Answer, Tables, ask};
 use crate::error::RecordsError;
@@ -134,10 +134,16 @@ impl Transaction {
     async fn send(&mut self, end: Option<&str>) -> Result<Answer, Refusal> {
         let begin = (!self.begun).then_some(self.begin.as_str());
         (self.begun, self.in_progress) = (true, true);
-        self.pool.add_trip();
-        let client = self.held.as_mut().and_then(|held| held.dirty().ok()).ok_or(Refusal::Closed)?;
-        let done = pipelined(client, begin, &self.queued, end, self.pool.tables());
-        let done = timeout(ANSWER, done).await.unwrap_or(Err(Refusal::Silent));
+        let session = self.held.as_mut().and_then(|held| held.dirty().ok()).ok_or(Refusal::Closed)?;
+        let preparing = timeout(ANSWER, self.pool.prepare(session, &self.queued)).await;
+        let done = match preparing.map_err(|_| Refusal::Unprepared)?.map_err(Refusal::Statement) {
+            Ok(()) => {
+                self.pool.add_trip();
+                let done = pipelined(session, begin, &self.queued, end, self.pool.tables());
+                timeout(ANSWER, done).await.unwrap_or(Err(Refusal::Silent))
+            }
+            refused => refused.map(|()| Answer::default()),
+        };
         self.answered(done)
     }
 
@@ -222,6 +228,8 @@ enum Refusal {
     End(Error),
     /// There is no answer.
     Silent,
+    /// The server does not answer, and nothing but preparations was sent.
+    Unprepared,
 }
 
 impl Refusal {
@@ -238,7 +246,7 @@ impl Refusal {
         match self {
             Self::Closed => DatabaseError::Closed,
             Self::Statement(error) | Self::End(error) => error.into(),
-            Self::Silent => silent(),
+            Self::Silent | Self::Unprepared => silent(),
         }
     }
 }
@@ -246,14 +254,14 @@ impl Refusal {
 /// Sends everything, then reads the answers. In a transaction a pooler allows that, too: it closes a connection whose
 /// client left a transaction.
 async fn pipelined(
-    client: &Client,
+    session: &Session,
     begin: Option<&str>,
     statements: &[Sql],
     end: Option<&str>,
     tables: &Tables,
 ) -> Result<Answer, Refusal> {
-    let batch = |text| client.batch_execute(text).map_ok(|()| Answer { rows: Vec::new(), count: 0 }).boxed();
-    let statements = statements.iter().map(|sql| ask(client, sql, tables).boxed());
+    let batch = |text| session.batch_execute(text).map_ok(|()| Answer::default()).boxed();
+    let statements = statements.iter().map(|sql| ask(session, sql, tables).boxed());
     let mut sent: Vec<Sent<'_>> = begin.map(batch).into_iter().chain(statements).map(Sent::new).collect();
     // The first poll of each sends it. One that fails at once was not sent: the end must not be sent either, because the
     // server, which has refused nothing, would commit without that statement.
@@ -268,7 +276,7 @@ async fn pipelined(
     if let Some(ending) = &mut ending {
         ending.poll_once().await;
     }
-    let mut last = Answer { rows: Vec::new(), count: 0 };
+    let mut last = Answer::default();
     for statement in sent {
         last = statement.answer().await.map_err(|error| match &ending {
             Some(_) if error.as_db_error().is_none() => Refusal::End(error),

@@ -275,12 +275,18 @@ async fn a_queued_statement_that_is_refused_takes_the_others_back() {
 #[tokio::test]
 async fn a_queued_statement_that_cannot_be_sent_keeps_the_commit_from_being_sent() {
     let database = postgres().unwrap().database().await.unwrap();
-    let records =
-        Records::open_postgres(&target(database.url(), "public"), RecordsOptions::default()).await.unwrap();
-    create_thread(&records, "t").await;
+    // Behind a pooler it is not prepared before.
+    let urls = [database.url().to_owned(), pgbouncer().unwrap().url(&database)];
     // More parameters than the protocol can count.
     let too_many = || (0..70_000).fold(query::query("SELECT 1"), |sql, n: i64| sql.bind(n));
-    for commits_at_once in [false, true] {
+    for (url, commits_at_once) in urls.iter().flat_map(|url| [(url, false), (url, true)]) {
+        let records =
+            Records::open_postgres(&target(url, "public"), RecordsOptions::default()).await.unwrap();
+        records
+            .threads()
+            .create(NewThread { thread_id: "t".to_owned(), ..NewThread::default() })
+            .await
+            .unwrap();
         let unsent = records.db.write("t", move |tx| {
             Box::pin(async move {
                 tx.queue(query::query("UPDATE threads_meta SET status = 'error'"))?;
@@ -305,7 +311,7 @@ async fn a_run_costs_six_round_trips() {
     let options = RecordsOptions { event_backend: EventBackend::Database, ..RecordsOptions::default() };
     let records = Records::open_postgres(&target(database.url(), "public"), options).await.unwrap();
     create_thread(&records, "t").await;
-    for run_id in ["r1", "r2"] {
+    for run_id in ["r1", "r2", "r3"] {
         let before = records.commits().round_trips();
         admit(&records, "t", run_id).await;
         assert_eq!(records.runs().start(run_id).await.unwrap(), StartOutcome::Started);
@@ -316,7 +322,28 @@ async fn a_run_costs_six_round_trips() {
         assert_eq!(records.runs().decide(run_id, &end).await.unwrap(), DecideOutcome::Decided);
         let finished = records.runs().finish(run_id, &end).await.unwrap();
         assert_eq!(finished, FinishOutcome::Finished { promoted: None });
-        assert_eq!(records.commits().round_trips() - before, 6);
+        // The first one prepares its statements.
+        let trips = records.commits().round_trips() - before;
+        assert!(trips == 6 || run_id == "r1", "{trips}");
     }
-    assert_eq!(records.events().list(&EventQuery::new("t", "r2")).await.unwrap().last().unwrap().seq, 42);
+    assert_eq!(records.events().list(&EventQuery::new("t", "r3")).await.unwrap().last().unwrap().seq, 63);
+}
+
+/// Another process changes a table, as a migration does: what was prepared before is prepared again.
+#[tokio::test]
+async fn a_table_that_another_process_changed_is_read_as_it_is_now() {
+    let database = postgres().unwrap().database().await.unwrap();
+    let place = target(database.url(), "public");
+    let records = Records::open_postgres(&place, RecordsOptions::default()).await.unwrap();
+    create_thread(&records, "t").await;
+    let admin = place.open().await.unwrap();
+    for (n, run_id) in ["r1", "r2", "r3"].into_iter().enumerate() {
+        assert!(records.threads().get("t", None).await.unwrap().is_some());
+        turn(&records, "t", run_id).await;
+        for table in ["threads_meta", "runs", "run_events"] {
+            let sql = format!("ALTER TABLE threadkeep_gateway_{table} ADD COLUMN added_{n} TEXT");
+            admin.batch_execute(&sql).await.unwrap();
+        }
+    }
+    assert_eq!(run(&records, "r3").await.status, RunStatus::Success);
 }

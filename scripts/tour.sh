@@ -5,8 +5,8 @@ base=${GATEWAY_URL:-http://127.0.0.1:8001}
 thread="tour-$$-$(date +%s)"
 checks=0
 
-# field JSON EXPRESSION: evaluates a Python expression on the document `d`.
-field() { python3 -c 'import json, sys; d = json.loads(sys.argv[1]); print(eval(sys.argv[2]))' "$1" "$2"; }
+# field JSON EXPRESSION: evaluates a Python expression on the document `d`, which may be larger than a program's arguments.
+field() { printf '%s' "$1" | python3 -c 'import json, sys; d = json.load(sys.stdin); print(eval(sys.argv[1]))' "$2"; }
 expect() { # expect WHAT ACTUAL WANTED
     if [ "$2" != "$3" ]; then
         printf 'FAIL  %s\n      got    %s\n      wanted %s\n' "$1" "$2" "$3" >&2

@@ -96,8 +96,10 @@ async fn every_described_operation_answers_under_both_prefixes() {
         let place = format!("{method} {path}: {} {}", direct.status, direct.body);
         assert_ne!(direct.status, 405, "{place}");
         assert_ne!(direct.body["detail"], "Not Found", "{place}");
+        // What this gateway does not do, or not with a store in memory.
+        let said = matches!(direct.status, 501 | 503).then(|| direct.status.to_string());
         assert!(
-            direct.status < 500 || (direct.status == 501 && operation["responses"]["501"].is_object()),
+            direct.status < 500 || said.is_some_and(|status| operation["responses"][&status].is_object()),
             "{place}"
         );
         let Some(rest) = path.strip_prefix("/api/") else { continue };

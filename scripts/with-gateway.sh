@@ -35,6 +35,8 @@ database:
   checkpoint_channel_mode: $mode
 run_events:
   backend: db
+subagent_batches:
+  enabled: true
 auth:
   enabled: ${WITH_KEYS:+true}
 CONFIG

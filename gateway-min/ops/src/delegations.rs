@@ -22,7 +22,7 @@ pub(crate) enum DelegationsCommand {
         after_help = "Example:\n  threadkeep delegations tree my-thread\n\n--json prints one document per line."
     )]
     Tree(OfThread),
-    /// Show one execution: what it was told, what it did, what it reported.
+    /// Show one execution: its task, what it did, what it reported.
     #[command(
         after_help = "Example:\n  threadkeep delegations show my-thread 0ec7b888-0136-49a4-b095-626db5c77d00"
     )]

@@ -79,7 +79,7 @@ async fn nothing_outlives_the_end_of_the_input() {
         &format!("{DEAF} echo ready; while :; do sleep 1000; done"),
         // A daemon, as by a double fork: in a session of its own, whose parent has ended.
         &format!("({DEAF} setsid sh -c '{DEAF} (sleep 1000 &) ; sleep 1000' &) ; echo ready; cat >/dev/null"),
-        // Its own group is told to end, which the guard is not part of.
+        // Ends its own process group, which the guard is not part of.
         "trap '' TERM; kill -TERM 0; echo ready; sleep 1000",
         // Stopped, together with what it starts.
         "sleep 1000 & kill -STOP $!; echo ready; kill -STOP $$",

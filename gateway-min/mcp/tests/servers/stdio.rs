@@ -89,7 +89,7 @@ async fn a_call_that_hangs_ends_at_its_time_and_the_server_stays() {
     assert_eq!(scene.starts(), 1);
 }
 
-/// The run was cancelled: the server is told.
+/// A cancelled run sends the server a cancellation of its call.
 #[tokio::test]
 async fn a_call_that_is_dropped_is_cancelled_at_the_server() {
     let scene = Scene::new(

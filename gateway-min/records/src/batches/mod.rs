@@ -59,7 +59,7 @@ impl Batches {
         }
     }
 
-    /// The end of a statement that locks the row it reads, after whoever holds it.
+    /// The end of a statement that locks the row it reads, once its holder has released it.
     fn for_update(&self) -> &'static str {
         match self.db.dialect() {
             // Only one transaction writes at a time.

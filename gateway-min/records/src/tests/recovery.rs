@@ -192,7 +192,7 @@ async fn a_live_run_inherits_the_thread_of_a_dead_writer() {
     assert_eq!(records.runs().start("live").await.unwrap(), StartOutcome::Started);
 }
 
-/// Whoever takes the thread of a dead process over also carries out what was asked of that process.
+/// The process that takes over a dead process's thread also carries out what was asked of that process.
 #[tokio::test]
 async fn a_run_that_is_to_be_rolled_back_is_taken_over_and_keeps_its_thread() {
     let fixture = fixture().await;

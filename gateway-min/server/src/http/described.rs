@@ -139,7 +139,7 @@ fn others(channels: &ChannelTable) -> Value {
     })
 }
 
-/// What a run is told about the conversation besides its input.
+/// What a run is given about the conversation besides its input.
 fn run_context() -> Value {
     let number = json!({ "type": ["integer", "null"], "minimum": i64::MIN, "maximum": u64::MAX });
     json!({

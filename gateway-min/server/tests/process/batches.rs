@@ -64,7 +64,7 @@ async fn submit(gateway: &Gateway) -> String {
     gateway.get(BATCHES).await[0]["id"].as_str().unwrap().to_owned()
 }
 
-/// Waits until so many questions were asked, the lead's included.
+/// Waits until `number` questions were asked, the lead's included.
 async fn asked(record: &Path, number: usize) {
     let lines = || std::fs::read_to_string(record).unwrap_or_default().lines().count();
     while lines() < number {

@@ -313,7 +313,7 @@ impl AtWork {
                 None => AttemptEnd::Lost,
             },
             Err(error) => {
-                // Whoever claims it next finds the subagent's work done.
+                // The next claim finds the subagent's work done.
                 tracing::warn!(item_id = claim.item_id, %error, "the end of a batch item was not recorded");
                 AttemptEnd::Lost
             }

@@ -222,7 +222,7 @@ impl Turns {
 mod tests {
     use super::*;
 
-    /// A large batch does not delay a later one: whoever waited longest is next.
+    /// A large batch does not delay a later one: the batch that waited longest is next.
     #[test]
     fn batches_take_turns() {
         let mut turns = Turns::default();

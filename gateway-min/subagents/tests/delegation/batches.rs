@@ -109,7 +109,7 @@ async fn s61_items_are_worked_on_and_their_criteria_checked_without_a_retry() {
         assert_eq!((row.kind, row.status), (ExecutionKind::BatchItem, ExecutionStatus::Completed));
         assert!(row.delivered);
     }
-    // The subagent is told its key, and has no delegation tools.
+    // The subagent's prompt has the item's key, and it has no delegation tools.
     let request = house.requests(WORKER).remove(0);
     let task = request["messages"][0]["content"].as_str().unwrap();
     assert!(task.starts_with("Item key: ") && task.contains("may be tried again"), "{task}");

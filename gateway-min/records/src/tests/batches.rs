@@ -71,7 +71,7 @@ async fn statuses(records: &Records, batch: &str) -> Vec<BatchItemStatus> {
     items(records, batch).await.into_iter().map(|item| item.status).collect()
 }
 
-fn execution(fixture: &Fixture, claim: &Claim) -> NewExecution {
+pub(super) fn execution(fixture: &Fixture, claim: &Claim) -> NewExecution {
     NewExecution {
         execution_id: claim.item_id.clone(),
         thread_id: "t".to_owned(),

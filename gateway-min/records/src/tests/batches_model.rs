@@ -3,7 +3,7 @@
 use chrono::TimeDelta;
 use proptest::prelude::*;
 
-use super::batches::{batch, failed, succeeded};
+use super::batches::{batch, execution, failed, succeeded};
 use super::support::*;
 use crate::*;
 
@@ -173,12 +173,12 @@ impl Checked {
                 let Some(place) = self.place(back) else { return };
                 let done = match step {
                     Step::Launch(_) => {
-                        let new = new_execution(&place.0, self.fixture.clock.now());
+                        let new = execution(&self.fixture, &place.0);
                         batches.launch(&place.0, lease, new).await.unwrap().is_some()
                     }
                     Step::Renew(_) => batches.renew(&place.0, lease).await.unwrap(),
                     _ => {
-                        let new = new_execution(&place.0, self.fixture.clock.now());
+                        let new = execution(&self.fixture, &place.0);
                         let launched = batches.launch(&place.0, lease, new).await.unwrap();
                         match launched {
                             Some(opened) => batches.running(&place.0, &opened.row, "m", 1).await.unwrap(),
@@ -275,22 +275,6 @@ impl Checked {
             let expected: Vec<_> = batch.items.iter().map(|item| (item.status, item.attempt)).collect();
             assert_eq!(found, expected, "{id}");
         }
-    }
-}
-
-fn new_execution(claim: &Claim, deadline: chrono::DateTime<chrono::Utc>) -> NewExecution {
-    NewExecution {
-        execution_id: claim.item_id.clone(),
-        thread_id: "t".to_owned(),
-        run_id: "r".to_owned(),
-        parent_execution: None,
-        kind: ExecutionKind::BatchItem,
-        tool_call_id: "call_0".to_owned(),
-        agent_name: "bash".to_owned(),
-        definition: JsonObject::new(),
-        definition_digest: "d".to_owned(),
-        description: "look".to_owned(),
-        deadline,
     }
 }
 

@@ -512,22 +512,47 @@ impl WriteTx<'_> {
         &mut self,
         sql: Sql,
     ) -> Result<Vec<T>, RecordsError> {
-        let Tx::Postgres(tx) = &mut self.tx else { return self.fetch_all(sql).await };
-        self.commits.statement();
-        #[cfg(any(test, feature = "testing"))]
-        {
-            // Once for the statement, once for the commit.
-            self.fault.statement_done()?;
-            self.fault.statement_done()?;
+        if let Tx::Sqlite(_) = &self.tx {
+            return self.fetch_all(sql).await;
         }
-        let rows = Box::pin(tx.fetch_and_commit(sql)).await?;
+        let rows = self.commit_with([sql]).await?.pop().unwrap_or_default();
+        Ok(read_all(rows)?)
+    }
+
+    /// The same for the two last statements: the first row of each.
+    pub(super) async fn fetch_two_and_commit<A: FromRow, B: FromRow>(
+        &mut self,
+        first: Sql,
+        last: Sql,
+    ) -> Result<(Option<A>, Option<B>), RecordsError> {
+        if let Tx::Sqlite(_) = &self.tx {
+            return Ok((self.fetch_optional(first).await?, self.fetch_optional(last).await?));
+        }
+        let mut rows = self.commit_with([first, last]).await?;
+        let (last, first) = (rows.pop().unwrap_or_default(), rows.pop().unwrap_or_default());
+        Ok((read_all(first)?.into_iter().next(), read_all(last)?.into_iter().next()))
+    }
+
+    /// The rows of what was queued and of these statements; only in Postgres.
+    async fn commit_with<const N: usize>(
+        &mut self,
+        statements: [Sql; N],
+    ) -> Result<Vec<Vec<tokio_postgres::Row>>, RecordsError> {
+        for sql in statements {
+            self.queue(sql)?;
+        }
+        let Tx::Postgres(tx) = &mut self.tx else { return Ok(Vec::new()) };
+        // For the commit.
+        #[cfg(any(test, feature = "testing"))]
+        self.fault.statement_done()?;
+        let rows = Box::pin(tx.fetch_and_commit()).await?;
         // What returned no row changed none.
         #[cfg(any(test, feature = "testing"))]
-        if !rows.is_empty() {
+        if rows.iter().rev().take(N).any(|rows| !rows.is_empty()) {
             self.fault.committed()?;
         }
         self.committed = true;
-        Ok(read_all(rows)?)
+        Ok(rows)
     }
 
     pub(super) async fn fetch_all<T: FromRow>(&mut self, sql: Sql) -> Result<Vec<T>, RecordsError> {

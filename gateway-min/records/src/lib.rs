@@ -240,6 +240,27 @@ impl Records {
         &self.batches
     }
 
+    /// [Decides](Runs::decide) how a run will end, and appends its last `events` and its `receipt`, unless it has one, in
+    /// the same transaction; they are appended whatever is decided.
+    ///
+    /// # Errors
+    /// See [`Runs::decide`] and [`Events::append`]. [`RecordsError::Invalid`] if the [events are not in the
+    /// database](Events::are_in_database).
+    pub async fn conclude_and_decide(
+        &self,
+        (thread_id, run_id): (&str, &str),
+        events: Vec<NewEvent>,
+        receipt: NewEvent,
+        end: &RunEnd,
+    ) -> Result<DecideOutcome, RecordsError> {
+        if !self.events.are_in_database() {
+            let problem = "the events are not in the database".to_owned();
+            return Err(RecordsError::Invalid { field: "events", problem });
+        }
+        let statements = self.events.conclusion(thread_id, run_id, events, receipt)?;
+        self.runs.decide_after(run_id, end, statements).await
+    }
+
     /// What other processes do with runs, from now on.
     pub fn changes(&self) -> Changes {
         self.db.changes()

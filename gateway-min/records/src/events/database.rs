@@ -55,6 +55,19 @@ pub(super) async fn conclude(
     add(db, thread_id, run_id, events, Some(receipt)).await.map(drop)
 }
 
+/// The statements that do so.
+pub(super) fn conclusion(
+    db: &Db,
+    thread_id: &str,
+    run_id: &str,
+    mut events: Vec<PreparedEvent>,
+    receipt: PreparedEvent,
+) -> Vec<Sql> {
+    let receipt_type = receipt.event_type.clone();
+    events.push(receipt);
+    insertions(db, OWNER_OF_RUN, thread_id, run_id, &events, Some(&receipt_type))
+}
+
 /// Appends events of a run, and a last one unless the run has one of its type. Returns the numbers of those it added.
 async fn add(
     db: &Db,

@@ -227,6 +227,23 @@ impl Events {
         self.append_if_absent(thread_id, run_id, receipt).await.map(drop)
     }
 
+    /// Whether the events are in the database, so that one transaction can write them and a run's row.
+    pub fn are_in_database(&self) -> bool {
+        matches!(self.feed, Feed::Database)
+    }
+
+    /// The statements of [`Events::conclude`], if the events are in the database.
+    pub(super) fn conclusion(
+        &self,
+        thread_id: &str,
+        run_id: &str,
+        events: Vec<NewEvent>,
+        receipt: NewEvent,
+    ) -> Result<Vec<Sql>, RecordsError> {
+        let (events, receipt) = (self.prepare(events)?, self.prepare_one(receipt)?);
+        Ok(database::conclusion(&self.db, thread_id, run_id, events, receipt))
+    }
+
     /// Fills the feed of a thread that has no messages with the events of synthetic runs, all or none; `false`, without
     /// a change, if it has messages.
     ///

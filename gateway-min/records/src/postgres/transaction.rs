@@ -117,21 +117,21 @@ impl Transaction {
     async fn ask(&mut self, sql: Sql) -> Result<Answer, DatabaseError> {
         let first = !self.begun;
         self.queue(sql);
-        let answer = match self.send(None).await.map_err(Refusal::into_error) {
+        let mut answers = match self.send(None).await.map_err(Refusal::into_error) {
             // Nothing is committed: the same on another connection.
             Err(error) if self.pool.lost(&error) && first => {
                 self.reconnect().await?;
                 self.send(None).await.map_err(Refusal::into_error)?
             }
-            answer => answer?,
+            answers => answers?,
         };
         self.queued.clear();
-        Ok(answer)
+        Ok(answers.pop().unwrap_or_default())
     }
 
     /// Sends what begins the transaction, if nothing was sent yet, the queued statements, and what ends it: all in one
-    /// round trip. Returns the answer to the last statement.
-    async fn send(&mut self, end: Option<&str>) -> Result<Answer, Refusal> {
+    /// round trip. Returns the answers to the queued statements.
+    async fn send(&mut self, end: Option<&str>) -> Result<Vec<Answer>, Refusal> {
         let begin = (!self.begun).then_some(self.begin.as_str());
         (self.begun, self.in_progress) = (true, true);
         let session = self.held.as_mut().and_then(|held| held.dirty().ok()).ok_or(Refusal::Closed)?;
@@ -142,7 +142,7 @@ impl Transaction {
                 let done = pipelined(session, begin, &self.queued, end, self.pool.tables());
                 timeout(ANSWER, done).await.unwrap_or(Err(Refusal::Silent))
             }
-            refused => refused.map(|()| Answer::default()),
+            refused => refused.map(|()| Vec::new()),
         };
         self.answered(done)
     }
@@ -175,18 +175,17 @@ impl Transaction {
         Ok(())
     }
 
-    /// Runs the statement and commits, in one round trip. What follows is another transaction, for which nobody else in
-    /// this process gets the thread.
+    /// Runs what is queued and commits, in one round trip. Returns the rows of each statement. What follows is another
+    /// transaction, for which nobody else in this process gets the thread.
     ///
     /// # Errors
     /// As for [`Self::commit`].
-    pub(crate) async fn fetch_and_commit(&mut self, sql: Sql) -> Result<Vec<Row>, RecordsError> {
-        self.queue(sql);
-        Ok(self.end().await?.rows)
+    pub(crate) async fn fetch_and_commit(&mut self) -> Result<Vec<Vec<Row>>, RecordsError> {
+        Ok(self.end().await?.into_iter().map(|answer| answer.rows).collect())
     }
 
     /// Commits, with what is queued.
-    async fn end(&mut self) -> Result<Answer, RecordsError> {
+    async fn end(&mut self) -> Result<Vec<Answer>, RecordsError> {
         let first = !self.begun;
         let ended = match self.send(Some("COMMIT")).await {
             Err(refusal) if first && !refusal.leaves_doubt() => {
@@ -199,7 +198,7 @@ impl Transaction {
             }
             ended => ended,
         };
-        let answer = ended.map_err(|refusal| {
+        let answers = ended.map_err(|refusal| {
             let in_doubt = refusal.leaves_doubt();
             let cause = refusal.into_error();
             self.pool.lost(&cause);
@@ -207,7 +206,7 @@ impl Transaction {
         })?;
         self.begun = false;
         self.queued.clear();
-        Ok(answer)
+        Ok(answers)
     }
 
     /// Goes on with another connection, on which nothing was sent yet.
@@ -259,7 +258,7 @@ async fn pipelined(
     statements: &[Sql],
     end: Option<&str>,
     tables: &Tables,
-) -> Result<Answer, Refusal> {
+) -> Result<Vec<Answer>, Refusal> {
     let batch = |text| session.batch_execute(text).map_ok(|()| Answer::default()).boxed();
     let statements = statements.iter().map(|sql| ask(session, sql, tables).boxed());
     let mut sent: Vec<Sent<'_>> = begin.map(batch).into_iter().chain(statements).map(Sent::new).collect();
@@ -276,17 +275,20 @@ async fn pipelined(
     if let Some(ending) = &mut ending {
         ending.poll_once().await;
     }
-    let mut last = Answer::default();
+    let mut answers = Vec::with_capacity(sent.len());
     for statement in sent {
-        last = statement.answer().await.map_err(|error| match &ending {
+        answers.push(statement.answer().await.map_err(|error| match &ending {
             Some(_) if error.as_db_error().is_none() => Refusal::End(error),
             _ => Refusal::Statement(error),
-        })?;
+        })?);
     }
     if let Some(ending) = ending {
         ending.answer().await.map_err(Refusal::End)?;
     }
-    Ok(last)
+    if begin.is_some() {
+        answers.remove(0);
+    }
+    Ok(answers)
 }
 
 /// A statement that is sent when it is polled first.

@@ -26,6 +26,7 @@ use super::{
 use crate::codec::{cut, object_text, time_text};
 use crate::db::{Flush, WriteTx};
 use crate::error::RecordsError;
+use crate::failure::DatabaseError;
 use crate::query::{Sql, query};
 
 /// The maximum number of runs that wait for one thread.
@@ -53,6 +54,17 @@ pub enum Admission {
     Existing(RunRow),
 }
 
+/// Whether the feed of this thread has messages. The newest one is found from the end, where a run leaves one.
+macro_rules! has_messages {
+    ($thread:literal) => {
+        concat!(
+            "(SELECT seq FROM run_events WHERE thread_id = ",
+            $thread,
+            " AND category = 'message' ORDER BY seq DESC LIMIT 1) IS NOT NULL"
+        )
+    };
+}
+
 impl Runs {
     /// Stores `run` with the status `pending` if its thread is free, or if `strategy` frees it or waits for it.
     ///
@@ -65,6 +77,29 @@ impl Runs {
     /// * [`RecordsError::QueueFull`]: [`QUEUE_MAX`] runs wait for the thread.
     /// * [`RecordsError::DuplicateRun`]: the run id is already used.
     pub async fn admit(&self, run: NewRun, strategy: MultitaskStrategy) -> Result<Admission, RecordsError> {
+        let refused =
+            || DatabaseError::Internal("a run was refused for the messages of its thread".to_owned());
+        Ok(self.admit_if(run, strategy, false).await?.ok_or_else(refused)?)
+    }
+
+    /// As [`Runs::admit`], if the thread's feed in the database has messages; `None`, without a change, if it has none.
+    ///
+    /// # Errors
+    /// See [`Runs::admit`].
+    pub async fn admit_after_messages(
+        &self,
+        run: NewRun,
+        strategy: MultitaskStrategy,
+    ) -> Result<Option<Admission>, RecordsError> {
+        self.admit_if(run, strategy, true).await
+    }
+
+    async fn admit_if(
+        &self,
+        run: NewRun,
+        strategy: MultitaskStrategy,
+        needs_messages: bool,
+    ) -> Result<Option<Admission>, RecordsError> {
         let (thread_id, lease, now) = (run.thread_id.clone(), self.lease.clone(), self.db.clock.now());
         let flush = if run.acknowledged { Flush::Now } else { Flush::WithNext };
         let db = self.db.flushing(flush);
@@ -79,11 +114,16 @@ impl Runs {
                     now,
                     lease: lease.as_deref(),
                 };
-                admit(tx, row).await
+                if needs_messages {
+                    admit_after_messages(tx, row).await
+                } else {
+                    admit(tx, row).await.map(Some)
+                }
             })
         });
         let admitted = admitted.await?;
-        if let Admission::Admitted(run) | Admission::Queued(run) | Admission::Waiting { run, .. } = &admitted
+        if let Some(Admission::Admitted(run) | Admission::Queued(run) | Admission::Waiting { run, .. }) =
+            &admitted
         {
             db.threads_of_runs.add(&run.run_id, &run.thread_id);
         }
@@ -99,11 +139,30 @@ impl Runs {
 }
 
 async fn admit(tx: &mut WriteTx<'_>, row: RowToInsert<'_>) -> Result<Admission, RecordsError> {
-    let run = row.run;
     // The usual case first, in one round trip.
-    if let Some(row) = tx.fetch_and_commit(insertion(&row)).await? {
-        return Ok(Admission::Admitted(row));
+    match tx.fetch_and_commit(insertion(&row)).await? {
+        Some(row) => Ok(Admission::Admitted(row)),
+        None => admit_again(tx, row).await,
     }
+}
+
+async fn admit_after_messages(
+    tx: &mut WriteTx<'_>,
+    row: RowToInsert<'_>,
+) -> Result<Option<Admission>, RecordsError> {
+    if let Some(row) = tx.fetch_and_commit(insertion_after_messages(&row)).await? {
+        return Ok(Some(Admission::Admitted(row)));
+    }
+    let sql = concat!("SELECT ", has_messages!("$1"), " FROM threads_meta WHERE thread_id = $1");
+    match tx.fetch_and_commit(query(sql).bind(&row.run.thread_id)).await? {
+        Some((false,)) => Ok(None),
+        _ => admit_again(tx, row).await.map(Some),
+    }
+}
+
+/// After an attempt that has stored nothing.
+async fn admit_again(tx: &mut WriteTx<'_>, row: RowToInsert<'_>) -> Result<Admission, RecordsError> {
+    let run = row.run;
     if let Some(key) = &run.idempotency_key {
         let sql = query("SELECT * FROM runs WHERE idempotency_key = $1").bind(key);
         if let Some(existing) = tx.fetch_optional(sql).await? {
@@ -214,17 +273,34 @@ async fn insert(tx: &mut WriteTx<'_>, row: &RowToInsert<'_>) -> Result<Option<Ru
     tx.fetch_optional(insertion(row)).await
 }
 
-/// The statement that does so.
-pub(super) fn insertion(row: &RowToInsert<'_>) -> Sql {
-    let run = row.run;
-    query(
+/// The columns of a new row, and their values, if `$condition` holds for a run.
+macro_rules! insertion {
+    ($condition:expr) => {
+        concat!(
             "INSERT INTO runs (run_id, thread_id, assistant_id, user_id, status, operation_kind, waiting, \
              idempotency_key, model_name, multitask_strategy, metadata_json, kwargs_json, first_human_message, \
              follow_up_to_run_id, owner_worker_id, lease_expires_at, created_at, updated_at) \
              SELECT $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $17 \
-             WHERE $6 <> 'run' OR EXISTS (SELECT 1 FROM threads_meta WHERE thread_id = $2) \
-             ON CONFLICT DO NOTHING RETURNING *",
+             WHERE $6 <> 'run' OR EXISTS (SELECT 1 FROM threads_meta WHERE thread_id = $2)",
+            $condition,
+            " ON CONFLICT DO NOTHING RETURNING *"
         )
+    };
+}
+
+/// The statement that does so.
+pub(super) fn insertion(row: &RowToInsert<'_>) -> Sql {
+    bound(insertion!(""), row)
+}
+
+/// The same for a run that waits for its thread's first messages.
+fn insertion_after_messages(row: &RowToInsert<'_>) -> Sql {
+    bound(insertion!(concat!(" AND ", has_messages!("$2"))), row)
+}
+
+fn bound(sql: &'static str, row: &RowToInsert<'_>) -> Sql {
+    let run = row.run;
+    query(sql)
         .bind(&run.run_id)
         .bind(&run.thread_id)
         .bind(&run.assistant_id)

@@ -114,6 +114,21 @@ macro_rules! endable {
     };
 }
 
+/// Gives a free thread to the run that has waited longest.
+macro_rules! promotes {
+    ($thread:literal) => {
+        concat!(
+            "UPDATE runs SET waiting = FALSE, updated_at = $2 WHERE run_id = \
+             (SELECT run_id FROM runs WHERE thread_id = ",
+            $thread,
+            " AND waiting ORDER BY admission_seq LIMIT 1) \
+             AND NOT EXISTS (SELECT 1 FROM runs WHERE thread_id = ",
+            $thread,
+            " AND status IN ('pending', 'running') AND NOT waiting) RETURNING run_id"
+        )
+    };
+}
+
 impl Runs {
     /// Moves the run from `pending` to `running`, and its thread with it.
     ///
@@ -214,6 +229,16 @@ impl Runs {
     /// # Errors
     /// [`RecordsError::NotFound`]; [`RecordsError::Invalid`] if `end.status` is an active one.
     pub async fn decide(&self, run_id: &str, end: &RunEnd) -> Result<DecideOutcome, RecordsError> {
+        self.decide_after(run_id, end, Vec::new()).await
+    }
+
+    /// The same, after these statements in the same transaction, whatever is decided.
+    pub(crate) async fn decide_after(
+        &self,
+        run_id: &str,
+        end: &RunEnd,
+        statements: Vec<Sql>,
+    ) -> Result<DecideOutcome, RecordsError> {
         check_end(end)?;
         let sql = bind_totals(
             query(concat!(
@@ -233,6 +258,9 @@ impl Runs {
         let db = self.db.unflushed();
         let decided = db.write_of_run(run_id, move |tx| {
             Box::pin(async move {
+                for statement in statements {
+                    tx.queue(statement)?;
+                }
                 let decided: Option<(String,)> = match &counted {
                     None => tx.fetch_and_commit(sql).await?,
                     Some(_) => tx.fetch_optional(sql).await?,
@@ -267,7 +295,7 @@ impl Runs {
                 set_totals!(),
                 ", status = $14, error = $15, stop_reason = $16, waiting = FALSE WHERE ",
                 endable!("$14"),
-                " RETURNING thread_id"
+                " RETURNING run_id"
             ))
             .bind(run_id)
             .bind(&now),
@@ -283,16 +311,24 @@ impl Runs {
         let finished = self.db.write_of_run(run_id, move |tx| {
             Box::pin(async move {
                 tx.queue(thread)?;
-                let Some((thread_id,)) = tx.fetch_optional::<(String,)>(sql).await? else {
+                // A run that cannot end keeps its thread, or has passed it on: then this promotes none.
+                let promotion = promotion_after(&id, &now);
+                let (ended, promoted): (Option<(String,)>, Option<(String,)>) = match counted {
+                    None => tx.fetch_two_and_commit(sql, promotion).await?,
+                    Some(counted) => match tx.fetch_optional(sql).await? {
+                        Some(ended) => {
+                            tx.queue(counted)?;
+                            (Some(ended), tx.fetch_and_commit(promotion).await?)
+                        }
+                        None => (None, None),
+                    },
+                };
+                if ended.is_none() {
                     return Ok(match refusal(tx, &id).await? {
                         Refusal::Cancelled(action) => FinishOutcome::CancelRequested(action),
                         Refusal::Terminal(status) => FinishOutcome::AlreadyTerminal(status),
                     });
-                };
-                if let Some(counted) = counted {
-                    tx.queue(counted)?;
                 }
-                let promoted: Option<(String,)> = tx.fetch_and_commit(promotion(&thread_id, &now)).await?;
                 Ok(FinishOutcome::Finished { promoted: promoted.map(|(run_id,)| run_id) })
             })
         });
@@ -374,11 +410,12 @@ pub(super) async fn promote_waiting(
 
 /// The statement that does so, and returns the id of the run.
 pub(super) fn promotion(thread_id: &str, now: &str) -> Sql {
-    let sql = "UPDATE runs SET waiting = FALSE, updated_at = $2 WHERE run_id = \
-               (SELECT run_id FROM runs WHERE thread_id = $1 AND waiting ORDER BY admission_seq LIMIT 1) \
-               AND NOT EXISTS (SELECT 1 FROM runs WHERE thread_id = $1 AND status IN ('pending', 'running') \
-               AND NOT waiting) RETURNING run_id";
-    query(sql).bind(thread_id).bind(now)
+    query(promotes!("$1")).bind(thread_id).bind(now)
+}
+
+/// The same for the thread of this run.
+fn promotion_after(run_id: &str, now: &str) -> Sql {
+    query(promotes!("(SELECT thread_id FROM runs WHERE run_id = $1)")).bind(run_id).bind(now)
 }
 
 fn bind_totals(sql: Sql, totals: &RunTotals) -> Sql {

@@ -58,6 +58,39 @@ async fn admitted_run_reads_back() {
     assert_eq!(fixture.records.runs().active_for_thread("t").await.unwrap(), Some(expected));
 }
 
+/// A feed without messages is first filled from the thread's checkpoints.
+#[tokio::test]
+async fn a_run_waits_for_the_first_messages_of_its_feed() {
+    let fixture = fixture_with(EventBackend::Database).await;
+    let (records, runs) = (&fixture.records, fixture.records.runs());
+    let admit_after = async |run_id: &'static str, strategy: MultitaskStrategy| {
+        runs.admit_after_messages(new_run("t", run_id), strategy).await
+    };
+    let missing = admit_after("r1", Reject).await.unwrap_err();
+    assert_eq!(missing.to_string(), "Thread t not found");
+    create_thread(records, "t").await;
+    let before = dump(records).await;
+    assert_eq!(admit_after("r1", Reject).await.unwrap(), None);
+    assert_eq!(dump(records).await, before);
+    admit(records, "t", "r1").await;
+    // Not one of another thread, and no other event.
+    create_thread(records, "u").await;
+    admit(records, "u", "s").await;
+    let event = |category: &str| vec![NewEvent::new("x", category, json!({}))];
+    records.events().append("u", "s", event(MESSAGE_CATEGORY)).await.unwrap();
+    records.events().append("t", "r1", event("trace")).await.unwrap();
+    // The feed comes before the run that holds the thread.
+    for strategy in [Reject, Interrupt, Enqueue] {
+        assert_eq!(admit_after("r2", strategy).await.unwrap(), None);
+    }
+    records.events().append("t", "r1", event(MESSAGE_CATEGORY)).await.unwrap();
+    assert!(matches!(admit_after("r2", Reject).await, Err(RecordsError::Conflict { .. })));
+    assert!(matches!(admit_after("r2", Enqueue).await.unwrap(), Some(Admission::Queued(_))));
+    runs.finish("r1", &end(RunStatus::Success)).await.unwrap();
+    runs.finish("r2", &end(RunStatus::Success)).await.unwrap();
+    assert!(matches!(admit_after("r3", Reject).await.unwrap(), Some(Admission::Admitted(_))));
+}
+
 #[tokio::test]
 async fn thread_without_row_takes_no_run() {
     let fixture = fixture().await;

@@ -74,6 +74,23 @@ async fn a_run_from_admission_to_end() {
     every_statement_fails_once(records, 4, async || runs.finish("r1", &end(RunStatus::Error)).await).await;
 }
 
+#[tokio::test]
+async fn the_last_events_with_the_decided_end() {
+    let fixture = fixture_with(EventBackend::Database).await;
+    let records = &fixture.records;
+    create_thread(records, "t").await;
+    start(records, "t", "r").await;
+    let event = |event_type: &str| NewEvent::new(event_type, "trace", json!(null));
+    let end = end(RunStatus::Success);
+    every_statement_fails_once(records, 3, async || {
+        let decided =
+            records.conclude_and_decide(("t", "r"), vec![event("a")], event("run.delivery"), &end).await;
+        decided.map(|decided| assert_eq!(decided, DecideOutcome::Decided))
+    })
+    .await;
+    assert_eq!(records.events().list(&EventQuery::new("t", "r")).await.unwrap().len(), 2);
+}
+
 /// The statements of an admission that does not get the thread at once: in Postgres the attempt is a transaction of its
 /// own.
 fn when_taken(records: &Records, statements: usize) -> usize {

@@ -278,3 +278,39 @@ fn names_read_back_and_others_do_not() {
     );
     assert!("Pending".parse::<RunStatus>().is_err());
 }
+
+#[tokio::test]
+async fn the_last_events_are_stored_with_the_decided_end_or_its_refusal() {
+    let fixture = fixture_with(EventBackend::Database).await;
+    let (records, runs) = (&fixture.records, fixture.records.runs());
+    create_thread(records, "t").await;
+    let event = |event_type: &str| NewEvent::new(event_type, "trace", json!(null));
+    let conclude = async |run_id: &'static str, status: RunStatus| {
+        let end = end(status);
+        records.conclude_and_decide(("t", run_id), vec![event("last")], event("run.delivery"), &end).await
+    };
+    let missing = conclude("r", RunStatus::Success).await.unwrap_err();
+    assert_eq!(missing.to_string(), "Run r not found");
+    start(records, "t", "r").await;
+    runs.request_cancel("r", CancelAction::Interrupt).await.unwrap();
+    let refused = conclude("r", RunStatus::Success).await.unwrap();
+    assert_eq!(refused, DecideOutcome::CancelRequested(CancelAction::Interrupt));
+    let types = async || {
+        let listed = records.events().list(&EventQuery::new("t", "r")).await.unwrap();
+        listed.into_iter().map(|event| event.event_type).collect::<Vec<_>>()
+    };
+    assert_eq!(types().await, ["last", "run.delivery"]);
+    assert_eq!(runs.decide("r", &end(RunStatus::Interrupted)).await.unwrap(), DecideOutcome::Decided);
+    // A repetition after a doubt: the receipt is there once.
+    assert_eq!(conclude("r", RunStatus::Interrupted).await.unwrap(), DecideOutcome::Decided);
+    assert_eq!(types().await, ["last", "run.delivery", "last"]);
+    runs.finish("r", &end(RunStatus::Interrupted)).await.unwrap();
+    let over = conclude("r", RunStatus::Interrupted).await.unwrap();
+    assert_eq!(over, DecideOutcome::AlreadyTerminal(RunStatus::Interrupted));
+
+    let fixture = fixture_with(EventBackend::Memory).await;
+    let end = end(RunStatus::Success);
+    let elsewhere =
+        fixture.records.conclude_and_decide(("t", "r"), vec![], event("run.delivery"), &end).await;
+    assert!(matches!(elsewhere, Err(RecordsError::Invalid { field: "events", .. })), "{elsewhere:?}");
+}

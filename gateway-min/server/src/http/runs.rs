@@ -254,6 +254,27 @@ async fn outcome(app: &App, thread: &ThreadId, status: RunStatus, error: Option<
     Value::Object(body)
 }
 
+/// Creates a run on a thread that must exist.
+async fn begin(
+    app: &Arc<App>,
+    caller: &Principal,
+    thread: &ThreadId,
+    headers: &HeaderMap,
+    body: RunBody,
+    follow: Follow,
+) -> Result<Created, ApiError> {
+    let begun = async {
+        let key = idempotency_key(headers, caller, thread)?;
+        start(app, caller, thread, OnThread::Existing, body, follow, key).await
+    };
+    let begun = begun.await;
+    // Admission itself needs the thread. Only a refusal is worth a read: that the thread is missing is said first.
+    if begun.is_err() {
+        existing(app, thread).await?;
+    }
+    begun
+}
+
 /// Create a run in the background.
 #[utoipa::path(post, path = "/api/threads/{thread_id}/runs", tag = "runs", params(("thread_id" = String, Path)),
     request_body = ref("#/components/schemas/RunCreate"), responses((status = 200, description = "The run's record", body = ref("#/components/schemas/RunRecord")), RunRefused))]
@@ -264,9 +285,7 @@ async fn create(
     headers: HeaderMap,
     ApiJson(body): ApiJson<RunBody>,
 ) -> Result<Response, ApiError> {
-    existing(&app, &thread_id).await?;
-    let key = idempotency_key(&headers, &caller, &thread_id)?;
-    let created = start(&app, &caller, &thread_id, OnThread::Existing, body, Follow::No, key).await?;
+    let created = begin(&app, &caller, &thread_id, &headers, body, Follow::No).await?;
     Ok(created_record(&thread_id, &created))
 }
 
@@ -281,9 +300,7 @@ async fn stream(
     headers: HeaderMap,
     ApiJson(body): ApiJson<RunBody>,
 ) -> Result<Response, ApiError> {
-    existing(&app, &thread_id).await?;
-    let key = idempotency_key(&headers, &caller, &thread_id)?;
-    let created = start(&app, &caller, &thread_id, OnThread::Existing, body, Follow::Yes, key).await?;
+    let created = begin(&app, &caller, &thread_id, &headers, body, Follow::Yes).await?;
     Ok(sse::response(created.stream, &thread_id, &created.run.run_id))
 }
 
@@ -297,9 +314,7 @@ async fn wait(
     headers: HeaderMap,
     ApiJson(body): ApiJson<RunBody>,
 ) -> Result<Response, ApiError> {
-    existing(&app, &thread_id).await?;
-    let key = idempotency_key(&headers, &caller, &thread_id)?;
-    let created = start(&app, &caller, &thread_id, OnThread::Existing, body, Follow::Yes, key).await?;
+    let created = begin(&app, &caller, &thread_id, &headers, body, Follow::Yes).await?;
     finished(&app, &thread_id, &created.run.run_id, created.stream).await
 }
 

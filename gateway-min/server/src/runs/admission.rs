@@ -19,7 +19,8 @@ use super::worker::{self, RunSpec};
 use crate::auth::Principal;
 use crate::streams::bridge::Subscription;
 use threadkeep_records::{
-    Admission, Entity, NewEvent, NewRun, NewThread, RecordsError, RunRow, SeedRun, persistently,
+    Admission, Entity, MultitaskStrategy, NewEvent, NewRun, NewThread, RecordsError, RunRow, SeedRun,
+    persistently,
 };
 
 /// The key of a run's metadata that says how it repeats a turn, and its value for an edited question.
@@ -92,7 +93,11 @@ impl Runs {
         if let Some(resume) = request.input.resume() {
             self.check_resume(thread_id, request.checkpoint, resume).await?;
         }
-        self.seed_feed(thread_id).await?;
+        // Where the feed is in the database, the admission on an existing thread sees whether it has begun.
+        let is_seeded = !self.records.events().are_in_database() || place != OnThread::Existing;
+        if is_seeded {
+            self.seed_feed(thread_id).await?;
+        }
         if let OnThread::Visible(caller) = place {
             let row = NewThread {
                 thread_id: thread_id.to_owned(),
@@ -125,8 +130,9 @@ impl Runs {
         let runs = Arc::clone(self);
         let thread = thread_id.to_owned();
         // An admitted run must be worked on, so this is a separate task, which no dropped request can stop.
-        let created =
-            tokio::spawn(async move { runs.admit(thread, run_id, new, request).await }.in_current_span());
+        let created = tokio::spawn(
+            async move { runs.admit(thread, run_id, new, is_seeded, request).await }.in_current_span(),
+        );
         created.await.map_err(|_| CreateError::Stopping)?
     }
 
@@ -135,17 +141,17 @@ impl Runs {
         thread_id: String,
         run_id: String,
         new: NewRun,
+        is_seeded: bool,
         request: RunRequest,
     ) -> Result<Created, CreateError> {
         // Create the stream before the run becomes known, and the handle before it can be cancelled.
         let publisher = self.streams.open(&run_id);
         let guard = self.local.enter(&run_id);
-        let unnoted = self.threads.unnoted(&thread_id).await;
-        let admitted = self.records.runs().admit(new.clone(), request.options.multitask_strategy).await;
-        drop(unnoted);
+        let admitted = self.admission(&new, is_seeded, request.options.multitask_strategy).await;
+        let holds_thread = matches!(admitted, Ok(Admission::Admitted(_)));
         let run = match admitted {
             Ok(Admission::Admitted(run) | Admission::Queued(run)) => run,
-            Err(error @ RecordsError::InDoubt { .. }) => {
+            Err(CreateError::Records(error @ RecordsError::InDoubt { .. })) => {
                 let Some(run) = self.settle(&new).await else {
                     publisher.end();
                     return Err(error.into());
@@ -167,7 +173,7 @@ impl Runs {
             }
             Err(error) => {
                 publisher.end();
-                return Err(error.into());
+                return Err(error);
             }
         };
         let stream = self.streams.subscribe(&run_id);
@@ -176,6 +182,7 @@ impl Runs {
         let spec = RunSpec {
             run_id,
             thread_id: thread_id.clone(),
+            holds_thread,
             model_name: text(&request, "model_name"),
             thinking: request.config.context.get("thinking_enabled").and_then(Json::as_bool),
             reasoning_effort: text(&request, "reasoning_effort"),
@@ -205,6 +212,27 @@ impl Runs {
         worker::start(self, spec, publisher, frames, guard);
         let owned = request.options.on_disconnect == OnDisconnect::Cancel;
         Ok(Created { run, stream: if owned { stream.owning() } else { stream } })
+    }
+
+    /// Admits the run, after its thread's feed was filled if that has no messages.
+    async fn admission(
+        &self,
+        new: &NewRun,
+        is_seeded: bool,
+        strategy: MultitaskStrategy,
+    ) -> Result<Admission, CreateError> {
+        let runs = self.records.runs();
+        if !is_seeded {
+            let unnoted = self.threads.unnoted(&new.thread_id).await;
+            let admitted = runs.admit_after_messages(new.clone(), strategy).await?;
+            drop(unnoted);
+            if let Some(admitted) = admitted {
+                return Ok(admitted);
+            }
+            self.seed_feed(&new.thread_id).await?;
+        }
+        let _unnoted = self.threads.unnoted(&new.thread_id).await;
+        Ok(runs.admit(new.clone(), strategy).await?)
     }
 
     /// The run, if an admission with an unknown outcome stored it: it then holds its thread and must be worked on. Runs

@@ -84,6 +84,10 @@ mod tests {
     async fn interrupted(gateway: &Gateway, name: &str, action: CancelAction) -> RunStatus {
         let created = gateway.create(ask("wait for it")).await.unwrap();
         gate(name).reached().await;
+        // An earlier run may have reached the gate: until this one's input is there.
+        while head(gateway).await.next.is_empty() {
+            tokio::task::yield_now().await;
+        }
         gateway.app.runs.cancel(&created.run.run_id, action).await.unwrap();
         gateway.row(&created.run.run_id).await.status
     }

@@ -10,7 +10,7 @@ use threadkeep_agent::tools::loop_detection::Verdict;
 
 use super::delivery::Delivery;
 use super::subagent_events;
-use threadkeep_records::{NewEvent, Records, RecordsError, persistently};
+use threadkeep_records::{DecideOutcome, NewEvent, Records, RecordsError, RunEnd, persistently};
 
 /// How many events are buffered before they are written.
 const BATCH: usize = 20;
@@ -156,12 +156,39 @@ impl Journal {
     /// Writes the buffered events, and the delivery receipt, which is written once. A failing feed does not keep a run
     /// from ending.
     pub(crate) async fn close(&mut self) {
-        let receipt = NewEvent::new("run.delivery", "outputs", self.delivery.receipt());
-        let (events, thread_id, run_id) = (self.records.events(), &self.thread_id, &self.run_id);
+        let receipt = self.receipt();
         let last = std::mem::take(&mut self.pending);
-        let Err(error) = events.conclude(thread_id, run_id, last.clone(), receipt.clone()).await else {
-            return;
-        };
+        let (events, thread_id, run_id) = (self.records.events(), &self.thread_id, &self.run_id);
+        if let Err(error) = events.conclude(thread_id, run_id, last.clone(), receipt.clone()).await {
+            self.close_after(error, last, receipt).await;
+        }
+    }
+
+    /// The same, and decides how the run will end, if one transaction can do both; else `None`.
+    pub(crate) async fn close_and_decide(&mut self, end: &RunEnd) -> Option<DecideOutcome> {
+        if !self.records.events().are_in_database() {
+            self.close().await;
+            return None;
+        }
+        let receipt = self.receipt();
+        let last = std::mem::take(&mut self.pending);
+        let run = (self.thread_id.as_str(), self.run_id.as_str());
+        match self.records.conclude_and_decide(run, last.clone(), receipt.clone(), end).await {
+            Ok(decided) => Some(decided),
+            Err(error) => {
+                self.close_after(error, last, receipt).await;
+                None
+            }
+        }
+    }
+
+    fn receipt(&self) -> NewEvent {
+        NewEvent::new("run.delivery", "outputs", self.delivery.receipt())
+    }
+
+    /// Writes the last events after an attempt to write all at once.
+    async fn close_after(&self, error: RecordsError, last: Vec<NewEvent>, receipt: NewEvent) {
+        let (events, thread_id, run_id) = (self.records.events(), &self.thread_id, &self.run_id);
         // One after the other: perhaps only one of them cannot be stored. In doubt, the events may be there already.
         let stored = match error {
             RecordsError::InDoubt { .. } => Err(error),

@@ -47,6 +47,10 @@ async fn runs_at_work_are_not_deleted_and_are_cancelled_together() {
             gateway.create(thread).await;
             let run = gateway.start_run(thread, "wait").await;
             gate(&name).reached().await;
+            // The other one may have reached it.
+            while status(&gateway, thread, &run).await != "running" {
+                tokio::task::yield_now().await;
+            }
             run
         };
         let (a, b) = (start("a").await, start("b").await);

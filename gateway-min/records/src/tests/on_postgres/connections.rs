@@ -303,10 +303,10 @@ async fn a_queued_statement_that_cannot_be_sent_keeps_the_commit_from_being_sent
     }
 }
 
-/// How often the records of a run wait for the server: once for its admission, its start, its events and its decided
-/// end, twice for its end.
+/// How often the records of a run wait for the server: once for its admission, its start, its last events with its
+/// decided end, and its end.
 #[tokio::test]
-async fn a_run_costs_six_round_trips() {
+async fn a_run_costs_four_round_trips() {
     let database = postgres().unwrap().database().await.unwrap();
     let options = RecordsOptions { event_backend: EventBackend::Database, ..RecordsOptions::default() };
     let records = Records::open_postgres(&target(database.url(), "public"), options).await.unwrap();
@@ -317,14 +317,14 @@ async fn a_run_costs_six_round_trips() {
         assert_eq!(records.runs().start(run_id).await.unwrap(), StartOutcome::Started);
         let event = |kind: &str| NewEvent::new(kind, "trace", serde_json::json!({}));
         let events = (0..20).map(|_| event("llm.ai.response")).collect();
-        records.events().conclude("t", run_id, events, event("run.delivery")).await.unwrap();
         let end = end(RunStatus::Success);
-        assert_eq!(records.runs().decide(run_id, &end).await.unwrap(), DecideOutcome::Decided);
+        let decided = records.conclude_and_decide(("t", run_id), events, event("run.delivery"), &end);
+        assert_eq!(decided.await.unwrap(), DecideOutcome::Decided);
         let finished = records.runs().finish(run_id, &end).await.unwrap();
         assert_eq!(finished, FinishOutcome::Finished { promoted: None });
         // The first one prepares its statements.
         let trips = records.commits().round_trips() - before;
-        assert!(trips == 6 || run_id == "r1", "{trips}");
+        assert!(trips == 4 || run_id == "r1", "{trips}");
     }
     assert_eq!(records.events().list(&EventQuery::new("t", "r3")).await.unwrap().last().unwrap().seq, 63);
 }

@@ -42,15 +42,13 @@ async fn a_resume_waits_for_who_writes_to_the_thread_and_goes_on_from_what_it_le
         gateway.run(ask("two")).await;
         let lock = gateway.app.threads.lock("t").await;
         let created = gateway.create(from(&selected, ask("wait"))).await.unwrap();
-        let runs = gateway.app.records.runs();
-        while runs.get(&created.run.run_id).await.unwrap().unwrap().status != RunStatus::Running {
-            tokio::task::yield_now().await;
-        }
         let accessor = gateway.app.threads.accessor();
         let writes = vec![accessor.write("title", json!("left"), false).unwrap()];
         let update = Update { at: None, node: "n".into(), writes, extra: Map::new() };
         let left = accessor.update(&"t".into(), update).await.unwrap();
         assert_eq!(gateway.head().await.unwrap().key, left.key, "the run waits");
+        let runs = gateway.app.records.runs();
+        assert_eq!(runs.get(&created.run.run_id).await.unwrap().unwrap().status, RunStatus::Pending);
         drop(lock);
         gate(&name).reached().await;
         let cancelled = gateway.head().await.unwrap();

@@ -63,8 +63,10 @@ impl Worker<'_> {
         };
         self.undo_edit(accessor, &mut end).await;
         self.note_workspace_changes().await;
-        self.reporter.journal.close().await;
-        let mut decided = self.decide(&end).await?;
+        let mut decided = match self.reporter.journal.close_and_decide(&self.row_end(&end)).await {
+            Some(decided) => decided,
+            None => self.decide(&end).await?,
+        };
         if let DecideOutcome::CancelRequested(_) = decided {
             let Some(cancelled) = self.cancelled(accessor).await? else {
                 self.leave();

@@ -21,11 +21,16 @@ use crate::telemetry::spans;
 impl Worker<'_> {
     pub(super) async fn execute(&mut self, accessor: &StateAccessor) -> Result<Ended, RunError> {
         let (spec, thread) = (self.spec, &self.thread);
-        let mut head = accessor.known_head(thread).await?;
+        let mut head = if let Some(head) = self.first_head.take() {
+            head?
+        } else {
+            let head = accessor.known_head(thread).await?;
+            self.still_owned().await?;
+            head
+        };
         if spec.checkpoint.is_some() {
             accessor.check(thread, spec.checkpoint).await?;
         }
-        self.still_owned().await?;
         self.head = Some(head.clone());
         self.reporter.frames.metadata(&spec.run_id);
         self.workspace = self.look_at_workspace().await;
@@ -89,6 +94,12 @@ impl Worker<'_> {
         for usage in uncounted {
             self.reporter.usage.count(usage);
         }
+    }
+
+    /// The head before the run has started.
+    pub(super) async fn read_head(&self) -> threadkeep::Result<KnownHead> {
+        let accessor = self.runs.threads.accessor_for_run().await?;
+        accessor.known_head(&self.thread).await
     }
 
     /// Checks that the run is still this process's, after its head was read: then no other process wrote to the thread

@@ -37,6 +37,8 @@ const DIED: &str = "The gateway failed while it worked on this run; its log says
 pub(crate) struct RunSpec {
     pub(crate) run_id: String,
     pub(crate) thread_id: String,
+    /// Whether it was admitted to its thread at once, and need not wait for it.
+    pub(crate) holds_thread: bool,
     /// The run's input.
     pub(crate) input: RunInput,
     /// The checkpoint to start from; `None` for the head.
@@ -130,6 +132,7 @@ async fn work(runs: Arc<Runs>, spec: RunSpec, publisher: Arc<Publisher>, frames:
             usage: UsageLedger::default(),
         },
         thread: ThreadId::from(spec.thread_id.as_str()),
+        first_head: None,
         head: None,
         left: None,
         rollback: None,
@@ -171,6 +174,9 @@ struct Worker<'a> {
     thread: ThreadId,
     guard: &'a RunGuard,
     reporter: Reporter,
+    /// The head that was read before the run started: that it could start then shows that no other process had taken its
+    /// thread, and wrote to it, before the read.
+    first_head: Option<threadkeep::Result<KnownHead>>,
     /// The head as the run knows it: the one it started on, then its own last commit. Every write of the run carries it.
     head: Option<KnownHead>,
     /// The state that the agent left.
@@ -184,12 +190,21 @@ struct Worker<'a> {
 }
 
 impl Worker<'_> {
+    /// Lives through the whole run.
     async fn live(&mut self) -> Result<(), RecordsError> {
+        // Held to the end: the thread's next run starts after this one's last write.
+        let mut lock = None;
+        if self.spec.holds_thread {
+            lock = Some(self.runs.threads.lock(&self.spec.thread_id).await);
+            self.first_head = Some(self.read_head().await);
+        }
         if let Some(action) = self.await_turn().await? {
             return self.never_started(action).await;
         }
-        // Held to the end: the thread's next run starts after this one's last write.
-        let lock = self.runs.threads.lock(&self.spec.thread_id).await;
+        let lock = match lock {
+            Some(lock) => lock,
+            None => self.runs.threads.lock(&self.spec.thread_id).await,
+        };
         self.guard.control.begun();
         let started = self.runs.records.now();
         self.reporter.journal.start().await?;

@@ -28,6 +28,8 @@ impl Worker<'_> {
                 StartOutcome::Cancelled(action) => return Ok(Some(action)),
                 StartOutcome::NotPending(_) => return Ok(Some(CancelAction::Interrupt)),
                 StartOutcome::Waiting => {
+                    // Others write to the thread meanwhile.
+                    self.first_head = None;
                     tokio::select! {
                         () = promoted => {}
                         // A stopping gateway cancels its runs without recording that in their rows.

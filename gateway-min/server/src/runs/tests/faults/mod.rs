@@ -22,7 +22,7 @@ use tower::ServiceExt as _;
 use self::saver::{Fault, Faults, FaultySaver};
 use super::{Gateway, On, SAVERS, ask, everywhere, from, go_on, options};
 use crate::runs::request::{Resume, RunInput, RunOptions, RunRequest, StreamMode};
-use threadkeep_records::{CancelAction, RunRow, RunStatus};
+use threadkeep_records::{CancelAction, LEASE_EXPIRED_ERROR, RunEnd, RunRow, RunStatus, RunTotals};
 
 fn script(gate: &str) -> Json {
     json!({"rules": [
@@ -493,6 +493,39 @@ async fn a_turn_that_cannot_be_looked_at_is_not_prepared_and_nothing_is_written(
 
 async fn deleted(gateway: &Gateway) -> (u16, Json) {
     send(gateway, Request::delete("/api/threads/t").body(Body::empty()).unwrap()).await
+}
+
+/// A process stands still when it first reads the head for a run. Another one takes the run for lost and acknowledges a
+/// turn: the run does not go on from that.
+#[tokio::test]
+async fn a_run_that_was_lost_before_it_started_leaves_the_thread_to_who_took_it() {
+    for on in everywhere() {
+        let (gateway, faults) = faulty(on, "none").await;
+        let (records, there) = (gateway.app.records.clone(), gateway.app.threads.accessor().clone());
+        faults.before_read(async move {
+            let lost = records.runs().active_for_thread("t").await.unwrap().unwrap();
+            let end = RunEnd {
+                status: RunStatus::Error,
+                error: Some(LEASE_EXPIRED_ERROR.to_owned()),
+                stop_reason: None,
+                display_name: None,
+                totals: RunTotals::default(),
+            };
+            records.runs().finish(&lost.run_id, &end).await.unwrap();
+            let message = json!([{"type": "human", "content": "acknowledged", "id": "x"}]);
+            let writes = vec![there.write("messages", message, false).unwrap()];
+            let update = Update { at: None, node: "n".into(), writes, extra: serde_json::Map::new() };
+            there.update(&ThreadId::from("t"), update).await.unwrap();
+        });
+        let (_, row) = gateway.run(ask("late")).await;
+        assert_eq!(row.error.as_deref(), Some(LEASE_EXPIRED_ERROR), "{on:?}");
+        assert_eq!(
+            said(&gateway.head().await.unwrap()),
+            ["first", "You said: first", "acknowledged"],
+            "{on:?}"
+        );
+        goes_on(&gateway).await;
+    }
 }
 
 /// What another process acknowledges between the look at a thread and its deletion stays, with the thread's files.

@@ -29,6 +29,7 @@ pub(super) struct Faults(Arc<Mutex<Armed>>);
 #[derive(Default)]
 struct Armed {
     before: Option<BoxFuture<'static, ()>>,
+    before_read: Option<BoxFuture<'static, ()>>,
     write: Option<(usize, Fault)>,
     read: Option<usize>,
     damaged: Option<CheckpointId>,
@@ -50,6 +51,11 @@ impl Faults {
         self.0.lock().unwrap().before = Some(Box::pin(what));
     }
 
+    /// The same before the next read.
+    pub(super) fn before_read(&self, what: impl Future<Output = ()> + Send + 'static) {
+        self.0.lock().unwrap().before_read = Some(Box::pin(what));
+    }
+
     /// Makes the values of this checkpoint unreadable from now on.
     pub(super) fn damage(&self, checkpoint: CheckpointId) {
         self.0.lock().unwrap().damaged = Some(checkpoint);
@@ -61,7 +67,11 @@ impl Faults {
         armed.write.is_some() || armed.read.is_some()
     }
 
-    fn reads(&self) -> Result<()> {
+    async fn reads(&self) -> Result<()> {
+        let before = self.0.lock().unwrap().before_read.take();
+        if let Some(before) = before {
+            before.await;
+        }
         let mut armed = self.0.lock().unwrap();
         match armed.read.as_mut() {
             Some(1) => {
@@ -123,7 +133,7 @@ pub(super) struct FaultySaver {
 #[deny(clippy::missing_trait_methods)]
 impl Saver for FaultySaver {
     async fn get(&self, at: &CheckpointSelector) -> Result<Option<CheckpointTuple>> {
-        self.faults.reads()?;
+        self.faults.reads().await?;
         let damaged = self.faults.0.lock().unwrap().damaged;
         if damaged.is_some() && at.id == damaged && at.load != threadkeep::saver::Load::None {
             return Err(Error::Corrupt {
@@ -135,7 +145,7 @@ impl Saver for FaultySaver {
     }
 
     async fn list(&self, query: &ListQuery) -> Result<Vec<CheckpointTuple>> {
-        self.faults.reads()?;
+        self.faults.reads().await?;
         self.inner.list(query).await
     }
 
@@ -157,7 +167,7 @@ impl Saver for FaultySaver {
         channels: &BTreeSet<ChannelName>,
         reach: Option<CheckpointId>,
     ) -> Result<DeltaHistory> {
-        self.faults.reads()?;
+        self.faults.reads().await?;
         self.inner.delta_history(at, channels, reach).await
     }
 

@@ -7,6 +7,7 @@ use serde_json::{Value as Json, json};
 use threadkeep_agent::tools::HeadAndTail;
 use threadkeep_config::AcpAgent;
 use threadkeep_processes::{Guard, Guarded, Program, SpawnError};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::process::{ChildStdin, ChildStdout};
 use tokio::time::{Instant, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
@@ -77,18 +78,7 @@ impl Invocation<'_> {
             said: HeadAndTail::new(self.max_chars.saturating_sub(NOTE_MAX)),
             has_said: false,
         };
-        let mut prompting = None;
-        let ended = tokio::select! {
-            ended = timeout_at(deadline, self.talk(&mut connection, &mut dialogue, &mut prompting)) => {
-                ended.unwrap_or(Err(InvocationError::TimedOut))
-            }
-            () = self.cancel.cancelled() => Err(InvocationError::Cancelled),
-        };
-        if let (Err(InvocationError::TimedOut | InvocationError::Cancelled), Some(prompting)) =
-            (&ended, prompting)
-        {
-            cancel(&mut connection, &mut dialogue, &prompting).await;
-        }
+        let ended = self.converse(&mut connection, &mut dialogue, deadline).await;
         let said = end(guarded, connection).await;
         match ended {
             Ok(stop_reason) => Ok(text(dialogue, &stop_reason)),
@@ -108,10 +98,32 @@ impl Invocation<'_> {
         }
     }
 
-    /// The dialogue, up to the reason for which the agent stops.
-    async fn talk(
+    /// The dialogue, until the deadline or the run's cancellation, when an agent with a prompt is asked to stop.
+    async fn converse<R: AsyncRead + Unpin, W: AsyncWrite + Unpin>(
         &self,
-        connection: &mut Connection<ChildStdout, ChildStdin>,
+        connection: &mut Connection<R, W>,
+        dialogue: &mut Dialogue,
+        deadline: Instant,
+    ) -> Result<String, InvocationError> {
+        let mut prompting = None;
+        let ended = tokio::select! {
+            ended = timeout_at(deadline, self.talk(connection, dialogue, &mut prompting)) => {
+                ended.unwrap_or(Err(InvocationError::TimedOut))
+            }
+            () = self.cancel.cancelled() => Err(InvocationError::Cancelled),
+        };
+        if let (Err(InvocationError::TimedOut | InvocationError::Cancelled), Some(prompting)) =
+            (&ended, prompting)
+        {
+            cancel(connection, dialogue, &prompting).await;
+        }
+        ended
+    }
+
+    /// The dialogue, up to the reason for which the agent stops.
+    async fn talk<R: AsyncRead + Unpin, W: AsyncWrite + Unpin>(
+        &self,
+        connection: &mut Connection<R, W>,
         dialogue: &mut Dialogue,
         prompting: &mut Option<Prompting>,
     ) -> Result<String, InvocationError> {
@@ -135,8 +147,8 @@ impl Invocation<'_> {
 }
 
 /// Asks the agent to stop, and gives it a moment to do so. It gets no permissions any more.
-async fn cancel(
-    connection: &mut Connection<ChildStdout, ChildStdin>,
+async fn cancel<R: AsyncRead + Unpin, W: AsyncWrite + Unpin>(
+    connection: &mut Connection<R, W>,
     dialogue: &mut Dialogue,
     prompting: &Prompting,
 ) {
@@ -164,4 +176,89 @@ fn text(dialogue: Dialogue, stop_reason: &str) -> String {
         text.push(']');
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use threadkeep_processes::ENDS_WITHIN;
+    use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, DuplexStream};
+
+    use super::*;
+
+    const ANSWERS: [&str; 2] = [r#"{"protocolVersion":1}"#, r#"{"sessionId":"s"}"#];
+
+    /// An agent that answers the first requests, this many, and then only a cancellation if it is `polite`.
+    async fn agent(stream: DuplexStream, answers: usize, polite: bool) {
+        let (reader, mut writer) = tokio::io::split(stream);
+        let mut lines = BufReader::new(reader).lines();
+        let mut say = async |id: usize, result: &str| {
+            let line = format!("{{\"jsonrpc\":\"2.0\",\"id\":{id},\"result\":{result}}}\n");
+            writer.write_all(line.as_bytes()).await.unwrap();
+        };
+        let mut heard = 0;
+        while let Ok(Some(line)) = lines.next_line().await {
+            if let Some(answer) = ANSWERS[..answers].get(heard) {
+                say(heard, answer).await;
+            }
+            if polite && line.contains("session/cancel") {
+                say(2, r#"{"stopReason":"cancelled"}"#).await;
+            }
+            heard += 1;
+        }
+    }
+
+    /// How long a call of this agent takes until its processes are ended, and how it ended.
+    async fn called(answers: usize, polite: bool, cancel: CancellationToken) -> (Duration, InvocationError) {
+        let (ours, theirs) = tokio::io::duplex(1 << 16);
+        tokio::spawn(agent(theirs, answers, polite));
+        let (reader, writer) = tokio::io::split(ours);
+        let mut connection = Connection::new(reader, writer);
+        let mut dialogue = Dialogue { approve: false, said: HeadAndTail::new(100), has_said: false };
+        let limited = AcpAgent {
+            command: "unused".to_owned(),
+            args: Vec::new(),
+            env: BTreeMap::new(),
+            description: String::new(),
+            model: None,
+            auto_approve_permissions: false,
+            timeout_seconds: 1800,
+        };
+        let invocation = Invocation {
+            guard: &Guard::program("unused"),
+            agent: &limited,
+            prompt: "Do it",
+            directory: "/".into(),
+            servers: &[],
+            max_chars: 1_000,
+            cancel,
+        };
+        let begun = Instant::now();
+        let limit = begun + Duration::from_secs(limited.timeout_seconds);
+        let ended = invocation.converse(&mut connection, &mut dialogue, limit).await;
+        (begun.elapsed(), ended.unwrap_err())
+    }
+
+    /// Check 12 of the design, on a clock that only waits move: an agent that hangs is let go at its limit, or two seconds
+    /// later if it has a prompt, and then its processes have less than one to end.
+    #[tokio::test(start_paused = true)]
+    async fn s75_a_call_ends_within_its_limit_and_three_seconds() {
+        let limit = Duration::from_secs(1800);
+        for (answers, polite, expected) in
+            [(0, false, limit), (1, false, limit), (2, true, limit), (2, false, limit + CANCEL_WITHIN)]
+        {
+            let (took, error) = called(answers, polite, CancellationToken::new()).await;
+            assert!(matches!(error, InvocationError::TimedOut), "{error}");
+            // A timer fires within a millisecond.
+            let late = took.checked_sub(expected).expect("not before");
+            assert!(late < Duration::from_millis(5), "{answers} answers: {took:?}");
+            assert!(took + ENDS_WITHIN < limit + Duration::from_secs(3), "{answers} answers: {took:?}");
+        }
+        let cancel = CancellationToken::new();
+        cancel.cancel();
+        let (took, error) = called(2, false, cancel).await;
+        assert!(matches!(error, InvocationError::Cancelled), "{error}");
+        assert!(took + ENDS_WITHIN < Duration::from_secs(3), "{took:?}");
+    }
 }

@@ -49,9 +49,8 @@ async fn a_directory_that_leads_elsewhere_is_refused() {
     assert!(!elsewhere.path().join("started").exists());
 }
 
-/// Scenario 75.
 #[tokio::test]
-async fn an_agent_that_says_nothing_has_no_response() {
+async fn s75_an_agent_that_says_nothing_has_no_response() {
     for script in ["prompted; stop", "prompted; say ' '; stop"] {
         assert_eq!(Scene::new().run(script).await.content, "(no response)");
     }
@@ -65,9 +64,8 @@ async fn another_reason_to_stop_is_named() {
     assert_eq!(output.content, "(no response)\n\n[the agent stopped early: refusal]");
 }
 
-/// Scenario 75.
 #[tokio::test]
-async fn permissions_are_granted_only_if_configured_and_once_before_always() {
+async fn s75_permissions_are_granted_only_if_configured_and_once_before_always() {
     let options = |kinds: &[&str]| {
         let options: Vec<Json> = kinds
             .iter()
@@ -133,18 +131,16 @@ async fn the_model_is_a_hint_and_servers_are_handed_on_if_the_agent_can_use_them
     }
 }
 
-/// Scenario 75.
 #[tokio::test]
-async fn an_unknown_agent_is_answered_with_the_known_ones() {
+async fn s75_an_unknown_agent_is_answered_with_the_known_ones() {
     let scene = Scene::new();
     let args = json!({"agent": "b", "prompt": "Do it"});
     let error = scene.invoke(scene.agent(""), vec![], args).await.unwrap_err();
     assert_eq!(error.to_string(), "Unknown agent 'b'. Available: a");
 }
 
-/// Scenario 75.
 #[tokio::test]
-async fn a_command_that_is_missing_or_ends_at_once_says_so() {
+async fn s75_a_command_that_is_missing_or_ends_at_once_says_so() {
     let scene = Scene::new();
     let mut agent = scene.agent("");
     agent.command = "no-such-agent".into();

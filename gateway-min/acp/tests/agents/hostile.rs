@@ -12,9 +12,9 @@ const STAY: &str = "trap '' TERM HUP INT; while :; do sleep 1000; done";
 const TIMED_OUT: &str = "Error: ACP agent 'a' timed out after 1 seconds. The ACP invocation was not completed, and its process \
      was ended. For longer tasks raise `acp_agents.a.timeout_seconds`.";
 
-/// Scenario 75, and check 12 of the design.
+/// And check 12 of the design.
 #[tokio::test]
-async fn an_agent_that_hangs_at_any_stage_is_ended_with_all_its_processes() {
+async fn s75_an_agent_that_hangs_at_any_stage_is_ended_with_all_its_processes() {
     for stage in [
         "",
         "initialized;",

@@ -172,66 +172,73 @@ async fn s60_owners_see_a_batch_and_its_items_and_nothing_that_is_the_workers() 
 
 #[tokio::test]
 async fn s59_another_threads_and_another_users_batches_are_not_found() {
-    let gateway = setup("sqlite", "delta", script(&items(2), &json!([{"text": "ok"}]))).start().await;
-    let id = submitted(&gateway).await["id"].as_str().unwrap().to_owned();
-    ended(&gateway, &id).await;
-    gateway.create("other").await;
-    let of_other = format!("/api/threads/other/subagent-batches/{id}");
-    for path in [
-        of_other.clone(),
-        format!("{of_other}/items"),
-        format!("{of_other}/results.jsonl"),
-        format!("{BATCHES}/none"),
-    ] {
-        gateway.get(&path).await.refused(404, "Subagent batch not found");
-    }
-    for action in ["pause", "resume", "cancel", "items/x/retry"] {
-        let answer = gateway.call(Method::POST, &format!("{of_other}/{action}"), None).await;
-        answer.refused(404, "Subagent batch not found");
-    }
-    let path = format!("{BATCHES}/{id}/items");
-    gateway.get(&format!("{path}?status=done")).await.refused(422, "Unknown batch item status");
-    assert_eq!(gateway.get(&format!("{path}?status=failed")).await.ok(), json!([]));
-    assert_eq!(gateway.get(&format!("{path}?offset=1&limit=1")).await.ok()[0]["position"], 1);
-    for query in ["limit=0", "limit=501", "offset=-1", "limit=x"] {
-        assert_eq!(gateway.get(&format!("{path}?{query}")).await.status, 422, "{query}");
-    }
-    for query in ["limit=0", "limit=101"] {
-        assert_eq!(gateway.get(&format!("{BATCHES}?{query}")).await.status, 422, "{query}");
+    for backend in DURABLE {
+        let gateway = setup(backend, "delta", script(&items(2), &json!([{"text": "ok"}]))).start().await;
+        let id = submitted(&gateway).await["id"].as_str().unwrap().to_owned();
+        ended(&gateway, &id).await;
+        gateway.create("other").await;
+        let of_other = format!("/api/threads/other/subagent-batches/{id}");
+        for path in [
+            of_other.clone(),
+            format!("{of_other}/items"),
+            format!("{of_other}/results.jsonl"),
+            format!("{BATCHES}/none"),
+        ] {
+            gateway.get(&path).await.refused(404, "Subagent batch not found");
+        }
+        for action in ["pause", "resume", "cancel", "items/x/retry"] {
+            let answer = gateway.call(Method::POST, &format!("{of_other}/{action}"), None).await;
+            answer.refused(404, "Subagent batch not found");
+        }
+        let path = format!("{BATCHES}/{id}/items");
+        gateway.get(&format!("{path}?status=done")).await.refused(422, "Unknown batch item status");
+        assert_eq!(gateway.get(&format!("{path}?status=failed")).await.ok(), json!([]));
+        assert_eq!(gateway.get(&format!("{path}?offset=1&limit=1")).await.ok()[0]["position"], 1);
+        for query in ["limit=0", "limit=501", "offset=-1", "limit=x"] {
+            assert_eq!(gateway.get(&format!("{path}?{query}")).await.status, 422, "{query}");
+        }
+        for query in ["limit=0", "limit=101"] {
+            assert_eq!(gateway.get(&format!("{BATCHES}?{query}")).await.status, 422, "{query}");
+        }
     }
 }
 
 #[tokio::test]
 async fn s59_a_batch_is_found_by_its_owner_alone() {
-    let script = script(&items(1), &json!([{"text": "ok"}]));
-    let mut wanted = setup("sqlite", "full", script);
-    wanted.sections["auth"] = json!({"enabled": true});
-    let gateway = wanted.start().await;
-    let keys = KeyFile::new(&gateway.data().parent().unwrap().join("api-keys.json"));
-    let key = |user| keys.create(user, Role::User).unwrap().1.expose().to_owned();
-    let (ada, bob) = (key("ada"), key("bob"));
-    let send = async |key: &str, method: Method, path: &str, body: Value| {
-        let request = Request::builder().method(method).uri(path).header("x-api-key", key);
-        gateway
-            .send(
-                request
-                    .header("content-type", "application/json")
-                    .body(Body::from(body.to_string()))
-                    .unwrap(),
-            )
-            .await
-    };
-    send(&ada, Method::POST, "/api/threads", json!({"thread_id": "t"})).await.ok();
-    let mut body = question("please submit");
-    body["context"] = json!({"subagent_enabled": true});
-    send(&ada, Method::POST, "/api/threads/t/runs/wait", body).await.ok();
-    let listed = send(&ada, Method::GET, BATCHES, Value::Null).await.ok();
-    let id = listed[0]["id"].as_str().unwrap().to_owned();
-    for path in [BATCHES.to_owned(), format!("{BATCHES}/{id}"), format!("{BATCHES}/{id}/results.jsonl")] {
-        assert_eq!(send(&bob, Method::GET, &path, Value::Null).await.status, 404, "{path}");
-        assert_eq!(send("nobody", Method::GET, &path, Value::Null).await.status, 401, "{path}");
+    for backend in DURABLE {
+        let script = script(&items(1), &json!([{"text": "ok"}]));
+        let mut wanted = setup(backend, "full", script);
+        wanted.sections["auth"] = json!({"enabled": true});
+        let gateway = wanted.start().await;
+        let keys = KeyFile::new(&gateway.data().parent().unwrap().join("api-keys.json"));
+        let key = |user| keys.create(user, Role::User).unwrap().1.expose().to_owned();
+        let (ada, bob) = (key("ada"), key("bob"));
+        let send = async |key: &str, method: Method, path: &str, body: Value| {
+            let request = Request::builder().method(method).uri(path).header("x-api-key", key);
+            gateway
+                .send(
+                    request
+                        .header("content-type", "application/json")
+                        .body(Body::from(body.to_string()))
+                        .unwrap(),
+                )
+                .await
+        };
+        send(&ada, Method::POST, "/api/threads", json!({"thread_id": "t"})).await.ok();
+        let mut body = question("please submit");
+        body["context"] = json!({"subagent_enabled": true});
+        send(&ada, Method::POST, "/api/threads/t/runs/wait", body).await.ok();
+        let listed = send(&ada, Method::GET, BATCHES, Value::Null).await.ok();
+        let id = listed[0]["id"].as_str().unwrap().to_owned();
+        for path in [BATCHES.to_owned(), format!("{BATCHES}/{id}"), format!("{BATCHES}/{id}/results.jsonl")] {
+            assert_eq!(send(&bob, Method::GET, &path, Value::Null).await.status, 404, "{path}");
+            assert_eq!(send("nobody", Method::GET, &path, Value::Null).await.status, 401, "{path}");
+        }
+        assert_eq!(
+            send(&bob, Method::POST, &format!("{BATCHES}/{id}/cancel"), Value::Null).await.status,
+            404
+        );
     }
-    assert_eq!(send(&bob, Method::POST, &format!("{BATCHES}/{id}/cancel"), Value::Null).await.status, 404);
 }
 
 #[tokio::test]
@@ -265,20 +272,22 @@ async fn s55_a_batch_is_paused_resumed_and_cancelled_and_a_failed_item_tried_aga
 
 #[tokio::test]
 async fn s57_a_failed_item_is_tried_again_over_http() {
-    let answers = json!([{"error": {"kind": "fatal", "message": "no"}}]);
-    let gateway = setup("sqlite", "delta", script(&items(1), &answers)).start().await;
-    let id = submitted(&gateway).await["id"].as_str().unwrap().to_owned();
-    assert_eq!(ended(&gateway, &id).await["status"], "failed");
-    let item = gateway.get(&format!("{BATCHES}/{id}/items")).await.ok()[0].clone();
-    assert!(item["error"].as_str().unwrap().contains("no"), "{item}");
-    let path = format!("items/{}/retry", item["id"].as_str().unwrap());
-    let again = act(&gateway, &id, &path).await.ok();
-    assert_eq!(
-        (&again["status"], &again["attempt"], &again["error"]),
-        (&json!("pending"), &json!(0), &Value::Null)
-    );
-    let ended = ended(&gateway, &id).await;
-    assert_eq!((&ended["status"], &ended["counts"]["failed"]), (&json!("failed"), &json!(1)));
+    for backend in DURABLE {
+        let answers = json!([{"error": {"kind": "fatal", "message": "no"}}]);
+        let gateway = setup(backend, "delta", script(&items(1), &answers)).start().await;
+        let id = submitted(&gateway).await["id"].as_str().unwrap().to_owned();
+        assert_eq!(ended(&gateway, &id).await["status"], "failed");
+        let item = gateway.get(&format!("{BATCHES}/{id}/items")).await.ok()[0].clone();
+        assert!(item["error"].as_str().unwrap().contains("no"), "{item}");
+        let path = format!("items/{}/retry", item["id"].as_str().unwrap());
+        let again = act(&gateway, &id, &path).await.ok();
+        assert_eq!(
+            (&again["status"], &again["attempt"], &again["error"]),
+            (&json!("pending"), &json!(0), &Value::Null)
+        );
+        let ended = ended(&gateway, &id).await;
+        assert_eq!((&ended["status"], &ended["counts"]["failed"]), (&json!("failed"), &json!(1)));
+    }
 }
 
 #[tokio::test]

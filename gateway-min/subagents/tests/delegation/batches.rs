@@ -1,18 +1,24 @@
 //! Batches: submitted by a lead agent, worked on by the workers of one process or several.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use async_trait::async_trait;
 use serde_json::{Value as Json, json};
 use threadkeep::id::ThreadId;
 use threadkeep_agent::model::scripted::gate;
+use threadkeep_agent::tools::{Tool, ToolSource};
+use threadkeep_agent::{Added, Observer, ObserverError};
+use threadkeep_config::Config;
 use threadkeep_records::{
     BatchItemRow, BatchItemStatus, BatchRow, BatchStatus, ExecutionKind, ExecutionStatus, NewThread,
     WriterKind,
 };
 use threadkeep_subagents::batches::{AttemptEnd, BatchWorker};
 use threadkeep_subagents::delete_checkpoints;
+use tokio::sync::Notify;
 
-use crate::support::{House, THREAD, lead, subagent};
+use crate::support::{House, Seen, THREAD, lead, subagent};
 
 const SECTIONS: &str = "subagent_batches: {enabled: true, poll_interval_seconds: 0.1, lease_seconds: 10}";
 pub(crate) const WORKER: &str = "subagent:general-purpose";
@@ -224,13 +230,7 @@ async fn a_cancelled_batch_stops_its_subagents_and_records_what_they_used() {
     gate(&name).reached().await;
     let id = batch(&house).await.id;
     house.delegator.records.batches().cancel(&id).await.unwrap();
-    let lost = async {
-        let batching = house.delegator.batches.as_ref().unwrap();
-        while batching.attempts(AttemptEnd::Lost) == 0 {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    };
-    tokio::time::timeout(Duration::from_mins(1), lost).await.expect("it never noticed");
+    until_lost(&house).await;
     worker.stop().await;
     let row = rows(&house).await.remove(0);
     assert_eq!((row.status, row.result_preview), (BatchItemStatus::Cancelled, None));
@@ -297,6 +297,104 @@ async fn several_processes_work_on_one_batch() {
     let usage = house.delegator.records.batches();
     let usage = usage.usage(threadkeep_records::BatchesOf::Batch(&batch.id)).await.unwrap();
     assert_eq!(usage["main"].total_tokens, 80);
+}
+
+/// Lets no result of a tool into the conversation: what it notifies of is a run that has submitted a batch and is about
+/// to say so.
+#[derive(Default)]
+pub(crate) struct Between(pub(crate) Arc<Notify>);
+
+#[async_trait]
+impl Observer for Between {
+    async fn message_added(&mut self, message: Added<'_>) -> Result<(), ObserverError> {
+        if let Added::ToolResult(_) = message {
+            self.0.notify_one();
+            std::future::pending::<()>().await;
+        }
+        Ok(())
+    }
+}
+
+/// A lead that submits two items, and subagents that answer at once.
+pub(crate) async fn two_items() -> House {
+    let script = lead(&[call(items(&["a", "b"]))], vec![subagent(json!([{"text": "ok"}]))]);
+    House::new(script, SECTIONS).await
+}
+
+/// A run whose batch was submitted before the run ended without saying so: the next one repeats the call, and finds the
+/// batch.
+pub(crate) async fn repeated(house: &House) {
+    let first = house.delegator.records.batches().of_thread(THREAD, 10).await.unwrap();
+    assert_eq!(first.len(), 1, "it was submitted");
+    assert!(house.results().await.is_empty(), "and nobody was told");
+    let next = house.restarted();
+    let worker = worker(&next);
+    next.run("r2", None, &mut Seen::default()).await.unwrap();
+    ended(&next).await;
+    worker.stop().await;
+    let batches = next.delegator.records.batches().of_thread(THREAD, 10).await.unwrap();
+    assert_eq!(batches.iter().map(|batch| &batch.id).collect::<Vec<_>>(), [&first[0].id]);
+    let results = next.results().await;
+    assert_eq!(results.len(), 1);
+    assert_eq!(results[0]["additional_kwargs"]["subagent_batch_id"], *first[0].id);
+    assert_eq!(rows(&next).await.len(), 2);
+    assert_eq!(next.requests(WORKER).len(), 2, "no item was worked on twice");
+}
+
+#[tokio::test]
+async fn s62_a_call_that_is_repeated_after_its_run_was_dropped_finds_its_batch() {
+    let house = two_items().await;
+    let first = worker(&house);
+    let held = hold_slots(&house);
+    let mut observer = Between::default();
+    let reached = Arc::clone(&observer.0);
+    tokio::select! {
+        ended = house.run_observed("r1", Some("go"), &mut observer) => panic!("{ended:?}"),
+        () = reached.notified() => {}
+    }
+    first.stop().await;
+    drop(held);
+    repeated(&house).await;
+}
+
+/// A source of tools that is reached, and never answers.
+#[derive(Default)]
+struct Hanging(Notify);
+
+#[async_trait]
+impl ToolSource for Hanging {
+    async fn tools(&self, _: &Config) -> Vec<Arc<dyn Tool>> {
+        self.0.notify_one();
+        std::future::pending().await
+    }
+}
+
+/// Bug 7: a batch that is cancelled while the tools of its item are put together asks no model.
+#[tokio::test]
+async fn a_batch_that_is_cancelled_while_tools_are_assembled_starts_nothing() {
+    let source = Arc::<Hanging>::default();
+    let house = submitted(&["a"], json!([{"text": "ok"}]), "").await;
+    let house = house.with_source(Arc::clone(&source) as Arc<dyn ToolSource>);
+    let worker = worker(&house);
+    source.0.notified().await;
+    let id = batch(&house).await.id;
+    house.delegator.records.batches().cancel(&id).await.unwrap();
+    until_lost(&house).await;
+    worker.stop().await;
+    assert_eq!(house.requests(WORKER).len(), 0);
+    assert_eq!(rows(&house).await[0].status, BatchItemStatus::Cancelled);
+    assert_eq!(house.delegator.admission.counts().running, 0);
+}
+
+/// Waits until an attempt of this process did not count.
+async fn until_lost(house: &House) {
+    let lost = async {
+        let batching = house.delegator.batches.as_ref().unwrap();
+        while batching.attempts(AttemptEnd::Lost) == 0 {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_mins(1), lost).await.expect("it never noticed");
 }
 
 /// The budget of the run binds the sum of the items.

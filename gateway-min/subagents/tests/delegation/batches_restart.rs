@@ -1,9 +1,13 @@
 //! Batches whose process dies.
 
+use std::sync::Arc;
+
 use threadkeep_agent::model::scripted::gate;
 use threadkeep_records::{BatchItemStatus, BatchStatus};
 
-use crate::batches::{WORKER, ended, gate_name, rows, submitted, two_turns, worker};
+use crate::batches::{
+    Between, WORKER, ended, gate_name, repeated, rows, submitted, two_items, two_turns, worker,
+};
 use crate::support::House;
 
 /// A process that is gone while its worker has items: its runtime ends where it stands.
@@ -45,4 +49,30 @@ async fn s62_an_item_that_died_with_its_process_goes_on_where_it_stopped() {
     let requests = next.requests(WORKER).len();
     assert!((4..=6).contains(&requests), "{requests} requests");
     assert_eq!(next.executions().await.len(), 2, "each goes on with its execution");
+}
+
+/// The process dies between the write of the batch and that of the call's message.
+#[tokio::test]
+async fn s62_a_call_that_is_repeated_after_a_kill_finds_its_batch() {
+    let house = two_items().await;
+    let process = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    std::thread::scope(|threads| {
+        threads.spawn(|| {
+            let mut observer = Between::default();
+            let reached = Arc::clone(&observer.0);
+            let held: Vec<_> = std::iter::from_fn(|| house.delegator.admission.try_acquire()).collect();
+            let worker = process.block_on(async { worker(&house) });
+            let mut running = Box::pin(house.run_observed("r1", Some("go"), &mut observer));
+            process.block_on(async {
+                tokio::select! {
+                    ended = &mut running => panic!("{ended:?}"),
+                    () = reached.notified() => {}
+                }
+            });
+            // Its tasks first: dropping the others would tell them to stop.
+            drop(process);
+            std::mem::forget((running, worker, held));
+        });
+    });
+    repeated(&house).await;
 }

@@ -22,7 +22,7 @@ fn write_skills(directory: &Path) {
 
 /// Scenarios 16 and 74: null is all, a list these, an empty list none; an override wins over the definition.
 #[tokio::test]
-async fn scenario_74_a_subagent_has_the_skills_that_its_definition_or_its_override_names() {
+async fn s74_a_subagent_has_the_skills_that_its_definition_or_its_override_names() {
     let directory = tempfile::tempdir().unwrap();
     write_skills(directory.path());
     let both = vec!["deploy".to_owned(), "review".to_owned()];

@@ -20,6 +20,8 @@ mod guards;
 mod providers;
 #[path = "../delegation/receipts.rs"]
 mod receipts;
+#[path = "../delegation/skills.rs"]
+mod skills;
 mod store;
 #[allow(dead_code, reason = "no process dies here")]
 #[path = "../delegation/support.rs"]

@@ -26,6 +26,8 @@ mod providers;
 mod receipts;
 #[path = "../delegation/restart.rs"]
 mod restart;
+#[path = "../delegation/skills.rs"]
+mod skills;
 mod store;
 #[path = "../delegation/support.rs"]
 mod support;

@@ -65,7 +65,7 @@ fn found(query: &str) -> Vec<String> {
 
 /// Scenario 79: each form of a query.
 #[test]
-fn scenario_79_each_form_of_a_query_finds_its_tools() {
+fn s79_each_form_of_a_query_finds_its_tools() {
     // By name: in the order asked for, once each, without a limit.
     assert_eq!(found("select:mcp_b_send, mcp_a_read,nothing,mcp_b_send"), ["mcp_b_send", "mcp_a_read"]);
     assert_eq!(found(&format!("select:{}", NAMES.join(","))), NAMES);

@@ -7,6 +7,7 @@ mod admission;
 mod batches;
 #[path = "../batches_model.rs"]
 mod batches_model;
+mod clocks;
 mod connections;
 #[path = "../deletion.rs"]
 mod deletion;

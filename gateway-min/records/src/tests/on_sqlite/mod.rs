@@ -20,6 +20,7 @@ mod faults;
 mod flush;
 #[path = "../form.rs"]
 mod form;
+mod full;
 #[path = "../leases.rs"]
 mod leases;
 #[path = "../lifecycle.rs"]

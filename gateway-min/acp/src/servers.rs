@@ -3,13 +3,18 @@
 use std::collections::BTreeMap;
 
 use serde_json::{Value as Json, json};
-use threadkeep_config::{McpServer, Secret};
+use threadkeep_config::{Config, McpServer, Secret};
 use threadkeep_processes::Program;
 
-/// Those that are in use. A program that is not installed is left out.
-pub(crate) fn described(servers: &BTreeMap<String, McpServer>) -> Vec<Json> {
-    let used = servers.iter().filter(|(_, server)| server.enabled);
-    used.filter_map(|(name, server)| description(name, server)).collect()
+/// Those that are in use: enabled, and of a group whose tools agents have. A program that is not installed is left out.
+pub(crate) fn used(config: &Config) -> Vec<Json> {
+    let servers = config.mcp_servers.iter();
+    described(servers.filter(|(_, server)| config.has_tool_group(server.group.as_deref())))
+}
+
+fn described<'a>(servers: impl Iterator<Item = (&'a String, &'a McpServer)>) -> Vec<Json> {
+    let enabled = servers.filter(|(_, server)| server.enabled);
+    enabled.filter_map(|(name, server)| description(name, server)).collect()
 }
 
 fn description(name: &str, server: &McpServer) -> Option<Json> {
@@ -45,6 +50,7 @@ mod tests {
             headers: BTreeMap::new(),
             enabled: true,
             timeout_seconds: 60,
+            group: None,
             routing: BTreeMap::new(),
         };
         let missing = McpServer { command: Some("no-such-server".into()), ..server.clone() };
@@ -56,7 +62,8 @@ mod tests {
             ..server.clone()
         };
         let named = [("files", server), ("missing", missing), ("off", off), ("web", web)];
-        let found = described(&named.map(|(name, server)| (name.to_owned(), server)).into());
+        let named: BTreeMap<String, McpServer> = named.map(|(name, server)| (name.to_owned(), server)).into();
+        let found = described(named.iter());
         let command = found[0]["command"].clone();
         assert!(command.as_str().is_some_and(|command| command.starts_with('/')), "{command}");
         assert_eq!(

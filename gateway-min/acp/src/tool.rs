@@ -15,7 +15,7 @@ use threadkeep_files::create_private_dir;
 use threadkeep_processes::{ENDS_WITHIN, Guard};
 
 use crate::invocation::{CANCEL_WITHIN, Invocation, InvocationError};
-use crate::servers::described;
+use crate::servers::used;
 
 /// The name of the tool.
 pub const INVOKE_ACP_AGENT: &str = "invoke_acp_agent";
@@ -120,7 +120,7 @@ impl Tool for InvokeAcpAgent {
 /// Makes the tool for the external agents of a configuration, whose programs run under `guard`. They may use its MCP servers.
 pub fn external_agents(guard: Guard) -> impl Fn(&Config) -> Option<Arc<dyn Tool>> + Send + Sync {
     move |config| {
-        let tool = InvokeAcpAgent::new(guard.clone(), &config.acp_agents, described(&config.mcp_servers))?;
+        let tool = InvokeAcpAgent::new(guard.clone(), &config.acp_agents, used(config))?;
         Some(Arc::new(tool) as Arc<dyn Tool>)
     }
 }

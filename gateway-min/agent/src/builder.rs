@@ -55,7 +55,7 @@ pub struct AgentBuilder {
     config: ConfigHandle,
     threads_dir: PathBuf,
     zone: DateZone,
-    /// The tools of every agent; fixed at start.
+    /// The built-in tools; their settings are fixed at start.
     tools: Arc<Toolbox>,
     /// Where further tools come from.
     sources: Vec<Arc<dyn ToolSource>>,
@@ -87,21 +87,23 @@ impl AgentBuilder {
         self.threads_dir.join(thread_name(thread_id))
     }
 
-    /// The built-in tools of every agent.
-    pub fn builtin(&self) -> &Toolbox {
-        &self.tools
+    /// The built-in tools that agents have by this configuration.
+    pub fn builtin(&self, config: &Config) -> Toolbox {
+        let mut toolbox = (*self.tools).clone();
+        toolbox.retain(|tool| config.has_builtin_tool(tool));
+        toolbox
     }
 
-    /// The tools of every agent: the built-in ones, and those that other sources have now.
+    /// The tools of every agent: the built-in ones, and those that other sources have now, as far as `tools` and
+    /// `tool_groups` say.
     pub async fn toolbox(&self) -> Toolbox {
-        let mut toolbox = (*self.tools).clone();
-        if self.sources.is_empty() {
-            return toolbox;
-        }
         let config = self.config.current_async().await;
+        let mut toolbox = self.builtin(&config);
         for source in &self.sources {
             for tool in source.tools(&config).await {
-                toolbox.add(tool);
+                if config.has_tool_group(tool.group()) {
+                    toolbox.add(tool);
+                }
             }
         }
         toolbox

@@ -59,12 +59,12 @@ pub use keys::{KeyError, KeyFile, KeyRecord, Role};
 pub use models::{DEMO_MODEL, Model, ModelKind, OPENAI, SCRIPTED};
 pub use secret::{FreeForm, MASK, Secret};
 pub use sections::{
-    AcpAgent, AdmissionPolicy, AgentStorage, AgentStorageBackend, Auth, ContextSize, CustomAgent, Gateway,
-    HookCommand, INHERIT_MODEL, LoopDetection, McpServer, ReceiptsRenderMode, RunEvents, RunEventsBackend,
-    RunOwnership, Sandbox, SandboxProvider, Skills, StreamBridge, StreamBridgeType, SubagentBatches,
-    SubagentOverride, SubagentRuntime, Subagents, Summarization, Telemetry, Title, TokenBudget,
-    TokenBudgetOverride, TokenUsage, Tool, ToolFrequency, ToolGroup, ToolRouting, ToolSearch, Traces,
-    Verification,
+    AcpAgent, AdmissionPolicy, AgentStorage, AgentStorageBackend, Auth, BUILTIN_TOOLS, ContextSize,
+    CustomAgent, Gateway, HookCommand, INHERIT_MODEL, LoopDetection, McpServer, ReceiptsRenderMode,
+    RunEvents, RunEventsBackend, RunOwnership, Sandbox, SandboxProvider, Skills, StreamBridge,
+    StreamBridgeType, SubagentBatches, SubagentOverride, SubagentRuntime, Subagents, Summarization,
+    Telemetry, Title, TokenBudget, TokenBudgetOverride, TokenUsage, Tool, ToolFrequency, ToolGroup,
+    ToolRouting, ToolSearch, Traces, Verification,
 };
 pub use trust::{Prints, UserDirs};
 pub use unread::{UNREAD, no_effect_warning, unknown_section_warning};
@@ -182,9 +182,9 @@ pub struct Config {
     pub mcp_servers: BTreeMap<String, McpServer>,
     /// Instructions for agents, in files.
     pub skills: Skills,
-    /// The tools; `None` means the built-in set.
+    /// The built-in tools that agents have; `None` means all.
     pub tools: Option<Vec<Tool>>,
-    /// The groups of tools.
+    /// The groups whose tools agents have; none listed means all.
     pub tool_groups: Vec<ToolGroup>,
     /// Where tools run.
     pub sandbox: Sandbox,
@@ -285,6 +285,9 @@ impl Config {
             subagent_hooks: HookCommand::read_all(&root),
         };
         config.check_across_sections(report);
+        let of_tools = config.tools.iter().flatten().filter_map(|tool| tool.group.as_deref());
+        let of_servers = config.mcp_servers.values().filter_map(|server| server.group.as_deref());
+        sections::check_groups(&root, &config.tool_groups, of_tools.chain(of_servers));
         config
     }
 
@@ -299,6 +302,18 @@ impl Config {
         if self.agent_storage.backend == AgentStorageBackend::Db {
             report.problem("agent_storage.backend", error::AGENT_STORAGE_NEEDS_SQL);
         }
+    }
+
+    /// Whether agents have the tools of this group. Those of no group they have in any case.
+    pub fn has_tool_group(&self, group: Option<&str>) -> bool {
+        let (Some(group), [_, ..]) = (group, &self.tool_groups[..]) else { return true };
+        self.tool_groups.iter().any(|listed| listed.name == group)
+    }
+
+    /// Whether agents have this built-in tool, as far as `tools` and `tool_groups` say.
+    pub fn has_builtin_tool(&self, name: &str) -> bool {
+        let Some(tools) = &self.tools else { return true };
+        tools.iter().any(|tool| tool.name == name && self.has_tool_group(tool.group.as_deref()))
     }
 
     /// The sections that are only read at start and differ from those of `first`.

@@ -140,7 +140,28 @@ fn secrets_stay_out_of_errors_and_debug_output() {
 }
 
 #[test]
-fn features_that_need_a_sql_database_say_so() {
+fn groups_of_tools_are_those_of_tools_and_servers() {
+    let yaml = "tools: [{name: ls, group: files, use: ls}, {name: glob, use: glob}, {name: bash, group: shell, use: bash}]\n\
+        mcp_servers: {web: {command: c, group: net}}\n";
+    let config = load(yaml).unwrap().config;
+    assert!(
+        config.has_builtin_tool("ls") && config.has_builtin_tool("bash") && !config.has_builtin_tool("grep")
+    );
+    assert!(config.has_tool_group(Some("any")), "without a list every group is on");
+    let config = load(&format!("{yaml}tool_groups: [{{name: files}}]")).unwrap().config;
+    assert!(
+        config.has_builtin_tool("ls") && config.has_builtin_tool("glob") && !config.has_builtin_tool("bash")
+    );
+    assert!(!config.has_tool_group(Some("net")) && config.has_tool_group(None));
+    assert!(load(&format!("{yaml}tool_groups: [{{name: net}}]")).unwrap().config.has_tool_group(Some("net")));
+    let error = load_error(&format!("{yaml}tool_groups: [{{name: file}}]"));
+    assert!(error.contains("tool_groups[0].name: no entry of tools and no server of mcp_servers"), "{error}");
+    let everything = load("").unwrap().config;
+    assert!(BUILTIN_TOOLS.iter().all(|tool| everything.has_builtin_tool(tool)));
+}
+
+#[test]
+fn s65_features_that_need_a_sql_database_say_so() {
     for (section, text) in [
         (
             "subagent_batches: {enabled: true}",

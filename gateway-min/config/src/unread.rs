@@ -16,7 +16,7 @@ use super::yaml;
 /// The settings that are parsed and validated but not read yet, by dotted path; `models.x` is the key `x` of every
 /// model. The example file marks each of them `[no effect yet]`. Remove a setting from this list when you implement it:
 /// a test compares the list with the sources.
-pub const UNREAD: [&str; 13] = [
+pub const UNREAD: [&str; 11] = [
     "database.echo_sql",
     "models.pricing",
     "models.supports_vision",
@@ -28,8 +28,6 @@ pub const UNREAD: [&str; 13] = [
     "stream_bridge.recovered_stream_cleanup_delay_seconds",
     "summarization.skill_file_read_tool_names",
     "loop_detection.max_tracked_threads",
-    "tools",
-    "tool_groups",
 ];
 
 /// How alike an unknown key and a known one must be for the warning to suggest it; 1 is equal.
@@ -153,8 +151,6 @@ mod tests {
             ),
             ("run_events: {track_token_usage: false}", "run_events.track_token_usage"),
             ("stream_bridge: {stream_ttl_seconds: 5}", "stream_bridge.stream_ttl_seconds"),
-            ("tools: [{name: ls, use: ls}]", "tools"),
-            ("tool_groups: [{name: shell}]", "tool_groups"),
         ] {
             assert_eq!(warnings(yaml), [no_effect_warning(path)], "{yaml}");
         }
@@ -166,6 +162,7 @@ mod tests {
             "token_budget: {enabled: false, hard_stop_threshold: 1}",
             "subagents: {timeout_seconds: 1800, token_budget: {max_tokens: }}",
             "tools:",
+            "tools: [{name: ls, group: files, use: ls}]\ntool_groups: [{name: files}]",
             "acp_agents: {}",
             "sandbox: {use: local, environment: {}}",
         ] {
@@ -222,7 +219,7 @@ mod tests {
         assert_eq!(warnings(EXAMPLE), Vec::<String>::new());
     }
 
-    /// It means that agents have no tools, which is not implemented.
+    /// It means that agents have no tools.
     #[test]
     fn an_empty_list_of_tools_is_refused() {
         let error = load_error("tools: []");

@@ -3,8 +3,11 @@
 use std::time::Duration;
 
 use reqwest::redirect;
-use rmcp::model::{CallToolRequestParams, CallToolResult, JsonObject, PaginatedRequestParams, Tool};
-use rmcp::service::{NotificationContext, RunningService, ServiceError};
+use rmcp::model::{
+    CallToolRequestParams, CallToolResult, ElicitRequestParams, ElicitResult, ElicitationCreateRequestMethod,
+    ErrorData, JsonObject, ListRootsRequestMethod, PaginatedRequestParams, Tool,
+};
+use rmcp::service::{NotificationContext, RequestContext, RunningService, ServiceError};
 use rmcp::transport::StreamableHttpClientTransport;
 use rmcp::transport::streamable_http_client::StreamableHttpClientTransportConfig;
 use rmcp::{ClientHandler, RoleClient, ServiceExt as _};
@@ -33,13 +36,30 @@ pub(crate) enum ConnectError {
     Protocol(String),
 }
 
-/// Notices that the server's tools have changed.
+/// Notices that the server's tools have changed. Requests of the server are refused, as those for the gateway's models
+/// are by default: what it may ask a client for, the gateway does not offer when it connects.
 #[derive(Clone)]
 pub(crate) struct Listener {
     changed: Arc<Notify>,
 }
 
 impl ClientHandler for Listener {
+    #[expect(deprecated, reason = "servers of earlier versions ask for them")]
+    async fn list_roots(
+        &self,
+        _: RequestContext<RoleClient>,
+    ) -> Result<rmcp::model::ListRootsResult, ErrorData> {
+        Err(ErrorData::method_not_found::<ListRootsRequestMethod>())
+    }
+
+    async fn create_elicitation(
+        &self,
+        _: ElicitRequestParams,
+        _: RequestContext<RoleClient>,
+    ) -> Result<ElicitResult, ErrorData> {
+        Err(ErrorData::method_not_found::<ElicitationCreateRequestMethod>())
+    }
+
     async fn on_tool_list_changed(&self, _: NotificationContext<RoleClient>) {
         self.changed.notify_one();
     }

@@ -40,6 +40,10 @@ impl Tool for McpTool {
         true
     }
 
+    fn group(&self) -> Option<&str> {
+        self.server.config.group.as_deref()
+    }
+
     fn routing(&self) -> Option<&ToolRouting> {
         self.server.config.routing.get(&self.tool.name)
     }

@@ -72,6 +72,11 @@ pub trait Tool: Send + Sync {
         false
     }
 
+    /// Its group, if the configuration names one.
+    fn group(&self) -> Option<&str> {
+        None
+    }
+
     /// Which questions it is for, if the configuration says so.
     fn routing(&self) -> Option<&ToolRouting> {
         None

@@ -293,6 +293,12 @@ mod tests {
     }
 
     #[test]
+    fn the_configuration_knows_every_built_in_tool() {
+        let toolbox = Toolbox::builtin(&ToolSettings { allow_host_bash: true, ..ToolSettings::default() });
+        assert_eq!(toolbox.names().collect::<Vec<_>>(), threadkeep_config::BUILTIN_TOOLS);
+    }
+
+    #[test]
     fn every_built_in_tool_describes_itself_with_an_object_schema() {
         let toolbox = Toolbox::builtin(&ToolSettings { allow_host_bash: true, ..ToolSettings::default() });
         for spec in toolbox.specs() {

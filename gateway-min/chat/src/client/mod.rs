@@ -252,7 +252,8 @@ impl Client {
     /// The agent's built-in tools: their names and the descriptions shown to the model. `task` is among them if turns delegate by
     /// default.
     pub fn tools(&self) -> Vec<(String, String)> {
-        let specs = self.core.agents.builtin().specs().into_iter().map(|spec| (spec.name, spec.description));
+        let builtin = self.core.agents.builtin(&self.core.config.current());
+        let specs = builtin.specs().into_iter().map(|spec| (spec.name, spec.description));
         let delegates = self.core.defaults.subagent_enabled == Some(true);
         specs.chain(delegates.then(|| (TASK.to_owned(), TASK_TOOL.to_owned()))).collect()
     }

@@ -23,6 +23,8 @@ pub struct McpServer {
     pub enabled: bool,
     /// Seconds one call may take; 1 to 86,400, default 60.
     pub timeout_seconds: u64,
+    /// The group of its tools; see `tool_groups`.
+    pub group: Option<String>,
     /// Which questions its tools are for, by the server's name of a tool.
     pub routing: BTreeMap<String, ToolRouting>,
 }
@@ -35,6 +37,22 @@ pub struct ToolRouting {
     /// Which tool goes first if there are too many; higher is earlier, default 0.
     pub priority: i64,
 }
+
+const TRANSPORT: &str = "is not a setting: a server has either a `command`, for standard input and output, or a `url`, for streamable \
+     HTTP; remove the key";
+
+/// Settings for what the client of the protocol does not do, each with what to do instead.
+const NOT_DONE: [(&str, &str); 9] = [
+    ("oauth", "is not supported: put a token into `headers`, as {Authorization: $TOKEN}"),
+    ("auth", "is not supported: put a token into `headers`, as {Authorization: $TOKEN}"),
+    ("resources", "is not supported: agents have the tools of a server, not its resources; remove the key"),
+    ("prompts", "is not supported: agents have the tools of a server, not its prompts; remove the key"),
+    ("sampling", "is not supported: a server gets no answers of the gateway's models; remove the key"),
+    ("elicitation", "is not supported: a server cannot ask the user; remove the key"),
+    ("type", TRANSPORT),
+    ("transport", TRANSPORT),
+    ("roots", "is not supported: name the directories in the server's `args`, and remove the key"),
+];
 
 /// The word for a tool that is preferred for questions with its keywords.
 const MODES: [(&str, ()); 1] = [("prefer", ())];
@@ -65,6 +83,11 @@ impl McpServer {
         if !url.as_ref().is_none_or(is_http) {
             node.problem("url", "must begin with http:// or https://");
         }
+        for (key, why) in NOT_DONE {
+            if node.has(key) {
+                node.problem(key, why);
+            }
+        }
         let routing = node.named("routing").into_iter();
         Self {
             command,
@@ -74,6 +97,7 @@ impl McpServer {
             headers,
             enabled: node.bool("enabled", true),
             timeout_seconds: node.int("timeout_seconds", 60, 1..=86_400),
+            group: node.text("group"),
             routing: routing.map(|(tool, node)| (tool.to_owned(), ToolRouting::read(&node))).collect(),
         }
     }
@@ -103,7 +127,7 @@ mod tests {
             "files": {"command": "server", "args": ["/data"], "env": {"KEY": "sk-1"}},
             "web-2": {
                 "url": "https://mcp.example/sk-2", "headers": {"Authorization": "Bearer sk-3"}, "enabled": false,
-                "timeout_seconds": 5,
+                "timeout_seconds": 5, "group": "web",
                 "routing": {"find": {"mode": "prefer", "keywords": ["weather"], "priority": -2}},
             },
         }});
@@ -117,6 +141,7 @@ mod tests {
             headers: BTreeMap::new(),
             enabled: true,
             timeout_seconds: 60,
+            group: None,
             routing: BTreeMap::new(),
         };
         let web = McpServer {
@@ -127,10 +152,24 @@ mod tests {
             headers: [("Authorization".into(), Secret::new("Bearer sk-3"))].into(),
             enabled: false,
             timeout_seconds: 5,
+            group: Some("web".into()),
             routing: [("find".into(), ToolRouting { keywords: vec!["weather".into()], priority: -2 })].into(),
         };
         assert_eq!(servers, [("files".to_owned(), files), ("web-2".to_owned(), web)].into());
         assert!(read(&json!({}), McpServer::read_all).unwrap().is_empty());
+    }
+
+    /// What the client of the protocol does not do has no setting, and says so, whatever the value.
+    #[test]
+    fn what_is_not_done_of_the_protocol_is_refused_by_name() {
+        for (key, why) in NOT_DONE {
+            let tree = json!({"mcp_servers": {"a": {"url": "https://x", key: null}}});
+            let error = read(&tree, McpServer::read_all).unwrap_err();
+            assert!(error.contains(&format!("\n  mcp_servers.a.{key}: {why}")), "{error}");
+            assert!(
+                why.starts_with("is not ") && (why.contains("remove the key") || why.contains("headers"))
+            );
+        }
     }
 
     #[test]

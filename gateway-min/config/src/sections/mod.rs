@@ -32,9 +32,9 @@ pub use sandbox::{Sandbox, SandboxProvider};
 pub use skills::Skills;
 pub use subagents::{CustomAgent, INHERIT_MODEL, SubagentOverride, Subagents, TokenBudgetOverride};
 pub use telemetry::{Telemetry, Traces};
-pub use tools::{Tool, ToolGroup};
+pub use tools::{BUILTIN_TOOLS, Tool, ToolGroup};
 
-pub(super) use tools::{read_tool_groups, read_tools};
+pub(super) use tools::{check_groups, read_tool_groups, read_tools};
 
 #[cfg(test)]
 mod testing {

@@ -1,35 +1,32 @@
-//! `tools` and `tool_groups`: which tools an agent may use. Read live.
+//! `tools` and `tool_groups`: which tools agents have. Read live.
 
 use std::collections::HashSet;
 
 use crate::node::Node;
-use crate::secret::FreeForm;
+
+/// The built-in tools: those that `tools` may name.
+pub const BUILTIN_TOOLS: [&str; 8] =
+    ["bash", "ls", "glob", "grep", "read_file", "write_file", "str_replace", "ask_clarification"];
 
 /// One entry of `tools`.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tool {
-    /// The name by which the model calls it; unique.
+    /// One of [`BUILTIN_TOOLS`]; unique.
     pub name: String,
     /// The group it belongs to.
     pub group: Option<String>,
-    /// The `use` key: what implements it.
-    pub class: String,
-    /// All other keys, for the tool.
-    pub options: FreeForm,
 }
 
 /// One entry of `tool_groups`.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ToolGroup {
     /// The group's name; unique.
     pub name: String,
-    /// All other keys.
-    pub options: FreeForm,
 }
 
 /// The error for an empty list.
-const NO_TOOLS: &str = "an empty list would leave agents without any tool, which is not supported yet; remove the key for \
-     the built-in set";
+const NO_TOOLS: &str = "an empty list would leave agents without any tool, which is not supported; remove the key for the \
+     built-in set";
 
 /// The configured tools; `None` if the section is missing, which means the built-in set. An empty list, which would
 /// mean no tools, is refused.
@@ -39,26 +36,60 @@ pub(crate) fn read_tools(root: &Node<'_>) -> Option<Vec<Tool>> {
     if root.value("tools").is_some_and(|value| value.as_array().is_some_and(Vec::is_empty)) {
         root.problem("tools", NO_TOOLS);
     }
-    let tools = nodes.iter().map(|node| Tool {
-        name: node.required_text("name"),
-        group: node.text("group"),
-        class: node.required_text("use"),
-        options: node.rest(&["name", "group", "use"]),
-    });
-    let tools: Vec<Tool> = tools.collect();
+    let tools: Vec<Tool> = nodes.iter().map(read_tool).collect();
     refuse_duplicates(nodes.iter().zip(tools.iter().map(|tool| tool.name.as_str())));
     Some(tools)
 }
 
-/// The configured groups.
+fn read_tool(node: &Node<'_>) -> Tool {
+    let (name, group, class) = (node.required_text("name"), node.text("group"), node.required_text("use"));
+    if !class.is_empty() && !BUILTIN_TOOLS.contains(&class.as_str()) {
+        let known = BUILTIN_TOOLS.join(", ");
+        node.problem(
+            "use",
+            format!(
+                "there is no built-in tool {}; there are {known}. For others, see mcp_servers",
+                node.shown("use")
+            ),
+        );
+    } else if !class.is_empty() && !name.is_empty() && name != class {
+        node.problem("name", format!("a built-in tool cannot have another name: write {class}, as in `use`"));
+    }
+    refuse_others(
+        node,
+        &["name", "group", "use"],
+        "a built-in tool has no such setting; see sandbox for its limits",
+    );
+    Tool { name, group }
+}
+
+/// The groups whose tools agents have; an empty list, which is the default, means all groups.
 pub(crate) fn read_tool_groups(root: &Node<'_>) -> Vec<ToolGroup> {
     let nodes = root.items("tool_groups");
-    let groups = nodes
-        .iter()
-        .map(|node| ToolGroup { name: node.required_text("name"), options: node.rest(&["name"]) });
+    let groups = nodes.iter().map(|node| {
+        refuse_others(node, &["name"], "a group has a name and nothing else");
+        ToolGroup { name: node.required_text("name") }
+    });
     let groups: Vec<ToolGroup> = groups.collect();
     refuse_duplicates(nodes.iter().zip(groups.iter().map(|group| group.name.as_str())));
     groups
+}
+
+/// Refuses groups that no tool has: nobody would notice that they are misspelt.
+pub(crate) fn check_groups<'a>(root: &Node<'_>, groups: &[ToolGroup], used: impl Iterator<Item = &'a str>) {
+    let used: HashSet<&str> = used.collect();
+    for (node, group) in root.items("tool_groups").iter().zip(groups) {
+        if !group.name.is_empty() && !used.contains(group.name.as_str()) {
+            let text = "no entry of tools and no server of mcp_servers has this group; remove it, or correct its name";
+            node.problem("name", text);
+        }
+    }
+}
+
+fn refuse_others(node: &Node<'_>, known: &[&str], why: &str) {
+    for key in node.rest(known).as_map().keys() {
+        node.problem(key, why);
+    }
 }
 
 fn refuse_duplicates<'a>(named: impl Iterator<Item = (&'a Node<'a>, &'a str)>) {
@@ -81,41 +112,52 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_section_is_the_built_in_set_and_an_empty_list_is_refused() {
+    fn no_section_is_everything_and_an_empty_list_of_tools_is_refused() {
         assert_eq!(read(&json!({}), read_tools).unwrap(), None);
         assert_eq!(read(&json!({"tools": null}), read_tools).unwrap(), None);
         assert!(read(&json!({"tools": []}), read_tools).unwrap_err().contains(NO_TOOLS));
-        assert_eq!(read(&json!({}), read_tool_groups).unwrap(), vec![]);
+        for none in [json!({}), json!({"tool_groups": []}), json!({"tool_groups": null})] {
+            assert_eq!(read(&none, read_tool_groups).unwrap(), []);
+        }
     }
 
     #[test]
-    fn entries_are_read_and_other_keys_are_handed_on() {
+    fn entries_are_read() {
         let tree = json!({
-            "tools": [{"name": "bash", "group": "shell", "use": "bash", "x": 1}, {"name": "ls", "use": "ls"}],
-            "tool_groups": [{"name": "shell", "y": 2}],
+            "tools": [{"name": "bash", "group": "shell", "use": "bash"}, {"name": "ls", "use": "ls"}],
+            "tool_groups": [{"name": "shell"}],
         });
+        let tool =
+            |name: &str, group: Option<&str>| Tool { name: name.into(), group: group.map(str::to_owned) };
         let tools = read(&tree, read_tools).unwrap().unwrap();
-        assert_eq!((tools[0].name.as_str(), tools[0].class.as_str()), ("bash", "bash"));
-        assert_eq!((tools[0].group.as_deref(), tools[1].group.as_deref()), (Some("shell"), None));
-        assert_eq!(tools[0].options.get("x"), Some(&json!(1)));
-        assert!(tools[1].options.is_empty());
+        assert_eq!(tools, [tool("bash", Some("shell")), tool("ls", None)]);
         let groups = read(&tree, read_tool_groups).unwrap();
-        assert_eq!((groups[0].name.as_str(), groups[0].options.get("y")), ("shell", Some(&json!(2))));
+        assert_eq!(groups, [ToolGroup { name: "shell".into() }]);
     }
 
     #[test]
-    fn incomplete_and_repeated_entries_are_problems() {
+    fn what_has_no_effect_is_a_problem() {
         let tree = json!({
-            "tools": [{"name": "a", "use": "x"}, {"name": "a", "use": "y"}, {}, "b"],
-            "tool_groups": [{"name": "g"}, {"name": "g"}],
+            "tools": [
+                {"name": "ls", "use": "ls"}, {"name": "ls", "use": "ls"}, {}, "b", {"name": "list", "use": "ls"},
+                {"name": "web_search", "use": "some.module:web_search"}, {"name": "glob", "use": "glob", "x": 1},
+            ],
+            "tool_groups": [{"name": "g"}, {"name": "g"}, {"name": "h", "y": 2}],
         });
         let tools = read(&tree, read_tools).unwrap_err();
-        for problem in
-            ["[1].name: another entry", "[2].name: is required", "[2].use: is required", "[3]: must be"]
-        {
-            assert!(tools.contains(&format!("tools{problem}")), "{tools}");
+        for problem in [
+            "[1].name: another entry",
+            "[2].name: is required",
+            "[2].use: is required",
+            "[3]: must be",
+            "[4].name: a built-in tool cannot have another name: write ls",
+            "[5].use: there is no built-in tool \"some.module:web_search\"; there are bash, ls, ",
+            "[6].x: a built-in tool has no such setting",
+        ] {
+            assert!(tools.contains(&format!("tools{problem}")), "{problem}: {tools}");
         }
         let groups = read(&tree, read_tool_groups).unwrap_err();
         assert!(groups.contains("tool_groups[1].name: another entry is also called \"g\""), "{groups}");
+        assert!(groups.contains("tool_groups[2].y: a group has a name and nothing else"), "{groups}");
     }
 }

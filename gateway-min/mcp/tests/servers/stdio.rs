@@ -130,6 +130,39 @@ async fn a_line_without_an_end_does_not_fill_the_memory() {
     assert!(error.contains("did not answer within 3 seconds") || error.contains("failed"), "{error}");
 }
 
+/// The client offers neither sampling, elicitation nor roots when it connects, and refuses them as the protocol says. The call
+/// during which the server asks goes on.
+#[tokio::test]
+async fn what_a_server_may_not_ask_for_is_refused_with_the_protocols_error() {
+    for (method, params) in [
+        (
+            "sampling/createMessage",
+            r#"{"messages":[{"role":"user","content":{"type":"text","text":"x"}}],"maxTokens":5}"#,
+        ),
+        ("elicitation/create", r#"{"message":"Which?","requestedSchema":{"type":"object","properties":{}}}"#),
+        ("roots/list", "{}"),
+        ("something/else", "{}"),
+    ] {
+        let asks = format!(r#"{{"jsonrpc":"2.0","id":"asked","method":"{method}","params":{params}}}"#);
+        let scene = Scene::new(&format!(
+            "initialize; echo \"$first\" > \"$ROOT/initialize\"; list; hear; call=$id; printf '{asks}\\n'; \
+             IFS= read -r refusal; echo \"$refusal\" > \"$ROOT/refusal\"; id=$call; text 'went on'; cat > /dev/null"
+        ));
+        let tools = scene.tools().await;
+        assert_eq!(call(&tools[0], json!({"what": "it"})).await.unwrap().content, "went on", "{method}");
+        let refusal: serde_json::Value = serde_json::from_str(&scene.read("refusal")).unwrap();
+        assert_eq!(
+            (&refusal["id"], &refusal["error"]["code"]),
+            (&json!("asked"), &json!(-32601)),
+            "{refusal}"
+        );
+        assert!(refusal.get("result").is_none(), "{refusal}");
+        let hello: serde_json::Value = serde_json::from_str(&scene.read("initialize")).unwrap();
+        let offered = hello["params"]["capabilities"].as_object().unwrap();
+        assert!(offered.is_empty(), "{method} is not offered: {offered:?}");
+    }
+}
+
 #[tokio::test]
 async fn tools_that_change_are_listed_again() {
     let scene = Scene::new(

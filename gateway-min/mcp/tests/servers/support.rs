@@ -25,7 +25,7 @@ hear() {
     method=${line#*\"method\":\"}; method=${method%%\"*}
     id=${line#*\"id\":}; id=${id%%[,\}]*}
 }
-initialize() { hear; answer '{"protocolVersion":"2025-06-18","capabilities":{"tools":{"listChanged":true}},"serverInfo":{"name":"ours","version":"1"}}'; hear; }
+initialize() { hear; first=$line; answer '{"protocolVersion":"2025-06-18","capabilities":{"tools":{"listChanged":true}},"serverInfo":{"name":"ours","version":"1"}}'; hear; }
 list() { hear; answer '{"tools":[{"name":"say","description":"Says it","inputSchema":{"type":"object","properties":{"what":{"type":"string"}},"required":["what"]}},{"name":"other","inputSchema":{"type":"object"}}]}'; }
 ready() { initialize; list; }
 "#;
@@ -65,6 +65,11 @@ impl Scene {
         starts.lines().count()
     }
 
+    /// What the server has written to this file.
+    pub(crate) fn read(&self, name: &str) -> String {
+        std::fs::read_to_string(self.folder.path().join(name)).unwrap()
+    }
+
     /// Waits until a file with this name is in the directory of the scene.
     pub(crate) async fn until(&self, name: &str) {
         while !self.folder.path().join(name).exists() {
@@ -91,6 +96,7 @@ pub(crate) fn server() -> McpServer {
         headers: BTreeMap::new(),
         enabled: true,
         timeout_seconds: 60,
+        group: None,
         routing: BTreeMap::new(),
     }
 }

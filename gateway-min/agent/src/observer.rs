@@ -77,9 +77,10 @@ pub trait Observer: Send {
         Ok(())
     }
 
-    /// The user's message has loaded these deferred tools by its words, before the first model call that follows it.
-    fn tools_promoted(&mut self, names: &[String]) {
-        let _ = names;
+    /// The user's message has loaded these deferred tools by its words, before the first model call that follows it; the
+    /// task of a subagent, if `subagent` names one.
+    fn tools_promoted(&mut self, subagent: Option<&str>, names: &[String]) {
+        let _ = (subagent, names);
     }
 
     /// The verdict of loop detection on the last answer; of a subagent's, if `subagent` names one.

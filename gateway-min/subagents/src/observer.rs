@@ -125,6 +125,12 @@ impl Observer for ChildObserver {
         }
     }
 
+    fn tools_promoted(&mut self, _: Option<&str>, names: &[String]) {
+        if !names.is_empty() {
+            self.pass(Report::ToolsPromoted { agent: self.agent.clone(), names: names.to_vec() });
+        }
+    }
+
     fn task_started(&mut self, step: i64, task: &Task, input: TaskInput<'_>) -> threadkeep::Result<()> {
         self.nest(step, || {
             let input = match input {

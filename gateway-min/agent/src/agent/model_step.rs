@@ -33,7 +33,7 @@ impl Agent {
         if let Some(deferred) = &self.deferred
             && !conversation.turn.iter().any(|message| message::kind(message) == "ai")
         {
-            session.observer.tools_promoted(&deferred.promoted(&conversation.turn));
+            session.observer.tools_promoted(None, &deferred.promoted(&conversation.turn));
         }
         let task = session.writer.start_task(node, 0);
         session.observer.task_started(step, &task, TaskInput::State(session.writer.state()))?;

@@ -165,6 +165,7 @@ async fn observe(observer: &mut dyn Observer, report: Report) -> threadkeep::Res
         Report::Custom(event) => observer.custom(&event).await,
         Report::Usage(usage) => observer.used(&usage),
         Report::LoopChecked { agent, verdict } => observer.loop_checked(Some(&agent), &verdict),
+        Report::ToolsPromoted { agent, names } => observer.tools_promoted(Some(&agent), &names),
         Report::Nested(nested) => observer.nested(&nested)?,
     }
     Ok(())

@@ -26,6 +26,13 @@ pub enum Report {
         /// The verdict.
         verdict: Verdict,
     },
+    /// The task of the subagent with this name has loaded deferred tools by its words.
+    ToolsPromoted {
+        /// The subagent.
+        agent: String,
+        /// The tools.
+        names: Vec<String>,
+    },
     /// An agent at work inside of the call reports, as the run's own agent does.
     Nested(Nested),
 }

@@ -98,12 +98,12 @@ impl Journal {
         self.hold(NewEvent::new("middleware:loop_detection", "middleware", content));
     }
 
-    /// The user's message has loaded deferred tools by its words.
-    pub(crate) fn tools_promoted(&mut self, names: &[String]) {
+    /// The user's message, or the task of the named subagent, has loaded deferred tools by its words.
+    pub(crate) fn tools_promoted(&mut self, subagent: Option<&str>, names: &[String]) {
         if names.is_empty() {
             return;
         }
-        let changes = json!({ "tool_names": names });
+        let changes = json!({ "tool_names": names, "is_subagent": subagent.is_some(), "agent_id": subagent });
         let content = json!({
             "name": "ToolSearchMiddleware", "hook": "before_model", "action": "auto_promote", "changes": changes,
         });

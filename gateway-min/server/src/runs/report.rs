@@ -81,8 +81,8 @@ impl Observer for Reporter {
         self.journal.loop_detection(subagent, verdict);
     }
 
-    fn tools_promoted(&mut self, names: &[String]) {
-        self.journal.tools_promoted(names);
+    fn tools_promoted(&mut self, subagent: Option<&str>, names: &[String]) {
+        self.journal.tools_promoted(subagent, names);
     }
 
     async fn custom(&mut self, event: &Json) {

@@ -60,8 +60,28 @@ async fn a_deferred_tool_is_loaded_by_a_word_of_the_question() {
             .await;
         events.extend(of_run.as_array().unwrap().clone());
     }
-    assert_eq!(events.len(), 1, "{events:?}");
-    assert_eq!(events[0]["content"]["changes"]["tool_names"], json!(["mcp_ours_look"]));
+    let names = json!(["mcp_ours_look"]);
+    let of_lead = json!({"tool_names": names, "is_subagent": false, "agent_id": null});
+    assert_eq!(events.iter().map(|event| &event["content"]["changes"]).collect::<Vec<_>>(), [&of_lead]);
+    // The task of a subagent loads tools by its words, too.
+    let task = json!({"name": "task", "args": {"prompt": "A view", "subagent_type": "general-purpose"}});
+    let script = json!({"rules": [
+        {"when": {"caller": "subagent"}, "answers": [{"text": "Seen."}]},
+        {"answers": [{"text": "", "tool_calls": [task]}, {"text": "Done."}]},
+    ]});
+    std::fs::write(dir.path().join("script.json"), script.to_string()).unwrap();
+    drop(gateway);
+    let gateway = Gateway::start(dir.path());
+    let input = json!({"messages": [{"role": "user", "content": "Delegate"}]});
+    let body = json!({"input": input, "context": {"subagent_enabled": true}});
+    let (status, values) = gateway.post("/api/threads/t/runs/wait", body).await;
+    assert_eq!(status, 200, "{values}");
+    let run = gateway.get("/api/threads/t/runs").await[0]["run_id"].as_str().unwrap().to_owned();
+    let events =
+        gateway.get(&format!("/api/threads/t/runs/{run}/events?event_types=middleware:tool_search")).await;
+    let changes = json!({"tool_names": names, "is_subagent": true, "agent_id": "general-purpose"});
+    assert_eq!(events.as_array().unwrap().len(), 1, "{events}");
+    assert_eq!(events[0]["content"]["changes"], changes);
 }
 
 #[tokio::test]

@@ -1,12 +1,12 @@
 //! Deferred tools of a lead agent and of its subagents.
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use async_trait::async_trait;
 use serde_json::{Value as Json, json};
-use threadkeep_agent::Ended;
 use threadkeep_agent::tools::{Tool, ToolContext, ToolError, ToolOutput, ToolSource, ToolSpec};
-use threadkeep_config::Config;
+use threadkeep_agent::{Ended, Observer};
+use threadkeep_config::{Config, ToolRouting};
 use tokio::sync::Notify;
 
 use crate::support::{House, Seen, lead, subagent, task};
@@ -39,6 +39,16 @@ impl Tool for Outside {
 
     fn is_deferrable(&self) -> bool {
         true
+    }
+
+    fn group(&self) -> Option<&str> {
+        Some("outside")
+    }
+
+    fn routing(&self) -> Option<&ToolRouting> {
+        static VIEW: LazyLock<ToolRouting> =
+            LazyLock::new(|| ToolRouting { keywords: vec!["view".to_owned()], priority: 0 });
+        (self.0 == "mcp_x_do").then_some(&*VIEW)
     }
 
     async fn call(&self, _: &ToolContext, _: Json) -> Result<ToolOutput, ToolError> {
@@ -76,7 +86,7 @@ fn could_call(house: &House, caller: &str) -> Vec<Vec<String>> {
 
 /// Scenario 79: a tool is loaded, then called; the next run starts without it.
 #[tokio::test]
-async fn a_tool_has_to_be_loaded_in_each_run() {
+async fn s79_a_tool_has_to_be_loaded_in_each_run() {
     let answers =
         json!([call("mcp_x_do"), search("select:mcp_x_do"), call("mcp_x_do"), {"text": "{{tool_result}}"}]);
     let house = house(json!({"rules": [{"answers": answers}]}), "", &Arc::default()).await;
@@ -96,7 +106,7 @@ async fn a_tool_has_to_be_loaded_in_each_run() {
 
 /// Scenario 79: what the lead agent has loaded, its subagent has not, and the other way round; a denied tool is not even found.
 #[tokio::test]
-async fn loaded_tools_are_an_agents_own_and_deny_lists_come_first() {
+async fn s79_loaded_tools_are_an_agents_own_and_deny_lists_come_first() {
     let agents = "subagents: {custom_agents: {some: {description: d, system_prompt: s, disallowed_tools: [mcp_x_hang]}}}";
     let mut script = lead(&[], vec![]);
     script["rules"] = json!([
@@ -146,4 +156,66 @@ async fn without_the_setting_all_tools_are_shown() {
     assert!(matches!(ended, Ended::Done { .. }));
     assert_eq!(could_call(&house, "lead_agent")[0], ["mcp_x_do", "mcp_x_hang"]);
     assert_eq!(house.results().await[0]["content"], "done");
+}
+
+/// Which agents loaded which tools by the words of their questions.
+#[derive(Default)]
+struct Promoted(Vec<(Option<String>, Vec<String>)>);
+
+#[async_trait]
+impl Observer for Promoted {
+    fn tools_promoted(&mut self, subagent: Option<&str>, names: &[String]) {
+        if !names.is_empty() {
+            self.0.push((subagent.map(str::to_owned), names.to_vec()));
+        }
+    }
+}
+
+/// A word of the question loads a tool without a search, for the lead agent and for each subagent by its own task, and the
+/// run hears of both.
+#[tokio::test]
+async fn s79_a_tool_that_a_word_loads_is_reported_also_of_a_subagent() {
+    let calls = [task("A view, please", "general-purpose"), task("Nothing", "general-purpose")];
+    let answers = json!([call("mcp_x_do"), {"text": "{{tool_result}}"}]);
+    for (question, by_the_lead) in [("View it", true), ("Go", false)] {
+        let house = house(lead(&calls, vec![subagent(answers.clone())]), "", &Arc::default()).await;
+        let mut promoted = Promoted::default();
+        house.run_observed("r", Some(question), &mut promoted).await.unwrap();
+        let names = vec!["mcp_x_do".to_owned()];
+        let mut expected = vec![(Some("general-purpose".to_owned()), names.clone())];
+        if by_the_lead {
+            expected.insert(0, (None, names));
+        }
+        assert_eq!(promoted.0, expected);
+        let results = house.results().await;
+        assert!(results[0]["content"].to_string().contains("done"), "{results:?}");
+        assert!(results[1]["content"].to_string().contains("there is no tool"), "{results:?}");
+    }
+}
+
+/// Groups that are off are off for the lead agent and for its subagents, built-in tools and those of servers alike.
+#[tokio::test]
+async fn the_tools_of_a_group_that_is_not_listed_are_nobodys() {
+    let tools = "tools: [{name: ls, group: files, use: ls}, {name: glob, group: search, use: glob}, {name: grep, use: grep}]";
+    let server = "mcp_servers: {x: {command: none, group: outside, enabled: false}}";
+    for (groups, expected) in [
+        ("", &["ls", "glob", "grep", "mcp_x_do", "mcp_x_hang"][..]),
+        ("tool_groups: [{name: files}]", &["ls", "grep"]),
+        ("tool_groups: [{name: search}, {name: outside}]", &["glob", "grep", "mcp_x_do", "mcp_x_hang"]),
+    ] {
+        let script = lead(&[task("Do it", "general-purpose")], vec![subagent(json!([{"text": "ok"}]))]);
+        let house = House::new(script, &format!("{tools}\n{server}\n{groups}")).await;
+        let house = house.with_source(Arc::new(Server::default()));
+        house.ask("Go").await;
+        let offered = |caller: &str| {
+            let request = house.requests(caller).remove(0);
+            let names = request["tools"].as_array().unwrap().iter();
+            let names = names.map(|tool| tool["name"].as_str().or(tool.as_str()).unwrap().to_owned());
+            names.collect::<Vec<_>>()
+        };
+        assert_eq!(offered("subagent:general-purpose"), expected, "{groups}");
+        let mut of_lead = offered("lead_agent");
+        assert_eq!(of_lead.pop().as_deref(), Some("task"));
+        assert_eq!(of_lead, expected, "{groups}");
+    }
 }

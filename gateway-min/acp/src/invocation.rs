@@ -244,7 +244,7 @@ mod tests {
     /// later if it has a prompt, and then its processes have less than one to end.
     #[tokio::test(start_paused = true)]
     async fn s75_a_call_ends_within_its_limit_and_three_seconds() {
-        let limit = Duration::from_secs(1800);
+        let limit = Duration::from_mins(30);
         for (answers, polite, expected) in
             [(0, false, limit), (1, false, limit), (2, true, limit), (2, false, limit + CANCEL_WITHIN)]
         {

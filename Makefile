@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help run config-upgrade test lint docs sdk-check tools-check openapi-check tour conformance fuzz torture patroni crash-check size-report bench bench-peers bench-targets bench-criterion load instructions batches-torture
+.PHONY: help run config-upgrade test python-test wheel lint docs sdk-check tools-check openapi-check tour conformance fuzz torture patroni crash-check size-report bench bench-peers bench-targets bench-criterion load instructions batches-torture
 
 help: ## Show what there is to run
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -12,6 +12,12 @@ config-upgrade: ## Add what is new to the configuration file (CONFIG, else SVC_C
 
 test: ## Run every test, the SDK clients and the tour included; a line a step, the rest in target/test-logs
 	@scripts/test.sh
+
+python-test: ## The Python package from its wheel in an empty environment, with LangGraph's conformance suite; ARGS go to pytest
+	scripts/python-test.sh $(ARGS)
+
+wheel: ## The wheel of the Python package, optimized, in target/wheels
+	scripts/python-test.sh --wheel
 
 lint: ## Formatting, lints, licences; advisories if their database is on this machine
 	cargo fmt --all --check

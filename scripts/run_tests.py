@@ -321,8 +321,9 @@ def run(report):
     if not programs:
         return
     steps = longest_first([program_step(artifact) for artifact in programs])
+    python = Step("the Python package", ["scripts/python-test.sh"])
     examples = Step("examples in the documentation", ["cargo", "test", "--workspace", "--locked", "--doc"])
-    run_all(report, [*steps[:len(LONGEST)], examples, *client_steps(gateway), *steps[len(LONGEST):]], STREAMS)
+    run_all(report, [*steps[:len(LONGEST)], python, examples, *client_steps(gateway), *steps[len(LONGEST):]], STREAMS)
 
 
 if __name__ == "__main__":

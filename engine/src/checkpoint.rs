@@ -107,13 +107,14 @@ pub struct TaskWrites {
 }
 
 impl TaskWrites {
-    /// Merges `more`, put for the same task: a special write is replaced; ordinary writes are accepted only if the task
-    /// had only special ones. This is for rows that no child has applied: an applied row is final, see
-    /// [`CheckpointTuple::put`].
+    /// Merges `more`, put for the same task. Ordinary writes are merged by their position: the task's second put may be
+    /// longer than its first, and what it adds is appended; a stored write never changes. A task that finished without a
+    /// write stays empty. A special write is replaced. This is for rows that no child has applied: an applied row is
+    /// final, see [`CheckpointTuple::put`].
     pub fn merge(&mut self, more: &Self) {
-        let unfinished = !self.writes.is_empty() && self.writes.iter().all(Write::is_special);
-        if unfinished {
-            self.writes.extend(more.writes.iter().filter(|w| !w.is_special()).cloned());
+        let stored = self.writes.iter().filter(|w| !w.is_special()).count();
+        if !self.writes.is_empty() {
+            self.writes.extend(more.writes.iter().filter(|w| !w.is_special()).skip(stored).cloned());
         }
         for special in more.writes.iter().filter(|w| w.is_special()) {
             match self.writes.iter_mut().find(|w| w.channel == special.channel) {
@@ -204,9 +205,10 @@ mod tests {
     }
 
     #[test]
-    fn ordinary_writes_are_those_of_the_first_put_that_finished_the_task() {
+    fn ordinary_writes_are_merged_by_their_position() {
         for (have, more, merged) in [
-            (row(&[("a", 1)]), row(&[("a", 2), ("b", 3)]), row(&[("a", 1)])),
+            (row(&[("a", 1)]), row(&[("a", 2), ("b", 3)]), row(&[("a", 1), ("b", 3)])),
+            (row(&[("a", 1), ("b", 3)]), row(&[("a", 2)]), row(&[("a", 1), ("b", 3)])),
             (row(&[]), row(&[("a", 1)]), row(&[])),
             (row(&[(ERROR_CHANNEL, 1)]), row(&[("a", 2)]), row(&[(ERROR_CHANNEL, 1), ("a", 2)])),
             (

@@ -8,7 +8,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Folders that are not ours, or that are made by building.
-const SKIPPED: [&str; 5] = ["target", ".git", ".venv", ".svc", "node_modules"];
+const SKIPPED: [&str; 6] = ["__pycache__", "target", ".git", ".venv", ".svc", "node_modules"];
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()

@@ -19,6 +19,11 @@ pub(super) const CASES: &[Case] = &[
     case!(Core, put_writes_is_idempotent, "a repeated call would apply a task's writes twice"),
     case!(
         Core,
+        put_writes_are_merged_by_position,
+        "what a task adds to its writes would be lost, or what it wrote first would change"
+    ),
+    case!(
+        Core,
         put_writes_special_rows_are_replaced,
         "an interrupted task could be answered only once, and keep an error that is over"
     ),
@@ -69,7 +74,7 @@ async fn put_writes_is_idempotent(store: Store) -> Outcome {
     let first = Step::first("t", 1);
     let root = first.commit(&*saver).await?;
     let other = says(9, "other")?;
-    let mut row =
+    let row =
         task(1, [write(MESSAGES, list(["a"])?), write(MESSAGES, list(["a"])?), write("title", plain(1)?)]);
     saver.put_writes(&root, &row).await?;
     saver.put_writes(&root, &other).await?;
@@ -85,18 +90,29 @@ async fn put_writes_is_idempotent(store: Store) -> Outcome {
         Some(first.tuple([row.clone(), other.clone()])),
         "put with other content"
     );
-    let mut longer = row.clone();
-    longer.writes.push(write(MESSAGES, list(["b"])?));
+    check_eq!(row.writes.len(), 3, "the writes of the task");
+    Ok(())
+}
+
+async fn put_writes_are_merged_by_position(store: Store) -> Outcome {
+    let saver = store.open().await?;
+    let first = Step::first("t", 1);
+    let root = first.commit(&*saver).await?;
+    let mut row = task(1, [write(MESSAGES, list(["a"])?), write(INTERRUPT_CHANNEL, plain("which one?")?)]);
+    saver.put_writes(&root, &row).await?;
+    let longer = task(
+        1,
+        [write(MESSAGES, list(["other"])?), write(MESSAGES, list(["b"])?), write("title", plain(1)?)],
+    );
     for _ in 0..2 {
         saver.put_writes(&root, &longer).await?;
         row.merge(&longer);
-        check_eq!(
-            get(&*saver, &root).await?,
-            Some(first.tuple([row.clone(), other.clone()])),
-            "put with one more write"
-        );
+        check_eq!(get(&*saver, &root).await?, Some(first.tuple([row.clone()])), "put with more writes");
     }
-    check_eq!(row.writes.len(), 3, "the writes of the task");
+    check_eq!(row.writes.len(), 4, "the interrupt, the first write and what the second put added");
+    let shorter = task(1, [write("title", plain(2)?)]);
+    saver.put_writes(&root, &shorter).await?;
+    check_eq!(get(&*saver, &root).await?, Some(first.tuple([row.clone()])), "put with fewer writes");
     Ok(())
 }
 
@@ -133,7 +149,7 @@ async fn put_writes_special_rows_are_replaced(store: Store) -> Outcome {
             "after putting {more:?}"
         );
     }
-    check_eq!(expected.writes.len(), 5, "one ordinary write and four special rows");
+    check_eq!(expected.writes.len(), 6, "two ordinary writes and four special rows");
     Ok(())
 }
 

@@ -341,8 +341,9 @@ pub trait Saver: Send + Sync {
     /// Stores the writes of a finished (or failed) task under the checkpoint it ran from.
     ///
     /// - `put_writes_survive_without_a_child`: they are pending until a child applies them.
-    /// - `put_writes_is_idempotent`: the same task again adds nothing, so that history never changes; see
-    ///   [`TaskWrites::merge`].
+    /// - `put_writes_is_idempotent`: the same writes of a task again add nothing; see [`TaskWrites::merge`].
+    /// - `put_writes_are_merged_by_position`: a longer list of the same task adds what it has more, and changes nothing of
+    ///   what is stored.
     /// - `put_writes_special_rows_are_replaced`
     /// - `applied_rows_are_final`: once a child has applied the row of a task, nothing changes that row: no put, special or
     ///   not, and no commit that brings the task again. The put succeeds all the same, as a repeat does.

@@ -1,0 +1,113 @@
+//! What delta channels are replayed from.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use threadkeep::checkpoint::CheckpointTuple;
+use threadkeep::id::{ChannelName, CheckpointId};
+use threadkeep::saver::{CheckpointSelector, ListQuery, Load, Saver};
+use threadkeep::{Error, Result};
+
+use crate::known::is_snapshot;
+use crate::types::{ChannelReplay, Pending, Place, Seed};
+use crate::{task, value};
+
+/// Checkpoints read at once: the usual distance of two snapshots.
+const PAGE: usize = 128;
+
+/// For each channel, the nearest value at an ancestor of `at`, and the writes that were applied since, oldest first.
+///
+/// # Errors
+/// [`Error::NotFound`] if `at` does not exist; [`Error::BrokenLineage`] if an ancestor or the row of an applied task is
+/// missing; those of the saver.
+pub(crate) async fn replay(
+    saver: &dyn Saver,
+    place: &Place,
+    at: CheckpointId,
+    channels: &BTreeSet<ChannelName>,
+) -> Result<BTreeMap<ChannelName, ChannelReplay>> {
+    let key = place.key(at);
+    let found = saver.get(&CheckpointSelector::at(&key).loading(Load::None)).await?;
+    let mut walk = Walk {
+        child: found.ok_or_else(|| Error::NotFound { thread: key.thread.clone(), checkpoint: at })?,
+        open: channels.clone(),
+        seeds: BTreeMap::new(),
+        steps: channels.iter().map(|channel| (channel.clone(), Vec::new())).collect(),
+    };
+    let mut query = ListQuery {
+        namespace: Some(place.namespace.clone()),
+        before: Some(at),
+        limit: Some(PAGE),
+        load: Load::Only(channels.clone()),
+        ..ListQuery::new(&place.thread)
+    };
+    while !walk.open.is_empty() && walk.child.parent.is_some() {
+        let page = saver.list(&query).await?;
+        query.before = page.last().map(|tuple| tuple.checkpoint.id);
+        for tuple in page {
+            // What is not an ancestor is on another branch.
+            if walk.child.parent == Some(tuple.checkpoint.id) {
+                walk.step(tuple)?;
+            }
+        }
+        if query.before.is_none() || query.before < walk.child.parent {
+            return Err(Error::broken(&place.thread, at, "an ancestor is missing"));
+        }
+    }
+    Ok(walk.end())
+}
+
+struct Walk {
+    child: CheckpointTuple,
+    /// The channels whose value was not found yet.
+    open: BTreeSet<ChannelName>,
+    seeds: BTreeMap<ChannelName, Seed>,
+    /// Newest first.
+    steps: BTreeMap<ChannelName, Vec<Vec<Pending>>>,
+}
+
+impl Walk {
+    /// Goes from the child to its parent.
+    fn step(&mut self, parent: CheckpointTuple) -> Result<()> {
+        let mut rows = Vec::with_capacity(self.child.checkpoint.applied.len());
+        for id in &self.child.checkpoint.applied {
+            let row = parent.writes.iter().find(|row| row.task == *id).ok_or_else(|| {
+                let missing = format!("the writes of task {id} are missing");
+                Error::broken(&parent.thread, self.child.checkpoint.id, missing)
+            })?;
+            rows.push((task::author(row)?.0.task, row));
+        }
+        let mut open = BTreeSet::new();
+        for channel in std::mem::take(&mut self.open) {
+            let writes = rows.iter().flat_map(|(task, row)| {
+                let of_channel = task::writes(row).filter(|write| write.channel == channel);
+                of_channel.map(|write| (task.clone(), channel.to_string(), write.value.clone()))
+            });
+            self.steps.entry(channel.clone()).or_default().push(writes.collect());
+            let entry = parent.checkpoint.channels.get(&channel);
+            let seed = entry.and_then(|entry| {
+                let value = entry.stored.value().filter(|value| !value::is_no_value(value))?;
+                Some(Seed { value: value.clone(), snapshot: is_snapshot(&entry.stored) })
+            });
+            match seed {
+                Some(seed) => {
+                    self.seeds.insert(channel, seed);
+                }
+                None => {
+                    open.insert(channel);
+                }
+            }
+        }
+        self.open = open;
+        self.child = parent;
+        Ok(())
+    }
+
+    fn end(mut self) -> BTreeMap<ChannelName, ChannelReplay> {
+        let replays = self.steps.into_iter().map(|(channel, steps)| {
+            let writes = steps.into_iter().rev().flatten().collect();
+            let seed = self.seeds.remove(&channel);
+            (channel, ChannelReplay { seed, writes })
+        });
+        replays.collect()
+    }
+}

@@ -1,0 +1,270 @@
+//! What is known of stored checkpoints without reading them: what a child's commit needs of its parent.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::num::NonZeroUsize;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use lru::LruCache;
+use serde_json::Value as Json;
+use threadkeep::Result;
+use threadkeep::checkpoint::{CheckpointKey, CheckpointTuple, Stored, TaskWrites};
+use threadkeep::id::{ChannelName, CheckpointId, TaskId, ThreadId, Version};
+use threadkeep::metadata::Counters;
+use threadkeep::value::{ChannelValue, ListValue};
+
+use crate::frame::{self, FRAME};
+use crate::task::{self, Author, Kind};
+use crate::types::Place;
+use crate::version::Label;
+
+/// Checkpoints remembered. A step needs its parent; the others are parents of forks.
+const CHECKPOINTS: usize = 256;
+/// Heads remembered.
+const HEADS: usize = 4096;
+
+/// The key of the frame's notes under which labels are kept that are not versions of the engine.
+pub(crate) const LABELS: &str = "l";
+
+/// A stored checkpoint, as its children need to know it.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Known {
+    pub(crate) channels: BTreeMap<ChannelName, KnownChannel>,
+    pub(crate) counters: BTreeMap<ChannelName, Counters>,
+    pub(crate) tasks: Vec<KnownTask>,
+}
+
+/// A channel of it.
+#[derive(Debug, Clone)]
+pub(crate) struct KnownChannel {
+    pub(crate) version: Version,
+    /// `None` if LangGraph gave it a value and no version.
+    pub(crate) label: Option<Label>,
+    /// The value if it is a list, to derive the child's from; the value of a private channel.
+    pub(crate) value: Option<ChannelValue>,
+}
+
+/// A row under it.
+#[derive(Debug, Clone)]
+pub(crate) struct KnownTask {
+    pub(crate) id: TaskId,
+    pub(crate) author: Author,
+    pub(crate) kind: Kind,
+    /// The special channels that it wrote.
+    pub(crate) special: BTreeSet<String>,
+}
+
+impl KnownTask {
+    pub(crate) fn new(row: &TaskWrites) -> Result<Self> {
+        let (author, kind) = task::author(row)?;
+        let special = task::writes(row).filter(|write| write.is_special()).map(|w| w.channel.to_string());
+        Ok(Self { id: row.task, author, kind, special: special.collect() })
+    }
+}
+
+impl Known {
+    /// What a tuple shows. Lists that it does not load are not known.
+    pub(crate) fn new(tuple: &CheckpointTuple) -> Result<Self> {
+        let notes = match tuple.checkpoint.channels.get(FRAME).and_then(|entry| entry.stored.value()) {
+            Some(value) => value.to_json()?,
+            None => Json::Null,
+        };
+        let entries = tuple.checkpoint.channels.iter().map(|(name, entry)| {
+            let value =
+                entry.stored.value().filter(|v| v.as_list().is_some() || frame::is_private(name.as_str()));
+            let value = value.cloned().map(|value| rebased(value, entry.version));
+            let label = label(&notes[LABELS], name.as_str(), entry.version);
+            (name.clone(), KnownChannel { version: entry.version, label, value })
+        });
+        Ok(Self {
+            channels: entries.collect(),
+            counters: tuple.metadata.counters.clone(),
+            tasks: tuple.writes.iter().map(KnownTask::new).collect::<Result<_>>()?,
+        })
+    }
+
+    /// Whether a channel is stored as changes.
+    pub(crate) fn is_sentinel(&self, channel: &str) -> bool {
+        self.counters.contains_key(channel)
+    }
+
+    /// The list of a private channel.
+    pub(crate) fn list(&self, channel: &str) -> Option<&ListValue> {
+        self.channels.get(channel)?.value.as_ref()?.as_list()
+    }
+}
+
+/// The label of a channel, from the notes: `null` for a channel without one.
+pub(crate) fn label(labels: &Json, channel: &str, version: Version) -> Option<Label> {
+    match labels.get(channel) {
+        Some(Json::Null) => None,
+        Some(label) => Some(label.clone()),
+        None => Some(Json::String(version.to_string())),
+    }
+}
+
+/// The value as a saver holds it now.
+pub(crate) fn rebased(mut value: ChannelValue, version: Version) -> ChannelValue {
+    if let ChannelValue::List(list) = &mut value {
+        list.rebase(version);
+    }
+    value
+}
+
+/// The remembered checkpoints and heads of a store.
+///
+/// A row may be stored while its checkpoint is read, or put. It must not be forgotten then: a child that does not know the
+/// row would not apply it. So rows are collected from before the read or the commit begins ([`Memory::expect`]).
+pub(crate) struct Memory(Mutex<Remembered>);
+
+struct Remembered {
+    checkpoints: LruCache<CheckpointKey, Slot>,
+    heads: LruCache<Place, Option<CheckpointId>>,
+    /// The head at the time when a checkpoint was read by its id.
+    seen: LruCache<CheckpointKey, Option<CheckpointId>>,
+    /// Counts the rows that were stored.
+    rows: u64,
+}
+
+/// What is known of a checkpoint, and until then the rows that were stored under it.
+#[derive(Default)]
+struct Slot {
+    known: Option<Arc<Known>>,
+    rows: Vec<KnownTask>,
+}
+
+impl Default for Memory {
+    fn default() -> Self {
+        let size = |size| NonZeroUsize::new(size).unwrap_or(NonZeroUsize::MIN);
+        Self(Mutex::new(Remembered {
+            checkpoints: LruCache::new(size(CHECKPOINTS)),
+            heads: LruCache::new(size(HEADS)),
+            seen: LruCache::new(size(HEADS)),
+            rows: 0,
+        }))
+    }
+}
+
+fn add(tasks: &mut Vec<KnownTask>, task: KnownTask) {
+    match tasks.iter_mut().find(|old| old.id == task.id) {
+        Some(old) => old.special.extend(task.special),
+        None => tasks.push(task),
+    }
+}
+
+impl Memory {
+    fn lock(&self) -> MutexGuard<'_, Remembered> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn checkpoint(&self, key: &CheckpointKey) -> Option<Arc<Known>> {
+        self.lock().checkpoints.get(key).and_then(|slot| slot.known.clone())
+    }
+
+    /// Collects the rows of a checkpoint from now on.
+    pub(crate) fn expect(&self, key: &CheckpointKey) {
+        self.lock().checkpoints.get_or_insert_mut(key.clone(), Slot::default);
+    }
+
+    /// How many rows were stored so far.
+    pub(crate) fn rows(&self) -> u64 {
+        self.lock().rows
+    }
+
+    /// A checkpoint was read or put, after [`Self::expect`].
+    pub(crate) fn learned(&self, key: &CheckpointKey, mut known: Known) -> Arc<Known> {
+        let mut this = self.lock();
+        let slot = this.checkpoints.get_or_insert_mut(key.clone(), Slot::default);
+        let before = slot.known.iter().flat_map(|known| known.tasks.clone());
+        for task in std::mem::take(&mut slot.rows).into_iter().chain(before) {
+            add(&mut known.tasks, task);
+        }
+        let known = Arc::new(known);
+        slot.known = Some(known.clone());
+        known
+    }
+
+    /// A checkpoint was read whose id was not known before, when there were this many rows.
+    pub(crate) fn read(&self, key: &CheckpointKey, known: Known, rows: u64) {
+        let missed = {
+            let this = self.lock();
+            this.rows != rows && !this.checkpoints.contains(key)
+        };
+        if !missed {
+            self.learned(key, known);
+        }
+    }
+
+    /// A row was stored under a checkpoint.
+    pub(crate) fn wrote(&self, key: &CheckpointKey, row: &TaskWrites) -> Result<()> {
+        let task = KnownTask::new(row)?;
+        let mut this = self.lock();
+        this.rows += 1;
+        if let Some(slot) = this.checkpoints.get_mut(key) {
+            match &mut slot.known {
+                Some(known) => add(&mut Arc::make_mut(known).tasks, task),
+                None => add(&mut slot.rows, task),
+            }
+        }
+        Ok(())
+    }
+
+    /// The head of a place; the outer `None` if it is not known.
+    #[expect(
+        clippy::option_option,
+        reason = "a place without checkpoints has no head, and that may be known"
+    )]
+    pub(crate) fn head(&self, place: &Place) -> Option<Option<CheckpointId>> {
+        self.lock().heads.get(place).copied()
+    }
+
+    pub(crate) fn is_head(&self, place: &Place, head: Option<CheckpointId>) {
+        self.lock().heads.put(place.clone(), head);
+    }
+
+    /// The head that was current when a caller decided to go on from `parent`.
+    pub(crate) fn seen_from(&self, parent: &CheckpointKey) -> Option<CheckpointId> {
+        self.lock().seen.get(parent).copied().unwrap_or(Some(parent.id))
+    }
+
+    pub(crate) fn saw(&self, at: &CheckpointKey, head: Option<CheckpointId>) {
+        self.lock().seen.put(at.clone(), head);
+    }
+
+    pub(crate) fn forget(&self, key: &CheckpointKey) {
+        self.lock().checkpoints.pop(key);
+    }
+
+    pub(crate) fn forget_thread(&self, thread: &ThreadId) {
+        let mut this = self.lock();
+        let keys: Vec<_> = this
+            .checkpoints
+            .iter()
+            .map(|(key, _)| key)
+            .filter(|key| key.thread == *thread)
+            .cloned()
+            .collect();
+        for key in keys {
+            this.checkpoints.pop(&key);
+        }
+        let places: Vec<_> = this
+            .heads
+            .iter()
+            .map(|(place, _)| place)
+            .filter(|place| place.thread == *thread)
+            .cloned()
+            .collect();
+        for place in places {
+            this.heads.pop(&place);
+        }
+        let seen: Vec<_> =
+            this.seen.iter().map(|(key, _)| key).filter(|key| key.thread == *thread).cloned().collect();
+        for key in seen {
+            this.seen.pop(&key);
+        }
+    }
+}
+
+/// Whether what is stored of a channel is a snapshot.
+pub(crate) fn is_snapshot(stored: &Stored) -> bool {
+    matches!(stored, Stored::Snapshot(_))
+}

@@ -1,0 +1,22 @@
+#![doc = include_str!("../README.md")]
+
+mod delete;
+mod frame;
+mod history;
+mod known;
+mod metadata;
+mod put;
+mod read;
+mod store;
+mod task;
+mod types;
+mod value;
+mod version;
+mod waiting;
+mod writes;
+
+pub use frame::Frame;
+pub use store::{Fence, LangGraph};
+pub use types::{ChannelReplay, ListRequest, Pending, Place, Put, PutWrites, Seed, Strategy, Tuple};
+pub use value::{Typed, is_message_pack, list, stored, typed};
+pub use version::{Label, next};

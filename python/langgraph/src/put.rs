@@ -1,0 +1,192 @@
+//! A put as a commit of the engine. Pure.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::{Map, Value as Json};
+use threadkeep::checkpoint::{ChannelEntry, Checkpoint, Stored};
+use threadkeep::id::{ChannelName, CheckpointId, Version};
+use threadkeep::metadata::Counters;
+use threadkeep::saver::{Flush, StepCommit};
+use threadkeep::value::ChannelValue;
+use threadkeep::{Error, Result};
+
+use crate::frame::{self, FRAME, REST, SEEN};
+use crate::known::{Known, KnownChannel, LABELS, rebased};
+use crate::metadata;
+use crate::task::Kind;
+use crate::types::Put;
+use crate::value;
+use crate::version::{self, Label};
+
+/// The channels whose values a put has to bring: those that are new, and those that the parent does not hold.
+pub(crate) fn needs(
+    parent: Option<&Known>,
+    versions: &BTreeMap<String, Label>,
+    new: &BTreeSet<String>,
+    values: impl Iterator<Item = String>,
+) -> BTreeSet<String> {
+    let held = |name: &String| {
+        !new.contains(name)
+            && parent.is_some_and(|parent| {
+                let old = parent.channels.get(name.as_str());
+                old.is_some_and(|old| old.label.is_some() && old.label.as_ref() == versions.get(name))
+                    && !parent.is_sentinel(name)
+            })
+    };
+    values.filter(|name| !held(name)).collect()
+}
+
+/// The commit of a put, and what is known of its checkpoint once it is stored.
+///
+/// # Errors
+/// [`Error::Stale`] if the parent does not hold what the put leaves to it.
+pub(crate) fn plan(
+    put: &Put,
+    parent: Option<&Known>,
+    head: Option<CheckpointId>,
+) -> Result<(StepCommit, Known)> {
+    let mut plan =
+        Plan { put, parent, channels: BTreeMap::new(), known: Known::default(), labels: Map::new() };
+    let given = metadata::counters(&put.metadata);
+    let names: BTreeSet<&str> = [&put.held]
+        .into_iter()
+        .flatten()
+        .chain(put.versions.keys())
+        .chain(put.values.keys())
+        .map(String::as_str)
+        .collect();
+    for name in &names {
+        plan.channel(name, given.get(*name).copied())?;
+    }
+    let counters = plan.known.counters.clone();
+    let (metadata, mut notes) = metadata::split(put.metadata.clone(), counters);
+    let labels = std::mem::take(&mut plan.labels);
+    if !labels.is_empty() {
+        notes.insert(LABELS.to_owned(), Json::Object(labels));
+    }
+    plan.private(&names.into_iter().collect::<Vec<_>>(), notes)?;
+    let Plan { channels, known, .. } = plan;
+    let step = StepCommit {
+        thread: put.place.thread.clone(),
+        namespace: put.place.namespace.clone(),
+        parent: put.parent,
+        expected_head: head,
+        checkpoint: Checkpoint { id: put.id, channels, next: Vec::new(), applied: applied(parent) },
+        metadata,
+        writes: Vec::new(),
+        flush: Flush::Now,
+    };
+    Ok((step, known))
+}
+
+/// The rows that a child of this checkpoint applies, in the order in which LangGraph applies them.
+fn applied(parent: Option<&Known>) -> Vec<threadkeep::id::TaskId> {
+    let rows = parent.into_iter().flat_map(|parent| &parent.tasks);
+    let mut rows: Vec<_> = rows.filter(|task| task.kind == Kind::Ordinary).collect();
+    rows.sort_by(|one, other| one.author.cmp(&other.author));
+    rows.into_iter().map(|task| task.id).collect()
+}
+
+struct Plan<'p> {
+    put: &'p Put,
+    parent: Option<&'p Known>,
+    channels: BTreeMap<ChannelName, ChannelEntry>,
+    known: Known,
+    /// The labels that are not the texts of their engine versions.
+    labels: Map<String, Json>,
+}
+
+impl Plan<'_> {
+    fn channel(&mut self, name: &str, counters: Option<Counters>) -> Result<()> {
+        let put = self.put;
+        let label = put.versions.get(name);
+        let old = self.parent.and_then(|parent| parent.channels.get(name));
+        let same =
+            old.filter(|old| label.is_some() && old.label.as_ref() == label && !put.new.contains(name));
+        let was_sentinel = self.parent.is_some_and(|parent| parent.is_sentinel(name));
+        let new_version = || match label {
+            Some(label) => version::parse(label).unwrap_or_else(|| version::fresh(version::counter(label))),
+            None => version::fresh(old.map_or(0, |old| old.version.counter) + 1),
+        };
+        let (version, stored) = if let Some(value) = put.values.get(name) {
+            let value = match (value, old.and_then(|old| old.value.as_ref())) {
+                (ChannelValue::List(list), Some(ChannelValue::List(base))) => {
+                    frame::derive(Some(base), list.iter().cloned().collect()).into()
+                }
+                (value, _) => value.clone(),
+            };
+            let stored =
+                if put.snapshots.contains(name) { Stored::Snapshot(value) } else { Stored::Value(value) };
+            (new_version(), stored)
+        } else if let Some(old) = same.filter(|_| counters.is_none() && !was_sentinel) {
+            (old.version, Stored::Held)
+        } else if put.held.contains(name) {
+            let old = same.filter(|_| !was_sentinel);
+            let old = old.ok_or_else(|| Error::Stale { thread: put.place.thread.clone() })?;
+            (old.version, Stored::Held)
+        } else if self.parent.is_some() && (counters.is_some() || (was_sentinel && same.is_some())) {
+            let before = self.parent.and_then(|parent| parent.counters.get(name)).copied();
+            let before = before.unwrap_or_default();
+            // Readers expect at least as many changes as they find: never fewer than the parent claims.
+            let counters = counters
+                .unwrap_or(Counters { updates: before.updates + 1, supersteps: before.supersteps + 1 });
+            let counters = Counters {
+                updates: counters.updates.max(before.updates),
+                supersteps: counters.supersteps.max(before.supersteps),
+            };
+            self.known.counters.insert(name.into(), counters);
+            (same.map_or_else(new_version, |old| old.version), Stored::Sentinel)
+        } else {
+            (new_version(), Stored::Value(value::no_value()))
+        };
+        match label {
+            None => {
+                self.labels.insert(name.to_owned(), Json::Null);
+            }
+            Some(label) if label.as_str() != Some(&version.to_string()) => {
+                self.labels.insert(name.to_owned(), label.clone());
+            }
+            Some(_) => {}
+        }
+        self.entry(name, version, label.cloned(), stored);
+        Ok(())
+    }
+
+    /// The private channels. One version for all of them takes the fewest bytes.
+    fn private(&mut self, names: &[&str], notes: Map<String, Json>) -> Result<()> {
+        let old = self.parent.and_then(|parent| parent.channels.get(FRAME));
+        let version = version::fresh(old.map_or(0, |old| old.version.counter) + 1);
+        let frame = frame::encode(&self.put.frame, names, notes)?;
+        self.entry(FRAME, version, None, Stored::Value(frame));
+        let seen = frame::seen(&self.put.frame, self.parent.and_then(|parent| parent.list(SEEN)))?;
+        self.kept(SEEN, version, (!seen.is_empty()).then(|| seen.into()));
+        self.kept(REST, version, self.put.frame.rest.clone());
+        Ok(())
+    }
+
+    /// A private channel that is stored only where it differs from the parent's.
+    fn kept(&mut self, name: &str, version: Version, value: Option<ChannelValue>) {
+        let Some(value) = value else { return };
+        let old = self.parent.and_then(|parent| parent.channels.get(name));
+        match old.filter(|old| old.value.as_ref() == Some(&value)) {
+            Some(old) => self.entry(name, old.version, None, Stored::Held),
+            None => self.entry(name, version, None, Stored::Value(value)),
+        }
+    }
+
+    fn entry(&mut self, name: &str, version: Version, label: Option<Label>, stored: Stored) {
+        let value = match &stored {
+            Stored::Held => {
+                let old = self.parent.and_then(|parent| parent.channels.get(name));
+                old.and_then(|old| old.value.clone())
+            }
+            stored => {
+                let value =
+                    stored.value().filter(|value| value.as_list().is_some() || frame::is_private(name));
+                value.cloned().map(|value| rebased(value, version))
+            }
+        };
+        self.known.channels.insert(name.into(), KnownChannel { version, label, value });
+        self.channels.insert(name.into(), ChannelEntry { version, stored });
+    }
+}

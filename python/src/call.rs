@@ -1,0 +1,93 @@
+//! A call of the store: Python waits for it, in this thread or in an event loop.
+
+use std::pin::Pin;
+use std::sync::{Mutex, PoisonError};
+
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+
+use crate::errors::exception;
+use crate::raw::Output;
+use crate::runtime;
+
+type Running = Pin<Box<dyn Future<Output = threadkeep::Result<Output>> + Send>>;
+
+/// A call that was not made yet.
+#[pyclass(frozen)]
+pub(crate) struct Call(Mutex<Option<Running>>);
+
+impl Call {
+    pub(crate) fn new(call: impl Future<Output = threadkeep::Result<Output>> + Send + 'static) -> Self {
+        Self(Mutex::new(Some(Box::pin(call))))
+    }
+
+    fn take(&self) -> PyResult<Running> {
+        let call = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        call.ok_or_else(|| PyRuntimeError::new_err("the call was made already"))
+    }
+}
+
+#[pymethods]
+impl Call {
+    /// Makes the call and returns its result. Other Python threads run meanwhile. A signal, such as that of a keyboard
+    /// interrupt, is handled when the outcome is known.
+    fn wait(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        let call = self.take()?;
+        let runtime = runtime::current()?;
+        let done = py.detach(|| runtime.block_on(call));
+        done.map_err(exception)?.into_python(py)
+    }
+
+    /// Makes the call while the running event loop does other things. A cancelled task does not cancel the call: it is
+    /// executed completely.
+    fn __await__(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        let call = self.take()?;
+        let event_loop = running_loop(py)?;
+        let future = event_loop.call_method0("create_future")?;
+        let (waiting, event_loop) = (future.clone().unbind(), event_loop.unbind());
+        runtime::current()?.spawn(async move {
+            let done = call.await;
+            // While the interpreter shuts down nobody waits.
+            Python::try_attach(|py| {
+                let done = done.map_err(exception).and_then(|output| output.into_python(py));
+                let (value, error) = match done {
+                    Ok(value) => (value, py.None()),
+                    Err(error) => (py.None(), error.into_value(py).into_any()),
+                };
+                let handed = settle(py).and_then(|settle| {
+                    event_loop.call_method1(py, "call_soon_threadsafe", (settle, waiting, value, error))
+                });
+                // An event loop that was closed meanwhile has no one waiting.
+                drop(handed);
+            });
+        });
+        future.call_method0("__await__").map(Bound::unbind)
+    }
+}
+
+fn running_loop(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
+    static RUNNING: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    let running = RUNNING
+        .get_or_try_init(py, || py.import("asyncio")?.getattr("get_running_loop").map(Bound::unbind))?;
+    running.bind(py).call0()
+}
+
+/// Python's function [`resolve`].
+fn settle(py: Python<'_>) -> PyResult<&Py<PyAny>> {
+    static SETTLE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    SETTLE.get_or_try_init(py, || wrap_pyfunction!(resolve, py).map(|resolve| resolve.into_any().unbind()))
+}
+
+/// Resolves a waiting future, in its event loop. A cancelled one stays as it is.
+#[pyfunction]
+fn resolve(future: &Bound<'_, PyAny>, value: &Bound<'_, PyAny>, error: &Bound<'_, PyAny>) -> PyResult<()> {
+    if !future.call_method0("done")?.is_truthy()? {
+        if error.is_none() {
+            future.call_method1("set_result", (value,))?;
+        } else {
+            future.call_method1("set_exception", (error,))?;
+        }
+    }
+    Ok(())
+}

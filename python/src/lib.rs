@@ -1,0 +1,27 @@
+//! The native part of the Python package `threadkeep`: a store, its calls, and values on their way to Python.
+//!
+//! Values are encoded before a call and decoded after it, never while the store is waited for.
+
+mod call;
+mod codec;
+mod errors;
+mod known;
+mod put;
+mod raw;
+mod runtime;
+mod shape;
+mod store;
+
+use pyo3::prelude::*;
+
+/// The native part of the package.
+#[pymodule]
+fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    errors::add(module)?;
+    module.add_class::<store::Store>()?;
+    module.add_class::<call::Call>()?;
+    module.add_class::<raw::RawTuple>()?;
+    module.add_class::<raw::RawHistory>()?;
+    module.add_class::<raw::Decoder>()?;
+    module.add_class::<codec::Codec>()
+}

@@ -1,0 +1,207 @@
+//! What a call returns before it is decoded: decoding calls Python, which must not happen while a store is waited for.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use pyo3::IntoPyObjectExt;
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyList, PyTuple};
+use serde_json::Value as Json;
+use threadkeep::value::{ChannelValue, ElementHash};
+use threadkeep_langgraph::{ChannelReplay, Label, Pending, Tuple};
+
+use crate::codec::Codec;
+
+/// The result of a call.
+pub(crate) enum Output {
+    Nothing,
+    Tuple(Option<Box<Tuple>>),
+    Tuples(Vec<Tuple>),
+    History(BTreeMap<String, ChannelReplay>),
+}
+
+impl Output {
+    pub(crate) fn into_python(self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        match self {
+            Self::Nothing | Self::Tuple(None) => Ok(py.None()),
+            Self::Tuple(Some(tuple)) => RawTuple(*tuple).into_py_any(py),
+            Self::Tuples(tuples) => {
+                let tuples = tuples.into_iter().map(|tuple| Py::new(py, RawTuple(tuple)));
+                PyList::new(py, tuples.collect::<PyResult<Vec<_>>>()?).map(|list| list.into_any().unbind())
+            }
+            Self::History(history) => RawHistory(history).into_py_any(py),
+        }
+    }
+}
+
+/// A stored checkpoint that was not decoded yet.
+#[pyclass(frozen)]
+pub(crate) struct RawTuple(Tuple);
+
+#[pymethods]
+impl RawTuple {
+    /// Thread, namespace, id, and the parent's id.
+    fn place(&self) -> (String, String, String, Option<String>) {
+        let Tuple { place, id, parent, .. } = &self.0;
+        (
+            place.thread.to_string(),
+            place.namespace.to_string(),
+            id.to_string(),
+            parent.map(|parent| parent.to_string()),
+        )
+    }
+
+    /// The checkpoint, its metadata and its pending writes.
+    fn decode<'py>(&self, py: Python<'py>, decoder: &Decoder) -> PyResult<Bound<'py, PyTuple>> {
+        let tuple = &self.0;
+        let checkpoint = PyDict::new(py);
+        if let Some(v) = tuple.frame.v {
+            checkpoint.set_item("v", v)?;
+        }
+        checkpoint.set_item("id", tuple.id.to_string())?;
+        if let Some(ts) = &tuple.frame.ts {
+            checkpoint.set_item("ts", ts)?;
+        }
+        let values = PyDict::new(py);
+        for (channel, value) in &tuple.values {
+            let mut decoded = decoder.decode(py, value)?;
+            if tuple.snapshots.contains(channel) {
+                decoded = decoder.snapshot(decoded)?;
+            }
+            values.set_item(channel, decoded)?;
+        }
+        checkpoint.set_item("channel_values", values)?;
+        checkpoint.set_item("channel_versions", labels(py, &tuple.versions)?)?;
+        let seen = PyDict::new(py);
+        for (node, versions) in &tuple.frame.seen {
+            seen.set_item(node, labels(py, versions)?)?;
+        }
+        checkpoint.set_item("versions_seen", seen)?;
+        if let Some(updated) = &tuple.frame.updated {
+            checkpoint.set_item("updated_channels", updated.as_ref())?;
+        }
+        if let Some(rest) = &tuple.frame.rest {
+            checkpoint.update(decoder.decode(py, rest)?.cast::<PyDict>()?.as_mapping())?;
+        }
+        let metadata = PyDict::new(py);
+        for (key, value) in &tuple.metadata {
+            metadata.set_item(key, json(py, value)?)?;
+        }
+        let writes = decoder.pending(py, &tuple.writes)?;
+        PyTuple::new(py, [checkpoint.into_any(), metadata.into_any(), writes.into_any()])
+    }
+}
+
+/// What delta channels are replayed from, not decoded yet.
+#[pyclass(frozen)]
+pub(crate) struct RawHistory(BTreeMap<String, ChannelReplay>);
+
+#[pymethods]
+impl RawHistory {
+    /// For each channel the writes, and the seed if there is one.
+    fn decode<'py>(&self, py: Python<'py>, decoder: &Decoder) -> PyResult<Bound<'py, PyDict>> {
+        let all = PyDict::new(py);
+        for (channel, replay) in &self.0 {
+            let one = PyDict::new(py);
+            one.set_item("writes", decoder.pending(py, &replay.writes)?)?;
+            if let Some(seed) = &replay.seed {
+                let value = decoder.decode(py, &seed.value)?;
+                let value = if seed.snapshot { decoder.snapshot(value)? } else { value };
+                one.set_item("seed", value)?;
+            }
+            all.set_item(channel, one)?;
+        }
+        Ok(all)
+    }
+}
+
+/// Decodes the values of one call. If it shares, equal elements of lists are one object.
+#[pyclass(frozen)]
+pub(crate) struct Decoder {
+    codec: Py<Codec>,
+    shared: Option<Mutex<HashMap<ElementHash, Py<PyAny>>>>,
+}
+
+#[pymethods]
+impl Decoder {
+    #[new]
+    fn new(codec: Py<Codec>, share: bool) -> Self {
+        let shared = (share && codec.get().has_elements()).then(Mutex::default);
+        Self { codec, shared }
+    }
+}
+
+impl Decoder {
+    fn decode<'py>(&self, py: Python<'py>, value: &ChannelValue) -> PyResult<Bound<'py, PyAny>> {
+        let codec = self.codec.get();
+        let (Some(shared), Some(stored)) = (&self.shared, value.as_list()) else {
+            return codec.decode(py, value);
+        };
+        let items = PyList::empty(py);
+        for element in stored.iter() {
+            // The lock is not held while Python runs.
+            let found = lock(shared).get(element.hash()).map(|found| found.clone_ref(py));
+            let item = if let Some(found) = found {
+                found
+            } else {
+                let item = codec.element(py, element)?.unbind();
+                lock(shared).insert(*element.hash(), item.clone_ref(py));
+                item
+            };
+            items.append(item)?;
+        }
+        Ok(items.into_any())
+    }
+
+    fn snapshot<'py>(&self, value: Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        self.codec.get().snapshot(value)
+    }
+
+    fn pending<'py>(&self, py: Python<'py>, writes: &[Pending]) -> PyResult<Bound<'py, PyList>> {
+        let list = PyList::empty(py);
+        for (task, channel, value) in writes {
+            list.append((task, channel, self.decode(py, value)?))?;
+        }
+        Ok(list)
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn labels<'py>(py: Python<'py>, versions: &BTreeMap<String, Label>) -> PyResult<Bound<'py, PyDict>> {
+    let all = PyDict::new(py);
+    for (channel, label) in versions {
+        all.set_item(channel, json(py, label)?)?;
+    }
+    Ok(all)
+}
+
+/// JSON as Python has it.
+fn json<'py>(py: Python<'py>, value: &Json) -> PyResult<Bound<'py, PyAny>> {
+    Ok(match value {
+        Json::Null => py.None().into_bound(py),
+        Json::Bool(value) => value.into_pyobject(py)?.to_owned().into_any(),
+        Json::Number(number) => match (number.as_i64(), number.as_u64(), number.as_f64()) {
+            (Some(number), ..) => number.into_pyobject(py)?.into_any(),
+            (_, Some(number), _) => number.into_pyobject(py)?.into_any(),
+            (.., number) => number.into_pyobject(py)?.into_any(),
+        },
+        Json::String(text) => text.into_pyobject(py)?.into_any(),
+        Json::Array(items) => {
+            let list = PyList::empty(py);
+            for item in items {
+                list.append(json(py, item)?)?;
+            }
+            list.into_any()
+        }
+        Json::Object(map) => {
+            let dict = PyDict::new(py);
+            for (key, value) in map {
+                dict.set_item(key, json(py, value)?)?;
+            }
+            dict.into_any()
+        }
+    })
+}

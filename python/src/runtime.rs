@@ -1,0 +1,37 @@
+//! The runtime that the stores run on: one a process. A process that forks leaves it behind without its threads, so the
+//! child makes its own.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use pyo3::prelude::*;
+use tokio::runtime::{Builder, Runtime};
+
+use crate::errors::UnavailableError;
+
+/// Threads that run what async callers wait for. Callers that wait themselves need none.
+const WORKERS: usize = 2;
+
+static RUNTIME: Mutex<Option<(u32, Arc<Runtime>)>> = Mutex::new(None);
+
+/// The runtime of this process.
+///
+/// # Errors
+/// If its threads cannot be started.
+pub(crate) fn current() -> PyResult<Arc<Runtime>> {
+    let process = std::process::id();
+    let mut current = RUNTIME.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some((owner, runtime)) = &*current
+        && *owner == process
+    {
+        return Ok(runtime.clone());
+    }
+    let runtime =
+        Builder::new_multi_thread().worker_threads(WORKERS).thread_name("threadkeep").enable_all().build();
+    let runtime = runtime.map_err(|error| UnavailableError::new_err(format!("no runtime: {error}")))?;
+    let runtime = Arc::new(runtime);
+    if let Some(parents) = current.replace((process, runtime.clone())) {
+        // Its threads are the parent's: nothing in this process could stop them.
+        std::mem::forget(parents);
+    }
+    Ok(runtime)
+}

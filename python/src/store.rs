@@ -1,0 +1,370 @@
+//! A store as Python holds it: how to open it, and it, opened in this process.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use serde_json::Value as Json;
+use threadkeep::Error;
+use threadkeep::saver::Saver;
+use threadkeep_langgraph::{Fence, LangGraph, ListRequest, Place, Put, PutWrites, Strategy};
+use threadkeep_memory::MemorySaver;
+use threadkeep_postgres::PostgresSaver;
+use threadkeep_sqlite::SqliteSaver;
+
+use crate::call::Call;
+use crate::codec::Codec;
+use crate::errors::{StaleError, exception};
+use crate::put::{frame, keys, labels, metadata};
+use crate::raw::Output;
+
+/// Where a store is.
+#[derive(Clone)]
+enum Kind {
+    Memory(MemorySaver),
+    Sqlite(String, threadkeep_sqlite::Options),
+    Postgres(String, threadkeep_postgres::Options),
+}
+
+/// An open store, and how to close it.
+#[derive(Clone)]
+struct Open {
+    graphs: Arc<LangGraph>,
+    closing: Closing,
+}
+
+#[derive(Clone)]
+enum Closing {
+    Memory,
+    Sqlite(Arc<SqliteSaver>),
+    Postgres(Arc<PostgresSaver>),
+}
+
+/// The store of one process.
+#[derive(Default)]
+enum State {
+    #[default]
+    New,
+    Open(u32, Open),
+    Closed,
+}
+
+struct Shared {
+    kind: Kind,
+    fence: Fence,
+    state: Mutex<State>,
+    /// Of two calls that find the store closed, one opens it.
+    opening: tokio::sync::Mutex<()>,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The store, if this process has opened it.
+    fn opened(&self) -> threadkeep::Result<Option<Open>> {
+        let mut state = self.lock();
+        match &*state {
+            State::Open(process, open) if *process == std::process::id() => Ok(Some(open.clone())),
+            State::Open(..) => {
+                // The parent's: its threads do not run in this process, and its locks are not this process's.
+                std::mem::forget(std::mem::take(&mut *state));
+                Ok(None)
+            }
+            State::New => Ok(None),
+            State::Closed => Err(Error::Unavailable {
+                saver: "python",
+                reason: "the saver was closed; make another one".to_owned(),
+            }),
+        }
+    }
+
+    async fn open(&self) -> threadkeep::Result<Open> {
+        if let Some(open) = self.opened()? {
+            return Ok(open);
+        }
+        let _alone = self.opening.lock().await;
+        if let Some(open) = self.opened()? {
+            return Ok(open);
+        }
+        let (saver, closing): (Arc<dyn Saver>, Closing) = match &self.kind {
+            Kind::Memory(saver) => (Arc::new(saver.clone()), Closing::Memory),
+            Kind::Sqlite(path, options) => {
+                let saver = Arc::new(SqliteSaver::open_async(path, options.clone()).await?);
+                (saver.clone(), Closing::Sqlite(saver))
+            }
+            Kind::Postgres(address, options) => {
+                let saver = Arc::new(PostgresSaver::connect(address, options.clone()).await?);
+                (saver.clone(), Closing::Postgres(saver))
+            }
+        };
+        let open = Open { graphs: Arc::new(LangGraph::new(saver, self.fence)), closing };
+        *self.lock() = State::Open(std::process::id(), open.clone());
+        Ok(open)
+    }
+}
+
+/// A store. Its methods return calls; nothing happens before they are waited for.
+#[pyclass(frozen)]
+pub(crate) struct Store(Arc<Shared>);
+
+impl Store {
+    fn new(kind: Kind, fence: &str) -> PyResult<Self> {
+        let fence = match fence {
+            "fork" => Fence::Fork,
+            "error" => Fence::Error,
+            other => {
+                return Err(PyValueError::new_err(format!("fence is \"fork\" or \"error\", not {other:?}")));
+            }
+        };
+        Ok(Self(Arc::new(Shared {
+            kind,
+            fence,
+            state: Mutex::default(),
+            opening: tokio::sync::Mutex::default(),
+        })))
+    }
+
+    /// A call on the open store.
+    fn call<F>(&self, call: impl FnOnce(Arc<LangGraph>) -> F + Send + 'static) -> Call
+    where
+        F: Future<Output = threadkeep::Result<Output>> + Send + 'static,
+    {
+        let shared = self.0.clone();
+        Call::new(async move {
+            let open = shared.open().await?;
+            call(open.graphs).await
+        })
+    }
+}
+
+fn place(thread: &str, namespace: &str) -> Place {
+    Place::new(thread, namespace)
+}
+
+#[pymethods]
+impl Store {
+    /// A store in memory.
+    #[staticmethod]
+    fn memory(fence: &str) -> PyResult<Self> {
+        Self::new(Kind::Memory(MemorySaver::default()), fence)
+    }
+
+    /// A store in an SQLite file.
+    #[staticmethod]
+    fn sqlite(path: String, fence: &str) -> PyResult<Self> {
+        Self::new(Kind::Sqlite(path, threadkeep_sqlite::Options::default()), fence)
+    }
+
+    /// A store in a Postgres database.
+    #[staticmethod]
+    fn postgres(address: String, schema: String, fence: &str) -> PyResult<Self> {
+        let options = threadkeep_postgres::Options { schema, ..threadkeep_postgres::Options::default() };
+        Self::new(Kind::Postgres(address, options), fence)
+    }
+
+    /// Opens the store; creates its tables.
+    fn setup(&self) -> Call {
+        let shared = self.0.clone();
+        Call::new(async move {
+            if let Kind::Postgres(address, options) = &shared.kind {
+                threadkeep_postgres::setup(address, options).await?;
+            }
+            shared.open().await.map(|_| Output::Nothing)
+        })
+    }
+
+    /// Closes the store. Later calls fail.
+    fn close(&self) -> Call {
+        let shared = self.0.clone();
+        Call::new(async move {
+            let open = shared.opened().unwrap_or_default();
+            *shared.lock() = State::Closed;
+            match open.map(|open| open.closing) {
+                Some(Closing::Sqlite(saver)) => saver.close().await,
+                Some(Closing::Postgres(saver)) => saver.close(),
+                Some(Closing::Memory) | None => {}
+            }
+            Ok(Output::Nothing)
+        })
+    }
+
+    /// A call that a put has to wait for first, if its parent is not known.
+    fn learn(&self, thread: &str, namespace: &str, parent: &str) -> PyResult<Option<Call>> {
+        let place = place(thread, namespace);
+        let parent = place.id(parent).map_err(exception)?;
+        let known = self.0.opened().map_err(exception)?.and_then(|open| {
+            open.graphs.needs(&place, Some(parent), &BTreeMap::new(), &BTreeSet::new(), std::iter::empty())
+        });
+        Ok(known.is_none().then(|| {
+            self.call(
+                move |graphs| async move { graphs.learn(&place, parent).await.map(|()| Output::Nothing) },
+            )
+        }))
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "LangGraph's, and its place in pieces")]
+    fn put(
+        &self,
+        thread: &str,
+        namespace: &str,
+        parent: Option<&str>,
+        checkpoint: &Bound<'_, PyDict>,
+        metadata_json: &[u8],
+        new_versions: &Bound<'_, PyDict>,
+        codec: &Codec,
+    ) -> PyResult<Call> {
+        let place = place(thread, namespace);
+        let id = |text: &str| place.id(text).map_err(exception);
+        let parent = parent.map(id).transpose()?;
+        let required = |key: &str| {
+            checkpoint
+                .get_item(key)?
+                .ok_or_else(|| PyValueError::new_err(format!("the checkpoint has no {key:?}")))
+        };
+        let given = required("channel_values")?;
+        let given = given.cast::<PyDict>()?;
+        let versions = match checkpoint.get_item("channel_versions")? {
+            Some(versions) => labels(versions.cast::<PyDict>()?)?,
+            None => BTreeMap::new(),
+        };
+        let new = keys(new_versions)?;
+        let all = keys(given)?;
+        let needed = match self.0.opened().map_err(exception)? {
+            Some(open) => open.graphs.needs(&place, parent, &versions, &new, all.iter().cloned()),
+            // Without a parent nothing is held.
+            None => parent.is_none().then(|| all.clone()),
+        };
+        let needed = needed.ok_or_else(|| StaleError::new_err("the parent is not known: learn it first"))?;
+        let (mut values, mut snapshots, mut held) = (BTreeMap::new(), BTreeSet::new(), BTreeSet::new());
+        for (channel, value) in given {
+            let channel: String = channel.extract()?;
+            if !needed.contains(&channel) {
+                held.insert(channel);
+            } else if value.is_instance(codec.snapshot.bind(value.py()))? {
+                values.insert(channel.clone(), codec.encode(&value.getattr("value")?)?);
+                snapshots.insert(channel);
+            } else {
+                values.insert(channel, codec.encode(&value)?);
+            }
+        }
+        let put = Put {
+            id: id(&required("id")?.extract::<String>()?)?,
+            parent,
+            frame: frame(checkpoint, codec)?,
+            versions,
+            new,
+            values,
+            held,
+            snapshots,
+            metadata: metadata(metadata_json)?,
+            place,
+        };
+        Ok(self.call(move |graphs| async move { graphs.put(&put).await.map(|()| Output::Nothing) }))
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "LangGraph's, and its place in pieces")]
+    fn put_writes(
+        &self,
+        thread: &str,
+        namespace: &str,
+        id: &str,
+        writes: Vec<(String, Bound<'_, PyAny>)>,
+        task: String,
+        path: String,
+        codec: &Codec,
+    ) -> PyResult<Call> {
+        let place = place(thread, namespace);
+        let mut encoded = Vec::with_capacity(writes.len());
+        for (channel, value) in writes {
+            encoded.push((channel, codec.encode(&value)?));
+        }
+        let id = place.id(id).map_err(exception)?;
+        let put = PutWrites { place, id, task, path, writes: encoded };
+        Ok(self.call(move |graphs| async move { graphs.put_writes(&put).await.map(|()| Output::Nothing) }))
+    }
+
+    fn get(&self, thread: &str, namespace: &str, id: Option<&str>) -> PyResult<Call> {
+        let place = place(thread, namespace);
+        let id = id.map(|id| place.id(id).map_err(exception)).transpose()?;
+        Ok(self.call(move |graphs| async move {
+            graphs.get(&place, id).await.map(|found| Output::Tuple(found.map(Box::new)))
+        }))
+    }
+
+    fn list(
+        &self,
+        thread: Option<&str>,
+        namespace: Option<&str>,
+        id: Option<&str>,
+        before: Option<&str>,
+        limit: Option<usize>,
+        filter_json: &[u8],
+    ) -> PyResult<Call> {
+        let place = place(thread.unwrap_or_default(), "");
+        let parse = |id: Option<&str>| id.map(|id| place.id(id).map_err(exception)).transpose();
+        let request = ListRequest {
+            id: parse(id)?,
+            before: parse(before)?,
+            thread: thread.map(Into::into),
+            namespace: namespace.map(Into::into),
+            limit,
+            filter: metadata(filter_json)?,
+        };
+        Ok(self.call(move |graphs| async move { graphs.list(&request).await.map(Output::Tuples) }))
+    }
+
+    fn history(
+        &self,
+        thread: &str,
+        namespace: &str,
+        id: Option<&str>,
+        channels: BTreeSet<String>,
+    ) -> PyResult<Call> {
+        let place = place(thread, namespace);
+        let id = id.map(|id| place.id(id).map_err(exception)).transpose()?;
+        Ok(self.call(move |graphs| async move {
+            graphs.history(&place, id, &channels).await.map(Output::History)
+        }))
+    }
+
+    fn delete_thread(&self, thread: &str) -> Call {
+        let thread = thread.into();
+        self.call(move |graphs| async move { graphs.delete_thread(&thread).await.map(|()| Output::Nothing) })
+    }
+
+    fn delete_for_runs(&self, runs: BTreeSet<String>) -> Call {
+        self.call(move |graphs| async move { graphs.delete_for_runs(&runs).await.map(|()| Output::Nothing) })
+    }
+
+    fn copy_thread(&self, from: &str, to: &str) -> Call {
+        let (from, to) = (from.into(), to.into());
+        self.call(move |graphs| async move { graphs.copy_thread(&from, &to).await.map(|()| Output::Nothing) })
+    }
+
+    fn prune(&self, threads: Vec<String>, strategy: &str) -> PyResult<Call> {
+        let strategy = match strategy {
+            "keep_latest" => Strategy::KeepLatest,
+            "delete" => Strategy::Delete,
+            other => {
+                let text = format!("strategy is \"keep_latest\" or \"delete\", not {other:?}");
+                return Err(PyValueError::new_err(text));
+            }
+        };
+        Ok(self.call(move |graphs| async move {
+            for thread in threads {
+                graphs.prune(&thread.into(), strategy).await?;
+            }
+            Ok(Output::Nothing)
+        }))
+    }
+
+    /// The version after `current`.
+    #[staticmethod]
+    fn next_version(current: Option<&str>) -> String {
+        threadkeep_langgraph::next(current.map(|text| Json::String(text.to_owned())).as_ref())
+    }
+}

@@ -1,0 +1,62 @@
+"""Checkpoints by hand."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from typing import Any
+
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import Checkpoint, CheckpointTuple
+from langgraph.checkpoint.base.id import uuid6
+
+NULL_TASK = "00000000-0000-0000-0000-000000000000"
+
+
+def at(thread: str = "t", namespace: str = "", checkpoint: str | None = None) -> RunnableConfig:
+    """The config of a checkpoint, or of a head."""
+    place: dict[str, Any] = {"thread_id": thread, "checkpoint_ns": namespace}
+    if checkpoint is not None:
+        place["checkpoint_id"] = checkpoint
+    return {"configurable": place}
+
+
+def made(values: dict[str, Any], versions: dict[str, Any] | None = None, **more: Any) -> Checkpoint:
+    """A checkpoint with these values."""
+    checkpoint: dict[str, Any] = {
+        "v": 4,
+        "id": str(uuid6()),
+        "ts": datetime.now(timezone.utc).isoformat(),
+        "channel_values": values,
+        "channel_versions": versions if versions is not None else dict.fromkeys(values, 1),
+        "versions_seen": {},
+        "updated_channels": None,
+        **more,
+    }
+    return checkpoint  # type: ignore[return-value]
+
+
+def put(
+    saver: Any, parent: RunnableConfig, checkpoint: Checkpoint, metadata: dict[str, Any] | None = None, new: Any = None
+) -> RunnableConfig:
+    """Puts a checkpoint; all its versions are new unless said otherwise."""
+    new = checkpoint["channel_versions"] if new is None else new
+    stored: RunnableConfig = saver.put(parent, checkpoint, metadata or {"source": "loop", "step": 1, "parents": {}}, new)
+    return stored
+
+
+def read(saver: Any, config: RunnableConfig) -> CheckpointTuple:
+    """A checkpoint that must exist."""
+    found = saver.get_tuple(config)
+    assert found is not None
+    return found  # type: ignore[no-any-return]
+
+
+def writes(saver: Any, config: RunnableConfig) -> list[tuple[str, str, Any]]:
+    """The pending writes of a checkpoint."""
+    return read(saver, config).pending_writes or []
+
+
+def replayed(saver: Any, config: RunnableConfig, channel: str = "d") -> tuple[Any, list[Any]]:
+    """A delta channel's seed, and the values written since."""
+    history = saver.get_delta_channel_history(config=config, channels=[channel])[channel]
+    return history.get("seed"), [value for _, _, value in history["writes"]]

@@ -1,0 +1,266 @@
+"""Where LangGraph's model is not the store's, each difference with its test."""
+
+from __future__ import annotations
+
+import copy
+import os
+from typing import Any
+
+import pytest
+from langchain_core.messages import HumanMessage
+from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
+from langgraph.checkpoint.serde.types import ERROR, INTERRUPT, RESUME, _DeltaSnapshot
+
+from conftest import Opener
+from kit import NULL_TASK, at, made, put, read, replayed, writes
+from threadkeep import ConflictError, InvalidInputError
+from threadkeep.langgraph import SqliteSaver
+
+COUNTED = {"source": "loop", "step": 1, "parents": {}, "counters_since_delta_snapshot": {"d": [1, 1]}}
+
+
+def test_a_child_applies_what_its_parent_has_in_the_order_of_paths(open_saver: Opener) -> None:
+    with open_saver() as saver:
+        root = put(saver, at(), made({"d": _DeltaSnapshot(["seed"])}))
+        # Neither the order of arrival nor that of the ids is the order of the paths.
+        for task, path in [("f", "p2"), ("a", "p3"), ("c", "p1"), ("b", "p1")]:
+            saver.put_writes(root, [("d", [f"{path} {task} 0"]), ("d", [f"{path} {task} 1"])], task, path)
+        child = put(saver, root, made({}, {"d": 2}), COUNTED)
+        order = [["p1 b"], ["p1 c"], ["p2 f"], ["p3 a"]]
+        expected = [[f"{who} {n}"] for [who] in order for n in range(2)]
+        assert replayed(saver, child) == (_DeltaSnapshot(["seed"]), expected)
+        assert [value for *_, value in writes(saver, root)] == expected
+        # What arrives later is no history of the child.
+        saver.put_writes(root, [("d", ["late"])], "z", "p0")
+        assert replayed(saver, child) == (_DeltaSnapshot(["seed"]), expected)
+        assert writes(saver, root)[0] == ("z", "d", ["late"])
+
+
+def test_a_longer_list_of_a_task_adds_what_it_has_more(open_saver: Opener) -> None:
+    with open_saver() as saver:
+        root = put(saver, at(), made({"a": 1}))
+        saver.put_writes(root, [("a", 1)], NULL_TASK)
+        saver.put_writes(root, [("a", 1), ("b", 2)], NULL_TASK)
+        saver.put_writes(root, [("a", "other"), ("b", "other"), ("a", 3), (RESUME, "yes")], NULL_TASK)
+        saver.put_writes(root, [("a", 1)], NULL_TASK)
+        expected = [(RESUME, "yes"), ("a", 1), ("b", 2), ("a", 3)]
+        assert writes(saver, root) == [(NULL_TASK, channel, value) for channel, value in expected]
+
+
+def test_a_special_row_is_replaced_alone_and_stays_among_others(open_saver: Opener) -> None:
+    with open_saver() as saver:
+        root = put(saver, at(), made({"a": 1}))
+        saver.put_writes(root, [(INTERRUPT, "one")], "t")
+        saver.put_writes(root, [(INTERRUPT, "two")], "t")
+        assert writes(saver, root) == [("t", INTERRUPT, "two")]
+        saver.put_writes(root, [("a", 1), (INTERRUPT, "three"), (ERROR, "four")], "t")
+        assert writes(saver, root) == [("t", INTERRUPT, "two"), ("t", ERROR, "four"), ("t", "a", 1)]
+        # Also once a child has applied the task's other writes.
+        put(saver, root, made({"a": 1}))
+        saver.put_writes(root, [(INTERRUPT, "five")], "t")
+        assert writes(saver, root) == [("t", INTERRUPT, "five"), ("t", ERROR, "four"), ("t", "a", 1)]
+
+
+def test_writes_may_arrive_before_their_checkpoint(open_saver: Opener) -> None:
+    with open_saver() as saver:
+        root = put(saver, at(), made({"d": _DeltaSnapshot([])}))
+        child = made({}, {"d": 2})
+        config = at(checkpoint=child["id"])
+        saver.put_writes(config, [("d", ["early"])], "t")
+        assert saver.get_tuple(config) is None
+        put(saver, root, child, COUNTED)
+        assert writes(saver, config) == [("t", "d", ["early"])]
+        grandchild = put(saver, config, made({}, {"d": 3}), {**COUNTED, "counters_since_delta_snapshot": {"d": [2, 2]}})
+        assert replayed(saver, grandchild) == (_DeltaSnapshot([]), [["early"]])
+
+
+def test_writes_that_wait_for_a_checkpoint_are_bounded(open_saver: Opener) -> None:
+    with open_saver() as saver:
+        absent = at(checkpoint=made({})["id"])
+        with pytest.raises(InvalidInputError, match="does not exist.*put the checkpoint first"):
+            for task in range(100):
+                saver.put_writes(absent, [("a", "x" * 1_000_000)], str(task))
+
+
+def test_a_channel_may_have_a_version_and_no_value(open_saver: Opener) -> None:
+    with open_saver() as saver:
+        root = put(saver, at(), made({"a": 1}, {"a": 1, "consumed": 1, "d": 1}), {**COUNTED, "step": -1})
+        child = put(saver, root, made({"a": 1}, {"a": 1, "consumed": 2, "d": 1}), COUNTED, new={"consumed": 2})
+        for config, consumed in [(root, 1), (child, 2)]:
+            checkpoint = read(saver, config).checkpoint
+            assert checkpoint["channel_values"] == {"a": 1}
+            assert checkpoint["channel_versions"] == {"a": 1, "consumed": consumed, "d": 1}
+        assert replayed(saver, child) == (None, [])
+        # None is a value.
+        null = put(saver, child, made({"a": None}, {"a": 2, "consumed": 2}))
+        assert read(saver, null).checkpoint["channel_values"] == {"a": None}
+
+
+def test_a_version_does_not_name_a_value(open_saver: Opener) -> None:
+    with open_saver() as saver:
+        configs = [at()]
+        for value in ["one", "two", ["three"], ["three", "four"]]:
+            configs.append(put(saver, configs[-1], made({"a": value}, {"a": 1})))
+        values = [read(saver, config).checkpoint["channel_values"]["a"] for config in configs[1:]]
+        assert values == ["one", "two", ["three"], ["three", "four"]]
+        assert all(read(saver, config).checkpoint["channel_versions"] == {"a": 1} for config in configs[1:])
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {"step": -2},
+        {"source": "input", "step": -1, "parents": {"": str(made({})["id"])}, "run_id": "r", "score": 1.5, "who": "me"},
+        {"source": "elsewhere", "step": 2, "parents": {"": "no id"}, "nested": {"a": [1, None, {"b": True}]}},
+    ],
+)
+def test_what_langgraph_keeps_beside_channels_comes_back(open_saver: Opener, metadata: dict[str, Any]) -> None:
+    seen = {"__input__": {}, "agent": {"a": "00000000000000000000000000000002.0.5", "b": 3, "c": 1.5}}
+    checkpoint = made({"a": 1}, versions_seen=seen, updated_channels=["a"], pending_sends=[HumanMessage("x")], more=1)
+    with open_saver() as saver:
+        config = put(saver, at(), checkpoint, metadata)
+        found = read(saver, config)
+        assert found.checkpoint == checkpoint
+        assert found.metadata == metadata
+        next_version = saver.get_next_version(None, None)
+        step = made({"a": 1}, {"a": next_version}, versions_seen={**seen, "agent": {"a": next_version}})
+        assert read(saver, put(saver, config, step)).checkpoint == step
+
+
+@pytest.mark.parametrize(
+    "value",
+    [None, b"bytes", bytearray(b"more"), {1, 2}, [None, b"x", {"a": {1}}], [], {}, "", 2**63, [[1], [[2]]], object],
+)
+def test_values_of_every_type_come_back(open_saver: Opener, value: Any) -> None:
+    with open_saver() as saver:
+        saver.serde = JsonPlusSerializer(pickle_fallback=True)
+        config = put(saver, at(), made({"a": value}))
+        saver.put_writes(config, [("a", value)], "t")
+        found = read(saver, config)
+        expected = JsonPlusSerializer(pickle_fallback=True)
+        assert found.checkpoint["channel_values"]["a"] == expected.loads_typed(expected.dumps_typed(value))
+        assert writes(saver, config) == [("t", "a", found.checkpoint["channel_values"]["a"])]
+
+
+def test_an_encrypting_serializer_is_refused() -> None:
+    class Cipher:
+        def encrypt(self, plaintext: bytes) -> tuple[str, bytes]:
+            return "xor", os.urandom(12) + plaintext
+
+        def decrypt(self, ciphername: str, ciphertext: bytes) -> bytes:
+            return ciphertext[12:]
+
+    with pytest.raises(ValueError, match="nonce.*encrypt the disk"):
+        SqliteSaver(":memory:", serde=EncryptedSerializer(Cipher()))
+
+
+def test_ids_are_the_texts_that_langgraph_draws(open_saver: Opener) -> None:
+    with open_saver() as saver:
+        checkpoint = made({"a": 1})
+        for wrong in ["1", checkpoint["id"].upper(), checkpoint["id"].replace("-", "")]:
+            with pytest.raises(InvalidInputError, match="not a UUID"):
+                put(saver, at(), {**checkpoint, "id": wrong})
+        assert put(saver, at(), checkpoint)["configurable"]["checkpoint_id"] == checkpoint["id"]
+
+
+def test_a_moved_head_is_forked(open_saver: Opener) -> None:
+    with open_saver() as saver:
+        forked(saver, saver)
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+def test_a_head_that_another_saver_moved_is_forked(open_saver: Opener) -> None:
+    with open_saver() as saver, open_saver() as other:
+        forked(saver, other)
+
+
+def forked(saver: Any, other: Any) -> None:
+    root = put(saver, at(), made({"a": 0}))
+    theirs = put(other, root, made({"a": 1}))
+    ours = put(saver, root, made({"a": 2}))
+    for config, value in [(theirs, 1), (ours, 2)]:
+        found = read(saver, config)
+        assert found.checkpoint["channel_values"] == {"a": value}
+        assert found.parent_config == root
+    assert read(saver, at()).config == ours
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+def test_a_moved_head_is_an_error_if_asked(open_saver: Opener) -> None:
+    with open_saver(fence="error") as saver, open_saver(fence="error") as other:
+        root = put(saver, at(), made({"a": 0}))
+        ours, theirs = read(saver, at()), read(other, at())
+        assert ours.config == theirs.config == root
+        head = put(other, theirs.config, made({"a": 1}))
+        with pytest.raises(ConflictError, match="read the head again"):
+            put(saver, ours.config, made({"a": 2}))
+        assert read(saver, at()).config == head
+        # A fork that was asked for is none of that: its writer saw the head.
+        read(saver, root)
+        fork = put(saver, root, made({"a": 3}))
+        assert read(saver, at()).config == fork
+
+
+def test_lists_and_deletions_go_over_all_threads(open_saver: Opener) -> None:
+    with open_saver() as saver:
+        stored = []
+        for number in range(12):
+            run = {"source": "loop", "step": number, "parents": {}, "run_id": f"r{number % 2}"}
+            stored.append(put(saver, at(f"t{number % 3}", f"n{number % 2}"), made({"a": number}), run))
+        assert [found.config for found in saver.list(None)] == stored[::-1]
+        assert [found.config for found in saver.list(None, limit=5)] == stored[:-6:-1]
+        assert [found.config for found in saver.list(None, filter={"run_id": "r1"}, before=stored[8])] == stored[7::-2]
+        assert [found.config for found in saver.list(stored[4])] == [stored[4]]
+        saver.delete_for_runs(["r0", "none"])
+        assert [found.config for found in saver.list(None)] == stored[::-2]
+
+
+def test_a_saver_is_copied_with_its_store(open_saver: Opener) -> None:
+    with open_saver() as saver:
+        saver.serde = JsonPlusSerializer(allowed_msgpack_modules=[])
+        clone = saver.with_allowlist([("kit", "made")])
+        assert clone is not saver and type(clone) is type(saver) and clone.serde is not saver.serde
+        config = put(clone, at(), made({"a": 1}))
+        assert read(saver, config) == read(copy.copy(clone), config)
+
+
+def test_what_delta_channels_are_replayed_from_is_not_deleted(open_saver: Opener) -> None:
+    def run(number: int) -> dict[str, Any]:
+        counters = {} if number == 0 else {"counters_since_delta_snapshot": {"d": [number, number]}}
+        return {"source": "loop", "step": number, "parents": {}, "run_id": f"r{number}", **counters}
+
+    with open_saver() as saver:
+        older = put(saver, at(), made({"d": _DeltaSnapshot(["old"])}), {**run(0), "run_id": "old"})
+        configs = [put(saver, older, made({"d": _DeltaSnapshot(["seed"])}, {"d": 2}), run(0))]
+        for number in range(1, 4):
+            saver.put_writes(configs[-1], [("d", [number])], f"task {number}")
+            configs.append(put(saver, configs[-1], made({}, {"d": number + 2}), run(number)))
+        expected = (_DeltaSnapshot(["seed"]), [[1], [2], [3]])
+        assert replayed(saver, configs[-1]) == expected
+        saver.prune(["t"])
+        assert [found.config for found in saver.list(at())] == configs[::-1], "the path to the seed stays"
+        saver.delete_for_runs(["r1", "r3"])
+        assert [found.config for found in saver.list(at())] == configs[-2::-1], "the head goes, its path stays"
+        saver.copy_thread("t", "copy")
+        head = at("copy", checkpoint=configs[2]["configurable"]["checkpoint_id"])
+        assert replayed(saver, head) == (_DeltaSnapshot(["seed"]), [[1], [2]])
+        saver.prune(["t"], strategy="delete")
+        assert list(saver.list(at())) == []
+        assert replayed(saver, head) == (_DeltaSnapshot(["seed"]), [[1], [2]])
+
+
+def test_a_checkpoint_that_is_put_again_is_replaced(open_saver: Opener) -> None:
+    with open_saver() as saver:
+        root = put(saver, at(), made({"a": 1, "b": ["kept"]}))
+        checkpoint = made({"a": 2, "b": ["kept"]}, {"a": 2, "b": 1})
+        config = put(saver, root, checkpoint, new={"a": 2})
+        saver.put_writes(config, [("a", 3)], "t")
+        child = put(saver, config, made({"a": 3, "b": ["kept"]}, {"a": 3, "b": 1}), new={"a": 3})
+        for again in [checkpoint, {**checkpoint, "channel_values": {"a": "other", "b": ["kept"]}}]:
+            assert put(saver, root, again, new={"a": 2}) == config
+            found = read(saver, config)
+            assert (found.checkpoint, found.parent_config) == (again, root)
+            assert found.pending_writes == [("t", "a", 3)]
+        assert read(saver, child).checkpoint["channel_values"] == {"a": 3, "b": ["kept"]}
+        assert [found.config for found in saver.list(at())] == [child, config, root]

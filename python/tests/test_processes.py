@@ -1,0 +1,252 @@
+"""Processes, threads and event loops around a saver."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import Opener
+from kit import at, made, put, read
+from threadkeep import ConflictError, UnavailableError
+from threadkeep.langgraph import AsyncSqliteSaver, SqliteSaver
+
+# Long: all cores may be busy.
+PATIENCE = 120
+
+WRITER = """
+import sys
+sys.path.insert(0, sys.argv[2])
+from kit import at, made, put
+from threadkeep.langgraph import SqliteSaver
+with SqliteSaver.from_conn_string(sys.argv[1]) as saver:
+    found = saver.get_tuple(at())
+    items = found.checkpoint["channel_values"]["items"] if found else []
+    config = found.config if found else at()
+    while True:
+        items = [*items, f"item {len(items)}"]
+        config = put(saver, config, made({"items": items}, {"items": saver.get_next_version(None, None)}))
+        saver.put_writes(config, [("items", f"written {len(items)}")], f"task {len(items)}")
+        print(len(items), flush=True)
+"""
+
+
+def test_a_killed_process_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
+    path = str(tmp_path / "checkpoints.db")
+    acknowledged: set[int] = set()
+    chance = random.Random(1)
+    for _ in range(6):
+        command = [sys.executable, "-c", WRITER, path, str(Path(__file__).parent)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
+            assert writer.stdout
+            for _ in range(chance.randrange(1, 30)):
+                acknowledged.add(int(writer.stdout.readline()))
+            writer.kill()
+            # What it had printed before it was killed counts, too.
+            for line in writer.stdout:
+                if line.endswith("\n"):
+                    acknowledged.add(int(line))
+        with SqliteSaver.from_conn_string(path) as saver:
+            stored = list(saver.list(at()))
+            items = stored[0].checkpoint["channel_values"]["items"]
+            assert items == [f"item {n}" for n in range(len(items))]
+            by_length = {len(found.checkpoint["channel_values"]["items"]): found for found in stored}
+            for count in acknowledged:
+                found = by_length[count]
+                assert found.pending_writes == [(f"task {count}", "items", f"written {count}")]
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+def test_a_forked_process_goes_on_with_its_parents_saver(open_saver: Opener) -> None:
+    with open_saver() as saver:
+        root = put(saver, at(), made({"a": 0}))
+
+        def child(number: int) -> None:
+            found = read(saver, root)
+            assert found.checkpoint["channel_values"] == {"a": 0}
+            put(saver, at(f"child {number}"), made({"a": number}))
+
+        def in_loop(number: int) -> None:
+            async def go() -> None:
+                assert await saver.aget_tuple(root) is not None
+                child(number)
+
+            asyncio.run(go())
+
+        fork = multiprocessing.get_context("fork")
+        children = [fork.Process(target=target, args=(n,)) for n, target in enumerate([child, in_loop, child])]
+        for process in children:
+            process.start()
+        for process in children:
+            process.join(PATIENCE)
+            assert process.exitcode == 0
+        put(saver, root, made({"a": 9}))
+        for number in range(3):
+            assert read(saver, at(f"child {number}")).checkpoint["channel_values"] == {"a": number}
+
+
+def test_an_interrupt_comes_after_the_call_is_complete(tmp_path: Path) -> None:
+    with SqliteSaver.from_conn_string(str(tmp_path / "checkpoints.db")) as saver:
+        config, stored, interrupts = at(), [], 0
+        stop = threading.Event()
+
+        def interrupt() -> None:
+            while not stop.wait(0.003):
+                os.kill(os.getpid(), signal.SIGINT)
+
+        raised: list[int] = []
+        old = signal.signal(signal.SIGINT, lambda *_: _raise(raised))
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        try:
+            deadline = time.monotonic() + PATIENCE
+            while interrupts < 20 and time.monotonic() < deadline:
+                checkpoint = made({"a": len(stored)})
+                try:
+                    config = put(saver, config, checkpoint)
+                except KeyboardInterrupt:
+                    interrupts += 1
+                    # Whether it was stored is not known, and putting it again is safe.
+                    config = _shielded(lambda: put(saver, config, checkpoint))
+                stored.append(config)
+        finally:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            stop.set()
+            thread.join(PATIENCE)
+            signal.signal(signal.SIGINT, old)
+        assert interrupts == 20
+        assert [found.config for found in saver.list(at())] == stored[::-1]
+
+
+def _raise(raised: list[int]) -> None:
+    raised.append(1)
+    raise KeyboardInterrupt
+
+
+def _shielded(call: Callable[[], Any]) -> Any:
+    """Makes a call while interrupts are ignored."""
+    while True:
+        try:
+            old = signal.signal(signal.SIGINT, signal.SIG_IGN)
+            break
+        except KeyboardInterrupt:
+            continue
+    try:
+        return call()
+    finally:
+        signal.signal(signal.SIGINT, old)
+
+
+def test_event_loops_come_and_go(open_saver: Opener) -> None:
+    with open_saver() as saver:
+        config = at()
+
+        async def step(number: int) -> None:
+            nonlocal config
+            config = await saver.aput(config, made({"a": number}), {"step": number}, {"a": 1})
+            found = await saver.aget_tuple(config)
+            assert found is not None and found.checkpoint["channel_values"] == {"a": number}
+
+        for number in range(5):
+            asyncio.run(step(number))
+        assert len(list(saver.list(at()))) == 5
+
+
+async def test_a_cancelled_task_leaves_the_store_whole(open_async: Opener) -> None:
+    async with open_async() as saver:
+        config = at()
+        for number in range(40):
+            checkpoint = made({"a": number})
+            task = asyncio.ensure_future(saver.aput(config, checkpoint, {"step": number}, {"a": 1}))
+            for _ in range(number % 4):
+                await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            # Putting it again is safe, whether it was stored or not.
+            config = await saver.aput(config, checkpoint, {"step": number}, {"a": 1})
+        assert len([found async for found in saver.alist(at())]) == 40
+
+
+def test_a_loop_that_is_closed_early_does_no_harm(open_saver: Opener) -> None:
+    with open_saver() as saver:
+        checkpoint = made({"a": 1})
+        loop = asyncio.new_event_loop()
+        task = loop.create_task(saver.aput(at(), checkpoint, {"step": 1}, {"a": 1}))
+        loop.call_soon(loop.stop)
+        loop.run_forever()
+        task.cancel()
+        loop.close()
+        put(saver, at(), checkpoint, {"step": 1})
+        assert read(saver, at()).checkpoint["id"] == checkpoint["id"]
+
+
+def test_threads_share_a_saver(open_saver: Opener) -> None:
+    with open_saver() as saver:
+
+        def run(number: int) -> None:
+            config = at(f"t{number}")
+            for step in range(10):
+                config = put(saver, config, made({"a": [f"{number} {n}" for n in range(step + 1)]}))
+
+        threads = [threading.Thread(target=run, args=(number,)) for number in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(PATIENCE)
+        for number in range(8):
+            assert len(list(saver.list(at(f"t{number}")))) == 10
+
+
+def test_two_writers_of_one_thread_lose_nothing(open_saver: Opener) -> None:
+    with open_saver() as saver:
+        root = put(saver, at(), made({"a": 0}))
+        stored: list[Any] = []
+
+        def run(number: int) -> None:
+            config = root
+            for step in range(10):
+                while True:
+                    try:
+                        config = put(saver, config, made({"a": f"{number} {step}"}))
+                        break
+                    except ConflictError:
+                        continue  # The other one's checkpoint, made later, was stored first: make another one.
+                stored.append(config)
+
+        threads = [threading.Thread(target=run, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(PATIENCE)
+        found = {one.config["configurable"]["checkpoint_id"] for one in saver.list(at())}
+        assert found == {one["configurable"]["checkpoint_id"] for one in [root, *stored]}
+        assert len(stored) == 40
+
+
+def test_a_closed_saver_says_so(open_saver: Opener) -> None:
+    with open_saver() as saver:
+        pass
+    with pytest.raises(UnavailableError, match="closed"):
+        saver.get_tuple(at())
+    with pytest.raises(UnavailableError, match="closed"):
+        put(saver, at(), made({}))
+
+
+async def test_a_saver_may_be_used_without_a_context(tmp_path: Path) -> None:
+    saver = AsyncSqliteSaver(tmp_path / "checkpoints.db")
+    config = await saver.aput(at(), made({"a": 1}), {"step": 1}, {"a": 1})
+    await saver.aclose()
+    again = SqliteSaver(tmp_path / "checkpoints.db")
+    assert read(again, config).metadata == {"step": 1}
+    again.close()

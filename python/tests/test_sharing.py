@@ -1,0 +1,182 @@
+"""What does not change is neither serialized nor stored again, and what changes is never taken for what it was."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
+from pydantic import BaseModel, PrivateAttr
+
+from conftest import Opener
+from kit import at, made, put, read
+from threadkeep.langgraph import SqliteSaver
+
+
+class Counting:
+    """A serializer that counts its calls."""
+
+    def __init__(self) -> None:
+        self.serde = JsonPlusSerializer()
+        self.dumped = self.loaded = 0
+        dumps, loads = self.serde.dumps_typed, self.serde.loads_typed
+
+        def dumps_typed(value: Any) -> tuple[str, bytes]:
+            self.dumped += 1
+            return dumps(value)
+
+        def loads_typed(data: tuple[str, bytes]) -> Any:
+            self.loaded += 1
+            return loads(data)
+
+        self.serde.dumps_typed = dumps_typed  # type: ignore[method-assign]
+        self.serde.loads_typed = loads_typed  # type: ignore[method-assign]
+
+
+def conversation(length: int) -> list[Any]:
+    return [
+        HumanMessage(f"question {n}", id=f"h{n}")
+        if n % 2 == 0
+        else AIMessage(
+            [{"type": "text", "text": f"answer {n}"}],
+            id=f"a{n}",
+            tool_calls=[{"name": "search", "args": {"q": [n, {"deep": f"x{n}"}]}, "id": f"c{n}"}],
+            additional_kwargs={"more": {"n": n}},
+        )
+        for n in range(length)
+    ]
+
+
+def test_a_message_is_serialized_once(open_saver: Opener) -> None:
+    counting = Counting()
+    with open_saver() as saver:
+        saver.serde = counting.serde
+        messages = conversation(50)
+        config = put(saver, at(), made({"messages": messages}))
+        assert counting.dumped == 50
+        config = put(saver, config, made({"messages": [*messages, HumanMessage("new", id="n")]}, {"messages": 2}))
+        assert counting.dumped == 51
+        found = read(saver, config).checkpoint["channel_values"]["messages"]
+        assert counting.loaded == 51
+        again = read(saver, config).checkpoint["channel_values"]["messages"]
+        assert counting.loaded == 51
+        assert found == again == [*messages, HumanMessage("new", id="n")]
+        put(saver, config, made({"messages": [*again[:-1], HumanMessage("last", id="l")]}, {"messages": 3}))
+        assert counting.dumped == 52, "what was read is not serialized again"
+        assert len(list(saver.list(at()))) == 3
+        assert counting.loaded == 52
+
+
+CHANGES: list[Callable[[Any], Any]] = [
+    lambda m: setattr(m, "content", "changed"),
+    lambda m: setattr(m, "id", "another"),
+    lambda m: m.additional_kwargs.update(new=1),
+    lambda m: m.additional_kwargs["more"].update(n="changed"),
+    lambda m: m.additional_kwargs["more"].clear(),
+    lambda m: m.content[0].update(text="changed"),
+    lambda m: m.content.append({"type": "text", "text": "more"}),
+    lambda m: m.content.clear(),
+    lambda m: m.tool_calls[0]["args"]["q"][1].update(deep="changed"),
+    lambda m: m.tool_calls.append(dict(m.tool_calls[0])),
+    lambda m: m.__dict__.update(name="changed"),
+]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("was_read", [False, True])
+def test_a_changed_message_is_serialized_again(change: Callable[[Any], Any], was_read: bool) -> None:
+    with SqliteSaver.from_conn_string(":memory:") as saver:
+        messages = conversation(4)
+        config = put(saver, at(), made({"messages": messages}))
+        if was_read:
+            messages = read(saver, config).checkpoint["channel_values"]["messages"]
+            messages = read(saver, config).checkpoint["channel_values"]["messages"]
+        change(messages[1])
+        changed = put(saver, config, made({"messages": messages}, {"messages": 2}))
+        assert read(saver, changed).checkpoint["channel_values"]["messages"] == messages
+        assert read(saver, config).checkpoint["channel_values"]["messages"] == conversation(4)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_one_reader_changes_another_does_not_see(change: Callable[[Any], Any]) -> None:
+    with SqliteSaver.from_conn_string(":memory:") as saver:
+        config = put(saver, at(), made({"messages": conversation(4)}))
+        for _ in range(3):
+            messages = read(saver, config).checkpoint["channel_values"]["messages"]
+            assert messages == conversation(4)
+            change(messages[1])
+
+
+def test_equal_elements_are_one_object_within_a_list_and_different_ones_between_lists() -> None:
+    with SqliteSaver.from_conn_string(":memory:") as saver:
+        messages = conversation(4)
+        config = put(saver, at(), made({"messages": messages[:3]}))
+        put(saver, config, made({"messages": messages}, {"messages": 2}))
+        lists = [list(saver.list(at())) for _ in range(2)]
+        (new, old), (new_again, _) = ([one.checkpoint["channel_values"]["messages"] for one in found] for found in lists)
+        assert all(one is other for one, other in zip(new, old, strict=False))
+        assert all(one is not other for one, other in zip(new, new_again, strict=True))
+
+
+class Hidden(BaseModel):
+    shown: int
+    _hidden: int = PrivateAttr(default=0)
+
+
+def test_what_has_other_parts_is_serialized_each_time() -> None:
+    counting = Counting()
+    with SqliteSaver.from_conn_string(":memory:") as saver:
+        saver.serde = counting.serde
+        for item in [Hidden(shown=1), {"a": {1, 2}}, {"a": object}, {("a", "b"): 1}, {"a": Hidden(shown=1)}]:
+            before = counting.dumped
+            try:
+                counting.serde.dumps_typed([item])
+            except TypeError:
+                continue
+            for version in range(3):
+                put(saver, at(), made({"items": [item]}, {"items": version}))
+            assert counting.dumped == before + 4, item
+
+
+def test_elements_have_the_bytes_that_the_whole_list_has() -> None:
+    serde = JsonPlusSerializer()
+    with SqliteSaver.from_conn_string(":memory:") as saver:
+        for items in [
+            conversation(20),
+            [ToolMessage("x", tool_call_id="t", artifact={"a": (1, 2.5, b"x", None, True)})],
+            [{"a": HumanMessage("nested", id="n"), "b": [Hidden(shown=3)]}, {}, {"x": 2**40}],
+        ]:
+            config = put(saver, at(), made({"items": items}))
+            stored: list[tuple[str, bytes]] = []
+            saver.serde = JsonPlusSerializer()
+            saver.serde.loads_typed = lambda data: stored.append(data)  # type: ignore[method-assign,func-returns-value]
+            saver.get_tuple(config)
+            saver.serde = serde
+            tag, whole = serde.dumps_typed(items)
+            assert tag == "msgpack"
+            assert b"".join(data for _, data in stored) == whole[len(whole) - sum(len(data) for _, data in stored) :]
+            assert len(stored) == len(items)
+
+
+def test_a_long_thread_takes_little_more_than_its_messages(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoints.db"
+    chance, raw = random.Random(1), 0
+    words = [f"w{n}" for n in range(3000)]
+    with SqliteSaver.from_conn_string(str(path)) as saver:
+        config, messages = at(), []
+        for turn in range(300):
+            for kind in (HumanMessage, AIMessage):
+                text = " ".join(chance.choices(words, k=400))
+                raw += len(text)
+                messages.append(kind(text, id=f"{turn} {kind.__name__}"))
+                versions = {"messages": saver.get_next_version(None, None)}
+                config = put(saver, config, made({"messages": list(messages)}, versions))
+        assert [m.content for m in read(saver, config).checkpoint["channel_values"]["messages"]] == [
+            m.content for m in messages
+        ]
+    size = sum(file.stat().st_size for file in tmp_path.iterdir())
+    assert size < 0.7 * raw, f"{size} bytes for {raw} bytes of messages in 600 checkpoints"

@@ -1,0 +1,28 @@
+"""Threadkeep: a checkpoint store for agent threads.
+
+:mod:`threadkeep.langgraph` has savers for LangGraph.
+"""
+
+from threadkeep._core import (
+    BrokenLineageError,
+    ConflictError,
+    CorruptError,
+    InDoubtError,
+    InvalidInputError,
+    NotFoundError,
+    StaleError,
+    ThreadkeepError,
+    UnavailableError,
+)
+
+__all__ = [
+    "BrokenLineageError",
+    "ConflictError",
+    "CorruptError",
+    "InDoubtError",
+    "InvalidInputError",
+    "NotFoundError",
+    "StaleError",
+    "ThreadkeepError",
+    "UnavailableError",
+]

@@ -1,0 +1,355 @@
+"""LangGraph's interface on a store of Threadkeep."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from typing import Any, Literal, cast
+
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import (
+    BaseCheckpointSaver,
+    ChannelVersions,
+    Checkpoint,
+    CheckpointMetadata,
+    CheckpointTuple,
+    DeltaChannelHistory,
+    get_checkpoint_id,
+    get_checkpoint_metadata,
+)
+from langgraph.checkpoint.serde.base import SerializerProtocol
+from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
+from langgraph.checkpoint.serde.types import (
+    _DeltaSnapshot,  # pyright: ignore[reportPrivateUsage] # What graphs put for a snapshot.
+)
+
+from threadkeep._core import Call, Codec, Decoder, RawHistory, RawTuple, StaleError, Store
+
+Fence = Literal["fork", "error"]
+"""What happens to a put whose thread moved on since its run read it: it forks the thread, as LangGraph expects, or it
+fails with :class:`threadkeep.ConflictError`."""
+
+_Tuples = list[RawTuple]
+
+# How often a put starts again if others keep changing its parent.
+_ATTEMPTS = 16
+
+
+class ThreadkeepSaver(BaseCheckpointSaver[str]):
+    """A checkpoint saver on one of Threadkeep's stores; use a subclass.
+
+    Every method has an async twin, and both may be used on one saver, from any thread and any event loop. A call that
+    returned has stored durably what it was given. A keyboard interrupt is raised after the call that it interrupts is
+    complete, and cancelling a task does not undo a call that it awaited.
+
+    Forked processes may go on using a saver: each opens the store for itself.
+    """
+
+    _store: Store
+    _codec: tuple[SerializerProtocol, Codec] | None
+
+    def __init__(self, store: Store, *, serde: SerializerProtocol | None = None) -> None:
+        super().__init__(serde=serde)
+        if isinstance(self.serde, EncryptedSerializer):
+            raise ValueError(
+                "EncryptedSerializer draws a new nonce for each value, so nothing could be stored once: "
+                "encrypt the disk or the database instead, or keep LangGraph's saver for this graph"
+            )
+        self._store = store
+        self._codec = None
+
+    # Reading.
+
+    def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
+        """The checkpoint that ``config`` names, or the newest of its thread and namespace.
+
+        >>> from threadkeep.langgraph import SqliteSaver
+        >>> with SqliteSaver.from_conn_string(":memory:") as saver:
+        ...     print(saver.get_tuple({"configurable": {"thread_id": "1"}}))
+        None
+        """
+        return self._tuple(config, self._get(config).wait())
+
+    async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
+        """:meth:`get_tuple` in an event loop."""
+        return self._tuple(config, await self._get(config))
+
+    def _get(self, config: RunnableConfig) -> Call[RawTuple | None]:
+        thread, namespace = _place(config)
+        return self._store.get(thread, namespace, get_checkpoint_id(config) or None)
+
+    def _tuple(self, config: RunnableConfig, raw: RawTuple | None) -> CheckpointTuple | None:
+        if raw is None:
+            return None
+        found = _decoded(raw, self._decoder(share=False))
+        return found._replace(config=config) if get_checkpoint_id(config) else found
+
+    def list(
+        self,
+        config: RunnableConfig | None,
+        *,
+        filter: dict[str, Any] | None = None,
+        before: RunnableConfig | None = None,
+        limit: int | None = None,
+    ) -> Iterator[CheckpointTuple]:
+        """Checkpoints, newest first: of a thread, or of all threads if ``config`` is ``None``.
+
+        Equal elements of lists are one object within a call.
+        """
+        found = self._list(config, filter, before, limit).wait()
+        decoder = self._decoder(share=True)
+        for raw in found:
+            yield _decoded(raw, decoder)
+
+    async def alist(
+        self,
+        config: RunnableConfig | None,
+        *,
+        filter: dict[str, Any] | None = None,
+        before: RunnableConfig | None = None,
+        limit: int | None = None,
+    ) -> AsyncIterator[CheckpointTuple]:
+        """:meth:`list` in an event loop."""
+        found = await self._list(config, filter, before, limit)
+        decoder = self._decoder(share=True)
+        for raw in found:
+            yield _decoded(raw, decoder)
+
+    def _list(
+        self,
+        config: RunnableConfig | None,
+        filter: dict[str, Any] | None,
+        before: RunnableConfig | None,
+        limit: int | None,
+    ) -> Call[_Tuples]:
+        configurable = _configurable(config) if config else {}
+        thread = str(configurable["thread_id"]) if config else None
+        before_id = get_checkpoint_id(before) if before else None
+        return self._store.list(
+            thread,
+            configurable.get("checkpoint_ns"),
+            configurable.get("checkpoint_id") or None,
+            before_id or None,
+            None if limit is None else max(limit, 0),
+            _json(filter or {}),
+        )
+
+    def get_delta_channel_history(
+        self, *, config: RunnableConfig, channels: Sequence[str]
+    ) -> Mapping[str, DeltaChannelHistory]:
+        """What delta channels are replayed from at a checkpoint: the nearest older value, and the writes since that the
+        checkpoints on the way applied, oldest first.
+        """
+        if not channels:
+            return {}
+        return self._histories(self._history(config, channels).wait())
+
+    async def aget_delta_channel_history(
+        self, *, config: RunnableConfig, channels: Sequence[str]
+    ) -> Mapping[str, DeltaChannelHistory]:
+        """:meth:`get_delta_channel_history` in an event loop."""
+        if not channels:
+            return {}
+        return self._histories(await self._history(config, channels))
+
+    def _history(self, config: RunnableConfig, channels: Sequence[str]) -> Call[RawHistory]:
+        thread, namespace = _place(config)
+        return self._store.history(thread, namespace, get_checkpoint_id(config) or None, set(channels))
+
+    def _histories(self, raw: RawHistory) -> Mapping[str, DeltaChannelHistory]:
+        return cast(Mapping[str, DeltaChannelHistory], raw.decode(self._decoder(share=False)))
+
+    # Writing.
+
+    def put(
+        self,
+        config: RunnableConfig,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+    ) -> RunnableConfig:
+        """Stores a checkpoint whose parent is the one that ``config`` names."""
+        stored = _stored(config, checkpoint)
+        for attempt in range(_ATTEMPTS):
+            if learn := self._learn(config):
+                learn.wait()
+            try:
+                self._put(config, checkpoint, metadata, new_versions).wait()
+                break
+            except StaleError:
+                if attempt == _ATTEMPTS - 1:
+                    raise
+        return stored
+
+    async def aput(
+        self,
+        config: RunnableConfig,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+    ) -> RunnableConfig:
+        """:meth:`put` in an event loop."""
+        stored = _stored(config, checkpoint)
+        for attempt in range(_ATTEMPTS):
+            if learn := self._learn(config):
+                await learn
+            try:
+                await self._put(config, checkpoint, metadata, new_versions)
+                break
+            except StaleError:
+                if attempt == _ATTEMPTS - 1:
+                    raise
+        return stored
+
+    def _learn(self, config: RunnableConfig) -> Call[None] | None:
+        parent = get_checkpoint_id(config)
+        return self._store.learn(*_place(config), parent) if parent else None
+
+    def _put(
+        self,
+        config: RunnableConfig,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+    ) -> Call[None]:
+        thread, namespace = _place(config)
+        return self._store.put(
+            thread,
+            namespace,
+            get_checkpoint_id(config) or None,
+            cast(dict[str, Any], checkpoint),
+            _json(get_checkpoint_metadata(config, metadata)),
+            new_versions,
+            self._codec_of(),
+        )
+
+    def put_writes(
+        self,
+        config: RunnableConfig,
+        writes: Sequence[tuple[str, Any]],
+        task_id: str,
+        task_path: str = "",
+    ) -> None:
+        """Stores what a task wrote, under the checkpoint that it ran from."""
+        self._put_writes(config, writes, task_id, task_path).wait()
+
+    async def aput_writes(
+        self,
+        config: RunnableConfig,
+        writes: Sequence[tuple[str, Any]],
+        task_id: str,
+        task_path: str = "",
+    ) -> None:
+        """:meth:`put_writes` in an event loop."""
+        await self._put_writes(config, writes, task_id, task_path)
+
+    def _put_writes(
+        self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str
+    ) -> Call[None]:
+        checkpoint_id = str(_configurable(config)["checkpoint_id"])
+        return self._store.put_writes(*_place(config), checkpoint_id, writes, task_id, task_path, self._codec_of())
+
+    # Deleting.
+
+    def delete_thread(self, thread_id: str) -> None:
+        """Deletes a thread, in every namespace."""
+        self._store.delete_thread(str(thread_id)).wait()
+
+    async def adelete_thread(self, thread_id: str) -> None:
+        """:meth:`delete_thread` in an event loop."""
+        await self._store.delete_thread(str(thread_id))
+
+    def delete_for_runs(self, run_ids: Sequence[str]) -> None:
+        """Deletes the checkpoints that these runs made, in all threads.
+
+        One that a delta channel of another checkpoint is replayed from stays.
+        """
+        self._store.delete_for_runs({str(run) for run in run_ids}).wait()
+
+    async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
+        """:meth:`delete_for_runs` in an event loop."""
+        await self._store.delete_for_runs({str(run) for run in run_ids})
+
+    def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
+        """Copies a thread with all its checkpoints and writes to a thread that does not exist."""
+        self._store.copy_thread(str(source_thread_id), str(target_thread_id)).wait()
+
+    async def acopy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
+        """:meth:`copy_thread` in an event loop."""
+        await self._store.copy_thread(str(source_thread_id), str(target_thread_id))
+
+    def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
+        """Deletes old checkpoints of threads.
+
+        ``"keep_latest"`` keeps the newest of each namespace, and what its delta channels are replayed from;
+        ``"delete"`` keeps none.
+        """
+        self._store.prune([str(thread) for thread in thread_ids], strategy).wait()
+
+    async def aprune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
+        """:meth:`prune` in an event loop."""
+        await self._store.prune([str(thread) for thread in thread_ids], strategy)
+
+    # Other.
+
+    def get_next_version(self, current: str | int | float | None, channel: None) -> str:
+        """The version of a channel after ``current``."""
+        return self._store.next_version(None if current is None else str(current))
+
+    def setup(self) -> None:
+        """Opens the store and creates its tables. Doing it twice is harmless."""
+        self._store.setup().wait()
+
+    def close(self) -> None:
+        """Closes the store. Later calls fail with :class:`threadkeep.UnavailableError`."""
+        self._store.close().wait()
+
+    async def aclose(self) -> None:
+        """:meth:`close` in an event loop."""
+        await self._store.close()
+
+    def _decoder(self, *, share: bool) -> Decoder:
+        return Decoder(self._codec_of(), share)
+
+    def _codec_of(self) -> Codec:
+        # A copy of a saver may have another serializer.
+        if self._codec is None or self._codec[0] is not self.serde:
+            # Other serializers may not give a list the bytes of its elements.
+            elements = type(self.serde) is JsonPlusSerializer
+            self._codec = (self.serde, Codec(self.serde, _DeltaSnapshot, elements))
+        return self._codec[1]
+
+
+def _configurable(config: RunnableConfig) -> dict[str, Any]:
+    return config.get("configurable", {})
+
+
+def _place(config: RunnableConfig) -> tuple[str, str]:
+    configurable = _configurable(config)
+    return str(configurable["thread_id"]), configurable.get("checkpoint_ns", "")
+
+
+def _config(thread: str, namespace: str, checkpoint_id: str) -> RunnableConfig:
+    return {"configurable": {"thread_id": thread, "checkpoint_ns": namespace, "checkpoint_id": checkpoint_id}}
+
+
+def _stored(config: RunnableConfig, checkpoint: Checkpoint) -> RunnableConfig:
+    configurable = _configurable(config)
+    return _config(configurable["thread_id"], configurable.get("checkpoint_ns", ""), checkpoint["id"])
+
+
+def _json(value: Mapping[str, Any]) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "ignore")
+
+
+def _decoded(raw: RawTuple, decoder: Decoder) -> CheckpointTuple:
+    thread, namespace, checkpoint_id, parent = raw.place()
+    checkpoint, metadata, writes = raw.decode(decoder)
+    return CheckpointTuple(
+        config=_config(thread, namespace, checkpoint_id),
+        checkpoint=cast(Checkpoint, checkpoint),
+        metadata=cast(CheckpointMetadata, metadata),
+        parent_config=_config(thread, namespace, parent) if parent else None,
+        pending_writes=writes,
+    )

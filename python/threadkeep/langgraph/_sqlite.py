@@ -1,0 +1,91 @@
+"""Savers on SQLite files."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, contextmanager
+
+from langgraph.checkpoint.serde.base import SerializerProtocol
+from typing_extensions import Self
+
+from threadkeep._core import Store
+from threadkeep.langgraph._saver import Fence, ThreadkeepSaver
+
+_MEMORY = ":memory:"
+
+
+class SqliteSaver(ThreadkeepSaver):
+    """A saver on an SQLite file.
+
+    ``conn`` is the file's path, ``":memory:"``, or a connection of :mod:`sqlite3` to it. A connection is closed, because
+    two programs in one process must not have the file open: closing one would drop the other's locks.
+
+    >>> saver = SqliteSaver(":memory:")
+    >>> list(saver.list(None))
+    []
+    """
+
+    def __init__(
+        self,
+        conn: sqlite3.Connection | str | os.PathLike[str],
+        *,
+        serde: SerializerProtocol | None = None,
+        fence: Fence = "fork",
+    ) -> None:
+        path = _file_of(conn) if isinstance(conn, sqlite3.Connection) else os.fspath(conn)
+        super().__init__(_store(path, fence), serde=serde)
+
+    @classmethod
+    @contextmanager
+    def from_conn_string(cls, conn_string: str, *, fence: Fence = "fork") -> Generator[Self, None, None]:
+        """A saver on the file at a path, or in memory (``":memory:"``), closed at the end of the block."""
+        saver = cls(conn_string, fence=fence)
+        try:
+            saver.setup()
+            yield saver
+        finally:
+            saver.close()
+
+
+class AsyncSqliteSaver(ThreadkeepSaver):
+    """A saver on an SQLite file, for event loops. ``conn`` is the file's path, or ``":memory:"``.
+
+    >>> import asyncio
+    >>> async def main():
+    ...     async with AsyncSqliteSaver.from_conn_string(":memory:") as saver:
+    ...         return await saver.aget_tuple({"configurable": {"thread_id": "1"}})
+    >>> print(asyncio.run(main()))
+    None
+    """
+
+    def __init__(
+        self,
+        conn: str | os.PathLike[str],
+        *,
+        serde: SerializerProtocol | None = None,
+        fence: Fence = "fork",
+    ) -> None:
+        super().__init__(_store(os.fspath(conn), fence), serde=serde)
+
+    @classmethod
+    @asynccontextmanager
+    async def from_conn_string(cls, conn_string: str, *, fence: Fence = "fork") -> AsyncGenerator[Self, None]:
+        """A saver on the file at a path, or in memory (``":memory:"``), closed at the end of the block."""
+        saver = cls(conn_string, fence=fence)
+        try:
+            await saver._store.setup()
+            yield saver
+        finally:
+            await saver.aclose()
+
+
+def _file_of(conn: sqlite3.Connection) -> str:
+    path: str = next(file for _, name, file in conn.execute("PRAGMA database_list") if name == "main")
+    conn.close()
+    return path or _MEMORY
+
+
+def _store(path: str, fence: Fence) -> Store:
+    return Store.memory(fence) if path == _MEMORY else Store.sqlite(path, fence)

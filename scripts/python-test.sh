@@ -1,0 +1,41 @@
+#!/usr/bin/env bash
+# Builds the Python package, installs it into an empty environment and runs its tests there. ARGS go to pytest.
+# With --wheel it only builds the wheel, optimized, into target/wheels.
+set -euo pipefail
+root=$(cd "$(dirname "$0")/.." && pwd)
+target="${CARGO_TARGET_DIR:-$root/target}"
+venvs="$target/python"
+mkdir -p "$venvs"
+
+# environment NAME: a virtual environment, empty unless it exists.
+environment() {
+    if [ ! -x "$venvs/$1/bin/python" ] && ! "${PYTHON:-python3}" -m venv "$venvs/$1" 2> /dev/null; then
+        rm -rf "${venvs:?}/$1"
+        "$root/scripts/install.sh" python3-venv
+        "${PYTHON:-python3}" -m venv "$venvs/$1"
+    fi
+}
+
+environment build
+"$venvs/build/bin/pip" install -q --retries 10 --disable-pip-version-check maturin==1.16.0
+cd "$root/python"
+if [ "${1:-}" = --wheel ]; then
+    exec "$venvs/build/bin/maturin" build --release --locked --out "$target/wheels"
+fi
+
+wheels="$venvs/wheels"
+rm -rf "$wheels"
+# The profile and the interpreter of the other builds, so that nothing is built twice.
+"$venvs/build/bin/maturin" build --profile dev --locked --out "$wheels"
+if [ -z "${THREADKEEP_POSTGRES_TEST_URL:-}" ]; then
+    cargo build -q --locked -p threadkeep-testing --example postgres
+    export THREADKEEP_TEST_POSTGRES="$target/debug/examples/postgres"
+fi
+
+# What the tests need is kept between runs; the package is always installed from its wheel.
+environment test
+"$venvs/test/bin/pip" install -q --retries 10 --disable-pip-version-check -r requirements.txt
+"$venvs/test/bin/pip" install -q --disable-pip-version-check --force-reinstall --no-deps "$wheels"/threadkeep-*.whl
+# From here, the package in this folder would hide the installed one.
+cd tests
+PYTHONDONTWRITEBYTECODE=1 exec "$venvs/test/bin/python" -m pytest -q -p no:cacheprovider -c "$root/python/pyproject.toml" --rootdir . "${@:-.}"

@@ -459,6 +459,12 @@ fn read_all<T: FromRow>(rows: Vec<tokio_postgres::Row>) -> Result<Vec<T>, Databa
     rows.into_iter().map(|row| T::from_row(&Row::Postgres(row))).collect()
 }
 
+/// What one of several statements did: the rows that it returned, and how many it returned or changed.
+pub(super) struct Ran<T> {
+    pub(super) rows: Vec<T>,
+    pub(super) count: u64,
+}
+
 /// A write transaction.
 pub(super) struct WriteTx<'c> {
     tx: Tx<'c>,
@@ -515,7 +521,7 @@ impl WriteTx<'_> {
         if let Tx::Sqlite(_) = &self.tx {
             return self.fetch_all(sql).await;
         }
-        let rows = self.commit_with([sql]).await?.pop().unwrap_or_default();
+        let rows = self.commit_with(vec![sql]).await?.pop().unwrap_or_default().rows;
         Ok(read_all(rows)?)
     }
 
@@ -528,16 +534,37 @@ impl WriteTx<'_> {
         if let Tx::Sqlite(_) = &self.tx {
             return Ok((self.fetch_optional(first).await?, self.fetch_optional(last).await?));
         }
-        let mut rows = self.commit_with([first, last]).await?;
-        let (last, first) = (rows.pop().unwrap_or_default(), rows.pop().unwrap_or_default());
-        Ok((read_all(first)?.into_iter().next(), read_all(last)?.into_iter().next()))
+        let mut answers = self.commit_with(vec![first, last]).await?;
+        let (last, first) = (answers.pop().unwrap_or_default(), answers.pop().unwrap_or_default());
+        Ok((read_all(first.rows)?.into_iter().next(), read_all(last.rows)?.into_iter().next()))
     }
 
-    /// The rows of what was queued and of these statements; only in Postgres.
-    async fn commit_with<const N: usize>(
+    /// Runs the transaction's last statements, any number of them: the rows of each, and how many it changed. In Postgres
+    /// the commit goes with them, so none may depend on what this process makes of the answer to another one.
+    pub(super) async fn run_and_commit<T: FromRow>(
         &mut self,
-        statements: [Sql; N],
-    ) -> Result<Vec<Vec<tokio_postgres::Row>>, RecordsError> {
+        statements: Vec<Sql>,
+    ) -> Result<Vec<Ran<T>>, RecordsError> {
+        let Tx::Sqlite(connection) = &mut self.tx else {
+            let answers = self.commit_with(statements).await?.into_iter();
+            let read = |answer: postgres::Answer| Ok(Ran { count: answer.count, rows: read_all(answer.rows)? });
+            return answers.map(read).collect();
+        };
+        self.committed = false;
+        let mut ran = Vec::with_capacity(statements.len());
+        for sql in statements {
+            self.commits.statement();
+            let (rows, count) = sqlite::run(connection, &sql)?;
+            #[cfg(any(test, feature = "testing"))]
+            self.fault.statement_done()?;
+            ran.push(Ran { rows, count });
+        }
+        Ok(ran)
+    }
+
+    /// The answers to these statements, which go with what was queued and with the commit; only in Postgres.
+    async fn commit_with(&mut self, statements: Vec<Sql>) -> Result<Vec<postgres::Answer>, RecordsError> {
+        let number = statements.len();
         for sql in statements {
             self.queue(sql)?;
         }
@@ -545,14 +572,15 @@ impl WriteTx<'_> {
         // For the commit.
         #[cfg(any(test, feature = "testing"))]
         self.fault.statement_done()?;
-        let rows = Box::pin(tx.fetch_and_commit()).await?;
-        // What returned no row changed none.
+        let mut answers = Box::pin(tx.fetch_and_commit()).await?;
+        let answers = answers.split_off(answers.len().saturating_sub(number));
+        // What neither returned nor changed a row did nothing.
         #[cfg(any(test, feature = "testing"))]
-        if rows.iter().rev().take(N).any(|rows| !rows.is_empty()) {
+        if answers.iter().any(|answer| answer.count > 0) {
             self.fault.committed()?;
         }
         self.committed = true;
-        Ok(rows)
+        Ok(answers)
     }
 
     pub(super) async fn fetch_all<T: FromRow>(&mut self, sql: Sql) -> Result<Vec<T>, RecordsError> {

@@ -206,7 +206,7 @@ impl FromRow for ExecutionRow {
 }
 
 /// The thread of an attempt's checkpoints. No client can name it: ids of threads contain no colon.
-fn child_thread(execution_id: &str, attempt: i64) -> String {
+pub(super) fn child_thread(execution_id: &str, attempt: i64) -> String {
     if attempt == 1 {
         format!("{CHILD_PREFIX}{execution_id}")
     } else {
@@ -355,26 +355,19 @@ impl Executions {
     }
 }
 
-/// [`Executions::open`] in a transaction. An attempt at an item of a batch that goes on has its whole time again: it may
-/// have waited for a worker.
-pub(super) async fn open_in(
-    tx: &mut WriteTx<'_>,
-    new: NewExecution,
-    now: &str,
-) -> Result<Opened, RecordsError> {
+/// [`Executions::open`] in a transaction.
+async fn open_in(tx: &mut WriteTx<'_>, new: NewExecution, now: &str) -> Result<Opened, RecordsError> {
     let newest = query("SELECT * FROM executions WHERE execution_id = $1 ORDER BY attempt DESC");
     let attempts: Vec<ExecutionRow> = tx.fetch_all(newest.bind(&new.execution_id)).await?;
     let last = attempts.first().map_or(0, |row| row.attempt);
     let own = attempts.into_iter().find(|row| row.thread_id == new.thread_id);
     let attempt = match own {
         Some(row) if !row.delivered => {
-            let deadline = if new.kind == ExecutionKind::BatchItem { new.deadline } else { row.deadline };
-            let sql =
-                "UPDATE executions SET run_id = $3, deadline = $4 WHERE execution_id = $1 AND attempt = $2";
+            let sql = "UPDATE executions SET run_id = $3 WHERE execution_id = $1 AND attempt = $2";
             let sql = query(sql).bind(&row.execution_id).bind(row.attempt).bind(&new.run_id);
-            tx.execute(sql.bind(time_text(deadline))).await?;
+            tx.execute(sql).await?;
             let counted = row.counted || row.run_id == new.run_id;
-            return Ok(Opened { row: ExecutionRow { run_id: new.run_id, deadline, ..row }, counted });
+            return Ok(Opened { row: ExecutionRow { run_id: new.run_id, ..row }, counted });
         }
         _ => last + 1,
     };

@@ -128,6 +128,12 @@ impl Builder {
         self
     }
 
+    /// Appends one more parameter.
+    pub(super) fn with_bind(mut self, value: impl Into<Value>) -> Self {
+        self.push_bind(value);
+        self
+    }
+
     /// Appends: the text in `column` is one of `texts`, any number of them.
     pub(super) fn push_text_in(&mut self, column: &str, texts: &[String]) -> &mut Self {
         let (before, after) = match self.dialect {

@@ -2,13 +2,13 @@
 
 use chrono::TimeDelta;
 
-use super::finish::{fail_execution, refresh};
-use super::{BatchRow, BatchStatus, Batches, LEASE_EXPIRED, LEASE_EXPIRED_LAST, now, parsed};
-use crate::codec::{Cells, time_text};
+use super::finish::refreshed;
+use super::{BatchRow, BatchStatus, Batches, LEASE_EXPIRED, LEASE_EXPIRED_LAST, Now};
+use crate::codec::Cells;
 use crate::db::WriteTx;
 use crate::error::RecordsError;
 use crate::failure::DatabaseError;
-use crate::query::{Dialect, FromRow, Row, query};
+use crate::query::{Dialect, FromRow, Row, Sql};
 
 /// The right of a worker to work on an item, until its lease expires.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -75,24 +75,19 @@ enum Locked {
 impl Batches {
     /// The batches of which a worker could claim an item now, or of which leases have expired, oldest first.
     pub async fn claimable(&self) -> Result<Vec<String>, RecordsError> {
-        let now: Option<(String,)> = self.db.fetch_optional(self.time()).await?;
-        let now = now.map(|(now,)| now).unwrap_or_default();
-        let batches: Vec<(String,)> = self
-            .db
-            .fetch_all(
-                query(
-                    "SELECT b.id FROM subagent_batches b WHERE b.status IN ('queued', 'running', 'paused') AND ( \
-                     EXISTS (SELECT 1 FROM subagent_batch_items i WHERE i.batch_id = b.id \
-                     AND i.status IN ('leased', 'running') AND i.lease_expires_at <= $1) \
-                     OR (b.status <> 'paused' AND EXISTS (SELECT 1 FROM subagent_batch_items i \
-                     WHERE i.batch_id = b.id AND i.status IN ('pending', 'queued')) \
-                     AND (SELECT COUNT(*) FROM subagent_batch_items i WHERE i.batch_id = b.id \
-                     AND i.status IN ('leased', 'running')) < b.max_running_items)) \
-                     ORDER BY b.created_at, b.id",
-                )
-                .bind(now),
-            )
-            .await?;
+        let mut sql = self.db.builder(
+            "SELECT b.id FROM subagent_batches b WHERE b.status IN ('queued', 'running', 'paused') AND ( \
+             EXISTS (SELECT 1 FROM subagent_batch_items i WHERE i.batch_id = b.id \
+             AND i.status IN ('leased', 'running') AND i.lease_expires_at <= ",
+        );
+        self.now().push(&mut sql);
+        sql.push(
+            ") OR (b.status <> 'paused' AND EXISTS (SELECT 1 FROM subagent_batch_items i \
+             WHERE i.batch_id = b.id AND i.status IN ('pending', 'queued')) \
+             AND (SELECT COUNT(*) FROM subagent_batch_items i WHERE i.batch_id = b.id \
+             AND i.status IN ('leased', 'running')) < b.max_running_items)) ORDER BY b.created_at, b.id",
+        );
+        let batches: Vec<(String,)> = self.db.fetch_all(sql.build()).await?;
         Ok(batches.into_iter().map(|(id,)| id).collect())
     }
 
@@ -126,70 +121,147 @@ impl Batches {
         most: i64,
         locked: Locked,
     ) -> Result<Option<Claimed>, RecordsError> {
-        let mut lock = self.db.builder("SELECT * FROM subagent_batches WHERE id = ");
-        lock.push_bind(batch_id).push(self.for_update());
-        if locked == Locked::Skip && self.db.dialect() == Dialect::Postgres {
-            lock.push(" SKIP LOCKED");
+        let now = self.now();
+        let Some(found) = tx.fetch_optional::<Found>(self.find(batch_id, locked, &now)).await? else {
+            return Ok(None);
+        };
+        let Found { mut batch, has_expired } = found;
+        if has_expired {
+            batch = self.recover(tx, batch, &now).await?;
         }
-        let Some(batch): Option<BatchRow> = tx.fetch_optional(lock.build()).await? else { return Ok(None) };
-        let now = now(tx, self.time()).await?;
-        recover(tx, &batch, &now).await?;
-        let mut batch = refresh(tx, batch, &now).await?;
         if most == 0 || !matches!(batch.status, BatchStatus::Queued | BatchStatus::Running) {
             return Ok(Some(Claimed { batch, items: Vec::new() }));
         }
-        let at_work = query(
-            "SELECT COUNT(*), COALESCE(SUM(CASE WHEN status = 'queued' THEN 0 ELSE 1 END), 0) \
-             FROM subagent_batch_items WHERE batch_id = $1 AND status IN ('queued', 'leased', 'running')",
-        );
-        let (live, working): (i64, i64) =
-            tx.fetch_optional(at_work.bind(&batch.id)).await?.unwrap_or_default();
-        if live < batch.max_live_items {
-            let promote = query(
-                "UPDATE subagent_batch_items SET status = 'queued', updated_at = $3 WHERE id IN \
-                 (SELECT id FROM subagent_batch_items WHERE batch_id = $1 AND status = 'pending' \
-                 ORDER BY position LIMIT $2)",
-            );
-            tx.execute(promote.bind(&batch.id).bind(batch.max_live_items - live).bind(&now)).await?;
+        tx.queue(self.promotion(&batch, &now))?;
+        let mut statements = vec![self.leasing(&batch, owner, lease, most, &now)];
+        if batch.status == BatchStatus::Queued {
+            statements.push(self.running(&batch, owner, &now));
         }
-        let claim = query(
-            "UPDATE subagent_batch_items SET status = 'leased', attempt = attempt + 1, lease_owner = $3, \
-             lease_expires_at = $4, started_at = $5, error = NULL, updated_at = $5 WHERE id IN \
-             (SELECT id FROM subagent_batch_items WHERE batch_id = $1 AND status = 'queued' \
-             ORDER BY position LIMIT $2) RETURNING *",
-        );
-        let claim =
-            claim.bind(&batch.id).bind(most.min(batch.max_running_items - working).max(0)).bind(owner);
-        let claim = claim.bind(time_text(parsed(&now)? + lease)).bind(&now);
-        let mut items: Vec<ClaimedItem> = tx.fetch_all(claim).await?;
+        let ran = tx.run_and_commit::<ClaimedItem>(statements).await?;
+        let mut items: Vec<ClaimedItem> = ran.into_iter().flat_map(|ran| ran.rows).collect();
         items.sort_by_key(|item| item.position);
-        if !items.is_empty() && batch.status == BatchStatus::Queued {
+        if !items.is_empty() {
             batch.status = BatchStatus::Running;
-            let running =
-                query("UPDATE subagent_batches SET status = 'running', updated_at = $2 WHERE id = $1");
-            tx.execute(running.bind(&batch.id).bind(&now)).await?;
         }
         Ok(Some(Claimed { batch, items }))
     }
+
+    /// Locks the batch and reads it, and whether leases of it have expired. One that expires while the lock is waited for
+    /// is found by the next claim.
+    fn find(&self, batch_id: &str, locked: Locked, now: &Now) -> Sql {
+        let mut sql = self.db.builder(
+            "SELECT b.*, EXISTS (SELECT 1 FROM subagent_batch_items i WHERE i.batch_id = b.id \
+             AND i.status IN ('leased', 'running') AND i.lease_expires_at <= ",
+        );
+        now.push(&mut sql);
+        sql.push(") AS has_expired FROM subagent_batches b WHERE b.id = ").push_bind(batch_id);
+        sql.push(self.for_update());
+        if locked == Locked::Skip && self.db.dialect() == Dialect::Postgres {
+            sql.push(" SKIP LOCKED");
+        }
+        sql.build()
+    }
+
+    /// Gives back the items whose lease has expired. Those without an attempt left fail, with their executions, and may
+    /// end the batch. Returns the batch as it is then.
+    async fn recover(
+        &self,
+        tx: &mut WriteTx<'_>,
+        batch: BatchRow,
+        now: &Now,
+    ) -> Result<BatchRow, RecordsError> {
+        const EXPIRED: &str = " AND status IN ('leased', 'running') AND lease_expires_at <= ";
+        let mut failed =
+            self.db.builder("UPDATE subagent_batch_items SET status = 'failed', error = COALESCE(error, ");
+        failed
+            .push_bind(LEASE_EXPIRED_LAST)
+            .push("), lease_owner = NULL, lease_expires_at = NULL, completed_at = ");
+        now.push(&mut failed);
+        failed.push(", updated_at = ");
+        now.push(&mut failed);
+        failed.push(" WHERE batch_id = ").push_bind(&batch.id).push(" AND attempt >= ");
+        failed.push_bind(batch.max_attempts).push(EXPIRED);
+        now.push(&mut failed);
+        failed.push(" RETURNING id");
+        let failed: Vec<(String,)> = tx.fetch_all(failed.build()).await?;
+        let failed: Vec<String> = failed.into_iter().map(|(id,)| id).collect();
+        if !failed.is_empty() {
+            let mut executions = self.db.builder("UPDATE executions SET status = 'failed', error = ");
+            executions.push_bind(LEASE_EXPIRED_LAST).push(", delivered = TRUE, completed_at = ");
+            now.push(&mut executions);
+            executions.push(" WHERE NOT delivered AND ").push_text_in("execution_id", &failed);
+            tx.queue(executions.build())?;
+        }
+        let mut retried = self.db.builder("UPDATE subagent_batch_items SET status = 'queued', error = ");
+        retried
+            .push_bind(LEASE_EXPIRED)
+            .push(", lease_owner = NULL, lease_expires_at = NULL, started_at = NULL");
+        retried.push(", updated_at = ");
+        now.push(&mut retried);
+        retried.push(" WHERE batch_id = ").push_bind(&batch.id).push(EXPIRED);
+        now.push(&mut retried);
+        tx.queue(retried.build())?;
+        tx.queue(refreshed(&self.db, &batch.id, now))?;
+        let sql = self.db.builder("SELECT * FROM subagent_batches WHERE id = ");
+        let stored: Option<BatchRow> = tx.fetch_optional(sql.with_bind(&batch.id).build()).await?;
+        Ok(stored.unwrap_or(batch))
+    }
+
+    /// Makes as many items live as may be.
+    fn promotion(&self, batch: &BatchRow, now: &Now) -> Sql {
+        let mut sql = self.db.builder("UPDATE subagent_batch_items SET status = 'queued', updated_at = ");
+        now.push(&mut sql);
+        sql.push(
+            " WHERE id IN (SELECT id FROM subagent_batch_items WHERE status = 'pending' AND batch_id = ",
+        );
+        sql.push_bind(&batch.id).push(" ORDER BY position LIMIT (SELECT CASE WHEN COUNT(*) < ");
+        sql.push_bind(batch.max_live_items).push(" THEN ").push_bind(batch.max_live_items);
+        sql.push(" - COUNT(*) ELSE 0 END FROM subagent_batch_items WHERE status IN ('queued', 'leased', 'running') ");
+        sql.push("AND batch_id = ").push_bind(&batch.id).push("))");
+        sql.build()
+    }
+
+    /// Leases at most `most` live items, as far as they may be at work.
+    fn leasing(&self, batch: &BatchRow, owner: &str, lease: TimeDelta, most: i64, now: &Now) -> Sql {
+        let mut sql = self.db.builder(
+            "UPDATE subagent_batch_items SET status = 'leased', attempt = attempt + 1, error = NULL, lease_owner = ",
+        );
+        sql.push_bind(owner).push(", lease_expires_at = ");
+        now.push_after(&mut sql, lease);
+        sql.push(", started_at = ");
+        now.push(&mut sql);
+        sql.push(", updated_at = ");
+        now.push(&mut sql);
+        sql.push(" WHERE id IN (SELECT id FROM subagent_batch_items WHERE status = 'queued' AND batch_id = ");
+        sql.push_bind(&batch.id).push(" ORDER BY position LIMIT (SELECT CASE WHEN COUNT(*) + ");
+        sql.push_bind(most).push(" <= ").push_bind(batch.max_running_items).push(" THEN ").push_bind(most);
+        sql.push(" WHEN COUNT(*) < ").push_bind(batch.max_running_items);
+        sql.push(" THEN ").push_bind(batch.max_running_items).push(" - COUNT(*) ELSE 0 END ");
+        sql.push("FROM subagent_batch_items WHERE status IN ('leased', 'running') AND batch_id = ");
+        sql.push_bind(&batch.id).push(")) RETURNING *");
+        sql.build()
+    }
+
+    /// The batch runs, if this claim got an item.
+    fn running(&self, batch: &BatchRow, owner: &str, now: &Now) -> Sql {
+        let mut sql = self.db.builder("UPDATE subagent_batches SET status = 'running', updated_at = ");
+        now.push(&mut sql);
+        sql.push(" WHERE id = ").push_bind(&batch.id);
+        sql.push(" AND EXISTS (SELECT 1 FROM subagent_batch_items WHERE status = 'leased' AND batch_id = ");
+        sql.push_bind(&batch.id).push(" AND lease_owner = ").push_bind(owner).push(")");
+        sql.build()
+    }
 }
 
-/// Gives back the items whose lease has expired. Those without an attempt left fail, with their executions.
-async fn recover(tx: &mut WriteTx<'_>, batch: &BatchRow, now: &str) -> Result<(), RecordsError> {
-    let failed = query(
-        "UPDATE subagent_batch_items SET status = 'failed', error = COALESCE(error, $4), lease_owner = NULL, \
-         lease_expires_at = NULL, completed_at = $3, updated_at = $3 WHERE batch_id = $1 \
-         AND status IN ('leased', 'running') AND lease_expires_at <= $3 AND attempt >= $2 RETURNING id",
-    );
-    let failed = failed.bind(&batch.id).bind(batch.max_attempts).bind(now).bind(LEASE_EXPIRED_LAST);
-    let failed: Vec<(String,)> = tx.fetch_all(failed).await?;
-    for (item_id,) in failed {
-        fail_execution(tx, &item_id, LEASE_EXPIRED_LAST, now).await?;
+/// A batch that is locked.
+struct Found {
+    batch: BatchRow,
+    has_expired: bool,
+}
+
+impl FromRow for Found {
+    fn from_row(row: &Row<'_>) -> Result<Self, DatabaseError> {
+        let has_expired = Cells::new(row, "subagent_batches", &["id"]).flag("has_expired")?;
+        Ok(Self { batch: BatchRow::from_row(row)?, has_expired })
     }
-    let retried = query(
-        "UPDATE subagent_batch_items SET status = 'queued', error = $3, lease_owner = NULL, lease_expires_at = NULL, \
-         started_at = NULL, updated_at = $2 WHERE batch_id = $1 AND status IN ('leased', 'running') \
-         AND lease_expires_at <= $2",
-    );
-    tx.execute(retried.bind(&batch.id).bind(now).bind(LEASE_EXPIRED)).await?;
-    Ok(())
 }

@@ -1,10 +1,10 @@
 //! What owners do with batches: pause, resume, cancel, try an item again; and what a deletion of the thread takes.
 
 use super::rows::ITEM_COLUMNS;
-use super::{BatchItemRow, BatchRow, BatchStatus, Batches, ITEM_CANCELLED, NOT_ENDED, now};
+use super::{BatchItemRow, BatchRow, BatchStatus, Batches, ITEM_CANCELLED, NOT_ENDED};
 use crate::db::WriteTx;
 use crate::error::RecordsError;
-use crate::query::{Sql, query};
+use crate::query::query;
 
 /// How many items of a deleted thread one transaction deletes.
 const ITEMS_PER_DELETION: i64 = 500;
@@ -48,8 +48,7 @@ impl Batches {
             Box::pin(async move {
                 let batch: Option<BatchRow> = tx.fetch_optional(this.lock(&batch_id)).await?;
                 let Some(batch) = batch else { return Ok(None) };
-                let now = now(tx, this.time()).await?;
-                set_status(tx, &batch.id, next(batch.status), &now).await
+                this.set_status(tx, &batch.id, next(batch.status)).await
             })
         });
         changed.await
@@ -63,29 +62,35 @@ impl Batches {
             Box::pin(async move {
                 let batch: Option<BatchRow> = tx.fetch_optional(this.lock(&batch_id)).await?;
                 let Some(batch) = batch else { return Ok(None) };
-                let now = now(tx, this.time()).await?;
                 if batch.status.is_terminal() {
-                    return set_status(tx, &batch.id, batch.status, &now).await;
+                    return this.set_status(tx, &batch.id, batch.status).await;
                 }
-                let executions = query(
-                    "UPDATE executions SET status = 'cancelled', error = $2, completed_at = $3, delivered = TRUE \
-                     WHERE NOT delivered AND thread_id = $4 AND execution_id IN \
-                     (SELECT id FROM subagent_batch_items WHERE batch_id = $1 AND status NOT IN ('succeeded', 'failed'))",
+                let now = this.now();
+                let mut executions =
+                    this.db.builder("UPDATE executions SET status = 'cancelled', delivered = TRUE, error = ");
+                executions.push_bind(ITEM_CANCELLED).push(", completed_at = ");
+                now.push(&mut executions);
+                executions.push(" WHERE NOT delivered AND thread_id = ").push_bind(&batch.thread_id);
+                executions.push(" AND execution_id IN (SELECT id FROM subagent_batch_items WHERE batch_id = ");
+                executions.push_bind(&batch.id).push(" AND status NOT IN ('succeeded', 'failed'))");
+                tx.queue(executions.build())?;
+                let mut items = this.db.builder(
+                    "UPDATE subagent_batch_items SET status = 'cancelled', lease_owner = NULL, lease_expires_at = NULL, \
+                     error = ",
                 );
-                let executions = executions.bind(&batch.id).bind(ITEM_CANCELLED).bind(&now);
-                tx.execute(executions.bind(&batch.thread_id)).await?;
-                let items = format!(
-                    "UPDATE subagent_batch_items SET status = 'cancelled', error = $2, lease_owner = NULL, \
-                     lease_expires_at = NULL, cancel_requested_at = $3, completed_at = $3, updated_at = $3 \
-                     WHERE batch_id = $1 AND status IN {NOT_ENDED}"
-                );
-                let items = Sql { text: items.into(), values: Vec::new() };
-                tx.execute(items.bind(&batch.id).bind(ITEM_CANCELLED).bind(&now)).await?;
-                let sql = query(
-                    "UPDATE subagent_batches SET status = 'cancelled', completed_at = $2, updated_at = $2 \
-                     WHERE id = $1 RETURNING *",
-                );
-                tx.fetch_optional(sql.bind(&batch.id).bind(&now)).await
+                items.push_bind(ITEM_CANCELLED);
+                for column in ["cancel_requested_at", "completed_at", "updated_at"] {
+                    items.push(", ").push(column).push(" = ");
+                    now.push(&mut items);
+                }
+                items.push(" WHERE batch_id = ").push_bind(&batch.id).push(" AND status IN ").push(NOT_ENDED);
+                tx.queue(items.build())?;
+                let mut sql = this.db.builder("UPDATE subagent_batches SET status = 'cancelled', completed_at = ");
+                now.push(&mut sql);
+                sql.push(", updated_at = ");
+                now.push(&mut sql);
+                sql.push(" WHERE id = ").push_bind(&batch.id).push(" RETURNING *");
+                tx.fetch_and_commit(sql.build()).await
             })
         });
         cancelled.await
@@ -100,25 +105,27 @@ impl Batches {
                 let Some(batch) = batch.filter(|batch| batch.status != BatchStatus::Cancelled) else {
                     return Ok(RetryOutcome::Refused);
                 };
-                let now = now(tx, this.time()).await?;
-                let retry = format!(
+                let now = this.now();
+                let mut retry = this.db.builder(
                     "UPDATE subagent_batch_items SET status = 'pending', attempt = 0, lease_owner = NULL, \
                      lease_expires_at = NULL, cancel_requested_at = NULL, model_name = NULL, result = NULL, \
                      result_preview = NULL, result_truncated = FALSE, acceptance_verdict = NULL, error = NULL, \
-                     stop_reason = NULL, token_usage = NULL, started_at = NULL, completed_at = NULL, updated_at = $3 \
-                     WHERE batch_id = $1 AND id = $2 AND status = 'failed' RETURNING {ITEM_COLUMNS}"
+                     stop_reason = NULL, token_usage = NULL, started_at = NULL, completed_at = NULL, updated_at = ",
                 );
-                let retry = Sql { text: retry.into(), values: Vec::new() };
-                let item: Option<BatchItemRow> =
-                    tx.fetch_optional(retry.bind(&batch.id).bind(&item_id).bind(&now)).await?;
+                now.push(&mut retry);
+                retry.push(" WHERE status = 'failed' AND batch_id = ").push_bind(&batch.id).push(" AND id = ");
+                retry.push_bind(&item_id).push(" RETURNING ").push(ITEM_COLUMNS);
+                let item: Option<BatchItemRow> = tx.fetch_optional(retry.build()).await?;
                 let Some(item) = item else { return Ok(RetryOutcome::Refused) };
                 if batch.status != BatchStatus::Paused {
-                    let status = query(
-                        "UPDATE subagent_batches SET completed_at = NULL, updated_at = $2, status = CASE WHEN EXISTS \
-                         (SELECT 1 FROM subagent_batch_items WHERE batch_id = $1 AND status IN ('leased', 'running')) \
-                         THEN 'running' ELSE 'queued' END WHERE id = $1",
+                    let mut status = this.db.builder(
+                        "UPDATE subagent_batches SET completed_at = NULL, status = CASE WHEN EXISTS \
+                         (SELECT 1 FROM subagent_batch_items WHERE status IN ('leased', 'running') AND batch_id = ",
                     );
-                    tx.execute(status.bind(&batch.id).bind(&now)).await?;
+                    status.push_bind(&batch.id).push(") THEN 'running' ELSE 'queued' END, updated_at = ");
+                    now.push(&mut status);
+                    status.push(" WHERE id = ").push_bind(&batch.id);
+                    tx.queue(status.build())?;
                 }
                 Ok(RetryOutcome::Retried(Box::new(item)))
             })
@@ -157,15 +164,18 @@ impl Batches {
             self.db.unflushed().write_rows(move |tx| Box::pin(tx.execute(sql))).await?;
         }
     }
-}
 
-/// Sets the status of a batch that is locked.
-async fn set_status(
-    tx: &mut WriteTx<'_>,
-    batch_id: &str,
-    status: BatchStatus,
-    now: &str,
-) -> Result<Option<BatchRow>, RecordsError> {
-    let sql = query("UPDATE subagent_batches SET status = $2, updated_at = $3 WHERE id = $1 RETURNING *");
-    tx.fetch_optional(sql.bind(batch_id).bind(status.as_str()).bind(now)).await
+    /// Sets the status of a batch that is locked, and commits.
+    async fn set_status(
+        &self,
+        tx: &mut WriteTx<'_>,
+        batch_id: &str,
+        status: BatchStatus,
+    ) -> Result<Option<BatchRow>, RecordsError> {
+        let mut sql = self.db.builder("UPDATE subagent_batches SET status = ");
+        sql.push_bind(status.as_str()).push(", updated_at = ");
+        self.now().push(&mut sql);
+        sql.push(" WHERE id = ").push_bind(batch_id).push(" RETURNING *");
+        tx.fetch_and_commit(sql.build()).await
+    }
 }

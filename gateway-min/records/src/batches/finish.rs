@@ -2,12 +2,13 @@
 
 use serde_json::Value as Json;
 
-use super::{BatchRow, BatchStatus, Batches, Claim, NOT_ENDED, now};
+use super::lease::{push_held, push_holds};
+use super::{Batches, Claim, Lock, NOT_ENDED, Now};
 use crate::codec::object_text;
-use crate::db::WriteTx;
+use crate::db::Db;
 use crate::error::RecordsError;
 use crate::executions::{ExecutionEnd, ExecutionRow, ExecutionTokens, usage_json};
-use crate::query::query;
+use crate::query::{Builder, Sql};
 
 /// What came of an attempt at an item.
 #[derive(Clone, Debug, PartialEq)]
@@ -56,110 +57,111 @@ impl Batches {
         let (this, claim) = (self.clone(), claim.clone());
         let finalized = self.db.write_rows(move |tx| {
             Box::pin(async move {
-                let Some(batch) = tx.fetch_optional(this.lock(&claim.batch_id)).await? else {
-                    return Ok(false);
-                };
-                let now = now(tx, this.time()).await?;
-                let error = match &end.result {
-                    ItemResult::Failed { error } => Some(error.clone()),
-                    ItemResult::Succeeded { .. } => None,
-                };
-                let Some(is_last) = end_item(tx, &batch, &claim, end, &now).await? else { return Ok(false) };
+                let now = this.now();
+                tx.queue(this.locked(&claim.batch_id, Lock::Exclusive))?;
+                // Before the item, because then the claim holds no more.
                 if let Some((row, end)) = execution {
-                    let sql = query(
-                        "UPDATE executions SET status = $3, error = $4, stop_reason = $5, usage_json = $6, \
-                         completed_at = $7, delivered = TRUE WHERE execution_id = $1 AND attempt = $2",
-                    );
-                    let sql = sql.bind(&row.execution_id).bind(row.attempt).bind(end.status.as_str());
-                    let sql = sql.bind(&end.error).bind(&end.stop_reason);
-                    tx.execute(sql.bind(object_text(&usage_json(&end.usage))).bind(&now)).await?;
-                } else if let Some(error) = error.filter(|_| is_last) {
-                    fail_execution(tx, &claim.item_id, &error, &now).await?;
+                    tx.queue(this.end_execution(&claim, &row, &end, &now))?;
+                } else if let ItemResult::Failed { error } = &end.result {
+                    tx.queue(this.fail_execution(&claim, error, &now))?;
                 }
-                refresh(tx, batch, &now).await?;
-                Ok(true)
+                let statements =
+                    vec![this.end_item(&claim, end, &now), refreshed(&this.db, &claim.batch_id, &now)];
+                let ran = tx.run_and_commit::<(String,)>(statements).await?;
+                Ok(ran.first().is_some_and(|item| item.count > 0))
             })
         });
         finalized.await
     }
+
+    fn end_execution(&self, claim: &Claim, row: &ExecutionRow, end: &ExecutionEnd, now: &Now) -> Sql {
+        let mut sql = self.db.builder("UPDATE executions SET delivered = TRUE, status = ");
+        sql.push_bind(end.status.as_str()).push(", error = ").push_bind(&end.error);
+        sql.push(", stop_reason = ").push_bind(&end.stop_reason);
+        sql.push(", usage_json = ").push_bind(object_text(&usage_json(&end.usage)));
+        sql.push(", completed_at = ");
+        now.push(&mut sql);
+        sql.push(" WHERE execution_id = ").push_bind(&row.execution_id);
+        sql.push(" AND attempt = ").push_bind(row.attempt).push(" AND ");
+        push_holds(&mut sql, claim, now);
+        sql.build()
+    }
+
+    /// Ends the execution of an item whose last attempt fails without it.
+    fn fail_execution(&self, claim: &Claim, error: &str, now: &Now) -> Sql {
+        let mut sql = self.db.builder("UPDATE executions SET delivered = TRUE, status = 'failed', error = ");
+        sql.push_bind(error).push(", completed_at = ");
+        now.push(&mut sql);
+        sql.push(" WHERE NOT delivered AND execution_id = ").push_bind(&claim.item_id).push(" AND ");
+        push_is_last(&mut sql, claim);
+        sql.push(" AND ");
+        push_holds(&mut sql, claim, now);
+        sql.build()
+    }
+
+    /// Ends the attempt of the claim, if it holds.
+    fn end_item(&self, claim: &Claim, end: ItemEnd, now: &Now) -> Sql {
+        let usage = end.token_usage.map(|tokens| serde_json::json!(tokens).to_string());
+        let mut sql =
+            self.db.builder("UPDATE subagent_batch_items SET lease_owner = NULL, lease_expires_at = NULL");
+        sql.push(", updated_at = ");
+        now.push(&mut sql);
+        sql.push(", model_name = ")
+            .push_bind(end.model_name)
+            .push(", stop_reason = ")
+            .push_bind(end.stop_reason);
+        sql.push(", token_usage = ").push_bind(usage);
+        match end.result {
+            ItemResult::Succeeded { result, preview, truncated, verdict } => {
+                sql.push(", status = 'succeeded', error = NULL, result = ").push_bind(result);
+                sql.push(", result_preview = ").push_bind(preview);
+                sql.push(", result_truncated = ").push_bind(truncated);
+                sql.push(", acceptance_verdict = ").push_bind(verdict.map(|verdict| verdict.to_string()));
+                sql.push(", completed_at = ");
+                now.push(&mut sql);
+            }
+            ItemResult::Failed { error } => {
+                sql.push(", error = ").push_bind(error).push(", result = NULL, result_preview = NULL");
+                sql.push(", result_truncated = FALSE, acceptance_verdict = NULL, status = CASE WHEN ");
+                push_is_last(&mut sql, claim);
+                sql.push(" THEN 'failed' ELSE 'queued' END, started_at = CASE WHEN ");
+                push_is_last(&mut sql, claim);
+                sql.push(" THEN started_at END, completed_at = CASE WHEN ");
+                push_is_last(&mut sql, claim);
+                sql.push(" THEN ");
+                now.push(&mut sql);
+                sql.push(" END");
+            }
+        }
+        sql.push(" WHERE ");
+        push_held(&mut sql, claim, now);
+        sql.build()
+    }
 }
 
-/// Ends the execution of an item that has failed without it.
-pub(super) async fn fail_execution(
-    tx: &mut WriteTx<'_>,
-    item_id: &str,
-    error: &str,
-    now: &str,
-) -> Result<(), RecordsError> {
-    let end = query(
-        "UPDATE executions SET status = 'failed', error = $2, completed_at = $3, delivered = TRUE \
-         WHERE execution_id = $1 AND NOT delivered",
-    );
-    tx.execute(end.bind(item_id).bind(error).bind(now)).await.map(drop)
-}
-
-/// Ends the attempt of the claim, if it holds. Returns whether no other attempt follows.
-async fn end_item(
-    tx: &mut WriteTx<'_>,
-    batch: &BatchRow,
-    claim: &Claim,
-    end: ItemEnd,
-    now: &str,
-) -> Result<Option<bool>, RecordsError> {
-    let usage = end.token_usage.map(|tokens| serde_json::json!(tokens).to_string());
-    let (sql, is_last) = match &end.result {
-        ItemResult::Succeeded { .. } => ("'succeeded'", true),
-        ItemResult::Failed { .. } if claim.attempt >= batch.max_attempts => ("'failed'", true),
-        ItemResult::Failed { .. } => ("'queued'", false),
-    };
-    let times = if is_last { "completed_at = $4" } else { "started_at = NULL" };
-    let text = format!(
-        "UPDATE subagent_batch_items SET status = {sql}, {times}, lease_owner = NULL, lease_expires_at = NULL, \
-         updated_at = $4, model_name = $5, stop_reason = $6, token_usage = $7, error = $8, result = $9, \
-         result_preview = $10, result_truncated = $11, acceptance_verdict = $12 WHERE id = $1 AND lease_owner = $2 \
-         AND attempt = $3 AND status IN ('leased', 'running') AND lease_expires_at > $4"
-    );
-    let sql = crate::query::Sql { text: text.into(), values: Vec::new() };
-    let sql = sql.bind(&claim.item_id).bind(&claim.owner).bind(claim.attempt).bind(now);
-    let sql = sql.bind(&end.model_name).bind(&end.stop_reason).bind(usage);
-    let sql = match end.result {
-        ItemResult::Succeeded { result, preview, truncated, verdict } => {
-            let verdict = verdict.map(|verdict| verdict.to_string());
-            sql.bind(None::<String>).bind(result).bind(preview).bind(truncated).bind(verdict)
-        }
-        ItemResult::Failed { error } => {
-            sql.bind(error).bind(None::<String>).bind(None::<String>).bind(false).bind(None::<String>)
-        }
-    };
-    Ok((tx.execute(sql).await? > 0).then_some(is_last))
+/// Whether no attempt follows that of the claim.
+fn push_is_last(sql: &mut Builder, claim: &Claim) {
+    sql.push_bind(claim.attempt).push(" >= (SELECT b.max_attempts FROM subagent_batches b WHERE b.id = ");
+    sql.push_bind(&claim.batch_id).push(")");
 }
 
 /// Ends a batch all of whose items have ended, however they did. A cancelled one stays cancelled. The batch is locked.
-pub(super) async fn refresh(
-    tx: &mut WriteTx<'_>,
-    batch: BatchRow,
-    now: &str,
-) -> Result<BatchRow, RecordsError> {
-    if batch.status.is_terminal() {
-        return Ok(batch);
-    }
-    let unfinished =
-        format!("SELECT id FROM subagent_batch_items WHERE batch_id = $1 AND status IN {NOT_ENDED} LIMIT 1");
-    let unfinished = crate::query::Sql { text: unfinished.into(), values: Vec::new() };
-    let unfinished: Option<(String,)> = tx.fetch_optional(unfinished.bind(&batch.id)).await?;
-    if unfinished.is_some() {
-        return Ok(batch);
-    }
-    let ended = query(
-        "SELECT COALESCE(SUM(CASE WHEN status = 'failed' THEN 1 ELSE 0 END), 0), \
-         COALESCE(SUM(CASE WHEN status = 'succeeded' THEN 1 ELSE 0 END), 0) \
-         FROM subagent_batch_items WHERE batch_id = $1",
-    );
-    let (failed, succeeded): (i64, i64) = tx.fetch_optional(ended.bind(&batch.id)).await?.unwrap_or_default();
-    let status = if failed > 0 && succeeded == 0 { BatchStatus::Failed } else { BatchStatus::Completed };
-    let sql =
-        query("UPDATE subagent_batches SET status = $2, completed_at = $3, updated_at = $3 WHERE id = $1");
-    tx.execute(sql.bind(&batch.id).bind(status.as_str()).bind(now)).await?;
-    let completed_at = super::parsed(now)?;
-    Ok(BatchRow { status, completed_at: Some(completed_at), updated_at: completed_at, ..batch })
+pub(super) fn refreshed(db: &Db, batch_id: &str, now: &Now) -> Sql {
+    let one = |sql: &mut Builder, condition: &str| {
+        sql.push("EXISTS (SELECT 1 FROM subagent_batch_items WHERE batch_id = ").push_bind(batch_id);
+        sql.push(" AND status ").push(condition).push(")");
+    };
+    let mut sql = db.builder("UPDATE subagent_batches SET status = CASE WHEN ");
+    one(&mut sql, "= 'failed'");
+    sql.push(" AND NOT ");
+    one(&mut sql, "= 'succeeded'");
+    sql.push(" THEN 'failed' ELSE 'completed' END, completed_at = ");
+    now.push(&mut sql);
+    sql.push(", updated_at = ");
+    now.push(&mut sql);
+    sql.push(" WHERE id = ")
+        .push_bind(batch_id)
+        .push(" AND status IN ('queued', 'running', 'paused') AND NOT ");
+    one(&mut sql, &format!("IN {NOT_ENDED}"));
+    sql.build()
 }

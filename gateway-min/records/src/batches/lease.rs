@@ -2,97 +2,152 @@
 
 use chrono::TimeDelta;
 
-use super::{Batches, Claim, now, parsed};
-use crate::codec::time_text;
+use super::{Batches, Claim, Lock, Now};
+use crate::codec::{object_text, time_text};
+use crate::db::Db;
 use crate::error::RecordsError;
-use crate::executions::{ExecutionRow, NewExecution, Opened, open_in};
-use crate::query::{Sql, query};
+use crate::executions::{ExecutionRow, NewExecution, child_thread};
+use crate::query::{Builder, Sql, query};
 
-/// Selects an item while a claim on it holds. The parameters are those of [`bound`].
-const HELD: &str = "id = $1 AND lease_owner = $2 AND attempt = $3 AND status IN ('leased', 'running') \
-    AND lease_expires_at > $4";
+/// The item of a claim, while that holds.
+pub(super) fn push_held(sql: &mut Builder, claim: &Claim, now: &Now) {
+    sql.push("id = ").push_bind(&claim.item_id).push(" AND lease_owner = ").push_bind(&claim.owner);
+    sql.push(" AND attempt = ").push_bind(claim.attempt);
+    sql.push(" AND status IN ('leased', 'running') AND lease_expires_at > ");
+    now.push(sql);
+}
 
-/// Binds the parameters of [`HELD`].
-fn bound(sql: Sql, claim: &Claim, now: &str) -> Sql {
-    sql.bind(&claim.item_id).bind(&claim.owner).bind(claim.attempt).bind(now)
+/// Whether a claim holds.
+pub(super) fn push_holds(sql: &mut Builder, claim: &Claim, now: &Now) {
+    sql.push("EXISTS (SELECT 1 FROM subagent_batch_items WHERE ");
+    push_held(sql, claim, now);
+    sql.push(")");
+}
+
+/// How an attempt at an item begins.
+#[derive(Clone, Debug)]
+pub struct Launch {
+    /// Its execution.
+    pub execution: NewExecution,
+    /// The configured name of the model.
+    pub model: String,
+    /// How long it waited for a slot, in milliseconds.
+    pub waited_ms: i64,
 }
 
 impl Batches {
-    /// Opens the execution of a claimed item and renews the lease, just before its subagent starts. `None`, and nothing
-    /// happens, if the claim does not hold any more.
+    /// The subagent of a claimed item is about to start: opens its execution, or goes on with that of an earlier attempt,
+    /// and renews the lease. `None`, and nothing happens, if the claim does not hold any more.
     pub async fn launch(
         &self,
         claim: &Claim,
         lease: TimeDelta,
-        new: NewExecution,
-    ) -> Result<Option<Opened>, RecordsError> {
+        launch: Launch,
+    ) -> Result<Option<ExecutionRow>, RecordsError> {
         let (this, claim) = (self.clone(), claim.clone());
         let launched = self.db.write_rows(move |tx| {
             Box::pin(async move {
-                // Under the batch's lock, so that no cancellation or deletion misses the execution.
-                let batch: Option<super::BatchRow> = tx.fetch_optional(this.lock(&claim.batch_id)).await?;
-                if batch.is_none() {
+                let now = this.now();
+                // No cancellation or deletion misses the execution.
+                tx.queue(this.locked(&claim.batch_id, Lock::Shared))?;
+                let statements = vec![
+                    this.go_on(&claim, &launch, &now),
+                    this.open(&claim, &launch, &now),
+                    this.started(&claim, lease, &now),
+                ];
+                let mut ran = tx.run_and_commit::<ExecutionRow>(statements).await?.into_iter();
+                let (gone_on, opened) = (ran.next(), ran.next());
+                if ran.next().is_none_or(|started| started.count == 0) {
                     return Ok(None);
                 }
-                let now = now(tx, this.time()).await?;
-                if tx.execute(this.renewal(&claim, lease, &now)?).await? == 0 {
-                    return Ok(None);
-                }
-                open_in(tx, new, &now).await.map(Some)
+                let rows = gone_on.into_iter().chain(opened).flat_map(|ran| ran.rows);
+                Ok(rows.last())
             })
         });
         launched.await
     }
 
-    /// The item's subagent starts, as this execution and with this model, after it waited this many milliseconds for a
-    /// slot. False, and nothing happens, if the claim does not hold any more.
-    pub async fn running(
-        &self,
-        claim: &Claim,
-        execution: &ExecutionRow,
-        model: &str,
-        waited_ms: i64,
-    ) -> Result<bool, RecordsError> {
-        let started = query(
-            "UPDATE executions SET status = 'running', model_name = $3, waited_ms = COALESCE(waited_ms, $4), \
-             started_at = COALESCE(started_at, $5) WHERE execution_id = $1 AND attempt = $2",
+    /// Goes on with the newest execution of the item, unless it was delivered. It has its whole time again: the item may
+    /// have waited for a worker.
+    fn go_on(&self, claim: &Claim, launch: &Launch, now: &Now) -> Sql {
+        let new = &launch.execution;
+        let mut sql = self.db.builder("UPDATE executions SET status = 'running', run_id = ");
+        sql.push_bind(&new.run_id).push(", deadline = ").push_bind(time_text(new.deadline));
+        sql.push(", model_name = ").push_bind(&launch.model);
+        sql.push(", waited_ms = COALESCE(waited_ms, ").push_bind(launch.waited_ms);
+        sql.push("), started_at = COALESCE(started_at, ");
+        now.push(&mut sql);
+        sql.push(") WHERE execution_id = ").push_bind(&new.execution_id);
+        push_newest(&mut sql, new);
+        sql.push(" AND ");
+        push_holds(&mut sql, claim, now);
+        sql.push(" RETURNING *");
+        sql.build()
+    }
+
+    /// Opens a new execution of the item, unless there is one to go on with.
+    fn open(&self, claim: &Claim, launch: &Launch, now: &Now) -> Sql {
+        let new = &launch.execution;
+        let mut sql = self.db.builder(
+            "INSERT INTO executions (execution_id, attempt, thread_id, run_id, parent_execution, kind, tool_call_id, \
+             child_thread, agent_name, definition_json, definition_digest, description, status, model_name, usage_json, \
+             waited_ms, delivered, counted, deadline, created_at, started_at) SELECT ",
         );
-        let started =
-            started.bind(&execution.execution_id).bind(execution.attempt).bind(model).bind(waited_ms);
-        let (this, claim) = (self.clone(), claim.clone());
-        let db = self.db.unflushed();
-        let running = db.write_rows(move |tx| {
-            Box::pin(async move {
-                let now = now(tx, this.time()).await?;
-                let mut sql = this.db.builder("UPDATE subagent_batch_items SET status = 'running', ");
-                sql.push("started_at = $4, updated_at = $4 WHERE ").push(HELD);
-                if tx.execute(bound(sql.build(), &claim, &now)).await? == 0 {
-                    return Ok(false);
-                }
-                tx.execute(started.bind(&now)).await?;
-                Ok(true)
-            })
-        });
-        running.await
+        sql.push_bind(&new.execution_id).push(", last.attempt + 1, ").push_bind(&new.thread_id);
+        sql.push(", ").push_bind(&new.run_id).push(", ").push_bind(&new.parent_execution);
+        sql.push(", ").push_bind(new.kind.as_str()).push(", ").push_bind(&new.tool_call_id);
+        let first = child_thread(&new.execution_id, 1);
+        sql.push(", CASE WHEN last.attempt = 0 THEN ").push_bind(first.clone());
+        sql.push(" ELSE ").push_bind(format!("{first}:")).push(" || (last.attempt + 1) END, ");
+        sql.push_bind(&new.agent_name).push(", ").push_bind(object_text(&new.definition));
+        sql.push(", ").push_bind(&new.definition_digest).push(", ").push_bind(&new.description);
+        sql.push(", 'running', ").push_bind(&launch.model).push(", '{}', ").push_bind(launch.waited_ms);
+        sql.push(", FALSE, FALSE, ").push_bind(time_text(new.deadline)).push(", ");
+        now.push(&mut sql);
+        sql.push(", ");
+        now.push(&mut sql);
+        sql.push(" FROM (SELECT COALESCE(MAX(attempt), 0) AS attempt FROM executions WHERE execution_id = ");
+        sql.push_bind(&new.execution_id)
+            .push(") AS last WHERE NOT EXISTS (SELECT 1 FROM executions WHERE execution_id = ");
+        sql.push_bind(&new.execution_id);
+        push_newest(&mut sql, new);
+        sql.push(") AND ");
+        push_holds(&mut sql, claim, now);
+        sql.push(" RETURNING *");
+        sql.build()
+    }
+
+    fn started(&self, claim: &Claim, lease: TimeDelta, now: &Now) -> Sql {
+        let mut sql = self.db.builder("UPDATE subagent_batch_items SET status = 'running', started_at = ");
+        now.push(&mut sql);
+        sql.push(", updated_at = ");
+        now.push(&mut sql);
+        sql.push(", lease_expires_at = ");
+        now.push_after(&mut sql, lease);
+        sql.push(" WHERE ");
+        push_held(&mut sql, claim, now);
+        sql.build()
     }
 
     /// Renews the lease. False, and nothing happens, if the claim does not hold any more.
     pub async fn renew(&self, claim: &Claim, lease: TimeDelta) -> Result<bool, RecordsError> {
-        let (this, claim) = (self.clone(), claim.clone());
-        let db = self.db.unflushed();
-        let renewed = db.write_rows(move |tx| {
-            Box::pin(async move {
-                let now = now(tx, this.time()).await?;
-                tx.execute(this.renewal(&claim, lease, &now)?).await.map(|rows| rows > 0)
-            })
-        });
-        renewed.await
+        let now = self.now();
+        let mut sql = self.db.builder("UPDATE subagent_batch_items SET lease_expires_at = ");
+        now.push_after(&mut sql, lease);
+        sql.push(" WHERE ");
+        push_held(&mut sql, claim, &now);
+        self.changes(&self.db.unflushed(), sql.build()).await
     }
 
-    fn renewal(&self, claim: &Claim, lease: TimeDelta, now: &str) -> Result<Sql, RecordsError> {
-        let mut sql = self.db.builder("UPDATE subagent_batch_items SET lease_expires_at = $5 WHERE ");
-        sql.push(HELD);
-        Ok(bound(sql.build(), claim, now).bind(time_text(parsed(now)? + lease)))
+    /// Whether a statement changes anything; a transaction of its own.
+    async fn changes(&self, db: &Db, sql: Sql) -> Result<bool, RecordsError> {
+        let changed = db.write_rows(move |tx| {
+            Box::pin(async move {
+                let ran = tx.run_and_commit::<(String,)>(vec![sql]).await?;
+                Ok(ran.iter().any(|ran| ran.count > 0))
+            })
+        });
+        changed.await
     }
 
     /// Which of these claims hold.
@@ -100,13 +155,13 @@ impl Batches {
         if claims.is_empty() {
             return Ok(claims);
         }
-        let now: Option<(String,)> = self.db.fetch_optional(self.time()).await?;
         let mut sql = self.db.builder(
             "SELECT id, lease_owner FROM subagent_batch_items WHERE status IN ('leased', 'running') \
              AND lease_expires_at > ",
         );
         let ids: Vec<String> = claims.iter().map(|claim| claim.item_id.clone()).collect();
-        sql.push_bind(now.map(|(now,)| now).unwrap_or_default()).push(" AND ").push_text_in("id", &ids);
+        self.now().push(&mut sql);
+        sql.push(" AND ").push_text_in("id", &ids);
         let held: Vec<(String, String)> = self.db.fetch_all(sql.build()).await?;
         let holds =
             |claim: &Claim| held.iter().any(|(id, owner)| *id == claim.item_id && *owner == claim.owner);
@@ -117,19 +172,14 @@ impl Batches {
     /// not count, and the next worker goes on where this one stopped. False, and nothing happens, if the claim does not
     /// hold any more.
     pub async fn release(&self, claim: &Claim) -> Result<bool, RecordsError> {
-        let (this, claim) = (self.clone(), claim.clone());
-        let released = self.db.write_rows(move |tx| {
-            Box::pin(async move {
-                let now = now(tx, this.time()).await?;
-                let mut sql = this.db.builder("UPDATE subagent_batch_items SET status = 'queued', ");
-                sql.push(
-                    "attempt = attempt - 1, lease_owner = NULL, lease_expires_at = NULL, started_at = NULL, ",
-                );
-                sql.push("updated_at = $4 WHERE ").push(HELD);
-                tx.execute(bound(sql.build(), &claim, &now)).await.map(|rows| rows > 0)
-            })
-        });
-        released.await
+        let now = self.now();
+        let mut sql =
+            self.db.builder("UPDATE subagent_batch_items SET status = 'queued', attempt = attempt - 1, ");
+        sql.push("lease_owner = NULL, lease_expires_at = NULL, started_at = NULL, updated_at = ");
+        now.push(&mut sql);
+        sql.push(" WHERE ");
+        push_held(&mut sql, claim, &now);
+        self.changes(&self.db, sql.build()).await
     }
 
     /// Whether the item of a claim exists: its thread was not deleted.
@@ -138,4 +188,11 @@ impl Batches {
         let found: Option<(String,)> = self.db.fetch_optional(sql).await?;
         Ok(found.is_some())
     }
+}
+
+/// Selects the newest execution of the item that the thread has, if its result was not delivered.
+fn push_newest(sql: &mut Builder, new: &NewExecution) {
+    sql.push(" AND thread_id = ").push_bind(&new.thread_id);
+    sql.push(" AND NOT delivered AND attempt = (SELECT MAX(attempt) FROM executions WHERE execution_id = ");
+    sql.push_bind(&new.execution_id).push(" AND thread_id = ").push_bind(&new.thread_id).push(")");
 }

@@ -8,6 +8,11 @@
 //! A batch's row is the lock of its items: a transaction takes it before it changes an item in a way that others depend
 //! on. It locks no second batch, so that two transactions never wait for each other. Leases are measured with one clock,
 //! the server's in Postgres, because the clocks of several processes differ.
+//!
+//! In Postgres the row is locked while others wait for the server's answers, so what a worker does for each item takes as
+//! few round trips as possible: a claim two, a launch and an end one each. Their statements do not depend on what another
+//! one returns, but on what it has left in the tables. All of a transaction have the same time, that of its begin: an end
+//! that waits for the row counts from when it was sent, unless another process has claimed the item before it gets the row.
 
 mod claim;
 mod control;
@@ -17,15 +22,16 @@ mod read;
 mod rows;
 mod submit;
 
-use chrono::{DateTime, Utc};
+use chrono::{DateTime, TimeDelta, Utc};
 
-use super::db::{Db, WriteTx};
+use super::db::Db;
 use super::error::{Entity, RecordsError};
-use super::query::{Dialect, Sql, query};
+use super::query::{Builder, Dialect, Sql};
 
 pub use claim::{Claim, Claimed, ClaimedItem};
 pub use control::RetryOutcome;
 pub use finish::{ItemEnd, ItemResult};
+pub use lease::Launch;
 pub use read::BatchesOf;
 pub use rows::{BatchItemRow, BatchItemStatus, BatchRow, BatchStatus, ItemCounts};
 pub use submit::{NewBatch, NewBatchItem, SubmittedBatch};
@@ -48,15 +54,72 @@ pub struct Batches {
 /// The statuses of an item that has not ended.
 const NOT_ENDED: &str = "('pending', 'queued', 'leased', 'running')";
 
-impl Batches {
-    /// Reads the time by which leases are measured.
-    fn time(&self) -> Sql {
-        match self.db.dialect() {
-            Dialect::Sqlite => query("SELECT $1").bind(super::codec::time_text(self.db.clock.now())),
-            Dialect::Postgres => query(
-                "SELECT to_char(clock_timestamp() AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US') || '+00:00'",
-            ),
+/// The time by which leases are measured, for one transaction.
+#[derive(Clone)]
+enum Now {
+    /// That of this process, which shares its clock with all others.
+    Here(DateTime<Utc>),
+    /// The server's at the begin of the transaction.
+    Server,
+}
+
+/// How Postgres writes a time as this crate does.
+const AS_TEXT: (&str, &str) =
+    ("(to_char((", ") AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US') || '+00:00')");
+
+impl Now {
+    /// Appends the time.
+    fn push(&self, sql: &mut Builder) {
+        self.push_after(sql, TimeDelta::zero());
+    }
+
+    /// Appends the time that comes `length` later.
+    fn push_after(&self, sql: &mut Builder, length: TimeDelta) {
+        match self {
+            Self::Here(now) => {
+                let later = now.checked_add_signed(length).unwrap_or(DateTime::<Utc>::MAX_UTC);
+                sql.push_bind(super::codec::time_text(later));
+            }
+            Self::Server => {
+                let micros = length.num_microseconds().unwrap_or(i64::MAX);
+                let later = match micros {
+                    0 => "transaction_timestamp()".to_owned(),
+                    micros => format!("transaction_timestamp() + interval '{micros} microseconds'"),
+                };
+                sql.push(AS_TEXT.0).push(&later).push(AS_TEXT.1);
+            }
         }
+    }
+}
+
+/// How a transaction locks a batch.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Lock {
+    /// Alone.
+    Exclusive,
+    /// Beside others that begin items of it, and nobody else.
+    Shared,
+}
+
+impl Batches {
+    /// The time for the statements of a transaction.
+    fn now(&self) -> Now {
+        match self.db.dialect() {
+            Dialect::Sqlite => Now::Here(self.db.clock.now()),
+            Dialect::Postgres => Now::Server,
+        }
+    }
+
+    /// The statement that locks a batch for the rest of the transaction, for transactions that need not know it.
+    fn locked(&self, batch_id: &str, lock: Lock) -> Sql {
+        let mut sql = self.db.builder("SELECT id FROM subagent_batches WHERE id = ");
+        sql.push_bind(batch_id);
+        match (self.db.dialect(), lock) {
+            (Dialect::Sqlite, _) => {}
+            (Dialect::Postgres, Lock::Exclusive) => drop(sql.push(" FOR UPDATE")),
+            (Dialect::Postgres, Lock::Shared) => drop(sql.push(" FOR SHARE")),
+        }
+        sql.build()
     }
 
     /// The end of a statement that locks the row it reads, once its holder has released it.
@@ -74,21 +137,6 @@ impl Batches {
         sql.push_bind(batch_id).push(self.for_update());
         sql.build()
     }
-}
-
-/// The result of [`Batches::time`].
-async fn now(tx: &mut WriteTx<'_>, time: Sql) -> Result<String, RecordsError> {
-    let row: Option<(String,)> = tx.fetch_optional(time).await?;
-    row.map(|(now,)| now).ok_or_else(|| not_found(Entity::Batch, "now"))
-}
-
-/// The time in a text of [`Batches::time`].
-fn parsed(now: &str) -> Result<DateTime<Utc>, RecordsError> {
-    let time = DateTime::parse_from_rfc3339(now);
-    time.map(|time| time.with_timezone(&Utc)).map_err(|error| RecordsError::Corrupt {
-        place: "the database's clock".to_owned(),
-        detail: error.to_string(),
-    })
 }
 
 fn not_found(entity: Entity, id: &str) -> RecordsError {

@@ -3,7 +3,7 @@
 use serde_json::Value as Json;
 
 use super::read::counted;
-use super::{BatchRow, BatchStatus, Batches, ItemCounts, not_found, now};
+use super::{BatchRow, BatchStatus, Batches, ItemCounts, not_found};
 use crate::codec::{JsonObject, object_text};
 use crate::db::WriteTx;
 use crate::error::{Entity, RecordsError};
@@ -86,7 +86,10 @@ impl Batches {
         let owner = query("SELECT thread_id, user_id FROM threads_meta WHERE thread_id = $1");
         let owner: Option<(String, Option<String>)> = tx.fetch_optional(owner.bind(&new.thread_id)).await?;
         let user_id = owner.and_then(|(_, user_id)| user_id);
-        let now = now(tx, self.time()).await?;
+        let mut sql = self.db.builder("SELECT ");
+        self.now().push(&mut sql);
+        let now: Option<(String,)> = tx.fetch_optional(sql.build()).await?;
+        let (now,) = now.ok_or_else(|| not_found(Entity::Batch, &new.id))?;
         let insert = query(
             "INSERT INTO subagent_batches (id, user_id, thread_id, run_id, tool_call_id, submission_key, title, \
              subagent_type, status, total_items, max_live_items, max_running_items, max_attempts, execution_spec, \

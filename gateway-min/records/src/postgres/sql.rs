@@ -83,9 +83,9 @@ impl Tables {
 
 /// What a statement returned, and how many rows it returned or changed.
 #[derive(Default)]
-pub(super) struct Answer {
-    pub(super) rows: Vec<Row>,
-    pub(super) count: u64,
+pub(crate) struct Answer {
+    pub(crate) rows: Vec<Row>,
+    pub(crate) count: u64,
 }
 
 /// Prepares statements in a session that is this process's alone: those that it has not seen yet, in one round trip.

@@ -180,8 +180,8 @@ impl Transaction {
     ///
     /// # Errors
     /// As for [`Self::commit`].
-    pub(crate) async fn fetch_and_commit(&mut self) -> Result<Vec<Vec<Row>>, RecordsError> {
-        Ok(self.end().await?.into_iter().map(|answer| answer.rows).collect())
+    pub(crate) async fn fetch_and_commit(&mut self) -> Result<Vec<Answer>, RecordsError> {
+        self.end().await
     }
 
     /// Commits, with what is queued.

@@ -114,6 +114,15 @@ pub(super) fn fetch_all<T: FromRow>(connection: &Connection, sql: &Sql) -> Resul
     Ok(found)
 }
 
+/// Runs a statement; returns its rows, and how many it returned or changed.
+pub(super) fn run<T: FromRow>(connection: &Connection, sql: &Sql) -> Result<(Vec<T>, u64), DatabaseError> {
+    let before = connection.total_changes();
+    let rows = fetch_all(connection, sql)?;
+    let changed = connection.total_changes() - before;
+    let count = if rows.is_empty() { changed } else { u64::try_from(rows.len()).unwrap_or(u64::MAX) };
+    Ok((rows, count))
+}
+
 /// Passes each row to `read`, until that returns false.
 fn each(
     connection: &Connection,

@@ -71,8 +71,8 @@ async fn statuses(records: &Records, batch: &str) -> Vec<BatchItemStatus> {
     items(records, batch).await.into_iter().map(|item| item.status).collect()
 }
 
-pub(super) fn execution(fixture: &Fixture, claim: &Claim) -> NewExecution {
-    NewExecution {
+pub(super) fn execution(fixture: &Fixture, claim: &Claim) -> Launch {
+    let execution = NewExecution {
         execution_id: claim.item_id.clone(),
         thread_id: "t".to_owned(),
         run_id: "r".to_owned(),
@@ -84,7 +84,8 @@ pub(super) fn execution(fixture: &Fixture, claim: &Claim) -> NewExecution {
         definition_digest: "d".to_owned(),
         description: "look".to_owned(),
         deadline: fixture.clock.now() + TimeDelta::seconds(5),
-    }
+    };
+    Launch { execution, model: "m".to_owned(), waited_ms: 3 }
 }
 
 #[tokio::test]
@@ -132,7 +133,6 @@ async fn s51_an_expired_lease_is_claimed_again_and_fails_after_the_last_attempt(
     let first = claim(records, "b", "a", 1).await.remove(0);
     let new = execution(&fixture, &first.claim);
     let opened = records.batches().launch(&first.claim, LEASE, new).await.unwrap().unwrap();
-    assert!(records.batches().running(&first.claim, &opened.row, "m", 3).await.unwrap());
     let row = records.executions().of_thread("t").await.unwrap().remove(0);
     assert_eq!((row.status, row.waited_ms), (ExecutionStatus::Running, Some(3)));
     assert!(records.batches().claimable().await.unwrap().is_empty());
@@ -143,8 +143,8 @@ async fn s51_an_expired_lease_is_claimed_again_and_fails_after_the_last_attempt(
     // It goes on with the same execution, on the same thread, and has its whole time again.
     let new = execution(&fixture, &second.claim);
     let next = records.batches().launch(&second.claim, LEASE, new).await.unwrap().unwrap();
-    assert_eq!((next.row.attempt, &next.row.child_thread), (1, &opened.row.child_thread));
-    assert_eq!(next.row.deadline, fixture.clock.now() + TimeDelta::seconds(5));
+    assert_eq!((next.attempt, &next.child_thread), (1, &opened.child_thread));
+    assert_eq!(next.deadline, fixture.clock.now() + TimeDelta::seconds(5));
     fixture.pass_seconds(40).await;
     assert!(claim(records, "b", "c", 1).await.is_empty());
     let item = items(records, "b").await.remove(0);
@@ -162,11 +162,10 @@ async fn s52_nothing_late_counts() {
     let mut late = claim(records, "b", "a", 2).await;
     let (late, cancelled) = (late.remove(0).claim, late.remove(0).claim);
     // Also before anybody else has it.
-    let launched = batches.launch(&late, LEASE, execution(&fixture, &late)).await.unwrap().unwrap().row;
+    let launched = batches.launch(&late, LEASE, execution(&fixture, &late)).await.unwrap().unwrap();
     fixture.pass_seconds(40).await;
     let refused = async |claim: &Claim| {
         assert!(!batches.renew(claim, LEASE).await.unwrap());
-        assert!(!batches.running(claim, &launched, "m", 0).await.unwrap());
         assert!(!batches.release(claim).await.unwrap());
         assert!(!batches.finalize(claim, succeeded("late"), None).await.unwrap());
         assert!(batches.launch(claim, LEASE, execution(&fixture, claim)).await.unwrap().is_none());
@@ -223,11 +222,11 @@ async fn an_execution_that_did_not_end_goes_on_with_the_next_attempt() {
     let fixture = fixture().await;
     let (records, batches) = (&fixture.records, fixture.records.batches());
     batches.submit(batch("b", 1, 1, 1)).await.unwrap();
-    for (attempt, expected) in [(1, ExecutionStatus::Pending), (2, ExecutionStatus::Failed)] {
+    for (attempt, expected) in [(1, ExecutionStatus::Running), (2, ExecutionStatus::Failed)] {
         let claim = claim(records, "b", &format!("a{attempt}"), 1).await.remove(0).claim;
         let new = execution(&fixture, &claim);
         let opened = batches.launch(&claim, LEASE, new).await.unwrap().unwrap();
-        assert_eq!((claim.attempt, opened.row.attempt), (attempt, 1));
+        assert_eq!((claim.attempt, opened.attempt), (attempt, 1));
         assert!(batches.finalize(&claim, failed("away"), None).await.unwrap());
         let row = records.executions().of_thread("t").await.unwrap().remove(0);
         assert_eq!((row.status, row.delivered), (expected, attempt == 2));
@@ -261,8 +260,7 @@ async fn s55_a_paused_batch_starts_nothing_and_ends_what_runs() {
     let item = claim(records, "b", "a", 1).await.remove(0);
     assert_eq!(batches.pause("b").await.unwrap().unwrap().status, BatchStatus::Paused);
     let new = execution(&fixture, &item.claim);
-    let row = batches.launch(&item.claim, LEASE, new).await.unwrap().unwrap().row;
-    assert!(batches.running(&item.claim, &row, "m", 0).await.unwrap());
+    assert!(batches.launch(&item.claim, LEASE, new).await.unwrap().is_some());
     assert!(batches.finalize(&item.claim, succeeded("x"), None).await.unwrap());
     assert_eq!(status(records, "b").await, BatchStatus::Paused, "an end does not resume it");
     assert!(claim(records, "b", "b", 1).await.is_empty());
@@ -309,7 +307,7 @@ async fn s57_only_failed_items_of_batches_that_are_not_cancelled_are_tried_again
         stop_reason: None,
         usage: BTreeMap::new(),
     };
-    assert!(batches.finalize(&claimed[0].claim, failed("no"), Some((opened.row, end))).await.unwrap());
+    assert!(batches.finalize(&claimed[0].claim, failed("no"), Some((opened, end))).await.unwrap());
     assert!(batches.finalize(&claimed[1].claim, succeeded("yes"), None).await.unwrap());
     let rows = items(records, "b").await;
     for refused in [&rows[1].id, &rows[2].id, "none"] {
@@ -336,7 +334,8 @@ async fn s57_only_failed_items_of_batches_that_are_not_cancelled_are_tried_again
     let again = claim(records, "b", "b", 3).await.remove(0).claim;
     let new = execution(&fixture, &again);
     let opened = batches.launch(&again, LEASE, new).await.unwrap().unwrap();
-    assert_eq!((opened.row.attempt, opened.row.status), (2, ExecutionStatus::Pending));
+    assert_eq!((opened.attempt, opened.status), (2, ExecutionStatus::Running));
+    assert!(opened.child_thread.ends_with(":2"), "a thread of its own");
     batches.pause("b").await.unwrap();
     assert!(batches.finalize(&again, failed("no"), None).await.unwrap());
     let retried = batches.retry("b", &rows[0].id).await.unwrap();
@@ -371,8 +370,8 @@ async fn cancelling_ends_items_and_executions_at_once() {
     assert_eq!((ended.status, ended.error.as_deref()), (ExecutionStatus::Cancelled, Some(ITEM_CANCELLED)));
     // What it had used is added once.
     let tokens = |total_tokens| ExecutionTokens { total_tokens, ..ExecutionTokens::default() };
-    records.executions().used(&opened.row, &BTreeMap::from([("m".into(), tokens(7))])).await.unwrap();
-    records.executions().used(&opened.row, &BTreeMap::from([("m".into(), tokens(9))])).await.unwrap();
+    records.executions().used(&opened, &BTreeMap::from([("m".into(), tokens(7))])).await.unwrap();
+    records.executions().used(&opened, &BTreeMap::from([("m".into(), tokens(9))])).await.unwrap();
     assert_eq!(records.executions().of_thread("t").await.unwrap()[0].tokens(), Some(tokens(7)));
 }
 

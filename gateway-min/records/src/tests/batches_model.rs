@@ -16,7 +16,6 @@ enum Step {
     Submit { items: usize, live: u32, running: u32 },
     Claim { batch: usize, most: usize },
     Launch(usize),
-    Running(usize),
     Renew(usize),
     Release(usize),
     Succeed(usize),
@@ -34,8 +33,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (1..6usize, 1..4u32, 1..4u32)
             .prop_map(|(items, live, running)| Step::Submit { items, live, running: running.min(live) }),
         6 => (batch.clone(), 0..4usize).prop_map(|(batch, most)| Step::Claim { batch, most }),
-        2 => claim.clone().prop_map(Step::Launch),
-        2 => claim.clone().prop_map(Step::Running),
+        4 => claim.clone().prop_map(Step::Launch),
         2 => claim.clone().prop_map(Step::Renew),
         1 => claim.clone().prop_map(Step::Release),
         3 => claim.clone().prop_map(Step::Succeed),
@@ -169,29 +167,21 @@ impl Checked {
                 let claims = claimed.items.into_iter().zip(expected);
                 self.model.claims.extend(claims.map(|(item, position)| (item.claim, batch, position)));
             }
-            Step::Launch(back) | Step::Renew(back) | Step::Running(back) => {
+            Step::Launch(back) | Step::Renew(back) => {
                 let Some(place) = self.place(back) else { return };
                 let done = match step {
                     Step::Launch(_) => {
                         let new = execution(&self.fixture, &place.0);
                         batches.launch(&place.0, lease, new).await.unwrap().is_some()
                     }
-                    Step::Renew(_) => batches.renew(&place.0, lease).await.unwrap(),
-                    _ => {
-                        let new = execution(&self.fixture, &place.0);
-                        let launched = batches.launch(&place.0, lease, new).await.unwrap();
-                        match launched {
-                            Some(opened) => batches.running(&place.0, &opened.row, "m", 1).await.unwrap(),
-                            None => false,
-                        }
-                    }
+                    _ => batches.renew(&place.0, lease).await.unwrap(),
                 };
                 let expires = self.model.now + LEASE_SECONDS;
                 let held = self.model.held(&place);
                 assert_eq!(done, held.is_some());
                 let Some(item) = held else { return };
                 item.lease = Some((place.0.owner.clone(), expires));
-                if matches!(step, Step::Running(_)) {
+                if matches!(step, Step::Launch(_)) {
                     item.status = BatchItemStatus::Running;
                 }
             }

@@ -180,28 +180,50 @@ async fn batches() {
     let fixture = fixture().await;
     let (records, batches) = (&fixture.records, fixture.records.batches());
     let lease = TimeDelta::seconds(30);
-    let new = || NewBatch { max_attempts: 1, ..super::batches::batch("b", 3, 3, 3) };
+    let new_batch = || NewBatch { max_attempts: 1, ..super::batches::batch("b", 3, 3, 3) };
     // The owner, the time, the batch, the items, and reading both.
-    every_statement_fails_once(records, 7, async || batches.submit(new()).await).await;
-    // The lock, the time, two kinds of expired leases, what is unfinished, counts, promotion, the claim, the batch.
+    every_statement_fails_once(records, 7, async || batches.submit(new_batch()).await).await;
+    // The batch, the promotion, the claim, the batch, the commit.
     let claim = async || batches.claim("b", "a", lease, 3, true).await;
-    for k in 1..=9 {
+    for k in 1..=5 {
         let before = dump(records).await;
         records.db.fault.arm(k);
         claim().await.unwrap_err();
         assert_eq!(dump(records).await, before, "statement {k}");
     }
+    records.db.fault.arm(6);
     let items = claim().await.unwrap().unwrap().items;
-    let end = super::batches::succeeded("x");
-    let done = async || batches.finalize(&items[0].claim, end.clone(), None).await.map(|done| assert!(done));
+    assert!(records.db.fault.disarm(), "there are more than 5 statements");
+    // The lock, going on with an execution, opening one, the item, the commit.
+    let new = || super::batches::execution(&fixture, &items[0].claim);
+    let launch =
+        async || batches.launch(&items[0].claim, lease, new()).await.map(|row| assert!(row.is_some()));
+    every_statement_fails_once(records, 5, launch).await;
+    // The lock, the item, the batch, the commit; with the execution one more.
+    let row = records.executions().of_thread("t").await.unwrap().remove(0);
+    let end = ExecutionEnd {
+        status: ExecutionStatus::Completed,
+        error: None,
+        stop_reason: None,
+        usage: std::collections::BTreeMap::new(),
+    };
+    let done = async || {
+        let end = (super::batches::succeeded("x"), Some((row.clone(), end.clone())));
+        batches.finalize(&items[0].claim, end.0, end.1).await.map(|done| assert!(done))
+    };
     every_statement_fails_once(records, 5, done).await;
     let failed = super::batches::failed("x");
     let done =
         async || batches.finalize(&items[1].claim, failed.clone(), None).await.map(|done| assert!(done));
-    every_statement_fails_once(records, 6, done).await;
+    every_statement_fails_once(records, 5, done).await;
     let retry = async || batches.retry("b", &items[1].claim.item_id).await;
-    every_statement_fails_once(records, 5, retry).await;
-    every_statement_fails_once(records, 6, async || batches.cancel("b").await).await;
+    every_statement_fails_once(records, 4, retry).await;
+    every_statement_fails_once(records, 5, async || batches.cancel("b").await).await;
+    // Leases that have expired: the batch, the items that fail, their executions, the others, the batch twice, the commit.
+    batches.submit(NewBatch { id: "c".into(), submission_key: "c".into(), ..new_batch() }).await.unwrap();
+    batches.claim("c", "a", lease, 3, true).await.unwrap().unwrap();
+    fixture.pass_seconds(40).await;
+    every_statement_fails_once(records, 7, async || batches.claim("c", "b", lease, 0, true).await).await;
 }
 
 /// A failed deletion releases the thread, so everything but that must be unchanged.

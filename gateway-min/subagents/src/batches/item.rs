@@ -11,8 +11,8 @@ use threadkeep_agent::AgentError;
 use threadkeep_agent::model::message;
 use threadkeep_agent::tools::Reports;
 use threadkeep_records::{
-    BatchRow, Claim, ClaimedItem, ExecutionEnd, ExecutionKind, ExecutionRow, ExecutionStatus,
-    ExecutionTokens, ItemEnd, ItemResult, NewExecution, Opened, OperationKind, persistently,
+    BatchRow, ClaimedItem, ExecutionEnd, ExecutionKind, ExecutionRow, ExecutionStatus, ExecutionTokens,
+    ItemEnd, ItemResult, Launch, NewExecution, OperationKind, persistently,
 };
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
@@ -83,8 +83,8 @@ impl AtWork {
             Err(error) => return self.failed(&error, None).await,
         };
         let (spec, model) = prepared;
-        let opened = match self.launch(&spec.definition).await {
-            Ok(Some(opened)) => opened,
+        let row = match self.launch(&spec.definition, &model, waited).await {
+            Ok(Some(row)) => row,
             Ok(None) => return AttemptEnd::Lost,
             Err(error) => {
                 tracing::warn!(item_id = self.item.claim.item_id, %error, "a batch item could not be started");
@@ -93,9 +93,8 @@ impl AtWork {
         };
         let budget = match self.worker.budget(&self.batch, &spec).await {
             Ok(budget) => budget,
-            Err(error) => return self.failed(&error.to_string(), Some(&opened.row)).await,
+            Err(error) => return self.failed(&error.to_string(), Some(&row)).await,
         };
-        let row = opened.row.clone();
         let cancel = self.worker.stop.child_token();
         let criteria: Option<Vec<Json>> =
             self.item.acceptance_criteria.as_ref().map(|list| list.iter().map(|text| json!(text)).collect());
@@ -103,8 +102,8 @@ impl AtWork {
         let work = Arc::new(Work {
             delegator: Arc::clone(&self.worker.delegator),
             accessor: self.worker.accessor.clone().with_ids(Arc::new(IdSource::default())),
-            counted: opened.counted,
-            row: opened.row,
+            counted: false,
+            row: row.clone(),
             model,
             messages: vec![message::human(self.task(criteria.as_ref()))],
             sections: prompts::sections(spec.receipts, criteria.is_some(), false),
@@ -118,9 +117,8 @@ impl AtWork {
             settled: Settled::default(),
             begun: Mutex::default(),
         });
-        let claim = self.item.claim.clone();
         let deadline = work.deadline() + GRACE;
-        let mut running = tokio::spawn(async move { work.work_on_item(&claim, waited).await });
+        let mut running = tokio::spawn(async move { work.work_on_item().await });
         match self.wait(&mut running, deadline).await {
             Ok(ended) => self.ended(ended, &row).await,
             Err(why) => {
@@ -164,14 +162,16 @@ impl AtWork {
     async fn launch(
         &self,
         definition: &Definition,
-    ) -> Result<Option<Opened>, threadkeep_records::RecordsError> {
+        model: &str,
+        waited_ms: i64,
+    ) -> Result<Option<ExecutionRow>, threadkeep_records::RecordsError> {
         let timeout = TimeDelta::from_std(definition.timeout).unwrap_or(TimeDelta::MAX);
         let now = self.worker.delegator.records.now();
         let definition_json = match serde_json::to_value(definition) {
             Ok(Json::Object(map)) => map,
             _ => Map::new(),
         };
-        let new = NewExecution {
+        let execution = NewExecution {
             execution_id: self.item.claim.item_id.clone(),
             thread_id: self.batch.thread_id.clone(),
             run_id: self.batch.run_id.clone(),
@@ -185,11 +185,12 @@ impl AtWork {
             deadline: now.checked_add_signed(timeout).unwrap_or(chrono::DateTime::<chrono::Utc>::MAX_UTC),
         };
         let (asked, length) = (Instant::now(), self.worker.leases.length());
-        let opened = self.worker.delegator.records.batches().launch(&self.item.claim, length, new).await?;
-        if opened.is_some() {
+        let launch = Launch { execution, model: model.to_owned(), waited_ms };
+        let row = self.worker.delegator.records.batches().launch(&self.item.claim, length, launch).await?;
+        if row.is_some() {
             self.worker.leases.renewed(&self.item.claim, asked);
         }
-        Ok(opened)
+        Ok(row)
     }
 
     /// The task as the subagent reads it.
@@ -207,7 +208,7 @@ impl AtWork {
         match ended {
             Ok(Ok(Some(done))) => self.finalize(done).await,
             Ok(Ok(None)) if self.worker.stop.is_cancelled() => self.release(Some(row)).await,
-            // The claim did not hold when it was to start.
+            // It was cancelled, because the claim does not hold any more.
             Ok(Ok(None)) => self.abandoned(row).await,
             Ok(Err(error)) => self.unfinished(&error, row).await,
             Err(panic) => self.failed(&panic.to_string(), Some(row)).await,
@@ -397,15 +398,11 @@ async fn stopped(cancel: &CancellationToken, mut running: JoinHandle<Worked>) ->
 }
 
 impl Work {
-    /// Works on an item of a batch: from its task, or from where an earlier process stopped. `None` if the claim does not
-    /// hold any more, or it was cancelled.
-    async fn work_on_item(&self, claim: &Claim, waited: i64) -> Worked {
+    /// Works on an item of a batch that was launched: from its task, or from where an earlier process stopped. `None` if it
+    /// was cancelled.
+    async fn work_on_item(&self) -> Worked {
         let thread = ThreadId::from(self.row.child_thread.as_str());
         let mut writer = StepWriter::open(&self.accessor, &thread, None).await?;
-        let batches = self.delegator.records.batches();
-        if !batches.running(claim, &self.row, &self.model, waited).await? {
-            return Ok(None);
-        }
         self.begin(writer.state().is_some()).await;
         let ended = match self.run(&mut writer).await? {
             Err(AgentError::Engine(error)) => {

@@ -69,6 +69,7 @@ impl Records {
         self.batches.cancel_of_thread(thread_id).await?;
         self.batches.delete_items_of_thread(thread_id).await?;
         let (thread, row) = (thread_id.to_owned(), reservation.row_id().to_owned());
+        let remains = self.batches.note_remains(thread_id);
         let deleted = self.db.write(thread_id, move |tx| {
             Box::pin(async move {
                 if tx.execute(query("DELETE FROM runs WHERE run_id = $1").bind(&row)).await? == 0 {
@@ -78,6 +79,7 @@ impl Records {
                 let events = query("DELETE FROM run_events WHERE thread_id = $1").bind(&thread);
                 let events = tx.execute(events).await?;
                 tx.execute(query("DELETE FROM run_frames WHERE thread_id = $1").bind(&thread)).await?;
+                tx.execute(remains).await?;
                 tx.execute(query("DELETE FROM executions WHERE thread_id = $1").bind(&thread)).await?;
                 let batches = query("DELETE FROM subagent_batches WHERE thread_id = $1");
                 tx.execute(batches.bind(&thread)).await?;

@@ -11,6 +11,7 @@
 //! | `store_settings` | `name` | the form in which checkpoints are written | [`Records::agree_on_form`], [`Records::converted`] |
 //! | `subagent_batches` | `id`; unique: `user_id` and `submission_key` | durable batches of delegations | [`Batches`]; [`Records::delete_thread`] |
 //! | `subagent_batch_items` | `id`; unique: `batch_id` and `item_key`, `batch_id` and `position` | their items | [`Batches`]; [`Records::delete_thread`] |
+//! | `subagent_batch_remains` | `child_thread` | threads of deleted items that may have been at work, until a worker has looked at them | [`Batches`]; [`Records::delete_thread`] |
 //! | `subagents` | `name` | the definitions of managed subagents, if `agent_storage.backend` is `db` | [`Subagents`] |
 //! | `run_events` | (`thread_id`, `seq`) | the event feed, if `run_events.backend` is `db` | [`Events`]; [`Records::delete_thread`] |
 //!

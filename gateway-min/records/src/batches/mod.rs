@@ -19,6 +19,7 @@ mod control;
 mod finish;
 mod lease;
 mod read;
+mod remains;
 mod rows;
 mod submit;
 

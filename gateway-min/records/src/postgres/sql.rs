@@ -20,7 +20,7 @@ pub(crate) struct Tables {
 }
 
 /// The table names used in statements.
-const NAMES: [&str; 10] = [
+const NAMES: [&str; 11] = [
     "threads_meta",
     "runs",
     "run_events",
@@ -30,6 +30,7 @@ const NAMES: [&str; 10] = [
     "subagents",
     "subagent_batches",
     "subagent_batch_items",
+    "subagent_batch_remains",
     MIGRATIONS,
 ];
 

@@ -488,3 +488,34 @@ async fn a_large_batch_is_deleted_with_its_thread_and_its_workers_notice() {
     assert_eq!(batches.claimable().await.unwrap(), ["kept"]);
     assert_eq!(items(records, "kept").await.len(), 2);
 }
+
+/// Of a deleted thread's items those are noted that may have been at work: their processes may still write.
+#[tokio::test]
+async fn items_that_may_be_at_work_are_noted_when_their_thread_is_deleted() {
+    let fixture = fixture().await;
+    let (records, batches) = (&fixture.records, fixture.records.batches());
+    create_thread(records, "t").await;
+    batches.submit(batch("b", 4, 4, 4)).await.unwrap();
+    let claimed = claim(records, "b", "a", 3).await;
+    let mut launched = Vec::new();
+    for item in &claimed[..2] {
+        let row = batches.launch(&item.claim, LEASE, execution(&fixture, &item.claim)).await.unwrap().unwrap();
+        launched.push(row);
+    }
+    let end = ExecutionEnd {
+        status: ExecutionStatus::Completed,
+        error: None,
+        stop_reason: None,
+        usage: BTreeMap::new(),
+    };
+    let ended = Some((launched[1].clone(), end));
+    assert!(batches.finalize(&claimed[1].claim, succeeded("x"), ended).await.unwrap());
+    assert!(batches.remains(TimeDelta::zero()).await.unwrap().is_empty());
+    let reservation = records.runs().reserve("t", WriterKind::Delete).await.unwrap();
+    records.delete_thread(reservation).await.unwrap();
+    let left = &launched[0].child_thread;
+    assert_eq!(batches.remains(TimeDelta::zero()).await.unwrap(), std::slice::from_ref(left));
+    assert!(batches.remains(TimeDelta::hours(1)).await.unwrap().is_empty(), "it was deleted a moment ago");
+    batches.forget_remains(left).await.unwrap();
+    assert!(batches.remains(TimeDelta::zero()).await.unwrap().is_empty());
+}

@@ -5,6 +5,8 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
+use chrono::TimeDelta;
+use threadkeep::id::ThreadId;
 use threadkeep::state::StateAccessor;
 use threadkeep_records::{BatchRow, BatchesOf, RecordsError};
 use tokio::time::Instant;
@@ -17,8 +19,11 @@ use super::spec::Spec;
 use super::{Batching, item};
 use crate::admission::{Class, Slot};
 use crate::budget::Budget;
-use crate::delegator::Delegator;
+use crate::delegator::{CatchUpError, Delegator};
 use crate::progress::signed;
+
+/// How long a subagent may go on when its item is lost, with what it takes to notice.
+const STOPPED_WITHIN: Duration = Duration::from_secs(10);
 
 /// The worker of a process. It works until it is stopped or dropped.
 pub struct BatchWorker {
@@ -55,6 +60,7 @@ impl BatchWorker {
         });
         worker.batching.working.store(true, Ordering::Release);
         worker.tasks.spawn(Arc::clone(&worker).claim_all());
+        worker.tasks.spawn(Arc::clone(&worker).sweep());
         tokio::spawn(Arc::clone(&worker).watch());
         Some(Self { worker })
     }
@@ -92,6 +98,32 @@ impl Worker {
             }
             self.leases.look(self.delegator.records.batches()).await;
         }
+    }
+
+    /// Removes what items of deleted threads have left, now and then, until it is stopped.
+    async fn sweep(self: Arc<Self>) {
+        while !self.stop.is_cancelled() {
+            if let Err(error) = self.remove_remains().await {
+                tracing::warn!(%error, "what is left of deleted batch items is removed later");
+            }
+            tokio::select! {
+                biased;
+                () = self.stop.cancelled() => {}
+                () = tokio::time::sleep(self.leases.renewal()) => {}
+            }
+        }
+    }
+
+    /// Deletes the checkpoints of items whose thread was deleted while they may have been at work: after the longest time
+    /// for which another process can have worked on, and which it did not survive if anything is left.
+    async fn remove_remains(&self) -> Result<(), CatchUpError> {
+        let longest = self.leases.length() + TimeDelta::from_std(STOPPED_WITHIN).unwrap_or_default();
+        let batches = self.delegator.records.batches();
+        for thread in batches.remains(longest).await? {
+            self.accessor.delete_thread(&ThreadId::from(thread.as_str())).await?;
+            batches.forget_remains(&thread).await?;
+        }
+        Ok(())
     }
 
     /// Claims items until it is stopped.

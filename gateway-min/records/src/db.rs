@@ -547,7 +547,8 @@ impl WriteTx<'_> {
     ) -> Result<Vec<Ran<T>>, RecordsError> {
         let Tx::Sqlite(connection) = &mut self.tx else {
             let answers = self.commit_with(statements).await?.into_iter();
-            let read = |answer: postgres::Answer| Ok(Ran { count: answer.count, rows: read_all(answer.rows)? });
+            let read =
+                |answer: postgres::Answer| Ok(Ran { count: answer.count, rows: read_all(answer.rows)? });
             return answers.map(read).collect();
         };
         self.committed = false;

@@ -16,11 +16,13 @@ const MOST: i64 = 500;
 impl Batches {
     /// The statement that notes the items of a thread that may be at work; its executions are deleted next.
     pub(crate) fn note_remains(&self, thread_id: &str) -> Sql {
-        let mut sql =
-            self.db.builder("INSERT INTO subagent_batch_remains (child_thread, deleted_at) SELECT child_thread, ");
+        let mut sql = self
+            .db
+            .builder("INSERT INTO subagent_batch_remains (child_thread, deleted_at) SELECT child_thread, ");
         self.now().push(&mut sql);
         sql.push(" FROM executions WHERE kind = 'batch_item' AND thread_id = ").push_bind(thread_id);
-        sql.push(" AND (status IN ('pending', 'running', 'cancelled') OR error = ").push_bind(LEASE_EXPIRED_LAST);
+        sql.push(" AND (status IN ('pending', 'running', 'cancelled') OR error = ")
+            .push_bind(LEASE_EXPIRED_LAST);
         sql.push(") ON CONFLICT DO NOTHING");
         sql.build()
     }

@@ -164,22 +164,36 @@ async fn s52_nothing_late_counts() {
     // Also before anybody else has it.
     let launched = batches.launch(&late, LEASE, execution(&fixture, &late)).await.unwrap().unwrap();
     fixture.pass_seconds(40).await;
-    let refused = async |claim: &Claim| {
+    let refused = async |claim: &Claim, ended: (Option<String>, bool)| {
         assert!(!batches.renew(claim, LEASE).await.unwrap());
         assert!(!batches.release(claim).await.unwrap());
-        assert!(!batches.finalize(claim, succeeded("late"), None).await.unwrap());
+        let end = ExecutionEnd {
+            status: ExecutionStatus::Completed,
+            error: None,
+            stop_reason: None,
+            usage: BTreeMap::new(),
+        };
+        assert!(!batches.finalize(claim, succeeded("late"), Some((launched.clone(), end))).await.unwrap());
+        assert!(!batches.finalize(claim, failed("late"), None).await.unwrap());
+        let row = records.executions().of_thread("t").await.unwrap().remove(0);
+        assert_eq!(
+            (row.error, row.completed_at.is_some()),
+            ended,
+            "an end that does not count ends no execution"
+        );
         assert!(batches.launch(claim, LEASE, execution(&fixture, claim)).await.unwrap().is_none());
         assert!(batches.held(vec![claim.clone()]).await.unwrap().is_empty());
     };
-    refused(&late).await;
+    refused(&late, (None, false)).await;
     let taken = claim(records, "b", "b", 1).await.remove(0).claim;
-    refused(&late).await;
+    refused(&late, (None, false)).await;
     // A claim with the same attempt and another name is another claim.
-    refused(&Claim { owner: "a".into(), ..taken.clone() }).await;
+    refused(&Claim { owner: "a".into(), ..taken.clone() }, (None, false)).await;
     assert_eq!(batches.held(vec![taken.clone(), late]).await.unwrap(), std::slice::from_ref(&taken));
     batches.cancel("b").await.unwrap();
-    refused(&taken).await;
-    refused(&cancelled).await;
+    let cancellation = || (Some(ITEM_CANCELLED.to_owned()), true);
+    refused(&taken, cancellation()).await;
+    refused(&cancelled, cancellation()).await;
     assert_eq!(statuses(records, "b").await, [Cancelled, Cancelled]);
     assert!(items(records, "b").await.iter().all(|item| item.result_preview.is_none()));
 }
@@ -499,7 +513,8 @@ async fn items_that_may_be_at_work_are_noted_when_their_thread_is_deleted() {
     let claimed = claim(records, "b", "a", 3).await;
     let mut launched = Vec::new();
     for item in &claimed[..2] {
-        let row = batches.launch(&item.claim, LEASE, execution(&fixture, &item.claim)).await.unwrap().unwrap();
+        let row =
+            batches.launch(&item.claim, LEASE, execution(&fixture, &item.claim)).await.unwrap().unwrap();
         launched.push(row);
     }
     let end = ExecutionEnd {

@@ -158,7 +158,8 @@ impl Worker {
         for (index, batch_id) in claimable.iter().enumerate() {
             let Some(slots) = self.slots(batch_id, claimable.len() - index).await else { return Ok(found) };
             let owner = turns.next_owner(&self.name);
-            let (asked, waits) = (Instant::now(), turns.waits_for(batch_id));
+            // Without another batch to turn to, there is nothing better to do than to wait for another process's claim.
+            let (asked, waits) = (Instant::now(), turns.waits_for(batch_id) || claimable.len() == 1);
             let length = self.leases.length();
             let Some(claimed) = batches.claim(batch_id, &owner, length, slots.len(), waits).await? else {
                 // Another process is at it; if it has no other batch to turn to, this one waits for it.

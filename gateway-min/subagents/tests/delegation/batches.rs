@@ -252,13 +252,9 @@ async fn a_thread_is_deleted_while_its_batch_is_at_work() {
         .unwrap();
     let worker = worker(&house);
     gate(&name).reached().await;
-    let thread = ThreadId::from(THREAD);
-    let reservation = records.runs().reserve(THREAD, WriterKind::Delete).await.unwrap();
-    let seen = house.accessor.look(&thread).await.unwrap();
     let children: Vec<_> = house.executions().await.into_iter().map(|row| row.child_thread).collect();
     assert!(!children.is_empty());
-    delete_checkpoints(records, &house.accessor, &thread, seen).await.unwrap();
-    records.delete_thread(reservation).await.unwrap();
+    delete_thread(&house).await;
     // Whatever they were about to do, they do now.
     gate(&name).open();
     let at_work = async {
@@ -274,6 +270,53 @@ async fn a_thread_is_deleted_while_its_batch_is_at_work() {
         let state = house.accessor.get(&ThreadId::from(child.as_str()), None).await.unwrap();
         assert!(state.is_none(), "{child} came back");
     }
+}
+
+/// Deletes the thread as the gateway does.
+pub(crate) async fn delete_thread(house: &House) {
+    let (records, thread) = (&house.delegator.records, ThreadId::from(THREAD));
+    let reservation = records.runs().reserve(THREAD, WriterKind::Delete).await.unwrap();
+    let seen = house.accessor.look(&thread).await.unwrap();
+    delete_checkpoints(records, &house.accessor, &thread, seen).await.unwrap();
+    records.delete_thread(reservation).await.unwrap();
+}
+
+/// The threads of deleted items that may have been at work.
+pub(crate) async fn remains(house: &House) -> Vec<String> {
+    house.delegator.records.batches().remains(chrono::TimeDelta::zero()).await.unwrap()
+}
+
+/// Waits until nothing is left of a deleted item: a worker removes it when nobody can be at work on it any more.
+pub(crate) async fn until_removed(house: &House, child: &str) {
+    let removed = async {
+        while !remains(house).await.is_empty() {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_mins(2), removed).await.expect("nobody removed it");
+    assert!(house.accessor.get(&ThreadId::from(child), None).await.unwrap().is_none(), "hidden checkpoints");
+}
+
+/// A process that has launched an item writes its first checkpoint after the thread was deleted, and dies before it can
+/// remove it.
+#[tokio::test]
+async fn what_a_dead_process_wrote_of_a_deleted_item_is_removed_by_the_next() {
+    let source = Arc::<Held>::default();
+    let house = submitted(&["a"], json!([{"text": "ok"}]), "").await;
+    let first = house.restarted().with_source(Arc::clone(&source) as Arc<dyn ToolSource>);
+    let at_work = worker(&first);
+    source.reached.notified().await;
+    let child = house.executions().await.remove(0).child_thread;
+    delete_thread(&house).await;
+    until_lost(&first).await;
+    at_work.stop().await;
+    assert_eq!(remains(&house).await, [child.as_str()]);
+    // What a process writes that was a little faster.
+    house.accessor.create(&ThreadId::from(child.as_str()), serde_json::Map::new()).await.unwrap();
+    let next = house.restarted();
+    let worker = worker(&next);
+    until_removed(&next, &child).await;
+    worker.stop().await;
 }
 
 /// Two processes work on one batch, and a third has stopped: each item ends once.
@@ -357,26 +400,30 @@ async fn s62_a_call_that_is_repeated_after_its_run_was_dropped_finds_its_batch()
     repeated(&house).await;
 }
 
-/// A source of tools that is reached, and never answers.
+/// A source of tools that is reached, and answers when it is opened: that there are none.
 #[derive(Default)]
-struct Hanging(Notify);
+pub(crate) struct Held {
+    pub(crate) reached: Notify,
+    pub(crate) open: Notify,
+}
 
 #[async_trait]
-impl ToolSource for Hanging {
+impl ToolSource for Held {
     async fn tools(&self, _: &Config) -> Vec<Arc<dyn Tool>> {
-        self.0.notify_one();
-        std::future::pending().await
+        self.reached.notify_one();
+        self.open.notified().await;
+        Vec::new()
     }
 }
 
 /// Bug 7: a batch that is cancelled while the tools of its item are put together asks no model.
 #[tokio::test]
 async fn a_batch_that_is_cancelled_while_tools_are_assembled_starts_nothing() {
-    let source = Arc::<Hanging>::default();
+    let source = Arc::<Held>::default();
     let house = submitted(&["a"], json!([{"text": "ok"}]), "").await;
     let house = house.with_source(Arc::clone(&source) as Arc<dyn ToolSource>);
     let worker = worker(&house);
-    source.0.notified().await;
+    source.reached.notified().await;
     let id = batch(&house).await.id;
     house.delegator.records.batches().cancel(&id).await.unwrap();
     until_lost(&house).await;

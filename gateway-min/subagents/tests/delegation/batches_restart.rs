@@ -2,11 +2,14 @@
 
 use std::sync::Arc;
 
+use threadkeep::id::ThreadId;
 use threadkeep_agent::model::scripted::gate;
+use threadkeep_agent::tools::ToolSource;
 use threadkeep_records::{BatchItemStatus, BatchStatus};
 
 use crate::batches::{
-    Between, WORKER, ended, gate_name, repeated, rows, submitted, two_items, two_turns, worker,
+    Between, Held, WORKER, delete_thread, ended, gate_name, remains, repeated, rows, submitted, two_items,
+    two_turns, until_removed, worker,
 };
 use crate::support::House;
 
@@ -75,4 +78,48 @@ async fn s62_a_call_that_is_repeated_after_a_kill_finds_its_batch() {
         });
     });
     repeated(&house).await;
+}
+
+/// The process dies after an item has written its first checkpoint, which comes after the deletion of its thread, and before
+/// it looks after its leases: nobody but another process can remove that.
+#[tokio::test]
+async fn a_kill_between_a_deletion_and_the_clean_up_of_an_item_leaves_no_checkpoints() {
+    let name = gate_name("remains");
+    let house = submitted(&["a"], serde_json::json!([{"text": "never", "gate": {"name": name}}]), "").await;
+    // It looks after its leases every ten seconds, and claims at once.
+    house.reconfigure(
+        "poll_interval_seconds: 0.1, lease_seconds: 10",
+        "poll_interval_seconds: 60, lease_seconds: 30",
+    );
+    let source = Arc::<Held>::default();
+    let first = house.restarted().with_source(Arc::clone(&source) as Arc<dyn ToolSource>);
+    let process = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let child = std::thread::scope(|threads| {
+        let at_work = threads.spawn(|| {
+            let (worker, child) = process.block_on(async {
+                let worker = worker(&first);
+                source.reached.notified().await;
+                let child = house.executions().await.remove(0).child_thread;
+                delete_thread(&house).await;
+                source.open.notify_one();
+                gate(&name).reached().await;
+                (worker, child)
+            });
+            drop(process);
+            std::mem::forget(worker);
+            child
+        });
+        at_work.join().unwrap()
+    });
+    let left = house.accessor.get(&ThreadId::from(child.as_str()), None).await.unwrap();
+    assert!(left.is_some(), "it was written after the deletion");
+    assert_eq!(remains(&house).await, [child.as_str()]);
+    house.reconfigure(
+        "poll_interval_seconds: 60, lease_seconds: 30",
+        "poll_interval_seconds: 0.1, lease_seconds: 10",
+    );
+    let next = house.restarted();
+    let second = worker(&next);
+    until_removed(&next, &child).await;
+    second.stop().await;
 }

@@ -178,6 +178,14 @@ impl House {
         self
     }
 
+    /// Changes the text of the configuration, for the next process.
+    pub(crate) fn reconfigure(&self, from: &str, to: &str) {
+        let path = self.directory.path().join("config.yaml");
+        let text = std::fs::read_to_string(&path).unwrap();
+        assert!(text.contains(from), "{text}");
+        std::fs::write(path, text.replace(from, to)).unwrap();
+    }
+
     /// The same stores in a process that has just started.
     pub(crate) fn restarted(&self) -> Self {
         let records = self.delegator.records.clone();

@@ -187,3 +187,52 @@ async fn s52_a_process_that_stood_still_past_its_leases_changes_nothing() {
     assert_eq!(second.get(&format!("{BATCHES}/{id}/items")).await, items);
     assert_eq!(second.get("/api/threads/t/executions").await, executions);
 }
+
+/// The most memory that a gateway may take more for 5,000 live items, of which 64 are at work. Their submission has all of
+/// them in the conversation, and 64 subagents have agents of their own.
+const LIVE_ITEMS_MAX: u64 = 128 << 20;
+
+/// What waits is in the database: a gateway keeps what it works on.
+#[tokio::test]
+async fn five_thousand_live_items_take_bounded_memory() {
+    let database = postgres().unwrap().database().await.unwrap();
+    for dir in [configured("full"), on_postgres(database.url(), "delta")] {
+        let items: Json =
+            (0..5_000).map(|n| json!({"key": format!("k{n}"), "prompt": "x".repeat(200)})).collect();
+        let call = json!({"name": "batch_task", "args": {"title": "Files", "items": items,
+            "subagent_type": "general-purpose", "max_live_items": 5_000, "max_running_items": 64}});
+        let script = json!({"rules": [
+            {"when": {"caller": "subagent"}, "answers": [{"text": "never", "gate": {"name": "shut"}}]},
+            {"when": {"contains": ["submit"]}, "answers": [{"text": "", "tool_calls": [call]}, {"text": "Submitted."}]},
+            {"answers": [{"text": "Yes."}]},
+        ]});
+        std::fs::write(dir.path().join("script.json"), script.to_string()).unwrap();
+        let file = dir.path().join("config.yaml");
+        let mut config: Json = serde_json::from_str(&std::fs::read_to_string(&file).unwrap()).unwrap();
+        config["subagent_batches"] = json!({"enabled": true, "max_live_items_per_batch": 5_000});
+        config["subagent_runtime"] = json!({"max_running": 64});
+        std::fs::write(file, config.to_string()).unwrap();
+        let gateway = Gateway::start(dir.path());
+        gateway.post("/api/threads", json!({"thread_id": "t"})).await;
+        // What a first turn opens is not the items'.
+        gateway.ask("Hello").await;
+        let resident = || {
+            let status = std::fs::read_to_string(format!("/proc/{}/status", gateway.child.id())).unwrap();
+            let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
+            line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() << 10
+        };
+        let before = resident();
+        let id = submit(&gateway).await;
+        let counts = loop {
+            let counts = gateway.get(&format!("{BATCHES}/{id}")).await["counts"].clone();
+            if counts["running"] == 64 {
+                break counts;
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        };
+        assert_eq!(counts["queued"], 5_000 - 64, "{counts}");
+        let growth = resident().saturating_sub(before);
+        println!("{growth} bytes for 5,000 live items in {}", dir.path().display());
+        assert!(growth <= LIVE_ITEMS_MAX, "{growth} bytes");
+    }
+}

@@ -6,6 +6,7 @@ mod acceptance;
 mod admission;
 mod batches;
 mod batches_restart;
+mod beside;
 mod budget;
 mod deferred;
 mod everywhere;

@@ -10,6 +10,8 @@ mod admission;
 #[allow(dead_code, reason = "no process dies here")]
 #[path = "../delegation/batches.rs"]
 mod batches;
+#[path = "../delegation/beside.rs"]
+mod beside;
 #[path = "../delegation/deferred.rs"]
 mod deferred;
 #[path = "../delegation/external.rs"]

@@ -10,6 +10,8 @@ mod admission;
 mod batches;
 #[path = "../delegation/batches_restart.rs"]
 mod batches_restart;
+#[path = "../delegation/beside.rs"]
+mod beside;
 #[path = "../delegation/budget.rs"]
 mod budget;
 #[path = "../delegation/deferred.rs"]

@@ -22,6 +22,12 @@ pub fn peak() -> u64 {
     kilobytes("/proc/self/status", "VmHWM:")
 }
 
+/// Sets the peak of this process's memory to what it has now.
+pub fn reset_peak() {
+    // Where it is not possible, the peak is that of the process's whole life.
+    let _ = fs::write("/proc/self/clear_refs", "5");
+}
+
 /// Bytes that this process made dirty in files.
 pub fn written() -> u64 {
     field("/proc/self/io", "write_bytes:")

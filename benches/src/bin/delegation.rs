@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use clap::{Parser, ValueEnum};
-use threadkeep_benches::delegation::{batches, dispatch, growth, placement, table};
+use threadkeep_benches::delegation::{batches, dispatch, growth, live, placement, table, work};
 
 /// Measures what delegation costs beside the models, whose answers are scripted.
 #[derive(Parser)]
@@ -13,13 +13,13 @@ use threadkeep_benches::delegation::{batches, dispatch, growth, placement, table
     version,
     after_help = "\
 Examples:
-  delegation                               all four; minutes
+  delegation                               all five; minutes
   delegation dispatch --runs 1000
   delegation placement --scratch /mnt/disk"
 )]
 struct Cli {
     /// What to measure.
-    #[arg(value_enum, default_values = ["dispatch", "growth", "placement", "batches"])]
+    #[arg(value_enum, default_values = ["dispatch", "growth", "placement", "batches", "live"])]
     what: Vec<What>,
     /// Delegations a store, for `dispatch`.
     #[arg(long, default_value_t = 300)]
@@ -33,9 +33,15 @@ struct Cli {
     /// Items of a batch, for `batches`.
     #[arg(long, default_value_t = 2000)]
     items: usize,
+    /// Live items of a batch, for `live`.
+    #[arg(long, default_value_t = 5000)]
+    live_items: usize,
     /// Repetitions, for `placement`.
     #[arg(long, default_value_t = 5)]
     rounds: usize,
+    /// Works on the batches of this database until standard input ends; `batches` starts processes with it.
+    #[arg(long, hide = true)]
+    worker_of: Option<String>,
     /// Directory for the stores; put it on the disk to measure.
     #[arg(long, default_value_os_t = std::env::temp_dir())]
     scratch: PathBuf,
@@ -49,13 +55,18 @@ enum What {
     Growth,
     /// Hidden threads against namespaces.
     Placement,
-    /// Durable batches with one worker and with several.
+    /// Durable batches with one process and with several.
     Batches,
+    /// Memory with many live items of a batch.
+    Live,
 }
 
 fn main() -> Result<()> {
     let cli = Cli::parse();
     let runtime = tokio::runtime::Runtime::new()?;
+    if let Some(url) = &cli.worker_of {
+        return runtime.block_on(work(url, &cli.scratch));
+    }
     for what in &cli.what {
         let text = match what {
             What::Dispatch => table(
@@ -78,13 +89,18 @@ fn main() -> Result<()> {
             What::Batches => table(
                 &[
                     "store",
-                    "workers",
+                    "processes",
                     "items a second",
                     "item and slot, ms",
                     "statements an item",
-                    "memory, MiB",
+                    "round trips an item",
+                    "CPU an item, ms",
                 ],
                 &runtime.block_on(batches(cli.items, &cli.scratch))?,
+            ),
+            What::Live => table(
+                &["store", "at work", "waiting", "memory, MiB", "at most"],
+                &runtime.block_on(live(cli.live_items, &cli.scratch))?,
             ),
             What::Placement => table(
                 &["store", "place", "16 x 50 commits, ms", "reading the parent, ms"],

@@ -14,7 +14,7 @@ use threadkeep_testing::{Database, Postgres};
 
 use crate::case::Backend;
 
-pub use batches::batches;
+pub use batches::{batches, live, work};
 pub use placement::placement;
 pub use work::{Growth, dispatch, growth};
 
@@ -25,6 +25,8 @@ pub const STORES: [Backend; 3] = [Backend::Memory, Backend::Sqlite, Backend::Pos
 pub(crate) struct StoreLocation {
     pub(crate) directory: tempfile::TempDir,
     database: Option<Database>,
+    /// The URL of a database that somebody else has.
+    shared: Option<String>,
     _server: Option<Postgres>,
 }
 
@@ -38,20 +40,26 @@ impl StoreLocation {
             Some(server) => Some(server.database().await.map_err(anyhow::Error::from_boxed)?),
             None => None,
         };
-        Ok(Self { directory, database, _server: server })
+        Ok(Self { directory, database, shared: None, _server: server })
+    }
+
+    /// A new directory in `scratch`, and a Postgres database that another process has.
+    pub(crate) fn existing(url: &str, scratch: &Path) -> Result<Self> {
+        let directory = tempfile::tempdir_in(scratch).context("the scratch directory")?;
+        Ok(Self { directory, database: None, shared: Some(url.to_owned()), _server: None })
     }
 
     /// The database's URL, or the path of the file of checkpoints.
     pub(crate) fn target(&self) -> String {
-        match &self.database {
-            Some(database) => database.url().to_owned(),
+        match self.url() {
+            Some(url) => url.to_owned(),
             None => self.directory.path().join("checkpoints.db").display().to_string(),
         }
     }
 
     /// The database's URL.
     pub(crate) fn url(&self) -> Option<&str> {
-        self.database.as_ref().map(Database::url)
+        self.database.as_ref().map(Database::url).or(self.shared.as_deref())
     }
 }
 

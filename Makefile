@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help run config-upgrade test python-test wheel lint docs sdk-check tools-check openapi-check tour conformance fuzz torture patroni crash-check size-report bench bench-peers bench-targets bench-criterion load instructions batches-torture
+.PHONY: help run config-upgrade test python-test wheel lint docs sdk-check tools-check openapi-check tour conformance fuzz torture patroni crash-check size-report bench bench-peers bench-targets bench-criterion load instructions batches-torture chaos
 
 help: ## Show what there is to run
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -69,6 +69,10 @@ torture: ## Try to lose or damage what was acknowledged, for MINUTES (10); SEED,
 batches-torture: ## A batch of ITEMS (5000) on three processes, KILLS (100) of them, and CRASHES (5) of the database; see docs/torture.md
 	BATCH_ITEMS=$(or $(ITEMS),5000) BATCH_KILLS=$(or $(KILLS),100) BATCH_CRASHES=$(or $(CRASHES),5) \
 	  cargo test --locked -p threadkeep-gateway --test process -- s62_a_batch_outlives --nocapture
+
+chaos: ## Three gateways while processes and servers fail, for MINUTES (10), with SEED; what was acknowledged must be there; see docs/torture.md
+	CHAOS_SECONDS=$$(($(or $(MINUTES),10) * 60)) $(if $(SEED),CHAOS_SEED=$(SEED)) \
+	  cargo test --locked -p threadkeep-gateway --test process -- chaos --nocapture
 
 patroni: ## Crashes, switchovers and lost machines under Patroni, with two gateways and streaming clients; ROUNDS (1); see docs/failover.md
 	scripts/patroni.py $(ROUNDS)

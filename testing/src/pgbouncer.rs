@@ -12,14 +12,14 @@ use crate::tools::{Tool, User, find, free_port};
 /// A PgBouncer that assigns a server connection to a client for one transaction at a time.
 pub struct PgBouncer {
     url: Url,
-    // Stops the server when this process ends.
-    _supervisor: Option<Supervisor>,
+    /// Stops the server when this process ends; `None` for one that somebody else started.
+    supervisor: Option<Supervisor>,
 }
 
 impl PgBouncer {
     /// The pooler at a URL.
     pub(crate) fn at(url: &str) -> Result<Self> {
-        Ok(Self { url: Url::parse(url)?, _supervisor: None })
+        Ok(Self { url: Url::parse(url)?, supervisor: None })
     }
 
     /// Starts a private one in front of `postgres`. It ends when it is dropped.
@@ -47,11 +47,33 @@ impl PgBouncer {
         user.write(&path.join("settings"), &settings)?;
 
         let supervisor = Supervisor::new(user, directory, "KILL", &pgbouncer, &["-q", "settings"])?;
-        supervisor.start(|| TcpStream::connect(("127.0.0.1", listen)).is_ok())?;
         let mut url = server.clone();
         url.set_host(Some("127.0.0.1"))?;
         url.set_port(Some(listen)).map_err(|()| "a URL without a port")?;
-        Ok(Self { url, _supervisor: Some(supervisor) })
+        let pooler = Self { url, supervisor: Some(supervisor) };
+        pooler.resume()?;
+        Ok(pooler)
+    }
+
+    /// Ends the pooler without warning.
+    ///
+    /// # Errors
+    /// If it is not private.
+    pub fn crash(&self) -> Result<()> {
+        self.private()?.stop()
+    }
+
+    /// Starts it again after [`Self::crash`], on the same port.
+    ///
+    /// # Errors
+    /// If it is not private or does not come up.
+    pub fn resume(&self) -> Result<()> {
+        let listen = self.url.port().ok_or("a URL without a port")?;
+        self.private()?.start(|| TcpStream::connect(("127.0.0.1", listen)).is_ok())
+    }
+
+    fn private(&self) -> Result<&Supervisor> {
+        self.supervisor.as_ref().ok_or_else(|| "this needs a private pooler: PgBouncer::start()".into())
     }
 
     /// The URL of a database of its server.

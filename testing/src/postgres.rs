@@ -140,7 +140,15 @@ impl Postgres {
         self.private()?.supervisor.stop()
     }
 
-    /// Starts the server again after [`Self::crash`], on the same port.
+    /// Ends the server in order, as a restart by its operator does: transactions are rolled back, connections closed.
+    ///
+    /// # Errors
+    /// If the server is not private.
+    pub fn shut_down(&self) -> Result<()> {
+        self.private()?.supervisor.stop_with("INT")
+    }
+
+    /// Starts the server again after [`Self::crash`] or [`Self::shut_down`], on the same port.
     ///
     /// # Errors
     /// If the server is not private or does not come up.

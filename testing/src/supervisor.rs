@@ -79,6 +79,11 @@ impl Supervisor {
         self.order("stop")
     }
 
+    /// The same with another signal.
+    pub(crate) fn stop_with(&self, signal: &str) -> Result<()> {
+        self.order(&format!("stop {signal}"))
+    }
+
     fn order(&self, order: &str) -> Result<()> {
         let mut orders = self.orders.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(ask) = &mut orders.ask {
@@ -86,7 +91,7 @@ impl Supervisor {
         }
         let mut answer = String::new();
         orders.answers.read_line(&mut answer)?;
-        if answer.trim() == order {
+        if order.split(' ').next() == Some(answer.trim()) {
             Ok(())
         } else {
             Err(format!("the supervisor of {} has ended", self.directory.display()).into())

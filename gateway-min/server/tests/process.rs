@@ -8,6 +8,9 @@
 mod batches;
 #[path = "process/beside.rs"]
 mod beside;
+#[cfg(target_os = "linux")]
+#[path = "process/chaos/mod.rs"]
+mod chaos;
 #[path = "process/commands.rs"]
 mod commands;
 #[path = "process/delegation.rs"]
@@ -98,19 +101,31 @@ impl Gateway {
     }
 
     fn start_by(command: &mut Command) -> Self {
+        Self::try_start(command).unwrap_or_else(|said| panic!("the gateway ended before it served: {said}"))
+    }
+
+    /// The gateway, or what it said before it ended.
+    fn try_start(command: &mut Command) -> Result<Self, String> {
         let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
         let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+        let mut said = String::new();
         let base = loop {
-            let line = lines.next().expect("the gateway ended before it served").unwrap();
+            let Some(line) = lines.next() else {
+                child.wait().unwrap();
+                return Err(said);
+            };
+            let line = line.unwrap();
             if let Some(at) = line.find("serving on ") {
                 let rest = &line[at + "serving on ".len()..];
                 break rest.split([',', ' ']).next().unwrap().to_owned();
             }
+            said.push_str(&line);
+            said.push('\n');
         };
         // Later output must not fill the pipe.
         std::thread::spawn(move || lines.for_each(drop));
         rustls::crypto::ring::default_provider().install_default().ok();
-        Self { child, base, client: Client::builder().no_proxy().build().unwrap() }
+        Ok(Self { child, base, client: Client::builder().no_proxy().build().unwrap() })
     }
 
     async fn post(&self, path: &str, body: Json) -> (u16, Json) {
@@ -223,12 +238,29 @@ async fn a_terminated_gateway_interrupts_its_run_and_exits_in_order() {
     gateway.post("/api/threads", json!({"thread_id": "t"})).await;
     let input = json!({"messages": [{"role": "user", "content": "hang"}]});
     let (_, run) = gateway.post("/api/threads/t/runs", json!({ "input": input })).await;
+    let run = run["run_id"].as_str().unwrap();
+    let body = json!({"input": input, "multitask_strategy": "enqueue"});
+    let (_, waiting) = gateway.post("/api/threads/t/runs", body).await;
+    let waiting = waiting["run_id"].as_str().unwrap();
+    let mut followed = Vec::new();
+    for run in [run, waiting] {
+        let stream = gateway.client.get(format!("{}/api/threads/t/runs/{run}/stream", gateway.base));
+        followed.push(stream.send().await.unwrap());
+    }
     gateway.signal("-TERM");
+    // Followers did not ask for it, so they are not shown a bare end.
+    for stream in followed {
+        let frames = stream.text().await.unwrap();
+        let error = "event: error\ndata: {\"message\":\"The gateway stopped before this run ended.";
+        assert!(frames.contains(error) && frames.ends_with("event: end\ndata: null\n\n"), "{frames}");
+    }
     assert!(gateway.child.wait().unwrap().success());
 
     let gateway = Gateway::start(dir.path());
-    let run = gateway.get(&format!("/api/threads/t/runs/{}", run["run_id"].as_str().unwrap())).await;
-    assert_eq!((&run["status"], &run["error"]), (&json!("interrupted"), &Json::Null));
+    for run in [run, waiting] {
+        let run = gateway.get(&format!("/api/threads/t/runs/{run}")).await;
+        assert_eq!((&run["status"], &run["error"]), (&json!("interrupted"), &Json::Null));
+    }
 }
 
 fn refused(dir: &Path, arguments: &[&str]) -> Output {

@@ -87,6 +87,10 @@ pub(crate) struct Metrics(Arc<Inner>);
 struct Inner {
     registry: Registry,
     runs: Family<RunLabels, Counter>,
+    run_times: Family<RunLabels, Histogram, fn() -> Histogram>,
+    lost: Counter,
+    taken_over: Counter,
+    failed_renewals: Counter,
     commits: Family<CallLabels, Histogram, fn() -> Histogram>,
     commit_bytes: Counter,
     replayed: Histogram,
@@ -163,6 +167,17 @@ impl Metrics {
         let of = &mut registry;
         let runs = Family::default();
         of.register("runs", "Runs that ended, by outcome", runs.clone());
+        let run_times = Family::new_with_constructor(run_times as fn() -> Histogram);
+        let help = "Time from the admission of a run to its end, by outcome";
+        of.register_with_unit("run", help, Unit::Seconds, run_times.clone());
+        let lost = Counter::default();
+        let help = "Runs of this process that were stopped because their lease was not renewed in time";
+        of.register("runs_lost", help, lost.clone());
+        let taken_over = Counter::default();
+        let help = "Runs of other processes whose lease was over, which this process ended or rolled back";
+        of.register("runs_taken_over", help, taken_over.clone());
+        let failed_renewals = Counter::default();
+        of.register("lease_renewals_failed", "Attempts to renew leases that failed", failed_renewals.clone());
         let commits = Family::new_with_constructor(latencies as fn() -> Histogram);
         of.register_with_unit("commit", "Duration of superstep commits", Unit::Seconds, commits.clone());
         let commit_bytes = Counter::default();
@@ -206,12 +221,42 @@ impl Metrics {
             of.register_with_unit("database_free", help, Unit::Bytes, now.database_free_bytes.clone());
             of.register_collector(Box::new(sqlite::Collected(sqlite)));
         }
-        Self(Arc::new(Inner { registry, runs, commits, commit_bytes, replayed, lookups, refused, now }))
+        Self(Arc::new(Inner {
+            registry,
+            runs,
+            run_times,
+            lost,
+            taken_over,
+            failed_renewals,
+            commits,
+            commit_bytes,
+            replayed,
+            lookups,
+            refused,
+            now,
+        }))
     }
 
-    /// Counts a run that has ended.
-    pub(crate) fn run_ended(&self, status: RunStatus) {
-        self.0.runs.get_or_create(&RunLabels { outcome: status.as_str() }).inc();
+    /// Counts a run that has ended, `took` after its admission.
+    pub(crate) fn run_ended(&self, status: RunStatus, took: Duration) {
+        let labels = RunLabels { outcome: status.as_str() };
+        self.0.runs.get_or_create(&labels).inc();
+        self.0.run_times.get_or_create(&labels).observe(took.as_secs_f64());
+    }
+
+    /// Counts a run that this process stopped because its lease was over.
+    pub(crate) fn run_lost(&self) {
+        self.0.lost.inc();
+    }
+
+    /// Counts runs of other processes that this one has taken over.
+    pub(crate) fn runs_taken_over(&self, number: usize) {
+        self.0.taken_over.inc_by(u64::try_from(number).unwrap_or(u64::MAX));
+    }
+
+    /// Counts a failed renewal of the leases.
+    pub(crate) fn renewal_failed(&self) {
+        self.0.failed_renewals.inc();
     }
 
     fn committed(&self, took: Duration, bytes: u64, outcome: CallOutcome) {
@@ -280,16 +325,26 @@ fn latencies() -> Histogram {
     Histogram::new(exponential_buckets(0.0001, 2.0, 16))
 }
 
+/// Buckets from ten milliseconds to twenty minutes.
+fn run_times() -> Histogram {
+    Histogram::new(exponential_buckets(0.01, 2.0, 18))
+}
+
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
-    #[test]
-    fn what_is_counted_is_told_with_its_unit() {
-        let metrics = Metrics::new(None, Arc::default());
-        metrics.run_ended(RunStatus::Success);
-        metrics.run_ended(RunStatus::Success);
-        metrics.run_ended(RunStatus::Interrupted);
+    /// Everything that can be counted, counted, as text.
+    fn everything(sqlite: Option<Arc<SqliteSaver>>) -> String {
+        let metrics = Metrics::new(sqlite, Arc::default());
+        metrics.run_ended(RunStatus::Success, Duration::from_millis(30));
+        metrics.run_ended(RunStatus::Success, Duration::from_millis(30));
+        metrics.run_ended(RunStatus::Interrupted, Duration::from_secs(3));
+        metrics.run_lost();
+        metrics.runs_taken_over(2);
+        metrics.renewal_failed();
         metrics.committed(Duration::from_millis(3), 100, CallOutcome::ok);
         metrics.committed(Duration::from_millis(3), 100, CallOutcome::conflict);
         metrics.replayed(5);
@@ -307,17 +362,70 @@ mod tests {
             stream_bytes: 8,
             heads: 5,
             config_valid: false,
-            database: None,
+            database: Some(FileSize { bytes: 4096, free: 0, incremental: true }),
             batches: Some(BatchSnapshot {
                 batches: vec![("running", 2)],
                 items: vec![("queued", 3)],
                 attempts: vec![("succeeded", 4)],
             }),
         };
-        let text = metrics.rendered(snapshot);
+        metrics.rendered(snapshot)
+    }
+
+    /// The metrics that a text names.
+    fn named(text: &str) -> BTreeSet<&str> {
+        let starts = text.match_indices("threadkeep_").map(|(at, _)| &text[at..]);
+        let end = |name: &str| name.find(|c: char| c != '_' && !c.is_ascii_lowercase()).unwrap_or(name.len());
+        starts.map(|name| &name[..end(name)]).collect()
+    }
+
+    /// Dashboard, alerts and their page name only what there is, and each alert is explained.
+    #[test]
+    fn the_dashboard_and_the_alerts_name_metrics_that_exist() {
+        let dir = tempfile::TempDir::new().unwrap();
+        let saver =
+            SqliteSaver::open(dir.path().join("c.db"), &threadkeep_sqlite::Options::default()).unwrap();
+        let text = everything(Some(Arc::new(saver)));
+        let existing = named(&text);
+        let (page, alerts, dashboard) = (
+            include_str!("../../../../docs/metrics.md"),
+            include_str!("../../../../docs/metrics/alerts.yaml"),
+            include_str!("../../../../docs/metrics/dashboard.json"),
+        );
+        let used: BTreeSet<_> = named(alerts).union(&named(dashboard)).copied().collect();
+        assert!(used.len() > 20, "{used:?}");
+        let unknown: Vec<_> = used.difference(&existing).collect();
+        assert!(unknown.is_empty(), "{unknown:?} are not among {existing:?}");
+        // The page leaves the prefix out.
+        for name in page.split('`').skip(1).step_by(2).filter_map(|code| code.split('{').next()) {
+            let is_metric =
+                ["runs_", "run_s", "commit_", "lease_", "subagents_", "refused", "database_b", "database_f"]
+                    .iter()
+                    .any(|start| name.starts_with(start));
+            assert!(
+                !is_metric
+                    || existing.contains(format!("threadkeep_{name}").as_str())
+                    || existing.contains(format!("threadkeep_{name}_count").as_str()),
+                "{name}"
+            );
+        }
+        let alerts = alerts.lines().filter_map(|line| line.trim().strip_prefix("- alert: "));
+        let explained: Vec<_> = alerts.map(|alert| page.contains(&format!("| `{alert}` |"))).collect();
+        assert_eq!(explained, [true; 10]);
+        serde_json::from_str::<serde_json::Value>(dashboard).unwrap();
+    }
+
+    #[test]
+    fn what_is_counted_is_shown_with_its_unit() {
+        let text = everything(None);
         for line in [
             "threadkeep_runs_total{outcome=\"success\"} 2",
             "threadkeep_runs_total{outcome=\"interrupted\"} 1",
+            "threadkeep_run_seconds_bucket{le=\"0.04\",outcome=\"success\"} 2",
+            "threadkeep_run_seconds_sum{outcome=\"interrupted\"} 3.0",
+            "threadkeep_runs_lost_total 1",
+            "threadkeep_runs_taken_over_total 2",
+            "threadkeep_lease_renewals_failed_total 1",
             "threadkeep_commit_seconds_count{outcome=\"ok\"} 1",
             "threadkeep_commit_seconds_count{outcome=\"conflict\"} 1",
             "threadkeep_commit_values_bytes_total 100",

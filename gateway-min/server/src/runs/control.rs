@@ -20,7 +20,7 @@ pub(crate) struct RunControl {
     /// Whether its stream is forwarded to other processes.
     pub(crate) mirrored: AtomicBool,
     /// Before its row got its first lease.
-    entered: Instant,
+    pub(crate) entered: Instant,
     /// Set when the run holds the thread.
     at_work: AtomicBool,
     /// Set when the process could not renew the run's lease.

@@ -102,8 +102,8 @@ async fn own(runs: Weak<Runs>, terms: Terms) {
         match tokio::time::timeout_at(over, runs.renew()).await {
             // Count from the request: the lease in the database cannot be older.
             Ok(Ok(())) => renewed = asked,
-            Ok(Err(error)) => tracing::warn!(%error, "cannot renew leases"),
-            Err(late) => tracing::warn!(%late, "cannot renew leases"),
+            Ok(Err(error)) => runs.renewal_failed(&error),
+            Err(late) => runs.renewal_failed(&late),
         }
         if renewed != asked {
             runs.lose_expired(renewed, terms.lease);
@@ -159,14 +159,21 @@ impl Runs {
     /// Stops the runs whose leases have ended.
     fn lose_expired(&self, renewed: Instant, lease: Duration) {
         for run_id in self.local.lose_expired(renewed, lease) {
+            self.metrics.run_lost();
             tracing::error!(run_id, "stopping a run because its lease could not be renewed in time");
         }
+    }
+
+    fn renewal_failed(&self, error: &dyn std::error::Error) {
+        self.metrics.renewal_failed();
+        tracing::warn!(%error, "cannot renew leases");
     }
 
     /// Ends what dead processes left.
     async fn recover_expired(self: &Arc<Self>, grace: Duration) -> Result<(), RecordsError> {
         let grace = TimeDelta::from_std(grace).unwrap_or(TimeDelta::MAX);
         let recovered = self.records.runs().recover_expired(Utc::now(), grace).await?;
+        self.metrics.runs_taken_over(recovered.runs.len() + recovered.rollbacks.len());
         for run in &recovered.runs {
             tracing::warn!(
                 run_id = run.run_id,

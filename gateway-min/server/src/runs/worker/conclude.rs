@@ -12,6 +12,9 @@ use threadkeep_records::{
 
 /// The error of a run that its user rolled back.
 pub(crate) const ROLLED_BACK: &str = "Rolled back by user";
+/// What the followers of a run are shown that a stopping gateway interrupts; they did not ask for it.
+const STOPPED: &str =
+    "The gateway stopped before this run ended. What it completed is kept; run the thread again to go on.";
 /// The error of a run whose model failed without a reason.
 const MODEL_FAILED: &str = "LLM provider failed after retries";
 
@@ -122,9 +125,17 @@ impl Worker<'_> {
             {
                 tracing::warn!(run_id = self.spec.run_id, %error, "a power loss may take what the run has written");
             }
+            self.show_stop();
             return Ok(Some(End::new(RunStatus::Interrupted)));
         }
         Ok(Some(End { error: Some(ROLLED_BACK.to_owned()), restored: true, ..End::new(RunStatus::Error) }))
+    }
+
+    /// A stream that ends without an error is one of a run that succeeded, or that its client cancelled.
+    fn show_stop(&mut self) {
+        if self.runs.is_stopping() {
+            self.reporter.frames.error("RunError", STOPPED);
+        }
     }
 
     /// Restores the old turn if the edited turn that should replace it does not finish.
@@ -162,7 +173,10 @@ impl Worker<'_> {
             CancelAction::Rollback => {
                 End { error: Some(ROLLED_BACK.to_owned()), ..End::new(RunStatus::Error) }
             }
-            CancelAction::Interrupt => End::new(RunStatus::Interrupted),
+            CancelAction::Interrupt => {
+                self.show_stop();
+                End::new(RunStatus::Interrupted)
+            }
         };
         self.reporter.journal.close().await;
         self.end_row(&end, None).await?;
@@ -175,7 +189,7 @@ impl Worker<'_> {
         let end = RunEnd { display_name: title, ..self.row_end(end) };
         let outcome = persistently(|| self.runs.records.runs().finish(&self.spec.run_id, &end)).await?;
         if matches!(outcome, FinishOutcome::Finished { .. }) {
-            self.runs.metrics.run_ended(status);
+            self.runs.metrics.run_ended(status, self.guard.control.entered.elapsed());
             spans::run_ended(status);
         }
         self.taken_over |= matches!(outcome, FinishOutcome::AlreadyTerminal(_));

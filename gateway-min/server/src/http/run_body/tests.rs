@@ -309,6 +309,7 @@ fn known_context_keys_are_forwarded_and_others_are_not() {
     let mut context = map(shared.clone());
     context.extend(map(json!({
         "disable_clarification": true, "github_token": "gh", "non_interactive": true, "allowed_subagents": ["x"],
+        "tool_groups": ["g"], "available_skills": ["s"],
         "__svc": 1, "thread_id": "other", "unknown": 1,
     })));
     for body in [json!({"context": context}), json!({"config": {"context": context}})] {

@@ -67,8 +67,8 @@ use chrono::{DateTime, TimeDelta, Utc};
 
 pub use batches::{
     BatchItemRow, BatchItemStatus, BatchRow, BatchStatus, Batches, BatchesOf, Claim, Claimed, ClaimedItem,
-    ITEM_CANCELLED, ItemCounts, ItemEnd, ItemResult, LEASE_EXPIRED, LEASE_EXPIRED_LAST, Launch, NewBatch,
-    NewBatchItem, RetryOutcome, SubmittedBatch,
+    Ended, ITEM_CANCELLED, ItemCounts, ItemEnd, ItemResult, LEASE_EXPIRED, LEASE_EXPIRED_LAST, Launch,
+    NewBatch, NewBatchItem, RetryOutcome, SubmittedBatch,
 };
 pub use codec::{Clock, JsonObject, UnknownName};
 pub use db::Commits;

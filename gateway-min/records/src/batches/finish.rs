@@ -44,31 +44,53 @@ pub struct ItemEnd {
     pub token_usage: Option<ExecutionTokens>,
 }
 
+/// An attempt that ends.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Ended {
+    /// The right to end it.
+    pub claim: Claim,
+    /// Its end.
+    pub end: ItemEnd,
+    /// Its execution with the end of that. Without one the next attempt goes on with the execution; after the last attempt
+    /// it fails with the item.
+    pub execution: Option<(ExecutionRow, ExecutionEnd)>,
+}
+
 impl Batches {
-    /// Ends an attempt: the item, its execution, and with the last item the batch, at once. Without an end of the execution
-    /// the next attempt goes on with it; after the last attempt it fails with the item. False, and nothing happens, if the
-    /// claim does not hold any more.
+    /// Ends an attempt: the item, its execution, and with the last item the batch, at once. False, and nothing happens, if
+    /// the claim does not hold any more.
     pub async fn finalize(
         &self,
         claim: &Claim,
         end: ItemEnd,
         execution: Option<(ExecutionRow, ExecutionEnd)>,
     ) -> Result<bool, RecordsError> {
-        let (this, claim) = (self.clone(), claim.clone());
+        let ended = Ended { claim: claim.clone(), end, execution };
+        let done = self.finalize_all(&claim.batch_id, vec![ended]).await?;
+        Ok(done.first().is_some_and(|done| *done))
+    }
+
+    /// Ends attempts at items of one batch in one transaction, each as [`Self::finalize`] does.
+    pub async fn finalize_all(&self, batch_id: &str, ended: Vec<Ended>) -> Result<Vec<bool>, RecordsError> {
+        let (this, batch_id) = (self.clone(), batch_id.to_owned());
         let finalized = self.db.write_rows(move |tx| {
             Box::pin(async move {
                 let now = this.now();
-                tx.queue(this.locked(&claim.batch_id, Lock::Exclusive))?;
-                // Before the item, because then the claim holds no more.
-                if let Some((row, end)) = execution {
-                    tx.queue(this.end_execution(&claim, &row, &end, &now))?;
-                } else if let ItemResult::Failed { error } = &end.result {
-                    tx.queue(this.fail_execution(&claim, error, &now))?;
+                tx.queue(this.locked(&batch_id, Lock::Exclusive))?;
+                let (mut statements, mut items) = (Vec::new(), Vec::new());
+                for Ended { claim, end, execution } in ended {
+                    // Before the item, because then the claim holds no more.
+                    if let Some((row, end)) = execution {
+                        statements.push(this.end_execution(&claim, &row, &end, &now));
+                    } else if let ItemResult::Failed { error } = &end.result {
+                        statements.push(this.fail_execution(&claim, error, &now));
+                    }
+                    items.push(statements.len());
+                    statements.push(this.end_item(&claim, end, &now));
                 }
-                let statements =
-                    vec![this.end_item(&claim, end, &now), refreshed(&this.db, &claim.batch_id, &now)];
+                statements.push(refreshed(&this.db, &batch_id, &now));
                 let ran = tx.run_and_commit::<(String,)>(statements).await?;
-                Ok(ran.first().is_some_and(|item| item.count > 0))
+                Ok(items.into_iter().map(|at| ran.get(at).is_some_and(|item| item.count > 0)).collect())
             })
         });
         finalized.await

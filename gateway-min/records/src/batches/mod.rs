@@ -31,7 +31,7 @@ use super::query::{Builder, Dialect, Sql};
 
 pub use claim::{Claim, Claimed, ClaimedItem};
 pub use control::RetryOutcome;
-pub use finish::{ItemEnd, ItemResult};
+pub use finish::{Ended, ItemEnd, ItemResult};
 pub use lease::Launch;
 pub use read::BatchesOf;
 pub use rows::{BatchItemRow, BatchItemStatus, BatchRow, BatchStatus, ItemCounts};

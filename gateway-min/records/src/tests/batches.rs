@@ -248,6 +248,42 @@ async fn an_execution_that_did_not_end_goes_on_with_the_next_attempt() {
     assert_eq!(status(records, "b").await, BatchStatus::Failed);
 }
 
+/// Attempts that end in one transaction: each counts if its own claim holds, and the last ones end the batch.
+#[tokio::test]
+async fn s52_of_ends_that_are_written_together_each_counts_by_its_own_claim() {
+    let fixture = fixture().await;
+    let (records, batches) = (&fixture.records, fixture.records.batches());
+    batches.submit(NewBatch { max_attempts: 1, ..batch("b", 3, 3, 3) }).await.unwrap();
+    let claimed = claim(records, "b", "a", 3).await;
+    let row = batches
+        .launch(&claimed[0].claim, LEASE, execution(&fixture, &claimed[0].claim))
+        .await
+        .unwrap()
+        .unwrap();
+    let end = ExecutionEnd {
+        status: ExecutionStatus::Completed,
+        error: None,
+        stop_reason: None,
+        usage: BTreeMap::new(),
+    };
+    let of = |claim: &Claim, end: ItemEnd| Ended { claim: claim.clone(), end, execution: None };
+    let stranger = Claim { owner: "b".into(), ..claimed[1].claim.clone() };
+    let ended = vec![
+        of(&stranger, succeeded("not its own")),
+        Ended { execution: Some((row, end)), ..of(&claimed[0].claim, succeeded("one")) },
+        of(&claimed[2].claim, failed("no")),
+    ];
+    assert_eq!(batches.finalize_all("b", ended.clone()).await.unwrap(), [false, true, true]);
+    assert_eq!(statuses(records, "b").await, [Succeeded, Leased, Failed]);
+    assert_eq!(status(records, "b").await, BatchStatus::Running);
+    let execution = records.executions().of_thread("t").await.unwrap().remove(0);
+    assert_eq!((execution.status, execution.delivered), (ExecutionStatus::Completed, true));
+    assert_eq!(batches.finalize_all("b", ended).await.unwrap(), [false; 3], "once");
+    let last = vec![of(&claimed[1].claim, succeeded("two"))];
+    assert_eq!(batches.finalize_all("b", last).await.unwrap(), [true]);
+    assert_eq!(status(records, "b").await, BatchStatus::Completed);
+}
+
 #[tokio::test]
 async fn s54_a_released_item_has_its_attempt_back() {
     let fixture = fixture().await;

@@ -216,6 +216,16 @@ async fn batches() {
     let done =
         async || batches.finalize(&items[1].claim, failed.clone(), None).await.map(|done| assert!(done));
     every_statement_fails_once(records, 5, done).await;
+    // Two at once: the lock, an item, an execution that may fail with the other, that item, the batch, the commit.
+    let pair = NewBatch { id: "p".into(), submission_key: "p".into(), ..new_batch() };
+    batches.submit(pair).await.unwrap();
+    let two = batches.claim("p", "a", lease, 2, true).await.unwrap().unwrap().items;
+    let together = async || {
+        let of = |at: usize, end: ItemEnd| Ended { claim: two[at].claim.clone(), end, execution: None };
+        let ended = vec![of(0, super::batches::succeeded("x")), of(1, super::batches::failed("x"))];
+        batches.finalize_all("p", ended).await.map(|done| assert_eq!(done, [true, true]))
+    };
+    every_statement_fails_once(records, 6, together).await;
     let retry = async || batches.retry("b", &items[1].claim.item_id).await;
     every_statement_fails_once(records, 4, retry).await;
     every_statement_fails_once(records, 5, async || batches.cancel("b").await).await;

@@ -11,8 +11,8 @@ use threadkeep_agent::AgentError;
 use threadkeep_agent::model::message;
 use threadkeep_agent::tools::Reports;
 use threadkeep_records::{
-    BatchRow, ClaimedItem, ExecutionEnd, ExecutionKind, ExecutionRow, ExecutionStatus, ExecutionTokens,
-    ItemEnd, ItemResult, Launch, NewExecution, OperationKind, persistently,
+    BatchRow, ClaimedItem, Ended, ExecutionEnd, ExecutionKind, ExecutionRow, ExecutionStatus,
+    ExecutionTokens, ItemEnd, ItemResult, Launch, NewExecution, OperationKind, persistently,
 };
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
@@ -305,9 +305,9 @@ impl AtWork {
         execution_end: Option<ExecutionEnd>,
         counts_as: AttemptEnd,
     ) -> AttemptEnd {
-        let (batches, claim) = (self.worker.delegator.records.batches(), &self.item.claim);
+        let claim = &self.item.claim;
         let execution = row.cloned().zip(execution_end);
-        match persistently(|| batches.finalize(claim, end.clone(), execution.clone())).await {
+        match self.worker.endings.end(Ended { claim: claim.clone(), end, execution }).await {
             Ok(true) => counts_as,
             Ok(false) => match row {
                 Some(row) => self.abandoned(row).await,

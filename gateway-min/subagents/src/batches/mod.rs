@@ -7,12 +7,14 @@
 //! | `submission` | what may be submitted |
 //! | `tools` | `batch_task`, `batch_status`, `cancel_batch` |
 //! | `worker` | claims items for the slots that this process has |
+//! | `endings` | writes the ends of attempts |
 //! | `leases` | keeps what was claimed, and notices what was lost |
 //! | `item` | one attempt at one item |
 //!
 //! Delivery is at least once: an item whose process died is worked on again, where its subagent stopped. An attempt
 //! counts only while the process holds the item's lease, so that of two attempts one ends it.
 
+mod endings;
 mod item;
 mod leases;
 mod spec;

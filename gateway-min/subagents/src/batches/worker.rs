@@ -14,6 +14,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
+use super::endings::Endings;
 use super::leases::Leases;
 use super::spec::Spec;
 use super::{Batching, item};
@@ -36,6 +37,7 @@ pub(super) struct Worker {
     pub(super) batching: Arc<Batching>,
     pub(super) accessor: StateAccessor,
     pub(super) leases: Leases,
+    pub(super) endings: Endings,
     /// Set when it stops: nothing is claimed any more, and what was claimed is given back.
     pub(super) stop: CancellationToken,
     /// The loops, and the items at work.
@@ -49,6 +51,7 @@ impl BatchWorker {
     pub fn start(delegator: &Arc<Delegator>, accessor: StateAccessor) -> Option<Self> {
         let batching = Arc::clone(delegator.batches.as_ref()?);
         let worker = Arc::new(Worker {
+            endings: Endings::new(delegator.records.batches().clone()),
             leases: Leases::new(Duration::from_secs(batching.settings.lease_seconds)),
             stop: delegator.stopping.child_token(),
             tasks: TaskTracker::new(),

@@ -14,6 +14,7 @@ mod degraded;
 mod delegation;
 mod delegation_stopped;
 mod delete;
+mod dropped_requests;
 mod events;
 mod fields;
 mod forged;

@@ -1,0 +1,224 @@
+//! Every request of the OpenAPI document is dropped at every point where it waits, as when its client leaves: no
+//! connection, transaction, lock or reservation stays behind, and the thread works as before.
+
+use std::collections::BTreeSet;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use axum::http::Method;
+use serde_json::{Value, json};
+
+use crate::support::{Gateway, Setup, question, texts};
+
+/// These follow what happens next, and have no end.
+const ENDLESS: [&str; 2] =
+    ["GET /api/threads/{thread_id}/stream", "POST /api/threads/{thread_id}/stream/events"];
+/// How long they are followed, if they are not dropped before.
+const FOLLOWED: Duration = Duration::from_millis(500);
+/// Longer than anything here takes on a busy machine.
+const PATIENCE: Duration = Duration::from_mins(1);
+
+/// Polls a future until it has been pending `left` times more, and drops it then.
+struct DropAfter<F> {
+    future: Pin<Box<F>>,
+    left: usize,
+}
+
+impl<F: Future> Future for DropAfter<F> {
+    /// `None` if the future was dropped.
+    type Output = Option<F::Output>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        match self.future.as_mut().poll(context) {
+            Poll::Ready(output) => Poll::Ready(Some(output)),
+            Poll::Pending if self.left == 0 => Poll::Ready(None),
+            Poll::Pending => {
+                self.left -= 1;
+                Poll::Pending
+            }
+        }
+    }
+}
+
+/// What a request is about: a thread with a turn.
+struct Subject {
+    thread: String,
+    run: String,
+    checkpoint: String,
+    question: String,
+    answer: String,
+}
+
+impl Subject {
+    async fn new(gateway: &Gateway, number: usize) -> Self {
+        let thread = format!("t{number}");
+        gateway.create(&thread).await;
+        let run = gateway.ask(&thread, "before").await;
+        let state = gateway.state(&thread).await;
+        let checkpoint = state["checkpoint"]["checkpoint_id"].as_str().unwrap().to_owned();
+        let message = |at: usize| state["values"]["messages"][at]["id"].as_str().unwrap().to_owned();
+        let (question, answer) = (message(0), message(1));
+        Self { thread, run, checkpoint, question, answer }
+    }
+
+    fn path(&self, template: &str) -> String {
+        template
+            .replace("{thread_id}", &self.thread)
+            .replace("{run_id}", &self.run)
+            .replace("{checkpoint_id}", &self.checkpoint)
+            .replace("{assistant_id}", "lead_agent")
+            .replace("{namespace}", "tools")
+            .replace("{name}", "dropped")
+            .replace("{batch_id}", "none")
+            .replace("{item_id}", "none")
+    }
+
+    /// The body of a request, if it needs one.
+    fn body(&self, method: &Method, template: &str) -> Option<Value> {
+        let run = question("again");
+        let body = match (method.as_str(), template) {
+            ("POST", "/api/runs/batch") => {
+                let mut run = run;
+                run["assistant_id"] = json!("lead_agent");
+                json!([run])
+            }
+            ("POST", "/api/runs/cancel") => json!({"thread_id": self.thread, "run_ids": [self.run]}),
+            ("POST", "/api/assistants/{assistant_id}/latest") => json!({"version": 1}),
+            ("POST", "/api/subagents") => {
+                json!({"name": "dropped", "description": "d", "system_prompt": "p", "tools": ["ls"]})
+            }
+            ("PUT", "/api/subagents/{name}") => json!({"max_turns": 3}),
+            ("POST", "/api/threads") => json!({"thread_id": self.thread, "if_exists": "do_nothing"}),
+            ("POST", "/api/threads/prune") => json!({"thread_ids": [self.thread], "strategy": "keep_latest"}),
+            ("PATCH", "/api/threads/{thread_id}") => json!({"metadata": {"a": 1}}),
+            ("POST", "/api/threads/{thread_id}/branches") => json!({"message_id": self.answer}),
+            ("POST", "/api/threads/{thread_id}/commands") => {
+                json!({"id": 1, "method": "run.start", "params": {"input": {"messages": []}}})
+            }
+            ("PUT", "/api/threads/{thread_id}/goal") => json!({"objective": "Get it done"}),
+            ("POST", "/api/threads/{thread_id}/runs/edit-regenerate/prepare") => {
+                json!({"human_message_id": self.question, "replacement_text": "other"})
+            }
+            ("POST", "/api/threads/{thread_id}/runs/regenerate/prepare") => {
+                json!({"message_id": self.answer})
+            }
+            ("POST", "/api/threads/{thread_id}/state") => json!({"values": {"title": "other"}}),
+            ("POST", "/api/threads/{thread_id}/stream/events") => json!({"channels": ["values"]}),
+            ("POST", path)
+                if path.ends_with("/runs")
+                    || path.ends_with("/runs/stream")
+                    || path.ends_with("/runs/wait") =>
+            {
+                run
+            }
+            _ => return None,
+        };
+        Some(body)
+    }
+}
+
+/// What each request does in the database is over: no session is in a transaction, and nobody holds an advisory lock.
+async fn nothing_left(gateway: &Gateway, what: &str) {
+    let sql = "SELECT COALESCE(string_agg(state || ' for ' || (now() - state_change) || ': ' || query, '; '), '') \
+               FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() \
+               AND (state LIKE 'idle in transaction%' OR state = 'active' OR EXISTS ( \
+               SELECT 1 FROM pg_locks WHERE pg_locks.pid = pg_stat_activity.pid AND locktype = 'advisory'))";
+    // The server itself ends a transaction that is left alone after five seconds; that must not be what ends it.
+    let left = "SELECT COALESCE(string_agg(query, '; '), '') FROM pg_stat_activity WHERE datname = current_database() \
+                AND state LIKE 'idle in transaction%' AND now() - state_change > interval '4 seconds'";
+    let client = gateway.postgres().await;
+    let over = async {
+        loop {
+            let open: String = client.query_one(sql, &[]).await.unwrap().get(0);
+            let left: String = client.query_one(left, &[]).await.unwrap().get(0);
+            assert_eq!(left, "", "{what}: left in a transaction");
+            if open.is_empty() {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, over)
+        .await
+        .unwrap_or_else(|_| panic!("{what}: something stays in the database"));
+}
+
+/// The thread takes a turn, after runs that a dropped request may have started.
+async fn goes_on(gateway: &Gateway, subject: &Subject, what: &str) {
+    let thread = &subject.thread;
+    gateway.create(thread).await;
+    let mut body = question("after");
+    body["multitask_strategy"] = json!("enqueue");
+    let path = format!("/api/threads/{thread}/runs/wait");
+    let asked = gateway.post(&path, body);
+    let answer =
+        tokio::time::timeout(PATIENCE, asked).await.unwrap_or_else(|_| panic!("{what}: no turn ends"));
+    assert_eq!(answer.status, 200, "{what}: {}", answer.body);
+    let state = gateway.state(thread).await;
+    assert_eq!(texts(&state).last(), Some(&"You said: after"), "{what}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_that_is_dropped_anywhere_leaves_nothing_behind() {
+    let setup = Setup {
+        sections: json!({"agent_storage": {"backend": "db"}, "subagent_batches": {"enabled": true},
+                         "summarization": {"enabled": true}}),
+        ..Setup::on("postgres", "delta")
+    };
+    let gateway = setup.start().await;
+    let document = gateway.get("/openapi.json").await.ok();
+    let mut tried = BTreeSet::new();
+    let operations = document["paths"].as_object().unwrap().iter().flat_map(|(path, operations)| {
+        operations
+            .as_object()
+            .unwrap()
+            .keys()
+            .filter(|name| *name != "parameters")
+            .map(move |name| (path, name))
+    });
+    let mut waits = 0;
+    for (number, (template, method)) in operations.enumerate() {
+        let method: Method = method.to_uppercase().parse().unwrap();
+        let mut subject = Subject::new(&gateway, number).await;
+        for left in 0.. {
+            let what = format!("{method} {template} dropped at {left}");
+            let path = subject.path(template);
+            let request = gateway.call(method.clone(), &path, subject.body(&method, template));
+            let dropped = DropAfter { future: Box::pin(request), left };
+            let is_endless = ENDLESS.contains(&format!("{method} {template}").as_str());
+            let longest = if is_endless { FOLLOWED } else { PATIENCE };
+            let Ok(answer) = tokio::time::timeout(longest, dropped).await else {
+                assert!(is_endless, "{what}: it waits for ever");
+                break;
+            };
+            if let Some(answer) = &answer {
+                // Refused for what it says, it would have tried nothing.
+                assert!(
+                    ![400, 405, 415, 422].contains(&answer.status),
+                    "{what}: {} {}",
+                    answer.status,
+                    answer.body
+                );
+                tried.insert(format!("{method} {template}"));
+            }
+            if method == Method::DELETE {
+                nothing_left(&gateway, &what).await;
+                gateway.create(&subject.thread).await;
+                subject.run = gateway.ask(&subject.thread, "before").await;
+            }
+            waits = waits.max(left);
+            if answer.is_some() {
+                break;
+            }
+        }
+        let what = format!("{method} {template}");
+        nothing_left(&gateway, &what).await;
+        goes_on(&gateway, &subject, &what).await;
+    }
+    assert!(waits > 10, "at most {waits} waits");
+    let all = document["paths"].as_object().unwrap().values().map(|operations| {
+        operations.as_object().unwrap().keys().filter(|name| *name != "parameters").count()
+    });
+    assert_eq!(tried.len() + ENDLESS.len(), all.sum::<usize>(), "{tried:?}");
+}

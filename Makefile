@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help run config-upgrade test python-test wheel lint docs sdk-check tools-check openapi-check tour conformance fuzz torture patroni crash-check size-report bench bench-peers bench-targets bench-criterion load instructions batches-torture chaos
+.PHONY: help run config-upgrade test python-test wheel bench-python lint docs sdk-check tools-check openapi-check tour conformance fuzz torture patroni crash-check size-report bench bench-peers bench-targets bench-criterion load instructions batches-torture chaos
 
 help: ## Show what there is to run
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -18,6 +18,9 @@ python-test: ## The Python package from its wheel in an empty environment, with 
 
 wheel: ## The wheel of the Python package, optimized, in target/wheels
 	scripts/python-test.sh --wheel
+
+bench-python: ## LangGraph's savers and ours through a real graph, in one run; TURNS (500)
+	scripts/bench-python.sh --turns $(or $(TURNS),500)
 
 lint: ## Formatting, lints, licences; advisories if their database is on this machine
 	cargo fmt --all --check

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds the Python package, installs it into an empty environment and runs its tests there. ARGS go to pytest.
-# With --wheel it only builds the wheel, optimized, into target/wheels.
+# With --wheel it only builds the wheel, optimized and with the program, into target/wheels; with --library, without it.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 target="${CARGO_TARGET_DIR:-$root/target}"
@@ -19,8 +19,15 @@ environment() {
 environment build
 "$venvs/build/bin/pip" install -q --retries 10 --disable-pip-version-check maturin==1.16.0
 cd "$root/python"
-if [ "${1:-}" = --wheel ]; then
+if [ "${1:-}" = --library ]; then
     exec "$venvs/build/bin/maturin" build --release --locked --out "$target/wheels"
+fi
+if [ "${1:-}" = --wheel ]; then
+    cargo build --release --locked -p threadkeep-gateway --bin threadkeep
+    install -D -s "$target/release/threadkeep" threadkeep/bin/threadkeep
+    trap 'rm -rf threadkeep/bin' EXIT
+    "$venvs/build/bin/maturin" build --release --locked --out "$target/wheels"
+    exit
 fi
 
 wheels="$venvs/wheels"
@@ -30,6 +37,12 @@ rm -rf "$wheels"
 if [ -z "${THREADKEEP_POSTGRES_TEST_URL:-}" ]; then
     cargo build -q --locked -p threadkeep-testing --example postgres
     export THREADKEEP_TEST_POSTGRES="$target/debug/examples/postgres"
+fi
+
+# The program that reads what the savers wrote.
+if [ -z "${THREADKEEP_BINARY:-}" ]; then
+    cargo build -q --locked -p threadkeep-gateway --bin threadkeep
+    export THREADKEEP_BINARY="$target/debug/threadkeep"
 fi
 
 # What the tests need is kept between runs; the package is always installed from its wheel.

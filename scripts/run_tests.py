@@ -321,7 +321,7 @@ def run(report):
     if not programs:
         return
     steps = longest_first([program_step(artifact) for artifact in programs])
-    python = Step("the Python package", ["scripts/python-test.sh"])
+    python = Step("the Python package", ["scripts/python-test.sh"], env={"THREADKEEP_BINARY": gateway})
     examples = Step("examples in the documentation", ["cargo", "test", "--workspace", "--locked", "--doc"])
     run_all(report, [*steps[:len(LONGEST)], python, examples, *client_steps(gateway), *steps[len(LONGEST):]], STREAMS)
 

@@ -143,8 +143,20 @@ uuid_id! {
 }
 
 impl CheckpointId {
-    /// Milliseconds since the Unix epoch, as the id carries them.
+    /// Milliseconds since the Unix epoch, as the id carries them. LangGraph's ids are of version 6, which counts from the
+    /// beginning of the Gregorian calendar; they sort by their time, too.
     pub fn unix_ms(&self) -> u64 {
+        match self.0.get_timestamp() {
+            Some(time) if self.0.get_version_num() == 6 => {
+                let (seconds, nanoseconds) = time.to_unix();
+                seconds * 1000 + u64::from(nanoseconds) / 1_000_000
+            }
+            _ => self.leading(),
+        }
+    }
+
+    /// The first 48 bits, by which ids sort: the time, in an id of version 7.
+    fn leading(&self) -> u64 {
         let mut bytes = [0_u8; 8];
         bytes[2..].copy_from_slice(&self.as_bytes()[..6]);
         u64::from_be_bytes(bytes)
@@ -279,12 +291,12 @@ impl IdSource {
         let now = self.clock.now_ms();
         let (start, tail) = self.random(|rng| (rng.random_range(0..0x800_u16), rng.random::<u64>()));
         match floor {
-            Some(floor) if floor.unix_ms() >= now => {
+            Some(floor) if floor.leading() >= now => {
                 let next = floor.counter() + 1;
                 if next > 0x0fff {
-                    CheckpointId::from_parts(floor.unix_ms() + 1, 0, tail)
+                    CheckpointId::from_parts(floor.leading() + 1, 0, tail)
                 } else {
-                    CheckpointId::from_parts(floor.unix_ms(), next, tail)
+                    CheckpointId::from_parts(floor.leading(), next, tail)
                 }
             }
             _ => CheckpointId::from_parts(now, start, tail),
@@ -348,6 +360,16 @@ mod tests {
         assert_eq!(id.unix_ms(), 1_700_000_000_123);
         assert_eq!(id.created_at(), "2023-11-14T22:13:20.123000+00:00");
         assert_eq!(id.to_string().parse::<CheckpointId>().unwrap(), id);
+    }
+
+    #[test]
+    fn ids_of_version_6_have_their_time_and_are_followed() {
+        let id: CheckpointId = "1f1e71ba-99e6-63da-8001-bd4e2277491d".parse().unwrap();
+        assert_eq!(id.created_at(), "2026-11-23T08:55:42.105000+00:00");
+        let ids = IdSource::seeded(Steps(AtomicU64::new(1_795_424_132_000), 1), 4);
+        let next = ids.checkpoint_after(Some(id));
+        assert!(next > id, "{next} follows {id}");
+        assert!(ids.checkpoint_after(Some(next)) > next);
     }
 
     #[test]

@@ -68,9 +68,10 @@ impl Codec {
             return Ok(None);
         }
         let mut encoded = Vec::with_capacity(items.len());
+        let mut key = Vec::new();
         for item in items {
-            let key = elements.shapes.key(&item)?;
-            if let Some(known) = key.as_deref().and_then(|key| elements.known.element(key)) {
+            let has_key = elements.shapes.key(&item, &mut key)?;
+            if has_key && let Some(known) = elements.known.element(&key) {
                 encoded.push(known);
                 continue;
             }
@@ -79,9 +80,13 @@ impl Codec {
                 return Ok(None);
             }
             let element = Element::from_bytes(bytes);
-            if let Some(key) = key {
-                let copy = elements.shapes.copy(&item)?.unbind();
-                elements.known.serialized(key, copy, element.clone());
+            if has_key {
+                // The key of the copy, which keeps its parts alive.
+                let copy = elements.shapes.copy(&item)?;
+                let same = std::mem::take(&mut key);
+                if elements.shapes.key(&copy, &mut key)? && key == same {
+                    elements.known.serialized(&key, copy.unbind(), element.clone());
+                }
             }
             encoded.push(element);
         }
@@ -126,11 +131,12 @@ impl Codec {
             return elements.shapes.copy(known.bind(py));
         }
         let item = self.load(py, "msgpack", element.bytes())?;
-        if elements.shapes.is_object(&item)
-            && let Some(key) = elements.shapes.key(&item)?
-        {
-            let copy = elements.shapes.copy(&item)?.unbind();
-            elements.known.deserialized(key, copy, element.clone());
+        let mut key = Vec::new();
+        if elements.shapes.is_object(&item) && elements.shapes.key(&item, &mut key)? {
+            let copy = elements.shapes.copy(&item)?;
+            if elements.shapes.key(&copy, &mut key)? {
+                elements.known.deserialized(&key, copy.unbind(), element.clone());
+            }
         }
         Ok(item)
     }

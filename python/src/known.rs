@@ -1,7 +1,7 @@
 //! The elements that were serialized or deserialized lately.
 
 use std::collections::HashMap;
-use std::hash::{BuildHasher, RandomState};
+use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use pyo3::prelude::*;
@@ -14,14 +14,13 @@ const BYTES: usize = 32 << 20;
 /// ([`crate::shape`]), so a changed object is another one.
 #[derive(Default)]
 pub(crate) struct Known {
-    hasher: RandomState,
     generations: Mutex<[Generation; 2]>,
 }
 
 /// What is not asked for during a whole generation is forgotten.
 #[derive(Default)]
 struct Generation {
-    by_object: HashMap<u64, Arc<Entry>>,
+    by_object: HashMap<u64, Arc<Entry>, BuildHasherDefault<Hashed>>,
     by_bytes: HashMap<ElementHash, Arc<Entry>>,
     bytes: usize,
 }
@@ -35,6 +34,32 @@ struct Entry {
     read: bool,
 }
 
+/// Mixes addresses. They come from the allocator, not from a stranger, and a collision only costs a miss.
+fn hash(key: &[usize]) -> u64 {
+    const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
+    key.iter().fold(0, |hash: u64, word| (hash.rotate_left(26) ^ *word as u64).wrapping_mul(FACTOR))
+}
+
+/// Takes a [`hash`] as it is.
+#[derive(Default)]
+struct Hashed(u64);
+
+impl Hasher for Hashed {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.0 = self.0.rotate_left(8) ^ u64::from(*byte);
+        }
+    }
+
+    fn write_u64(&mut self, hash: u64) {
+        self.0 = hash;
+    }
+}
+
 impl Known {
     fn lock(&self) -> MutexGuard<'_, [Generation; 2]> {
         self.generations.lock().unwrap_or_else(PoisonError::into_inner)
@@ -42,7 +67,7 @@ impl Known {
 
     /// The element of an object.
     pub(crate) fn element(&self, key: &[usize]) -> Option<Element> {
-        let hash = self.hasher.hash_one(key);
+        let hash = hash(key);
         let mut generations = self.lock();
         let found = generations.iter().enumerate().find_map(|(age, generation)| {
             let entry = generation.by_object.get(&hash).filter(|entry| *entry.key == *key)?;
@@ -65,7 +90,7 @@ impl Known {
             .find_map(|(age, generation)| Some((age, generation.by_bytes.get(element.hash())?.clone())));
         let (age, entry) = found?;
         let object = entry.object.clone_ref(py);
-        let hash = self.hasher.hash_one(&*entry.key);
+        let hash = hash(&entry.key);
         let old = if age > 0 { add(&mut generations, hash, entry) } else { None };
         drop(generations);
         drop(old);
@@ -73,17 +98,17 @@ impl Known {
     }
 
     /// An object was serialized.
-    pub(crate) fn serialized(&self, key: Vec<usize>, copy: Py<PyAny>, element: Element) {
+    pub(crate) fn serialized(&self, key: &[usize], copy: Py<PyAny>, element: Element) {
         self.insert(Entry { key: key.into(), object: copy, element, read: false });
     }
 
     /// An element was deserialized.
-    pub(crate) fn deserialized(&self, key: Vec<usize>, copy: Py<PyAny>, element: Element) {
+    pub(crate) fn deserialized(&self, key: &[usize], copy: Py<PyAny>, element: Element) {
         self.insert(Entry { key: key.into(), object: copy, element, read: true });
     }
 
     fn insert(&self, entry: Entry) {
-        let hash = self.hasher.hash_one(&*entry.key);
+        let hash = hash(&entry.key);
         let old = add(&mut self.lock(), hash, Arc::new(entry));
         // Dropping objects may run Python, which must not happen under the lock.
         drop(old);

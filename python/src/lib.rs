@@ -23,5 +23,6 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<raw::RawTuple>()?;
     module.add_class::<raw::RawHistory>()?;
     module.add_class::<raw::Decoder>()?;
-    module.add_class::<codec::Codec>()
+    module.add_class::<codec::Codec>()?;
+    module.add_class::<store::MovedPut>()
 }

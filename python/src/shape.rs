@@ -5,6 +5,7 @@
 //! not made of such parts has no key.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use pyo3::intern;
@@ -31,6 +32,8 @@ pub(crate) struct Shapes {
     new_object: Py<PyAny>,
     /// Whether a type, by its address, is that of models of pydantic. A known type is kept alive.
     types: Mutex<HashMap<usize, (Py<PyType>, bool)>>,
+    /// The address of the type of models that was seen last, 0 at first.
+    last: AtomicUsize,
 }
 
 impl Shapes {
@@ -40,6 +43,7 @@ impl Shapes {
             set_attribute: object.getattr("__setattr__")?.unbind(),
             new_object: object.getattr("__new__")?.unbind(),
             types: Mutex::default(),
+            last: AtomicUsize::new(0),
         })
     }
 
@@ -49,11 +53,18 @@ impl Shapes {
     }
 
     fn is_model(&self, value: &Bound<'_, PyAny>) -> bool {
-        let of = value.get_type();
-        let address = of.as_ptr() as usize;
+        let address = value.get_type_ptr() as usize;
+        // Elements of a list are of few types.
+        if self.last.load(Ordering::Relaxed) == address {
+            return true;
+        }
         if let Some((_, is)) = self.types.lock().unwrap_or_else(PoisonError::into_inner).get(&address) {
+            if *is {
+                self.last.store(address, Ordering::Relaxed);
+            }
             return *is;
         }
+        let of = value.get_type();
         // Only models have both, and only of version 2.
         let is = of.hasattr(intern!(of.py(), "__pydantic_validator__")).unwrap_or(false)
             && of.hasattr(intern!(of.py(), "__pydantic_fields__")).unwrap_or(false)
@@ -63,10 +74,10 @@ impl Shapes {
         is
     }
 
-    /// The key of an object.
-    pub(crate) fn key(&self, value: &Bound<'_, PyAny>) -> PyResult<Option<Vec<usize>>> {
-        let mut key = Vec::with_capacity(48);
-        Ok(self.walk(value, &mut key, DEPTH)?.then_some(key))
+    /// Writes the key of an object. Returns whether it has one.
+    pub(crate) fn key(&self, value: &Bound<'_, PyAny>, key: &mut Vec<usize>) -> PyResult<bool> {
+        key.clear();
+        self.walk(value, key, DEPTH)
     }
 
     fn walk(&self, value: &Bound<'_, PyAny>, key: &mut Vec<usize>, depth: usize) -> PyResult<bool> {
@@ -102,7 +113,7 @@ impl Shapes {
             return Ok(false);
         }
         let py = value.py();
-        key.extend([MODEL, value.get_type().as_ptr() as usize]);
+        key.extend([MODEL, value.get_type_ptr() as usize]);
         let fields = value.getattr(intern!(py, "__dict__"))?;
         let Ok(fields) = fields.cast_exact::<PyDict>() else { return Ok(false) };
         if !self.walk_dict(fields, key, depth)? {

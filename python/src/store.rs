@@ -3,13 +3,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use bytes::Bytes;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use serde_json::Value as Json;
 use threadkeep::Error;
 use threadkeep::saver::Saver;
-use threadkeep_langgraph::{Fence, LangGraph, ListRequest, Place, Put, PutWrites, Strategy};
+use threadkeep_langgraph::{Fence, LangGraph, ListRequest, Place, Put, PutWrites, Strategy, moved, stored};
 use threadkeep_memory::MemorySaver;
 use threadkeep_postgres::PostgresSaver;
 use threadkeep_sqlite::SqliteSaver;
@@ -106,6 +107,10 @@ impl Shared {
         Ok(open)
     }
 }
+
+/// A checkpoint of LangGraph's own savers, to be put.
+#[pyclass(frozen)]
+pub(crate) struct MovedPut(Put);
 
 /// A store. Its methods return calls; nothing happens before they are waited for.
 #[pyclass(frozen)]
@@ -360,6 +365,58 @@ impl Store {
             }
             Ok(Output::Nothing)
         }))
+    }
+
+    /// A checkpoint of LangGraph's own savers, cut apart: of the SQLite saver if it has a tag.
+    #[staticmethod]
+    #[expect(clippy::too_many_arguments, reason = "the columns of a row")]
+    fn moved(
+        thread: &str,
+        namespace: &str,
+        id: &str,
+        parent: Option<&str>,
+        tag: &str,
+        checkpoint: &[u8],
+        values: Vec<(String, String, Vec<u8>)>,
+        metadata_json: &[u8],
+    ) -> PyResult<MovedPut> {
+        let place = place(thread, namespace);
+        let id = place.id(id).map_err(exception)?;
+        let parent = parent.map(|parent| place.id(parent).map_err(exception)).transpose()?;
+        let given = metadata(metadata_json)?;
+        let put = if tag.is_empty() {
+            let values =
+                values.into_iter().map(|(channel, tag, bytes)| (channel, tag, bytes.into())).collect();
+            moved::from_json(place, id, parent, metadata(checkpoint)?, values, given)
+        } else {
+            moved::from_map(place, id, parent, &Bytes::copy_from_slice(checkpoint), given)
+        };
+        Ok(MovedPut(put.map_err(exception)?))
+    }
+
+    /// Stores it.
+    fn put_moved(&self, moved: &MovedPut) -> Call {
+        let put = moved.0.clone();
+        self.call(move |graphs| async move { graphs.put(&put).await.map(|()| Output::Nothing) })
+    }
+
+    /// Stores writes of LangGraph's own savers.
+    fn put_moved_writes(
+        &self,
+        thread: &str,
+        namespace: &str,
+        id: &str,
+        task: String,
+        path: String,
+        writes: Vec<(String, String, Vec<u8>)>,
+    ) -> PyResult<Call> {
+        let place = place(thread, namespace);
+        let id = place.id(id).map_err(exception)?;
+        let writes =
+            writes.into_iter().map(|(channel, tag, bytes)| Ok((channel, stored(&tag, bytes.into())?)));
+        let writes = writes.collect::<threadkeep::Result<_>>().map_err(exception)?;
+        let put = PutWrites { place, id, task, path, writes };
+        Ok(self.call(move |graphs| async move { graphs.put_writes(&put).await.map(|()| Output::Nothing) }))
     }
 
     /// The version after `current`.

@@ -35,6 +35,8 @@ class RawTuple:
 class RawHistory:
     def decode(self, decoder: Decoder) -> dict[str, dict[str, Any]]: ...
 
+class MovedPut: ...
+
 class Store:
     @staticmethod
     def memory(fence: str) -> Store: ...
@@ -82,3 +84,24 @@ class Store:
     def delete_for_runs(self, runs: set[str]) -> Call[None]: ...
     def copy_thread(self, source: str, target: str) -> Call[None]: ...
     def prune(self, threads: Sequence[str], strategy: str) -> Call[None]: ...
+    @staticmethod
+    def moved(
+        thread: str,
+        namespace: str,
+        id: str,
+        parent: str | None,
+        tag: str,
+        checkpoint: bytes,
+        values: Sequence[tuple[str, str, bytes]],
+        metadata_json: bytes,
+    ) -> MovedPut: ...
+    def put_moved(self, moved: MovedPut) -> Call[None]: ...
+    def put_moved_writes(
+        self,
+        thread: str,
+        namespace: str,
+        id: str,
+        task: str,
+        path: str,
+        writes: Sequence[tuple[str, str, bytes]],
+    ) -> Call[None]: ...

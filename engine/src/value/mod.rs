@@ -4,6 +4,7 @@
 //! ([`ListValue`]), so that an element in many values is stored once. Encoding is deterministic: object keys are
 //! sorted, so equal values have equal bytes.
 
+mod foreign;
 mod list;
 mod msgpack;
 

@@ -4,11 +4,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
 use rmp::Marker;
-use serde::de::DeserializeOwned;
+use serde::Deserialize;
 use serde_json::Value as Json;
 
 use super::list::Element;
-use super::{MAX_DEPTH, corrupt};
+use super::{MAX_DEPTH, corrupt, foreign};
 use crate::error::{Error, Result};
 
 pub(super) fn encode(value: &Json) -> Result<Bytes> {
@@ -36,11 +36,15 @@ pub(super) fn decoded() -> u64 {
     DECODED.load(Ordering::Relaxed)
 }
 
-pub(super) fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T> {
+pub(super) fn decode(bytes: &[u8]) -> Result<Json> {
     DECODED.fetch_add(bytes.len() as u64, Ordering::Relaxed);
     let mut reader = rmp_serde::Deserializer::from_read_ref(bytes);
     reader.set_max_depth(MAX_DEPTH * 2 + 8);
-    serde::Deserialize::deserialize(&mut reader).map_err(corrupt)
+    match Json::deserialize(&mut reader) {
+        Ok(json) => Ok(json),
+        // A value with LangGraph's extension types, perhaps.
+        Err(error) => foreign::decode(bytes).ok_or_else(|| corrupt(error)),
+    }
 }
 
 pub(super) fn array_header_len(len: usize) -> usize {
@@ -93,6 +97,7 @@ fn trailing() -> Error {
 
 /// The string under `key` of a MessagePack map, found without decoding the rest.
 pub(super) fn text_field<'a>(bytes: &'a [u8], key: &str) -> Option<&'a str> {
+    let bytes = foreign::fields(bytes).unwrap_or(bytes);
     let mut cursor = Cursor { bytes, at: 0 };
     let entries = match cursor.marker().ok()? {
         Marker::FixMap(n) => u32::from(n),

@@ -5,7 +5,11 @@ use std::io::Write as _;
 
 use clap::Args;
 use serde_json::json;
+use threadkeep::channel::ChannelTable;
+use threadkeep::id::ThreadId;
+use threadkeep::saver::Saver;
 use threadkeep::verify::{Violation, repair, verify};
+use threadkeep_langgraph::is_of_langgraph;
 
 use super::error::{Exit, OpsError, Result};
 use super::output::{Out, confirmed, count, cut, one_line, things};
@@ -74,6 +78,12 @@ impl Line {
     }
 }
 
+/// The table of a thread that LangGraph wrote, whose reducers are not known here.
+async fn foreign(saver: &dyn Saver, thread: &ThreadId) -> Option<ChannelTable> {
+    // What cannot be read is reported by `verify`.
+    is_of_langgraph(saver, thread).await.unwrap_or_default().then(ChannelTable::foreign)
+}
+
 impl VerifyCommand {
     pub(crate) async fn run(&self, target: &Target, out: &mut Out) -> Result<Exit> {
         let mut lines = self.check(target).await?;
@@ -130,11 +140,14 @@ impl VerifyCommand {
         let mut progress = Progress::new("threads checked", threads.len() as u64);
         for thread in &threads {
             progress.interrupted()?;
-            lines.extend(verify(&**target.saver(), thread, &target.table).await?.iter().map(Line::of));
+            let saver = &**target.saver();
+            let foreign = foreign(saver, thread).await;
+            let table = foreign.as_ref().unwrap_or(&target.table);
+            lines.extend(verify(saver, thread, table).await?.iter().map(Line::of));
             progress.next();
         }
         if let Some(sqlite) = target.sqlite() {
-            let wanted: HashSet<&str> = threads.iter().map(threadkeep::id::ThreadId::as_str).collect();
+            let wanted: HashSet<&str> = threads.iter().map(ThreadId::as_str).collect();
             let findings = sqlite.check().await?.into_iter().filter(|finding| {
                 let thread = finding.scope.as_ref().map(|(thread, _)| thread.as_str());
                 self.threads.are_all() || thread.is_some_and(|thread| wanted.contains(thread))
@@ -169,7 +182,8 @@ impl VerifyCommand {
 
     async fn put_right(&self, target: &Target) -> Result<()> {
         for thread in target.threads(&self.threads).await? {
-            repair(&**target.saver(), &thread, &target.table).await?;
+            let foreign = foreign(&**target.saver(), &thread).await;
+            repair(&**target.saver(), &thread, foreign.as_ref().unwrap_or(&target.table)).await?;
         }
         match target.sqlite() {
             // The sweep refuses while a row is damaged; the second check reports that row.

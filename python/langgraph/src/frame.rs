@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use chrono::{DateTime, SecondsFormat, Utc};
 use serde_json::{Map, Value as Json, json};
-use threadkeep::id::Version;
+use threadkeep::id::{CheckpointId, Version};
 use threadkeep::value::{ChannelValue, Element, ListValue};
 use threadkeep::{Error, Result};
 
@@ -40,9 +40,21 @@ pub(crate) fn is_private(channel: &str) -> bool {
     matches!(channel, FRAME | SEEN | REST)
 }
 
+/// Names the checkpoint that a frame belongs to. Another program that goes on with a thread takes its parent's frame over.
+fn mark(id: CheckpointId) -> Json {
+    let bytes = id.as_bytes();
+    json!(u32::from_be_bytes([bytes[12], bytes[13], bytes[14], bytes[15]]))
+}
+
 /// The value of [`FRAME`]. `channels` are all channels in order, `notes` what the engine's types cannot hold.
-pub(crate) fn encode(frame: &Frame, channels: &[&str], notes: Map<String, Json>) -> Result<ChannelValue> {
+pub(crate) fn encode(
+    id: CheckpointId,
+    frame: &Frame,
+    channels: &[&str],
+    notes: Map<String, Json>,
+) -> Result<ChannelValue> {
     let mut map = notes;
+    map.insert("i".to_owned(), mark(id));
     if let Some(v) = frame.v {
         map.insert("v".to_owned(), json!(v));
     }
@@ -64,13 +76,25 @@ pub(crate) fn encode(frame: &Frame, channels: &[&str], notes: Map<String, Json>)
     ChannelValue::from_json(&Json::Object(map))
 }
 
-/// Reads what [`encode`] and [`seen`] made. Returns the notes, too.
+/// The notes of a frame; nothing if it is the frame of another checkpoint.
+pub(crate) fn notes(id: CheckpointId, value: &ChannelValue) -> Result<Map<String, Json>> {
+    match value.to_json()? {
+        Json::Object(map) if map.get("i") == Some(&mark(id)) => Ok(map),
+        _ => Ok(Map::new()),
+    }
+}
+
+/// Reads what [`encode`] and [`seen`] made. Returns the notes, too; nothing if it is the frame of another checkpoint.
 pub(crate) fn decode(
+    id: CheckpointId,
     value: &ChannelValue,
     seen: Option<&ListValue>,
     channels: &[&str],
-) -> Result<(Frame, Map<String, Json>)> {
+) -> Result<Option<(Frame, Map<String, Json>)>> {
     let Json::Object(mut map) = value.to_json()? else { return Err(damaged()) };
+    if map.remove("i") != Some(mark(id)) {
+        return Ok(None);
+    }
     let v = map.remove("v").map(|v| v.as_i64().ok_or_else(damaged)).transpose()?;
     let ts = match map.remove("t") {
         None => None,
@@ -91,7 +115,7 @@ pub(crate) fn decode(
         }
     };
     let seen = seen.into_iter().flat_map(ListValue::iter).map(node).collect::<Result<_>>()?;
-    Ok((Frame { v, ts, updated, seen, rest: None }, map))
+    Ok(Some((Frame { v, ts, updated, seen, rest: None }, map)))
 }
 
 /// The list of [`SEEN`], made from the parent's: what did not change is shared with it.
@@ -180,9 +204,11 @@ mod tests {
     use super::*;
 
     fn round_trip(frame: &Frame, channels: &[&str]) -> Frame {
-        let value = encode(frame, channels, Map::new()).unwrap();
+        let id = CheckpointId::from_bytes([7; 16]);
+        let value = encode(id, frame, channels, Map::new()).unwrap();
+        assert_eq!(decode(CheckpointId::from_bytes([8; 16]), &value, None, channels).unwrap(), None);
         let seen = seen(frame, None).unwrap();
-        let (back, notes) = decode(&value, Some(&seen), channels).unwrap();
+        let (back, notes) = decode(id, &value, Some(&seen), channels).unwrap().unwrap();
         assert!(notes.is_empty());
         back
     }
@@ -222,7 +248,8 @@ mod tests {
             updated: Some(Some(vec!["a".into()])),
             ..Frame::default()
         };
-        let len = encode(&frame, &["a"], Map::new()).unwrap().encoded_len();
+        let len =
+            encode(CheckpointId::from_bytes([255; 16]), &frame, &["a"], Map::new()).unwrap().encoded_len();
         assert!(len <= 32, "{len} bytes do not fit into the row of a checkpoint");
     }
 

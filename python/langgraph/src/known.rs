@@ -5,7 +5,7 @@ use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use lru::LruCache;
-use serde_json::Value as Json;
+use serde_json::{Map, Value as Json};
 use threadkeep::Result;
 use threadkeep::checkpoint::{CheckpointKey, CheckpointTuple, Stored, TaskWrites};
 use threadkeep::id::{ChannelName, CheckpointId, TaskId, ThreadId, Version};
@@ -65,14 +65,15 @@ impl Known {
     /// What a tuple shows. Lists that it does not load are not known.
     pub(crate) fn new(tuple: &CheckpointTuple) -> Result<Self> {
         let notes = match tuple.checkpoint.channels.get(FRAME).and_then(|entry| entry.stored.value()) {
-            Some(value) => value.to_json()?,
-            None => Json::Null,
+            Some(value) => frame::notes(tuple.checkpoint.id, value)?,
+            None => Map::new(),
         };
+        let labels = notes.get(LABELS).unwrap_or(&Json::Null);
         let entries = tuple.checkpoint.channels.iter().map(|(name, entry)| {
             let value =
                 entry.stored.value().filter(|v| v.as_list().is_some() || frame::is_private(name.as_str()));
             let value = value.cloned().map(|value| rebased(value, entry.version));
-            let label = label(&notes[LABELS], name.as_str(), entry.version);
+            let label = label(labels, name.as_str(), entry.version);
             (name.clone(), KnownChannel { version: entry.version, label, value })
         });
         Ok(Self {

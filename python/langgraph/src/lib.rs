@@ -5,6 +5,7 @@ mod frame;
 mod history;
 mod known;
 mod metadata;
+pub mod moved;
 mod put;
 mod read;
 mod store;
@@ -16,7 +17,7 @@ mod waiting;
 mod writes;
 
 pub use frame::Frame;
-pub use store::{Fence, LangGraph};
+pub use store::{Fence, LangGraph, is_of_langgraph};
 pub use types::{ChannelReplay, ListRequest, Pending, Place, Put, PutWrites, Seed, Strategy, Tuple};
 pub use value::{Typed, is_message_pack, list, stored, typed};
 pub use version::{Label, next};

@@ -108,7 +108,9 @@ impl Plan<'_> {
             Some(label) => version::parse(label).unwrap_or_else(|| version::fresh(version::counter(label))),
             None => version::fresh(old.map_or(0, |old| old.version.counter) + 1),
         };
-        let (version, stored) = if let Some(value) = put.values.get(name) {
+        let (version, stored) = if let Some(old) = same.filter(|_| counters.is_none() && !was_sentinel) {
+            (old.version, Stored::Held)
+        } else if let Some(value) = put.values.get(name) {
             let value = match (value, old.and_then(|old| old.value.as_ref())) {
                 (ChannelValue::List(list), Some(ChannelValue::List(base))) => {
                     frame::derive(Some(base), list.iter().cloned().collect()).into()
@@ -118,8 +120,6 @@ impl Plan<'_> {
             let stored =
                 if put.snapshots.contains(name) { Stored::Snapshot(value) } else { Stored::Value(value) };
             (new_version(), stored)
-        } else if let Some(old) = same.filter(|_| counters.is_none() && !was_sentinel) {
-            (old.version, Stored::Held)
         } else if put.held.contains(name) {
             let old = same.filter(|_| !was_sentinel);
             let old = old.ok_or_else(|| Error::Stale { thread: put.place.thread.clone() })?;
@@ -156,7 +156,7 @@ impl Plan<'_> {
     fn private(&mut self, names: &[&str], notes: Map<String, Json>) -> Result<()> {
         let old = self.parent.and_then(|parent| parent.channels.get(FRAME));
         let version = version::fresh(old.map_or(0, |old| old.version.counter) + 1);
-        let frame = frame::encode(&self.put.frame, names, notes)?;
+        let frame = frame::encode(self.put.id, &self.put.frame, names, notes)?;
         self.entry(FRAME, version, None, Stored::Value(frame));
         let seen = frame::seen(&self.put.frame, self.parent.and_then(|parent| parent.list(SEEN)))?;
         self.kept(SEEN, version, (!seen.is_empty()).then(|| seen.into()));

@@ -21,11 +21,14 @@ pub(crate) fn tuple(stored: &CheckpointTuple) -> Result<Tuple> {
     let value_of = |name: &str| channels.get(name).and_then(|entry| entry.stored.value());
     let names: Vec<&str> =
         channels.keys().map(ChannelName::as_str).filter(|n| !frame::is_private(n)).collect();
-    let (mut frame, mut notes) = match value_of(FRAME) {
-        Some(value) => frame::decode(value, value_of(SEEN).and_then(|seen| seen.as_list()), &names)?,
-        None => (plain_frame(stored), Map::new()),
+    let seen = value_of(SEEN).and_then(|seen| seen.as_list());
+    let framed = match value_of(FRAME) {
+        Some(value) => frame::decode(stored.checkpoint.id, value, seen, &names)?,
+        None => None,
     };
-    frame.rest = value_of(REST).cloned();
+    let is_ours = framed.is_some();
+    let (mut frame, mut notes) = framed.unwrap_or_else(|| (plain_frame(stored), Map::new()));
+    frame.rest = value_of(REST).filter(|_| is_ours).cloned();
     let labels = notes.remove(LABELS).unwrap_or(Json::Null);
     let metadata = metadata::join(&stored.metadata, &mut notes);
     let mut versions = BTreeMap::new();

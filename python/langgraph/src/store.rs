@@ -451,6 +451,16 @@ impl LangGraph {
     }
 }
 
+/// Whether LangGraph wrote a thread last.
+///
+/// # Errors
+/// The saver's.
+pub async fn is_of_langgraph(saver: &dyn Saver, thread: &ThreadId) -> Result<bool> {
+    let query = ListQuery { namespace: None, limit: Some(1), load: Load::None, ..ListQuery::new(thread) };
+    let newest = saver.list(&query).await?;
+    Ok(newest.iter().any(|tuple| tuple.checkpoint.channels.contains_key(FRAME)))
+}
+
 /// Whether a put repeats what is stored.
 fn same(stored: &Tuple, put: &Put) -> bool {
     let with_value = put.values.keys().chain(&put.held).collect::<BTreeSet<_>>();

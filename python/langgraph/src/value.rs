@@ -11,7 +11,7 @@ use threadkeep::{Error, Result};
 /// The MessagePack extension type of wrapped values.
 const WRAPPED: i8 = 84;
 /// The tag of MessagePack.
-const MESSAGE_PACK: &str = "msgpack";
+pub(crate) const MESSAGE_PACK: &str = "msgpack";
 /// The tag of the absent object, which has no bytes.
 const NULL: &str = "null";
 const NIL: [u8; 1] = [0xc0];

@@ -1,0 +1,100 @@
+"""Threads of LangGraph's own savers move into ours, and are equal there."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langgraph.checkpoint.postgres import PostgresSaver as TheirPostgresSaver
+from langgraph.checkpoint.sqlite import SqliteSaver as TheirSqliteSaver
+
+from graphs import conversation, play, shown
+from kit import at, made, put, read
+from threadkeep.langgraph import SqliteSaver
+
+
+def run(*arguments: str) -> tuple[int, str]:
+    command = [str(Path(sys.executable).parent / "threadkeep"), "import-langgraph", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert done.stderr == "", done.stderr
+    return done.returncode, done.stdout
+
+
+def history(saver: Any) -> list[Any]:
+    graph = conversation(saver)
+    return [shown(state) for state in graph.get_state_history({"configurable": {"thread_id": "t"}})]
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def old(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    """Opens LangGraph's saver, and its address."""
+    if request.param == "sqlite":
+        path = str(tmp_path / "old.db")
+        return lambda: TheirSqliteSaver.from_conn_string(path), path
+    import psycopg
+
+    url = request.getfixturevalue("postgres_url")
+    name = f"old{uuid.uuid4().hex}"
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}".encode())
+    base, _, query = url.partition("?")
+    address = base.rsplit("/", 1)[0] + f"/{name}" + (f"?{query}" if query else "")
+    return lambda: TheirPostgresSaver.from_conn_string(address), address
+
+
+@pytest.mark.parametrize("durability", ["sync", "exit"])
+def test_a_conversation_goes_on_after_the_move(old: Any, durability: str, tmp_path: Path) -> None:
+    opener, address = old
+    with opener() as theirs:
+        theirs.setup()
+        play(theirs, durability, turns=6)
+        put(theirs, at("second", "nested"), made({"a": [1, None, b"x"], "n": None}), {"step": -2})
+        expected = history(theirs)
+    new = str(tmp_path / "new.db")
+    assert run(address, new, "--dry-run")[0] == 0
+    assert not Path(new).exists(), "a dry run changes nothing"
+    status, said = run(address, new)
+    assert (status, said.count("and are equal")) == (0, 1), said
+    with SqliteSaver.from_conn_string(new) as ours:
+        assert history(ours) == expected
+        assert read(ours, at("second", "nested")).checkpoint["channel_values"] == {"a": [1, None, b"x"], "n": None}
+        play(ours, durability, turns=2)
+    status, said = run(address, new)
+    assert status == 3 and said.count("the target has a thread of this id") == 2, said
+
+
+def test_what_cannot_be_moved_is_named(tmp_path: Path) -> None:
+    old, new = str(tmp_path / "old.db"), str(tmp_path / "new.db")
+    with TheirSqliteSaver.from_conn_string(old) as theirs:
+        put(theirs, at("good"), made({"a": 1}))
+        put(theirs, at("no uuid"), {**made({"a": 1}), "id": "1"})
+        root = put(theirs, at("orphan"), made({"a": 1}))
+        put(theirs, root, made({"a": 2}))
+        gone = root["configurable"]["checkpoint_id"]  # type: ignore[typeddict-item]
+        theirs.conn.execute("DELETE FROM checkpoints WHERE checkpoint_id = ?", (gone,))
+        put(theirs, at("pickled"), made({"a": 1}))
+        theirs.conn.execute("UPDATE checkpoints SET type = 'pickle' WHERE thread_id = 'pickled'")
+        theirs.conn.commit()
+    status, said = run(old, new, "--no-compare")
+    assert status == 3
+    lines = said.splitlines()
+    assert "thread 'no uuid' was not moved" in lines[0] and "not a UUID" in lines[0]
+    assert "thread 'orphan'" in lines[1] and f"its parent {gone} is missing" in lines[1]
+    assert "thread 'pickled' was not moved" in lines[2] and "'pickle'" in lines[2]
+    assert lines[3] == "2 threads with 2 checkpoints and 0 writes were moved."
+    with SqliteSaver.from_conn_string(new) as ours:
+        assert read(ours, at("good")).checkpoint["channel_values"] == {"a": 1}
+        assert read(ours, at("orphan")).checkpoint["channel_values"] == {"a": 2}
+        assert ours.get_tuple(at("pickled")) is None
+
+
+def test_another_database_is_refused(tmp_path: Path) -> None:
+    with SqliteSaver.from_conn_string(str(tmp_path / "ours.db")) as saver:
+        put(saver, at(), made({"a": 1}))
+    command = [str(Path(sys.executable).parent / "threadkeep"), "import-langgraph"]
+    done = subprocess.run([*command, str(tmp_path / "ours.db"), str(tmp_path / "new.db")], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1 and "not a database of LangGraph's SqliteSaver" in done.stderr

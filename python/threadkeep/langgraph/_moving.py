@@ -1,0 +1,292 @@
+"""``threadkeep import-langgraph``: moves the threads of LangGraph's own savers into a store of Threadkeep."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sqlite3
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from langgraph.checkpoint.base import WRITES_IDX_MAP, CheckpointTuple
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
+
+from threadkeep import ThreadkeepError
+from threadkeep._core import Store
+from threadkeep.langgraph._postgres import PostgresSaver
+from threadkeep.langgraph._saver import ThreadkeepSaver
+from threadkeep.langgraph._sqlite import SqliteSaver
+
+_POSTGRES = ("postgres://", "postgresql://")
+
+
+@dataclass
+class _Row:
+    """A stored checkpoint of LangGraph, not decoded."""
+
+    namespace: str
+    id: str
+    parent: str | None
+    tag: str
+    checkpoint: bytes
+    metadata: bytes
+    # Values that are stored beside it: channel, tag and bytes.
+    values: list[tuple[str, str, bytes]] = field(default_factory=list[tuple[str, str, bytes]])
+    # Task, path, channel, tag and bytes, in stored order.
+    writes: list[tuple[str, str, str, str, bytes]] = field(default_factory=list[tuple[str, str, str, str, bytes]])
+
+
+class _Source(Protocol):
+    """A database of one of LangGraph's savers."""
+
+    def threads(self) -> list[str]:
+        """The threads' ids."""
+        ...
+
+    def rows(self, thread: str) -> Iterator[_Row]:
+        """The checkpoints of a thread, oldest first."""
+        ...
+
+    def saver(self) -> Any:
+        """LangGraph's saver on it, to compare with."""
+        ...
+
+
+class _SqliteSource:
+    def __init__(self, path: str) -> None:
+        self.connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True, check_same_thread=False)
+        columns = {str(name) for _, name, *_ in self.connection.execute("PRAGMA table_info(writes)")}
+        if "idx" not in columns:
+            raise SystemExit(f"{path} is not a database of LangGraph's SqliteSaver: it has no table of writes")
+        self.path = "task_path" if "task_path" in columns else "''"
+
+    def threads(self) -> list[str]:
+        query = "SELECT DISTINCT thread_id FROM checkpoints ORDER BY thread_id"
+        return [thread for (thread,) in self.connection.execute(query)]
+
+    def rows(self, thread: str) -> Iterator[_Row]:
+        checkpoints = self.connection.execute(
+            "SELECT checkpoint_ns, checkpoint_id, parent_checkpoint_id, type, checkpoint, metadata FROM checkpoints "
+            "WHERE thread_id = ? ORDER BY checkpoint_ns, checkpoint_id",
+            (thread,),
+        )
+        for namespace, checkpoint_id, parent, tag, checkpoint, metadata in checkpoints:
+            writes = self.connection.execute(
+                f"SELECT task_id, {self.path}, channel, type, value FROM writes "
+                "WHERE thread_id = ? AND checkpoint_ns = ? AND checkpoint_id = ? ORDER BY task_id, idx",
+                (thread, namespace, checkpoint_id),
+            )
+            # Bytes may be stored as texts.
+            yield _Row(
+                namespace,
+                checkpoint_id,
+                parent or None,
+                tag,
+                _bytes(checkpoint),
+                _bytes(metadata or "{}"),
+                writes=[(task, path, channel, tag, _bytes(value)) for task, path, channel, tag, value in writes],
+            )
+
+    def saver(self) -> Any:
+        from langgraph.checkpoint.sqlite import SqliteSaver as TheirSaver
+
+        saver = TheirSaver(self.connection)
+        # It would try to create its tables.
+        saver.is_setup = True
+        saver._has_task_path = self.path == "task_path"  # pyright: ignore[reportPrivateUsage]
+        return saver
+
+
+class _PostgresSource:
+    def __init__(self, address: str) -> None:
+        import psycopg
+
+        self.connection = psycopg.connect(address, autocommit=True)
+
+    def _query(self, query: str, *arguments: str) -> list[tuple[Any, ...]]:
+        with self.connection.cursor() as cursor:
+            return cursor.execute(query.encode(), arguments).fetchall()
+
+    def threads(self) -> list[str]:
+        rows = self._query("SELECT DISTINCT thread_id FROM checkpoints ORDER BY thread_id")
+        return [thread for (thread,) in rows]
+
+    def rows(self, thread: str) -> Iterator[_Row]:
+        blobs: dict[tuple[str, str, str], tuple[str, bytes]] = {}
+        for namespace, channel, version, tag, blob in self._query(
+            "SELECT checkpoint_ns, channel, version, type, blob FROM checkpoint_blobs WHERE thread_id = %s", thread
+        ):
+            if tag != "empty":
+                blobs[namespace, channel, version] = (tag, bytes(blob or b""))
+        checkpoints = self._query(
+            "SELECT checkpoint_ns, checkpoint_id, parent_checkpoint_id, checkpoint::text, metadata::text FROM checkpoints "
+            "WHERE thread_id = %s ORDER BY checkpoint_ns, checkpoint_id",
+            thread,
+        )
+        for namespace, checkpoint_id, parent, checkpoint, metadata in checkpoints:
+            versions: dict[str, Any] = json.loads(checkpoint).get("channel_versions", {})
+            values = [
+                (channel, *blobs[namespace, channel, str(version)])
+                for channel, version in versions.items()
+                if (namespace, channel, str(version)) in blobs
+            ]
+            writes = self._query(
+                "SELECT task_id, task_path, channel, type, blob FROM checkpoint_writes "
+                "WHERE thread_id = %s AND checkpoint_ns = %s AND checkpoint_id = %s ORDER BY task_id, idx",
+                thread,
+                namespace,
+                checkpoint_id,
+            )
+            yield _Row(
+                namespace,
+                checkpoint_id,
+                parent or None,
+                "",
+                checkpoint.encode(),
+                metadata.encode(),
+                values,
+                [(task, path, channel, tag, bytes(blob)) for task, path, channel, tag, blob in writes],
+            )
+
+    def saver(self) -> Any:
+        from langgraph.checkpoint.postgres import PostgresSaver as TheirSaver
+        from psycopg.rows import dict_row
+
+        self.connection.row_factory = dict_row  # type: ignore[assignment] # pyright: ignore[reportAttributeAccessIssue]
+        return TheirSaver(self.connection)  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
+
+
+@dataclass
+class Report:
+    """What was moved, and what was not."""
+
+    threads: int = 0
+    checkpoints: int = 0
+    writes: int = 0
+    # What was not moved, or is not equal afterwards: where, and why.
+    problems: list[str] = field(default_factory=list[str])
+
+
+class _NotMoved(Exception):
+    """Why a thread is not moved."""
+
+
+def move(source: _Source, target: ThreadkeepSaver | None, *, compare: bool = True) -> Report:
+    """Moves every thread of a source; without a target, only reads them."""
+    report = Report()
+    threads = source.threads()
+    store = target._store if target else None  # pyright: ignore[reportPrivateUsage]
+    for number, thread in enumerate(threads):
+        _progress(number, len(threads), "threads")
+        try:
+            if target and next(target.list({"configurable": {"thread_id": thread}}, limit=1), None):
+                raise _NotMoved("the target has a thread of this id")
+            known: set[tuple[str, str]] = set()
+            for row in source.rows(thread):
+                _move_row(store, thread, row, known, report)
+            report.threads += 1
+        except (_NotMoved, ThreadkeepError) as error:
+            report.problems.append(f"thread {thread!r} was not moved: {error}")
+            if store and not isinstance(error, _NotMoved):
+                store.delete_thread(thread).wait()
+    _progress(len(threads), len(threads), "threads")
+    if target and compare:
+        report.problems += _differences(source.saver(), target, [t for t in threads if not _named(report, t)])
+    return report
+
+
+def _named(report: Report, thread: str) -> bool:
+    return any(problem.startswith(f"thread {thread!r} ") for problem in report.problems)
+
+
+def _move_row(store: Store | None, thread: str, row: _Row, known: set[tuple[str, str]], report: Report) -> None:
+    parent = row.parent
+    if parent is not None and (row.namespace, parent) not in known:
+        place = f"thread {thread!r}, checkpoint {row.id}"
+        report.problems.append(f"{place}: its parent {parent} is missing; it was moved without one")
+        parent = None
+    if row.tag not in ("", "msgpack"):
+        raise _NotMoved(f"checkpoint {row.id} was written as {row.tag!r}, which cannot be cut apart")
+    # Without a store it is only parsed.
+    checked = Store.moved(thread, row.namespace, row.id, parent, row.tag, row.checkpoint, row.values, row.metadata)
+    known.add((row.namespace, row.id))
+    report.checkpoints += 1
+    report.writes += len(row.writes)
+    if store is None:
+        return
+    if parent is not None and (learn := store.learn(thread, row.namespace, parent)):
+        learn.wait()
+    store.put_moved(checked).wait()
+    # LangGraph keeps a stored special write if it comes among others: so each kind comes alone.
+    parts: dict[tuple[str, str, bool], list[tuple[str, str, bytes]]] = {}
+    for task, path, channel, tag, value in row.writes:
+        parts.setdefault((task, path, channel in WRITES_IDX_MAP), []).append((channel, tag, value))
+    for (task, path, _), writes in parts.items():
+        store.put_moved_writes(thread, row.namespace, row.id, task, path, writes).wait()
+
+
+def _differences(theirs: Any, ours: ThreadkeepSaver, threads: Sequence[str]) -> Iterator[str]:
+    """What is not equal in both."""
+    for number, thread in enumerate(threads):
+        _progress(number, len(threads), "threads compared")
+        config: Any = {"configurable": {"thread_id": thread}}
+        our_tuples = {_place(found): found for found in ours.list(config)}
+        for expected in theirs.list(config):
+            found = our_tuples.pop(_place(expected), None)
+            if found is None or _shown(found) != _shown(expected):
+                yield f"thread {thread!r}, checkpoint {_place(expected)[1]}: not equal after the move"
+        for place in our_tuples:
+            yield f"thread {thread!r}, checkpoint {place[1]}: not in the source"
+    _progress(len(threads), len(threads), "threads compared")
+
+
+def _place(found: CheckpointTuple) -> tuple[str, str]:
+    configurable = found.config.get("configurable", {})
+    return configurable.get("checkpoint_ns", ""), configurable["checkpoint_id"]
+
+
+def _shown(found: CheckpointTuple) -> Any:
+    # Serialized: objects of some classes are not equal to their copies.
+    serde = JsonPlusSerializer()
+    checkpoint = {key: value for key, value in found.checkpoint.items() if key != "channel_values"}
+    values = {name: serde.dumps_typed(value) for name, value in found.checkpoint["channel_values"].items()}
+    writes = sorted((task, channel, serde.dumps_typed(value)) for task, channel, value in found.pending_writes or [])
+    return checkpoint, values, dict(found.metadata), writes
+
+
+def _progress(done: int, total: int, what: str) -> None:
+    if sys.stderr.isatty():
+        width = 30 * done // max(total, 1)
+        end = "\n" if done == total else ""
+        print(f"\r[{'#' * width}{' ' * (30 - width)}] {done} of {total} {what}", end=end, file=sys.stderr, flush=True)
+
+
+def _bytes(value: Any) -> bytes:
+    return value.encode() if isinstance(value, str) else bytes(value)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The command. Its exit status: 0 if everything was moved and is equal, else 3."""
+    parser = argparse.ArgumentParser(prog="threadkeep import-langgraph", description=__doc__)
+    parser.add_argument("source", help="the file of LangGraph's SqliteSaver, or the address of the database of its PostgresSaver")
+    parser.add_argument("target", help="the file or the address of the new store, created if missing")
+    parser.add_argument("--dry-run", action="store_true", help="only read, and name what could not be moved")
+    parser.add_argument("--no-compare", action="store_true", help="do not compare the stores afterwards")
+    given = parser.parse_args(arguments)
+    source = _PostgresSource(given.source) if given.source.startswith(_POSTGRES) else _SqliteSource(given.source)
+    with ExitStack() as stack:
+        target: ThreadkeepSaver | None = None
+        if not given.dry_run:
+            of = PostgresSaver if given.target.startswith(_POSTGRES) else SqliteSaver
+            target = stack.enter_context(of.from_conn_string(given.target))
+            target.setup()
+        report = move(source, target, compare=not given.no_compare)
+    for problem in report.problems:
+        print(problem)
+    done = "would be moved" if given.dry_run else "were moved"
+    equal = "" if given.dry_run or given.no_compare or report.problems else ", and are equal"
+    print(f"{report.threads} threads with {report.checkpoints} checkpoints and {report.writes} writes {done}{equal}.")
+    return 3 if report.problems else 0

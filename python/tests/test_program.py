@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -63,3 +64,10 @@ def test_a_thread_is_exported_and_imported_whole(tmp_path: Path) -> None:
         assert list(saver.list(at())) == expected
         play(saver, "sync", turns=2)
         assert read(saver, at()).config != expected[0].config
+
+
+def test_a_package_without_the_program_says_so() -> None:
+    command = [str(Path(sys.executable).parent / "threadkeep"), "verify"]
+    environment = {name: value for name, value in os.environ.items() if name != "THREADKEEP_BINARY"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1 and "built without the program" in done.stderr and "make wheel" in done.stderr

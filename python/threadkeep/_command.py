@@ -17,6 +17,4 @@ def main() -> None:
     program = os.environ.get("THREADKEEP_BINARY") or str(Path(__file__).parent / "bin" / "threadkeep")
     if not Path(program).exists():
         sys.exit(f"this package was built without the program threadkeep ({program} is missing): build it with make wheel")
-    if not os.access(program, os.X_OK):
-        os.chmod(program, 0o755)  # Some installers drop it.
     os.execv(program, ["threadkeep", *arguments])

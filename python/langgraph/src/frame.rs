@@ -134,7 +134,7 @@ pub(crate) fn seen(frame: &Frame, parent: Option<&ListValue>) -> Result<ListValu
     Ok(derive(parent, elements))
 }
 
-/// A list with these elements, told apart from the list that it was made from: a saver then looks only at what is new.
+/// A list with these elements, as a change of `base`: a saver then looks only at what is new.
 pub(crate) fn derive(base: Option<&ListValue>, elements: Vec<Element>) -> ListValue {
     let Some(base) = base.filter(|base| base.base().is_some() && base.len() <= elements.len() + 64) else {
         return elements.into_iter().collect();

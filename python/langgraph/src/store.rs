@@ -399,9 +399,28 @@ impl LangGraph {
             return Ok(());
         }
         for thread in self.threads().await? {
-            self.rewrite(&thread, |image| delete::without_runs(image, runs)).await?;
+            if self.has_run(&thread, runs).await? {
+                self.rewrite(&thread, |image| delete::without_runs(image, runs)).await?;
+            }
         }
         Ok(())
+    }
+
+    /// Whether one of these runs wrote to a thread. Reads no values: most threads have nothing of a run.
+    async fn has_run(&self, thread: &ThreadId, runs: &BTreeSet<String>) -> Result<bool> {
+        for run in runs {
+            let query = ListQuery {
+                namespace: None,
+                limit: Some(1),
+                filter: [(deletion::RUN_ID_KEY.to_owned(), run.as_str().into())].into_iter().collect(),
+                load: Load::None,
+                ..ListQuery::new(thread)
+            };
+            if !self.saver.list(&query).await?.is_empty() {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// Deletes old checkpoints of a thread.

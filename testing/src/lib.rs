@@ -4,6 +4,7 @@ mod certificate;
 mod cluster;
 mod container;
 mod corpus;
+mod dropped;
 mod log;
 mod pgbouncer;
 mod postgres;
@@ -16,6 +17,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 pub use cluster::{Cluster, Replication};
 pub use corpus::corpus;
+pub use dropped::DropAfter;
 pub use log::Log;
 pub use pgbouncer::PgBouncer;
 pub use postgres::{Database, Postgres};

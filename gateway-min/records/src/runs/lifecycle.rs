@@ -56,6 +56,19 @@ pub struct RunEnd {
     pub totals: RunTotals,
 }
 
+impl RunEnd {
+    /// Of a run that failed, if nothing is known of its usage.
+    pub fn failed(error: &str) -> Self {
+        Self {
+            status: RunStatus::Error,
+            error: Some(error.to_owned()),
+            stop_reason: None,
+            display_name: None,
+            totals: RunTotals::default(),
+        }
+    }
+}
+
 /// The result of [`Runs::decide`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DecideOutcome {

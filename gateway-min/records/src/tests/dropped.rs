@@ -1,36 +1,12 @@
 //! Drops every future at every await point: its work is then done completely or not at all.
 
-use std::pin::Pin;
-use std::task::{Context, Poll};
-
 use chrono::TimeDelta;
 use serde_json::json;
+use threadkeep_testing::DropAfter;
 
 use super::support::*;
 use crate::MultitaskStrategy::{Interrupt, Reject};
 use crate::*;
-
-/// Polls a future until it has been pending `left` times more, and drops it then.
-struct DropAfter<F> {
-    future: Pin<Box<F>>,
-    left: usize,
-}
-
-impl<F: Future> Future for DropAfter<F> {
-    /// `None` if the future was dropped.
-    type Output = Option<F::Output>;
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        match self.future.as_mut().poll(context) {
-            Poll::Ready(output) => Poll::Ready(Some(output)),
-            Poll::Pending if self.left == 0 => Poll::Ready(None),
-            Poll::Pending => {
-                self.left -= 1;
-                Poll::Pending
-            }
-        }
-    }
-}
 
 async fn open() -> (Records, TestClock) {
     let clock = TestClock::new();
@@ -57,7 +33,7 @@ async fn dropped_everywhere(
         let (records, clock) = open().await;
         prepare(&records).await;
         clock.advance_micros(1);
-        let outcome = DropAfter { future: Box::pin(operation(&records)), left: dropped }.await;
+        let outcome = DropAfter::waits(operation(&records), dropped).await;
         let left = dump(&records).await;
         if let Some(result) = outcome {
             result.unwrap();
@@ -159,7 +135,7 @@ async fn a_reservation_whose_future_is_dropped_is_given_back() {
         let mut dropped = 0;
         loop {
             let reserving = Box::pin(records.runs().reserve("t", WriterKind::CheckpointWrite));
-            match (DropAfter { future: reserving, left: dropped }).await {
+            match DropAfter::waits(reserving, dropped).await {
                 Some(Ok(reservation)) => break reservation.release().await.unwrap(),
                 // An abandoned earlier reservation is only now being created and released.
                 Some(Err(error)) => assert!(error.is_conflict(), "{error}"),
@@ -192,7 +168,7 @@ async fn a_deletion_whose_future_is_dropped_goes_on() {
     thread_and_run(&records).await;
     records.runs().finish("r", &end(RunStatus::Success)).await.unwrap();
     let reservation = records.runs().reserve("t", WriterKind::Delete).await.unwrap();
-    assert!(DropAfter { future: Box::pin(records.delete_thread(reservation)), left: 0 }.await.is_none());
+    assert!(DropAfter::waits(records.delete_thread(reservation), 0).await.is_none());
     until_free(&records, "t").await;
     assert!(dump(&records).await.is_empty());
 }

@@ -7,7 +7,7 @@ use serde_json::{Map, Value as Json};
 use threadkeep::id::{CheckpointId, TaskId, ThreadId};
 use threadkeep::saver::Load;
 use threadkeep::state::{HistoryQuery, StateAccessor, StateSnapshot};
-use threadkeep_records::{FinishOutcome, RecordsError, RunEnd, RunRow, RunStatus, RunTotals, persistently};
+use threadkeep_records::{FinishOutcome, RecordsError, RunEnd, RunRow, persistently};
 
 use super::Runs;
 use super::control::RunGuard;
@@ -44,13 +44,7 @@ impl Runs {
         let lock = self.threads.lock(&row.thread_id).await;
         guard.control.begun();
         self.restore_before(row).await?;
-        let end = RunEnd {
-            status: RunStatus::Error,
-            error: Some(ROLLED_BACK.to_owned()),
-            stop_reason: None,
-            display_name: None,
-            totals: RunTotals::default(),
-        };
+        let end = RunEnd::failed(ROLLED_BACK);
         let outcome = persistently(|| self.records.runs().finish(&row.run_id, &end)).await?;
         if let FinishOutcome::Finished { promoted: Some(next) } = &outcome
             && let Some(control) = self.local.get(next)

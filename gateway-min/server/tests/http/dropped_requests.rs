@@ -2,12 +2,11 @@
 //! connection, transaction, lock or reservation stays behind, and the thread works as before.
 
 use std::collections::BTreeSet;
-use std::pin::Pin;
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::http::Method;
 use serde_json::{Value, json};
+use threadkeep_testing::DropAfter;
 
 use crate::support::{Gateway, Setup, question, texts};
 
@@ -18,28 +17,6 @@ const ENDLESS: [&str; 2] =
 const FOLLOWED: Duration = Duration::from_millis(500);
 /// Longer than anything here takes on a busy machine.
 const PATIENCE: Duration = Duration::from_mins(1);
-
-/// Polls a future until it has been pending `left` times more, and drops it then.
-struct DropAfter<F> {
-    future: Pin<Box<F>>,
-    left: usize,
-}
-
-impl<F: Future> Future for DropAfter<F> {
-    /// `None` if the future was dropped.
-    type Output = Option<F::Output>;
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        match self.future.as_mut().poll(context) {
-            Poll::Ready(output) => Poll::Ready(Some(output)),
-            Poll::Pending if self.left == 0 => Poll::Ready(None),
-            Poll::Pending => {
-                self.left -= 1;
-                Poll::Pending
-            }
-        }
-    }
-}
 
 /// What a request is about: a thread with a turn.
 struct Subject {
@@ -185,7 +162,7 @@ async fn a_request_that_is_dropped_anywhere_leaves_nothing_behind() {
             let what = format!("{method} {template} dropped at {left}");
             let path = subject.path(template);
             let request = gateway.call(method.clone(), &path, subject.body(&method, template));
-            let dropped = DropAfter { future: Box::pin(request), left };
+            let dropped = DropAfter::waits(request, left);
             let is_endless = ENDLESS.contains(&format!("{method} {template}").as_str());
             let longest = if is_endless { FOLLOWED } else { PATIENCE };
             let Ok(answer) = tokio::time::timeout(longest, dropped).await else {

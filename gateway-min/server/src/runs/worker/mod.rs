@@ -26,7 +26,7 @@ use super::usage::UsageLedger;
 use crate::streams::bridge::Publisher;
 use crate::telemetry::spans;
 use crate::threads::lineage::RESTORED;
-use threadkeep_records::{CancelAction, Records, RecordsError, RunEnd, RunStatus, RunTotals, persistently};
+use threadkeep_records::{CancelAction, Records, RecordsError, RunEnd, persistently};
 use threadkeep_subagents::hooks::{TaskConclusion, TaskInfo};
 use threadkeep_subagents::ledger::Limits;
 
@@ -111,13 +111,7 @@ fn died() -> Json {
 
 /// Ends a run whose task panicked or could not write its records, unless it has ended.
 async fn bury(records: &Records, run_id: &str) {
-    let end = RunEnd {
-        status: RunStatus::Error,
-        error: Some(DIED.to_owned()),
-        stop_reason: None,
-        display_name: None,
-        totals: RunTotals::default(),
-    };
+    let end = RunEnd::failed(DIED);
     if let Err(error) = persistently(|| records.runs().finish(run_id, &end)).await {
         tracing::error!(run_id, %error, "a run's task failed and its row could not be ended");
     }
@@ -241,7 +235,7 @@ pub(super) fn restoring(checkpoint: CheckpointId, extra: &Map<String, Json>) -> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use threadkeep_records::{MultitaskStrategy, NewRun, NewThread, RecordsOptions};
+    use threadkeep_records::{MultitaskStrategy, NewRun, NewThread, RecordsOptions, RunStatus};
 
     #[tokio::test]
     async fn a_run_whose_task_died_ends_in_error_and_frees_its_thread() {

@@ -22,7 +22,7 @@ use tower::ServiceExt as _;
 use self::saver::{Fault, Faults, FaultySaver};
 use super::{Gateway, On, SAVERS, ask, everywhere, from, go_on, options};
 use crate::runs::request::{Resume, RunInput, RunOptions, RunRequest, StreamMode};
-use threadkeep_records::{CancelAction, LEASE_EXPIRED_ERROR, RunEnd, RunRow, RunStatus, RunTotals};
+use threadkeep_records::{CancelAction, LEASE_EXPIRED_ERROR, RunEnd, RunRow, RunStatus};
 
 fn script(gate: &str) -> Json {
     json!({"rules": [
@@ -504,13 +504,7 @@ async fn a_run_that_was_lost_before_it_started_leaves_the_thread_to_who_took_it(
         let (records, there) = (gateway.app.records.clone(), gateway.app.threads.accessor().clone());
         faults.before_read(async move {
             let lost = records.runs().active_for_thread("t").await.unwrap().unwrap();
-            let end = RunEnd {
-                status: RunStatus::Error,
-                error: Some(LEASE_EXPIRED_ERROR.to_owned()),
-                stop_reason: None,
-                display_name: None,
-                totals: RunTotals::default(),
-            };
+            let end = RunEnd::failed(LEASE_EXPIRED_ERROR);
             records.runs().finish(&lost.run_id, &end).await.unwrap();
             let message = json!([{"type": "human", "content": "acknowledged", "id": "x"}]);
             let writes = vec![there.write("messages", message, false).unwrap()];

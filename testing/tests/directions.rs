@@ -23,6 +23,8 @@ const EDGES: &[(&str, &[&str])] = &[
     ("testing", &[]),
     ("conformance", &["engine", "memory", "pages", "postgres", "sqlite", "testing"]),
     ("torture", &["conformance", "engine", "memory", "pages", "postgres", "sqlite", "testing"]),
+    ("langgraph", &["engine"]),
+    ("python", &["engine", "langgraph", "memory", "postgres", "sqlite"]),
     ("files", &[]),
     ("config", &["files"]),
     ("records", &["files"]),
@@ -36,7 +38,7 @@ const EDGES: &[(&str, &[&str])] = &[
         "benches",
         &["agent", "config", "engine", "memory", "postgres", "records", "sqlite", "subagents", "testing"],
     ),
-    ("ops", &["config", "engine", "files", "records", "storage", "subagents"]),
+    ("ops", &["config", "engine", "files", "langgraph", "records", "storage", "subagents"]),
     ("chat", &["acp", "agent", "config", "engine", "mcp", "processes", "records", "storage", "subagents"]),
     (
         "gateway",
@@ -109,7 +111,8 @@ fn the_table_has_no_cycle_and_keeps_the_direction() {
     for (name, uses) in EDGES {
         let drivers: Vec<_> = uses.iter().filter(|other| DRIVERS.contains(other)).collect();
         match *name {
-            "engine" | "files" | "config" | "records" | "agent" | "ops" | "chat" | "gateway" => {
+            "engine" | "langgraph" | "files" | "config" | "records" | "agent" | "ops" | "chat"
+            | "gateway" => {
                 assert!(drivers.is_empty(), "{name} knows {drivers:?}; only storage chooses a driver");
             }
             name if DRIVERS.contains(&name) => assert!(drivers.is_empty(), "{name} knows {drivers:?}"),

@@ -14,7 +14,7 @@ use threadkeep_agent::model::message;
 use threadkeep_agent::tools::{Tool, ToolSource, WorkUsage};
 use threadkeep_agent::{AgentBuilder, AgentError, AgentSpec, Ended, Observer, RunTerms, Session, Tokens};
 use threadkeep_config::{ConfigHandle, Environment, LoadOptions};
-use threadkeep_records::{Clock, ExecutionRow, Records, RecordsOptions};
+use threadkeep_records::{Clock, ExecutionRow, NewRun, Records, RecordsOptions};
 use threadkeep_subagents::Delegator;
 use threadkeep_subagents::admission::Admission;
 use threadkeep_subagents::batches::Batching;
@@ -269,8 +269,12 @@ impl House {
         seen
     }
 
-    /// Whether the thread has a checkpoint.
+    /// Whether the thread has a checkpoint, after what a dead process has left in the writers' queues: with a process, its
+    /// queue would have died.
     pub(crate) async fn is_begun(&self) -> bool {
+        self.accessor.saver().flush(&ThreadId::from(THREAD)).await.unwrap();
+        let unknown = NewRun { run_id: "unknown".into(), thread_id: THREAD.into(), ..NewRun::default() };
+        assert_eq!(self.delegator.records.runs().admitted(&unknown).await.unwrap(), None);
         self.accessor.get(&ThreadId::from(THREAD), None).await.unwrap().is_some()
     }
 

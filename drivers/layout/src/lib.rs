@@ -5,7 +5,9 @@ mod entries;
 mod form;
 mod list;
 mod manifest;
+mod names;
 mod pack;
+mod reader;
 mod row;
 
 pub use codec::{Decoder, Malformed, put_bytes, put_int, put_len, put_uint};
@@ -16,7 +18,9 @@ pub use manifest::{
     Builder, Manifest, NUMBER_LIMIT, Run, Shape, chunk_bytes, chunk_runs, continuation, push_run, put_runs,
     take_runs,
 };
+pub use names::{decode_names, encode_names};
 pub use pack::{Packer, Unpacker};
+pub use reader::{Refers, ValueSource, Values};
 pub use row::{
     Heading, Rest, RestKind, bits_of, first_byte, put_counters, put_parents, put_version, put_write,
     take_counters, take_parents, take_plain_start, take_version, take_write,

@@ -170,6 +170,24 @@ impl Shape {
         None
     }
 
+    /// The shape of a stored list. `chunk` reads the runs in the chunk with a number; a list that only grew has none.
+    ///
+    /// # Errors
+    /// Those of `chunk`.
+    pub fn stored<E>(
+        manifest: &Manifest,
+        mut chunk: impl FnMut(u32) -> Result<Vec<Run>, E>,
+    ) -> Result<Self, E> {
+        let mut shape = Self { chunks: Vec::new(), tail: manifest.tail.clone(), len: total(&manifest.tail) };
+        for seq in manifest.chunks.iter().flat_map(|run| run.numbers()) {
+            let runs = chunk(seq)?;
+            let len = total(&runs);
+            shape.len += len;
+            shape.chunks.push(Chunk { seq, runs: runs.into(), len });
+        }
+        Ok(shape)
+    }
+
     /// Its stored form.
     pub fn manifest(&self) -> Manifest {
         let mut chunks = Vec::new();

@@ -50,6 +50,7 @@ impl Factory for Cached {
             Damage::LoseCheckpoint(key) => place.saver.lose_checkpoint(key),
             Damage::LoseWrites(at, task) => place.saver.lose_writes(at, *task),
             Damage::LoseParentLink(key) => place.saver.lose_parent_link(key),
+            Damage::ChangeByte(_) => false,
         };
         if done { Ok(()) } else { Err(format!("there is nothing to lose: {damage:?}").into()) }
     }

@@ -9,11 +9,12 @@ use threadkeep::metadata::{self, Entries};
 use threadkeep::value::{ChannelValue, Element, ElementHash};
 use threadkeep::{Error, Result};
 use threadkeep_layout::{
-    Form, INLINE, ListStore, NUMBER_LIMIT, Numbers, Run, Shape, Stored, draft, draft_entries, runs_of,
+    Form, INLINE, ListStore, NUMBER_LIMIT, Numbers, Run, Shape, Stored, draft, draft_entries, encode_names,
+    runs_of,
 };
 
 use crate::element::Space;
-use crate::record::{CheckpointRecord, Extra, Rest, encode_names};
+use crate::record::{CheckpointRecord, Extra, Rest};
 use crate::thread::{ListKey, StoredObject, ThreadState};
 
 /// What a write adds to the elements of a thread. Nothing counts as stored until [`Draft::done`].

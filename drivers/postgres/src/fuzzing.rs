@@ -3,11 +3,9 @@
 #![allow(clippy::expect_used, missing_docs, reason = "a fuzz target fails by panicking")]
 
 use threadkeep::id::{ChannelName, CheckpointId};
-use threadkeep_layout::{chunk_bytes, chunk_runs};
+use threadkeep_layout::{chunk_bytes, chunk_runs, decode_names, encode_names};
 
-use crate::record::{
-    CheckpointRecord, ThreadBody, decode_names, decode_tasks, encode_names, encode_tasks, needs,
-};
+use crate::record::{CheckpointRecord, ThreadBody, decode_tasks, encode_tasks, needs};
 
 /// The body of a checkpoint. The first byte sets the other columns: bit 0 that it has a parent, bit 1 that an element
 /// holds its metadata; the remaining bits how many channels have a name.

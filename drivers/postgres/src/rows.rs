@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use threadkeep::id::{CheckpointId, Namespace, ThreadId};
 use threadkeep::{Error, Result};
-use threadkeep_layout::Malformed;
+use threadkeep_layout::{Malformed, decode_names};
 use tokio_postgres::Row;
 use uuid::Uuid;
 
@@ -12,7 +12,7 @@ use crate::element::{Elements, Space};
 use crate::error::corrupt;
 use crate::history::{History, Mark};
 use crate::keys;
-use crate::record::{CheckpointRecord, TaskRecord, ThreadBody, decode_names, decode_tasks, encode_tasks};
+use crate::record::{CheckpointRecord, TaskRecord, ThreadBody, decode_tasks, encode_tasks};
 use crate::seal::Seal;
 
 /// The row of a thread.

@@ -33,6 +33,9 @@ impl Factory for Maltreated {
             Claim::LoseCheckpoint,
             Claim::LoseWrites,
             Claim::LoseParentLink,
+            Claim::ChangeByte,
+            Claim::SharedElements,
+            Claim::StoredBytes,
             Claim::Killable,
             Claim::FailOperations,
         ]
@@ -61,6 +64,10 @@ impl Factory for Maltreated {
         // Each request is cut off twice: before the server sees it, and before its answer comes back.
         proxy.cut((nth / 2) as usize, if nth.is_multiple_of(2) { Cut::Before } else { Cut::After });
         Ok(Failing { saver, failed: proxy.was_cut() })
+    }
+
+    async fn stored_bytes(&self, place: &Database) -> Result<u64, BoxError> {
+        damage::stored_bytes(place.url()).await
     }
 
     async fn damage(&self, place: &Database, damage: &Damage) -> Result<(), BoxError> {

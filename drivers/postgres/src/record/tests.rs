@@ -1,5 +1,5 @@
 use proptest::prelude::*;
-use threadkeep_layout::{Manifest, NUMBER_LIMIT};
+use threadkeep_layout::{Manifest, NUMBER_LIMIT, decode_names, encode_names};
 
 use super::*;
 

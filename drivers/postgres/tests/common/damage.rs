@@ -53,8 +53,31 @@ pub async fn inflict(url: &str, damage: &Damage) -> Result<(), BoxError> {
             client.execute(&lose, &[&thread, &ns, &id]).await?
         }
         Damage::LoseParentLink(key) => lose_parent(&client, key).await?,
+        Damage::ChangeByte(_) => {
+            let byte = "octet_length(body) / 2";
+            let flipped = format!("set_byte(body, {byte}, get_byte(body, {byte}) # 1)");
+            // Nothing was removed, so the last row of the table is the newest.
+            let newest = "(SELECT ctid FROM threadkeep_element ORDER BY ctid DESC LIMIT 1)";
+            let change = format!("UPDATE threadkeep_element SET body = {flipped} WHERE ctid = {newest}");
+            client.execute(&change, &[]).await?
+        }
     };
     if rows == 1 { Ok(()) } else { Err(format!("{rows} rows: {damage:?}").into()) }
+}
+
+/// The bytes of all rows, without those that a vacuum has not removed yet.
+#[allow(dead_code, reason = "only the conformance suite measures")]
+pub async fn stored_bytes(url: &str) -> Result<u64, BoxError> {
+    let client = connect(url).await;
+    let sum =
+        |columns: &str, table: &str| format!("(SELECT coalesce(sum({columns}), 0) FROM threadkeep_{table})");
+    let rows = [
+        sum("16 + octet_length(body)", "element"),
+        sum("64 + octet_length(body) + coalesce(octet_length(tasks), 0)", "checkpoint"),
+        sum("32 + octet_length(name) + octet_length(body)", "thread"),
+    ];
+    let bytes: i64 = client.query_one(&format!("SELECT ({})::bigint", rows.join(" + ")), &[]).await?.get(0);
+    Ok(u64::try_from(bytes)?)
 }
 
 async fn lose_parent(client: &Client, key: &CheckpointKey) -> Result<u64, BoxError> {

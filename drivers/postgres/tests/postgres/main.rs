@@ -10,6 +10,7 @@ mod damage;
 mod failover;
 mod faults;
 mod flush;
+mod full;
 mod history;
 mod pooler;
 mod round_trips;

@@ -15,6 +15,11 @@ pub enum Synchronous {
 /// Checkpoints of a new thread that are written in one transaction: about ten milliseconds.
 const PIECE: usize = 128;
 
+/// A thread with more checkpoints is rewritten in pieces. Each of them gives a run on the thread more time to write to it, so
+/// that the rewrite is refused; a thread of this many is rewritten in one transaction.
+#[cfg(not(test))]
+const LONG: usize = 1024;
+
 /// The settings of a [`crate::SqliteSaver`].
 #[derive(Debug, Clone)]
 pub struct Options {
@@ -59,5 +64,14 @@ impl Options {
         return self.piece;
         #[cfg(not(test))]
         PIECE
+    }
+
+    /// How many checkpoints of a thread are rewritten in one transaction.
+    #[cfg_attr(not(test), expect(clippy::unused_self, reason = "tests choose another number"))]
+    pub(crate) fn long(&self) -> usize {
+        #[cfg(test)]
+        return self.piece;
+        #[cfg(not(test))]
+        LONG
     }
 }

@@ -33,6 +33,8 @@ pub(crate) const CANNOT_OPEN: &str =
 pub(crate) const GONE: &str = "the file of the database, its -wal or its -shm was removed, renamed or replaced while the \
     store was open, so nothing was written; put it back where it was, or restore a backup (`threadkeep backup` makes one), \
     then reopen the store";
+/// A piece of a thread is complete before the checkpoint at work is; never shown to a caller.
+pub(crate) const NO_ROOM: &str = "the rest of the thread is written in the next transaction";
 /// A thread that was being written in pieces is gone.
 pub(crate) const SWEPT: &str =
     "another process deleted what had been written of the new thread so far; repeat it";

@@ -21,11 +21,17 @@ use crate::config::Options;
 use crate::error::{SAVER, unavailable};
 use crate::read::pool::Readers;
 use crate::read::queries;
-use crate::rows::directory;
+use crate::rows::{checkpoints, directory, element};
 use crate::sql::Db;
 use crate::stats::{Counters, Stats};
 use crate::write::commit::Work;
+use crate::write::remains::Unfinished;
 use crate::write::turn::Turns;
+
+/// A thread with more elements, for each checkpoint that one transaction may rewrite, is rewritten in pieces.
+const ELEMENTS: usize = 8;
+/// So is one with more bytes of elements.
+const BYTES: usize = 4 << 20;
 
 /// A store of checkpoints in an SQLite database.
 ///
@@ -36,9 +42,9 @@ use crate::write::turn::Turns;
 /// and closes the file in the background; nothing acknowledged is lost either way.
 pub struct SqliteSaver {
     path: PathBuf,
-    options: Options,
-    readers: Readers,
-    pub(crate) writer: Turns,
+    pub(crate) options: Options,
+    pub(crate) readers: Readers,
+    pub(crate) writer: Arc<Turns>,
     counters: Arc<Counters>,
 }
 
@@ -61,7 +67,8 @@ impl SqliteSaver {
         let db = Db::writer(path, options)?;
         let counters = Arc::<Counters>::default();
         let readers = Readers::open(path, options, counters.clone())?;
-        let writer = Turns::start(db, (path, options), counters.clone())?;
+        let writer = Arc::new(Turns::start(db, (path, options), counters.clone())?);
+        writer.begin_to_clear();
         Ok(Self { path: path.to_owned(), options: options.clone(), readers, writer, counters })
     }
 
@@ -74,7 +81,7 @@ impl SqliteSaver {
         let path = path.as_ref();
         let counters = Arc::<Counters>::default();
         let readers = Readers::open_alone(path, options, counters.clone())?;
-        let writer = Turns::refusing();
+        let writer = Arc::new(Turns::refusing());
         Ok(Self { path: path.to_owned(), options: options.clone(), readers, writer, counters })
     }
 
@@ -169,14 +176,25 @@ impl SqliteSaver {
         self.readers.run(|db, memory| check::check(db, &memory.names)).await
     }
 
-    /// Deletes what nothing refers to ([`Finding::orphan`]), in one transaction. Only the replacement of a special
-    /// write leaves such a value.
+    /// Deletes what nothing refers to ([`Finding::orphan`]), a thread at a time; a long one is written again beside itself.
+    /// Only the replacement of a special write leaves such a value, and a process that was killed.
     ///
     /// # Errors
     /// [`threadkeep::Error::Corrupt`] if a row is damaged: then nothing is deleted, because what it referred to is
-    /// unknown.
+    /// unknown. [`threadkeep::Error::Stale`] if somebody wrote to a long thread meanwhile: repeat it.
     pub async fn sweep(&self) -> Result<()> {
-        self.write(Work::Sweep).await
+        let most = self.options.long();
+        for thread in self.read(check::untidy).await? {
+            let name = thread.clone();
+            if self.read(move |db| is_long(db, &name, most)).await? {
+                self.write_again(&thread).await?;
+            } else {
+                self.write(Work::Tidy(thread)).await?;
+            }
+        }
+        self.write(Work::Sweep).await?;
+        self.writer.clear().await;
+        Ok(())
     }
 
     pub(crate) async fn write(&self, work: Work) -> Result<()> {
@@ -231,7 +249,12 @@ impl Saver for SqliteSaver {
     }
 
     async fn delete_thread(&self, thread: &ThreadId) -> Result<()> {
-        self.write(Work::DeleteThread(thread.clone())).await
+        let mut unfinished = Unfinished { turns: &self.writer, order: Some(Work::Clear) };
+        let deleted = self.write(Work::DeleteThread(thread.clone())).await;
+        unfinished.order = None;
+        deleted?;
+        self.writer.clear().await;
+        Ok(())
     }
 
     async fn threads(&self, after: Option<&ThreadId>, limit: usize) -> Result<Vec<ThreadId>> {
@@ -245,9 +268,16 @@ impl Saver for SqliteSaver {
     }
 
     async fn rewrite_thread(&self, thread: &ThreadId, expected: &Revision, rewrite: Rewrite) -> Result<()> {
-        let most = self.options.piece();
-        if *expected == Revision::absent() && rewrite.remove.is_empty() && rewrite.put.len() > most {
-            return self.write_in_pieces(thread, rewrite, most).await;
+        let most = self.options.long();
+        if *expected == Revision::absent() {
+            if rewrite.remove.is_empty() && rewrite.put.len() > self.options.piece() {
+                return self.write_in_pieces(thread, rewrite).await;
+            }
+        } else {
+            let stored = thread.clone();
+            if rewrite.put.len() > most || self.read(move |db| is_long(db, &stored, most)).await? {
+                return self.rewrite_in_pieces(thread, expected, rewrite).await;
+            }
         }
         self.write(Work::Rewrite(thread.clone(), expected.clone(), Box::new(rewrite))).await
     }
@@ -255,4 +285,16 @@ impl Saver for SqliteSaver {
     fn capabilities(&self) -> Capabilities {
         Capabilities { name: SAVER, durable: true, shared_elements: true }
     }
+}
+
+/// Whether a rewrite of a thread could hold the writer for long: it reads every row.
+fn is_long(db: &Db, thread: &ThreadId, most: usize) -> Result<bool> {
+    let Some(key) = directory::find_thread(db, thread)? else { return Ok(false) };
+    let chains = directory::chains(db, key)?;
+    for (_, chain) in &chains {
+        if checkpoints::has_more_than(db, chain.key, most)? {
+            return Ok(true);
+        }
+    }
+    Ok(chains.len() > most || element::has_more_than(db, key, most * ELEMENTS, BYTES)?)
 }

@@ -15,8 +15,8 @@
 //!
 //! ## Keys
 //!
-//! A thread is a scope of owner 0; while a long one is being written in pieces, of owner 2^32 - 1, which no reader looks
-//! for. A *chain*, a namespace of a thread, is a scope of the thread. Their numbers are
+//! A thread is a scope of owner 0; while a long one is being written in pieces, of owner 2^32 - 1, and while the rows of a
+//! deleted one are being removed, of owner 2^32 - 2: no reader looks for these. A *chain*, a namespace of a thread, is a scope of the thread. Their numbers are
 //! never reused. They are looked up by text *or* hash and must match both, so that a damaged row is an error rather
 //! than an unknown thread.
 //!

@@ -22,6 +22,8 @@ pub struct Stats {
     /// Transactions by the number of commands that each committed: index `n` counts those of more than 2^(n-1) and at
     /// most 2^n.
     pub transaction_sizes: [u64; SIZES],
+    /// The most rows that one transaction read and wrote: what the other writers waited for at most.
+    pub most_rows: u64,
     /// Elements that were looked up by hash to see whether they are stored already. Grows with what changes, not with
     /// the length of the lists.
     pub elements_examined: u64,
@@ -55,6 +57,7 @@ pub(crate) struct Counters {
     pub(crate) in_place: Counter,
     pub(crate) flushes: Counter,
     transaction_sizes: [Counter; SIZES],
+    most_rows: Counter,
     pub(crate) elements_examined: Counter,
     pub(crate) elements_loaded: Counter,
     pub(crate) elements_stored: Counter,
@@ -62,8 +65,9 @@ pub(crate) struct Counters {
 }
 
 impl Counters {
-    /// Counts the commit of a transaction of `commands` commands.
-    pub(crate) fn transaction(&self, commands: usize) {
+    /// Counts the commit of a transaction of `commands` commands that read and wrote this many rows.
+    pub(crate) fn transaction(&self, commands: usize, rows: u64) {
+        self.most_rows.0.fetch_max(rows, Ordering::Relaxed);
         let size = commands.max(1).next_power_of_two().trailing_zeros() as usize;
         self.transaction_sizes[size.min(SIZES - 1)].add(1);
         self.committed.add(commands as u64);
@@ -77,6 +81,7 @@ impl Counters {
             flushes: self.flushes.get(),
             committed: self.committed.get(),
             transaction_sizes: std::array::from_fn(|size| self.transaction_sizes[size].get()),
+            most_rows: self.most_rows.get(),
             elements_examined: self.elements_examined.get(),
             elements_loaded: self.elements_loaded.get(),
             elements_stored: self.elements_stored.get(),
@@ -93,10 +98,10 @@ mod tests {
     fn transactions_are_counted_by_their_size() {
         let counters = Counters::default();
         for commands in [1, 1, 2, 3, 4, 5, 256, 257, 512, 513, 10_000] {
-            counters.transaction(commands);
+            counters.transaction(commands, commands as u64 / 2);
         }
         let stats = counters.stats();
         assert_eq!(stats.transaction_sizes, [2, 1, 2, 1, 0, 0, 0, 0, 1, 4]);
-        assert_eq!((stats.transactions, stats.committed), (11, 11_554));
+        assert_eq!((stats.transactions, stats.committed, stats.most_rows), (11, 11_554, 5_000));
     }
 }

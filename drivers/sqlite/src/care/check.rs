@@ -3,6 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 
+use threadkeep::id::ThreadId;
 use threadkeep::{Error, Result};
 use threadkeep_layout::Run;
 
@@ -70,9 +71,9 @@ pub(crate) fn check(db: &Db, names: &Names) -> Result<Vec<Finding>> {
     Ok(check.found)
 }
 
-/// Whether a row of the directory is a thread, or becomes one.
+/// Whether a row of the directory is a thread, becomes one, or was one whose rows are being deleted.
 fn is_thread(scope: &Scope) -> bool {
-    scope.owner == 0 || directory::is_being_made(scope)
+    scope.owner == 0 || directory::is_being_made(scope) || directory::is_deleted(scope)
 }
 
 fn numbers(db: &Db, statement: &str) -> Result<Vec<u32>> {
@@ -275,62 +276,97 @@ fn contains(runs: &[Run], seq: u32) -> bool {
     behind > 0 && seq < runs[behind - 1].end()
 }
 
+/// The threads that hold something that nothing refers to.
+///
+/// # Errors
+/// [`Error::Corrupt`] if a row is damaged: what it referred to is unknown.
+pub(crate) fn untidy(db: &Db) -> Result<Vec<ThreadId>> {
+    let scopes = directory(db)?;
+    let mut untidy = Vec::new();
+    for thread in scopes.iter().filter(|scope| scope.owner == 0) {
+        let chains = scopes.iter().filter(|scope| scope.owner == thread.key);
+        let (used, empty) = used(db, thread.key, chains)?;
+        if !empty.is_empty() || used.lacks_any(db, thread.key)? {
+            untidy.push(thread.text.as_str().into());
+        }
+    }
+    Ok(untidy)
+}
+
+/// Every row of the directory, if none is damaged.
+fn directory(db: &Db) -> Result<Vec<Scope>> {
+    let mut scopes = Vec::new();
+    let mut broken = None;
+    directory::each(db, |_, scope| match scope {
+        Ok(scope) => scopes.push(scope),
+        Err(error) => broken = Some(error),
+    })?;
+    broken.map_or(Ok(scopes), Err)
+}
+
+/// The elements that these chains of a thread refer to, and which of the chains have no checkpoint.
+fn used<'s>(
+    db: &Db,
+    thread: ThreadKey,
+    chains: impl Iterator<Item = &'s Scope>,
+) -> Result<(Used, Vec<ChainKey>)> {
+    let (mut used, mut empty) = (Used::default(), Vec::new());
+    let mut elements = Elements::new(db, thread);
+    for chain in chains {
+        let rows = checkpoints::all(db, chain.key)?;
+        for row in &rows {
+            used.note(&row.record()?, &row.tasks()?, &mut elements)?;
+        }
+        if rows.is_empty() {
+            empty.push(chain.key);
+        }
+    }
+    Ok((used, empty))
+}
+
 impl WriterState {
-    /// Deletes what nothing refers to.
+    /// Deletes the rows that belong to no thread.
     pub(crate) fn sweep(&mut self) -> Result<()> {
         self.forget();
-        let mut scopes: Vec<Scope> = Vec::new();
-        let mut broken = None;
-        directory::each(&self.db, |_, scope| match scope {
-            Ok(scope) => scopes.push(scope),
-            Err(error) => broken = Some(error),
-        })?;
-        if let Some(error) = broken {
-            return Err(error);
+        for scope in directory(&self.db)?.iter().filter(|scope| directory::is_abandoned(scope)) {
+            self.leave_to_be_cleared(scope.key)?;
         }
-        let threads: HashMap<ThreadKey, &str> = scopes
-            .iter()
-            .filter(|scope| is_thread(scope))
-            .map(|scope| (scope.key, scope.text.as_str()))
-            .collect();
-        let lost = |scope: &&Scope| !is_thread(scope) && !threads.contains_key(&scope.owner);
-        for chain in scopes.iter().filter(lost) {
+        let scopes = directory(&self.db)?;
+        let threads: HashSet<ThreadKey> =
+            scopes.iter().filter(|scope| is_thread(scope)).map(|scope| scope.key).collect();
+        let (chains, lost): (Vec<&Scope>, Vec<&Scope>) =
+            scopes.iter().filter(|scope| !is_thread(scope)).partition(|chain| threads.contains(&chain.owner));
+        for chain in lost {
             directory::drop_chain(&self.db, chain.key)?;
         }
-        let chains: HashSet<ChainKey> = scopes
-            .iter()
-            .filter(|scope| !is_thread(scope) && threads.contains_key(&scope.owner))
-            .map(|scope| scope.key)
-            .collect();
-        let keys = threads.keys().copied().collect();
-        for (statement, drop, known) in [(CHAINS, DROP_CHECKPOINTS, &chains), (THREADS, DROP_ELEMENTS, &keys)]
+        let chains: HashSet<ChainKey> = chains.iter().map(|chain| chain.key).collect();
+        for (statement, drop, known) in
+            [(CHAINS, DROP_CHECKPOINTS, &chains), (THREADS, DROP_ELEMENTS, &threads)]
         {
             for scope in numbers(&self.db, statement)?.into_iter().filter(|scope| !known.contains(scope)) {
                 self.db.execute(drop, [join_key(scope, 0), join_key(scope, u32::MAX)])?;
             }
         }
-        let named = scopes.iter().filter(|scope| scope.owner == 0);
-        for (thread, id) in named.map(|scope| (scope.key, scope.text.as_str())) {
-            let mut used = Used::default();
-            let mut elements = Elements::new(&self.db, thread);
-            let mut left = false;
-            for chain in scopes.iter().filter(|scope| scope.owner == thread) {
-                let rows = checkpoints::all(&self.db, chain.key)?;
-                for row in &rows {
-                    used.note(&row.record()?, &row.tasks()?, &mut elements)?;
-                }
-                if rows.is_empty() {
-                    directory::drop_chain(&self.db, chain.key)?;
-                }
-                left |= !rows.is_empty();
-            }
-            let dropped = used.keep_only(&self.db, thread)?;
-            if !left {
-                directory::drop_thread(&self.db, thread)?;
-            } else if dropped > 0 {
-                directory::rewritten(&self.db, &id.into())?;
-            }
-        }
         Ok(())
+    }
+
+    /// Deletes what nothing in a thread refers to.
+    pub(crate) fn tidy(&mut self, id: &ThreadId) -> Result<()> {
+        self.threads.take(&self.db, id)?;
+        let Some(thread) = directory::find_thread(&self.db, id)? else { return Ok(()) };
+        let scopes = directory(&self.db)?;
+        let chains: Vec<&Scope> = scopes.iter().filter(|scope| scope.owner == thread).collect();
+        let (used, empty) = used(&self.db, thread, chains.iter().copied())?;
+        for chain in &empty {
+            directory::drop_chain(&self.db, *chain)?;
+        }
+        let dropped = used.keep_only(&self.db, thread)?;
+        if empty.len() == chains.len() {
+            directory::drop_thread(&self.db, thread)
+        } else if dropped > 0 {
+            directory::rewritten(&self.db, id)
+        } else {
+            Ok(())
+        }
     }
 }

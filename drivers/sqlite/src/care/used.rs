@@ -87,6 +87,18 @@ impl Used {
         runs
     }
 
+    /// Whether a thread has elements that were not noted.
+    pub(crate) fn lacks_any(&self, db: &Db, thread: ThreadKey) -> Result<bool> {
+        let mut lacking = false;
+        let noted = SPACES.map(|space| self.runs(space));
+        element::each_number(db, thread, |space, seq| {
+            let runs = &noted[space as usize];
+            let after = runs.partition_point(|run| run.start <= seq);
+            lacking |= after == 0 || seq >= runs[after - 1].end();
+        })?;
+        Ok(lacking)
+    }
+
     /// Deletes what was not noted. Returns the number of deleted elements.
     pub(crate) fn keep_only(&self, db: &Db, thread: ThreadKey) -> Result<usize> {
         let mut dropped = 0;

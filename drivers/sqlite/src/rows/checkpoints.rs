@@ -19,7 +19,11 @@ const SET_BODY: &str = "UPDATE checkpoint SET body = ?2 WHERE key = ?1";
 const REMOVE: &str = "DELETE FROM checkpoint WHERE key = ?1";
 const STORED: &str = "SELECT coalesce(sum(length(id) + length(body) + coalesce(length(tasks), 0)), 0)
     FROM checkpoint WHERE key BETWEEN ?1 AND ?2";
-const DROP: &str = "DELETE FROM checkpoint WHERE key BETWEEN ?1 AND ?2";
+const EXTENT: &str = "SELECT count(*), coalesce(max(key), 0), coalesce(sum(length(tasks)), 0)
+    FROM checkpoint WHERE key BETWEEN ?1 AND ?2";
+const HAS_MORE: &str = "SELECT 1 FROM checkpoint WHERE key BETWEEN ?1 AND ?2 LIMIT 1 OFFSET ?3";
+const DROP_OLDEST: &str = "DELETE FROM checkpoint WHERE key IN
+    (SELECT key FROM checkpoint WHERE key BETWEEN ?1 AND ?2 ORDER BY key LIMIT ?3)";
 
 /// Distinguishes the checksum of the tasks from that of the body, whose context is the id.
 const TASKS_CONTEXT: &[u8] = b"tasks";
@@ -85,7 +89,7 @@ pub(crate) fn each(
     chain: ChainKey,
     mut look: impl FnMut(RowKey, Result<CheckpointRow>),
 ) -> Result<()> {
-    db.each(OLDEST_FIRST, [join_key(chain, 0), join_key(chain, Ordinal::MAX)], |row| {
+    db.each(OLDEST_FIRST, keys_of(chain), |row| {
         look(RowKey::new("checkpoint", integer(row, 0)?), checkpoint(row));
         Ok(())
     })
@@ -161,16 +165,39 @@ pub(crate) fn remove(db: &Db, chain: ChainKey, ordinal: Ordinal) -> Result<()> {
     db.execute(REMOVE, [join_key(chain, ordinal)]).map(|_| ())
 }
 
-/// Deletes every checkpoint of a chain.
-pub(crate) fn drop_chain(db: &Db, chain: ChainKey) -> Result<()> {
-    db.execute(DROP, [join_key(chain, 0), join_key(chain, Ordinal::MAX)]).map(|_| ())
+/// Deletes up to `limit` checkpoints of a chain, oldest first. Returns how many there were.
+pub(crate) fn drop_oldest(db: &Db, chain: ChainKey, limit: usize) -> Result<usize> {
+    let [from, to] = keys_of(chain);
+    db.execute(DROP_OLDEST, params![from, to, i64::try_from(limit).unwrap_or(i64::MAX)])
+}
+
+/// What every commit to a chain, and every put of writes that adds some, makes greater: its checkpoints, the newest of
+/// them, and the bytes of tasks.
+pub(crate) type Extent = [i64; 3];
+
+/// The extent of a chain. Looks at each row, but decodes none.
+pub(crate) fn extent(db: &Db, chain: ChainKey) -> Result<Extent> {
+    let extent =
+        db.one(EXTENT, keys_of(chain), |row| Ok([integer(row, 0)?, integer(row, 1)?, integer(row, 2)?]))?;
+    Ok(extent.unwrap_or_default())
+}
+
+/// Whether a chain has more than this many checkpoints.
+pub(crate) fn has_more_than(db: &Db, chain: ChainKey, count: usize) -> Result<bool> {
+    let [from, to] = keys_of(chain);
+    let more = db.one(HAS_MORE, params![from, to, i64::try_from(count).unwrap_or(i64::MAX)], |_| Ok(()))?;
+    Ok(more.is_some())
 }
 
 /// Bytes in the checkpoints of a chain.
 pub(crate) fn stored_bytes(db: &Db, chain: ChainKey) -> Result<u64> {
-    let keys = [join_key(chain, 0), join_key(chain, Ordinal::MAX)];
-    let bytes = db.one(STORED, keys, |row| integer(row, 0))?;
+    let bytes = db.one(STORED, keys_of(chain), |row| integer(row, 0))?;
     Ok(bytes.and_then(|bytes| u64::try_from(bytes).ok()).unwrap_or_default())
+}
+
+/// The keys that the checkpoints of a chain have.
+fn keys_of(chain: ChainKey) -> [i64; 2] {
+    [join_key(chain, 0), join_key(chain, Ordinal::MAX)]
 }
 
 /// The table and key of a checkpoint.

@@ -1,8 +1,9 @@
 //! Threads and chains by their texts.
 //!
 //! Both are rows of one table: a thread belongs to owner 0, a chain (a namespace of a thread) to its thread. A thread that
-//! is being written in pieces belongs to nobody until it is complete. A row is
-//! looked up by its text *or* a hash of it and must match both, so that a damaged one is an error, not an unknown text.
+//! is being written in pieces belongs to nobody until it is complete, and so does one whose rows are being deleted in
+//! pieces. A row is looked up by its text *or* a hash of it and must match both, so that a damaged one is an error, not
+//! an unknown text.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -18,6 +19,7 @@ const FIND: &str =
     "SELECT key, owner, text, hash, body FROM scope WHERE (owner = ?1 AND text = ?2) OR hash = ?3";
 const OWNED: &str = "SELECT key, owner, text, hash, body FROM scope WHERE owner = ?1 ORDER BY text";
 const ADD: &str = "INSERT INTO scope (owner, text, hash, body) VALUES (?1, ?2, ?3, x'')";
+const FIRST: &str = "SELECT key, owner, text, hash, body FROM scope WHERE owner = ?1 ORDER BY text LIMIT 1";
 const NAME: &str = "UPDATE scope SET owner = ?2, text = ?3, hash = ?4 WHERE key = ?1";
 const SET_BODY: &str = "UPDATE scope SET body = ?2 WHERE key = ?1";
 const DROP: &str = "DELETE FROM scope WHERE owner = ?1 OR key = ?1";
@@ -34,6 +36,8 @@ pub(crate) type ChainKey = u32;
 const NOBODY: u32 = 0;
 /// The owner of threads that have no name yet; no row has this key.
 const UNNAMED: u32 = u32::MAX;
+/// The owner of threads that were deleted while some of their rows are left; no row has this key.
+const DELETED: u32 = u32::MAX - 1;
 /// After this time, nobody completes a thread without a name any more.
 const ABANDONED: Duration = Duration::from_hours(1);
 /// Keys take the high half of a positive 64-bit number.
@@ -94,8 +98,27 @@ pub(crate) fn find_unnamed(db: &Db, token: &str) -> Result<Option<ThreadKey>> {
 
 /// Names a thread, which no other one may be called.
 pub(crate) fn name(db: &Db, key: ThreadKey, thread: &ThreadId) -> Result<()> {
-    let hash = hash_of(NOBODY, thread.as_str());
-    db.execute(NAME, params![key, NOBODY, thread.as_str(), hash])?;
+    give(db, key, NOBODY, thread.as_str())
+}
+
+/// Deletes a thread from the directory, except that [`first_deleted`] finds it. Its rows are to be deleted next.
+pub(crate) fn mark_deleted(db: &Db, key: ThreadKey) -> Result<()> {
+    give(db, key, DELETED, &key.to_string())
+}
+
+/// A deleted thread of which rows may be left.
+pub(crate) fn first_deleted(db: &Db) -> Result<Option<ThreadKey>> {
+    db.one(FIRST, [DELETED], |row| Ok(checked(row)?.key))
+}
+
+/// Whether a row of the directory is a deleted thread of which rows may be left.
+pub(crate) fn is_deleted(scope: &Scope) -> bool {
+    scope.owner == DELETED
+}
+
+fn give(db: &Db, key: ThreadKey, owner: u32, text: &str) -> Result<()> {
+    let hash = hash_of(owner, text);
+    db.execute(NAME, params![key, owner, text, hash])?;
     set_body(db, Chain { key, floor: 0 }, hash)
 }
 
@@ -104,6 +127,11 @@ pub(crate) fn is_being_made(scope: &Scope) -> bool {
     let since = scope.text.parse().ok().map(|token: CheckpointId| Duration::from_millis(token.unix_ms()));
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     scope.owner == UNNAMED && since.is_some_and(|since| now.saturating_sub(since) < ABANDONED)
+}
+
+/// Whether a row of the directory is a thread without a name that nobody completes any more.
+pub(crate) fn is_abandoned(scope: &Scope) -> bool {
+    scope.owner == UNNAMED && !is_being_made(scope)
 }
 
 /// A chain of a thread, if it exists.

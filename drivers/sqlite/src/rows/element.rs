@@ -21,6 +21,7 @@ const HASHES: &str = "SELECT key, hash FROM element WHERE key BETWEEN ?1 AND ?2"
 const STORED: &str =
     "SELECT coalesce(sum(length(hash) + length(body)), 0) FROM element WHERE key BETWEEN ?1 AND ?2";
 const DROP: &str = "DELETE FROM element WHERE key BETWEEN ?1 AND ?2";
+const SIZES: &str = "SELECT key, length(body) FROM element WHERE key BETWEEN ?1 AND ?2 ORDER BY key LIMIT ?3";
 
 /// Unneeded elements that a range scan reads over instead of starting a new scan after them.
 const GAP: u32 = 8;
@@ -51,9 +52,39 @@ fn keys_of(thread: ThreadKey) -> [i64; 2] {
     [join_key(thread, 0), join_key(thread, u32::MAX)]
 }
 
-/// Deletes every element of a thread.
-pub(crate) fn drop_thread(db: &Db, thread: ThreadKey) -> Result<()> {
-    db.execute(DROP, keys_of(thread)).map(|_| ())
+/// Deletes elements of a thread, from the first on: up to `rows` of them, and no more once they have `bytes` bytes.
+/// Returns whether they were all.
+pub(crate) fn drop_first(db: &Db, thread: ThreadKey, rows: usize, bytes: usize) -> Result<bool> {
+    let [from, to] = keys_of(thread);
+    let (mut last, mut seen, mut sum) = (None, 0, 0);
+    let limit = i64::try_from(rows).unwrap_or(i64::MAX).saturating_add(1);
+    db.each(SIZES, params![from, to, limit], |row| {
+        if seen < rows && sum < bytes {
+            last = Some(integer(row, 0)?);
+            sum += usize::try_from(integer(row, 1)?).unwrap_or_default();
+        } else {
+            seen = usize::MAX;
+        }
+        seen = seen.saturating_add(1);
+        Ok(())
+    })?;
+    if let Some(last) = last {
+        db.execute(DROP, [from, last])?;
+    }
+    Ok(seen != usize::MAX)
+}
+
+/// Whether a thread has more than this many elements, or more than this many bytes of them.
+pub(crate) fn has_more_than(db: &Db, thread: ThreadKey, rows: usize, bytes: usize) -> Result<bool> {
+    let [from, to] = keys_of(thread);
+    let (mut seen, mut sum) = (0, 0);
+    let limit = i64::try_from(rows).unwrap_or(i64::MAX).saturating_add(1);
+    db.each(SIZES, params![from, to, limit], |row| {
+        seen += 1;
+        sum += usize::try_from(integer(row, 1)?).unwrap_or_default();
+        Ok(())
+    })?;
+    Ok(seen > rows || sum > bytes)
 }
 
 /// Bytes in the elements of a thread.
@@ -101,8 +132,8 @@ impl Index {
         self.seqs[space as usize].get(hash).copied()
     }
 
-    /// The sequence number of an element, which is stored if it is new.
-    pub(crate) fn store(
+    /// Stores an element that is not stored yet. Returns its sequence number.
+    pub(crate) fn add(
         &mut self,
         db: &Db,
         thread: ThreadKey,
@@ -110,9 +141,6 @@ impl Index {
         element: &Element,
         counters: &Counters,
     ) -> Result<u32> {
-        if let Some(seq) = self.find(space, element.hash(), counters) {
-            return Ok(seq);
-        }
         let seq = self.next[space as usize];
         if seq >= NUMBER_LIMIT {
             return Err(Error::InvalidInput("the thread cannot hold more elements".to_owned()));
@@ -136,6 +164,15 @@ pub(crate) fn place(thread: ThreadKey, space: Space, seq: u32) -> RowKey {
 pub(crate) fn space_of(place: RowKey) -> Option<(Space, u32)> {
     let low = low_half(place.key);
     Some((*SPACES.get((low / NUMBER_LIMIT) as usize)?, low % NUMBER_LIMIT))
+}
+
+/// Passes the number of every element of a thread to `look`.
+pub(crate) fn each_number(db: &Db, thread: ThreadKey, mut look: impl FnMut(Space, u32)) -> Result<()> {
+    db.each(HASHES, keys_of(thread), |row| {
+        let (space, seq, _) = located(integer(row, 0)?, blob(row, 1)?)?;
+        look(space, seq);
+        Ok(())
+    })
 }
 
 /// Passes every element of a thread to `look`: its place in the database, and the element or what is wrong with it.

@@ -6,4 +6,5 @@ pub(crate) mod faults;
 mod pieces;
 mod place;
 mod power;
+mod rewritten;
 mod statements;

@@ -2,6 +2,7 @@
 //! change anything, so that a refusal leaves what the writer remembers intact.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use threadkeep::checkpoint::{ChannelEntry, Checkpoint, CheckpointKey, Stored, TaskWrites};
 use threadkeep::id::{CheckpointId, NodeName, TaskId, ThreadId};
@@ -17,7 +18,7 @@ use crate::rows::pack;
 use crate::rows::record::{CheckpointRecord, Kept, NameKey, Ordinal, TaskRecord, WriteRecord};
 use crate::sql::Db;
 use crate::stats::Counters;
-use crate::write::stage::Piece;
+use crate::write::stage::{Naming, Piece};
 use crate::write::thread::{Node, ThreadState, Threads};
 
 /// One writing call of the contract.
@@ -30,10 +31,15 @@ pub(crate) enum Work {
     /// A piece of a new thread that has no name yet.
     Stage(Box<Piece>),
     /// Such a thread gets its name.
-    Name(String, ThreadId),
+    Name(Box<Naming>),
     /// Such a thread is deleted.
     Discard(String),
+    /// Rows of deleted threads are deleted.
+    Clear,
+    /// What belongs to no thread is deleted.
     Sweep,
+    /// What nothing in a thread refers to is deleted.
+    Tidy(ThreadId),
     Dictionary(Vec<u8>),
     /// Only a flush.
     Flush,
@@ -44,7 +50,7 @@ impl Work {
     pub(crate) fn flush(&self) -> Flush {
         match self {
             Self::Commit(step) => step.flush,
-            Self::Stage(_) => Flush::WithNext,
+            Self::Stage(_) | Self::Clear => Flush::WithNext,
             _ => Flush::Now,
         }
     }
@@ -55,12 +61,16 @@ pub(crate) struct WriterState {
     pub(crate) db: Db,
     pub(crate) names: Names,
     pub(crate) threads: Threads,
+    /// Checkpoints in a piece of a thread.
+    pub(crate) piece: usize,
+    /// Whether rows of deleted threads may be left.
+    pub(crate) remains: Arc<AtomicBool>,
     counters: Arc<Counters>,
 }
 
 impl WriterState {
-    pub(crate) fn new(db: Db, counters: Arc<Counters>) -> Self {
-        Self { db, names: Names::default(), threads: Threads::default(), counters }
+    pub(crate) fn new(db: Db, (piece, remains): (usize, Arc<AtomicBool>), counters: Arc<Counters>) -> Self {
+        Self { db, names: Names::default(), threads: Threads::default(), piece, remains, counters }
     }
 
     /// Forgets everything that can be read again.
@@ -80,12 +90,14 @@ impl WriterState {
             }
             Work::DeleteThread(thread) => self.delete_thread(thread),
             Work::Sweep => self.sweep(),
+            Work::Tidy(thread) => self.tidy(thread),
             Work::Dictionary(bytes) => pack::add_dictionary(&self.db, bytes),
             Work::Flush => Ok(()),
             Work::Rewrite(thread, expected, rewrite) => self.rewrite(thread, expected, rewrite),
             Work::Stage(piece) => self.stage(piece),
-            Work::Name(token, thread) => self.name_thread(token, thread),
+            Work::Name(naming) => self.name_thread(naming),
             Work::Discard(token) => self.discard(token),
+            Work::Clear => self.clear(),
         };
         if result.as_ref().is_err_and(|error| !is_refusal(error)) {
             self.names = Names::default();

@@ -31,8 +31,14 @@ impl Identity {
             Work::PutWrites(at, task) => Some(Self::PutWrites(at.clone(), task.task)),
             Work::DeleteThread(thread) => Some(Self::Delete(thread.clone())),
             Work::Rewrite(thread, expected, _) => Some(Self::Rewrite(thread.clone(), expected.clone())),
-            Work::Name(_, thread) => Some(Self::Rewrite(thread.clone(), Revision::absent())),
-            Work::Sweep | Work::Dictionary(_) | Work::Flush | Work::Stage(_) | Work::Discard(_) => None,
+            Work::Name(naming) => Some(Self::Rewrite(naming.thread.clone(), naming.expected.clone())),
+            Work::Stage(_)
+            | Work::Discard(_)
+            | Work::Clear
+            | Work::Sweep
+            | Work::Tidy(_)
+            | Work::Dictionary(_)
+            | Work::Flush => None,
         }
     }
 }

@@ -1,4 +1,5 @@
-//! The contract's `rewrite_thread`, inside a transaction of the writer.
+//! The contract's `rewrite_thread` of a short thread, inside a transaction of the writer. It reads every row, so a long
+//! thread is written again beside itself, see `stage`.
 //!
 //! Rows that stay keep their ordinals, and the elements that they refer to keep their sequence numbers. Only rows that
 //! hold entries of a changed one are rewritten. At the end, unreferenced elements are deleted.
@@ -14,7 +15,7 @@ use crate::care::used::Used;
 use crate::read::view::{Channel, Read, View};
 use crate::rows::checkpoints::{self, CheckpointRow};
 use crate::rows::directory::{self, Chain, Thread, ThreadKey};
-use crate::rows::element::{self, Elements};
+use crate::rows::element::Elements;
 use crate::rows::record::{CheckpointRecord, NameKey, Ordinal, TaskRecord};
 use crate::sql::Db;
 use crate::write::commit::{WriterState, places};
@@ -120,8 +121,7 @@ impl WriterState {
             used.keep_only(&self.db, key)?;
             directory::rewritten(&self.db, thread)
         } else {
-            element::drop_thread(&self.db, key)?;
-            directory::drop_thread(&self.db, key)
+            self.drop_thread(key)
         }
     }
 

@@ -1,29 +1,36 @@
-//! Writing a long new thread piece by piece, so that other commands get their turn in between.
+//! Writing a long thread piece by piece, so that other commands get their turn in between.
 //!
 //! The pieces go to a thread that no method of the contract finds, and the last transaction gives it its name: readers
-//! see all of it or nothing. What a process leaves when it ends in between is found by the check and deleted by the
-//! sweep, see [`directory::is_being_made`].
+//! see all of it or nothing. A long thread is rewritten in the same way: what it will be is written beside it, and then
+//! takes its name, unless somebody wrote to it meanwhile. What a process leaves when it ends in between is found by the
+//! check and deleted by the sweep, see [`directory::is_being_made`].
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use threadkeep::checkpoint::{CheckpointTuple, Stored};
 use threadkeep::id::{ChannelName, IdSource, Namespace, ThreadId, Version};
-use threadkeep::saver::Rewrite;
+use threadkeep::saver::{Outline, Revision, Rewrite, ThreadImage};
 use threadkeep::value::{ChannelValue, ListValue};
 use threadkeep::{Error, Result};
 
-use crate::error::{SWEPT, unavailable};
+use crate::error::{NO_ROOM, SWEPT, unavailable};
+use crate::read::queries;
 use crate::read::view::Channel;
-use crate::rows::checkpoints;
-use crate::rows::directory::{self, ThreadKey};
-use crate::rows::element;
+use crate::rows::checkpoints::{self, Extent};
+use crate::rows::directory::{self, ChainKey, Thread, ThreadKey};
+use crate::rows::value::Room;
 use crate::saver::SqliteSaver;
+use crate::sql::Db;
 use crate::write::commit::{Work, WriterState, not_found};
+use crate::write::remains::{Unfinished, pause};
 use crate::write::thread::{Node, ThreadState};
 
-/// The most bytes of writes in a piece, except for a single checkpoint with more.
+/// The most bytes of elements in a piece, except for a single one with more.
 const BYTES: usize = 512 << 10;
+/// The most elements in a piece, for each checkpoint in it.
+const ELEMENTS: usize = 8;
 
 /// A part of a thread that is being written.
 #[derive(Debug)]
@@ -32,14 +39,19 @@ pub(crate) struct Piece {
     token: String,
     /// Whether this is the first one.
     first: bool,
-    tuples: Vec<CheckpointTuple>,
+    tuples: Arc<[CheckpointTuple]>,
+    /// How many of them are stored already.
+    from: usize,
+    /// How many are stored after this transaction. The first one of a thread can have more elements than fit into one:
+    /// some of them are stored, and the next transaction finds them.
+    done: Arc<AtomicUsize>,
 }
 
 #[cfg(test)]
 impl Piece {
     /// A first piece without checkpoints.
     pub(crate) fn empty(token: &str) -> Self {
-        Self { token: token.to_owned(), first: true, tuples: Vec::new() }
+        Self { token: token.to_owned(), first: true, tuples: Arc::new([]), from: 0, done: Arc::default() }
     }
 }
 
@@ -83,60 +95,131 @@ impl Iterator for Pieces {
     type Item = Vec<CheckpointTuple>;
 
     fn next(&mut self) -> Option<Vec<CheckpointTuple>> {
-        let (mut piece, mut bytes) = (Vec::new(), 0);
-        while piece.len() < self.most && bytes < BYTES {
-            let Some(mut tuple) = self.left.next() else { break };
-            self.relate(&mut tuple);
-            let writes = tuple.writes.iter().flat_map(|row| &row.writes);
-            bytes += writes.map(|write| write.value.encoded_len()).sum::<usize>();
-            piece.push(tuple);
+        let mut piece: Vec<_> = self.left.by_ref().take(self.most).collect();
+        for tuple in &mut piece {
+            self.relate(tuple);
         }
         (!piece.is_empty()).then_some(piece)
     }
 }
 
-/// Deletes the pieces of a thread that was not completed, also if its future is dropped.
-struct Unfinished<'a> {
-    saver: &'a SqliteSaver,
+/// The last step: a thread that was written in pieces takes a name, and the place of the thread that has it.
+#[derive(Debug)]
+pub(crate) struct Naming {
+    /// The thread that was written; none if nothing is left of the one that it replaces.
     token: Option<String>,
+    pub(crate) thread: ThreadId,
+    /// What the caller had read of the replaced thread.
+    pub(crate) expected: Revision,
+    /// That thread, as it was then; none if there was none.
+    mark: Option<Mark>,
 }
 
-impl Drop for Unfinished<'_> {
-    fn drop(&mut self) {
-        if let Some(token) = self.token.take() {
-            self.saver.writer.order(Work::Discard(token));
-        }
+/// What every change of a thread changes, without decoding its rows: two marks of a thread are equal only if it was not
+/// written in between. Checkpoints and tasks are only added, which the extents show; every other change is counted.
+#[derive(Debug, PartialEq)]
+struct Mark {
+    thread: Thread,
+    chains: Vec<(ChainKey, Extent)>,
+}
+
+impl Mark {
+    fn of(db: &Db, thread: &ThreadId) -> Result<Option<Self>> {
+        let Some(thread) = directory::thread(db, thread)? else { return Ok(None) };
+        let chains = directory::chains(db, thread.key)?.into_iter();
+        let chains = chains.map(|(_, chain)| Ok((chain.key, checkpoints::extent(db, chain.key)?)));
+        Ok(Some(Self { thread, chains: chains.collect::<Result<_>>()? }))
     }
 }
 
 impl SqliteSaver {
     /// Writes a thread that does not exist yet.
-    pub(crate) async fn write_in_pieces(
-        &self,
-        thread: &ThreadId,
-        rewrite: Rewrite,
-        most: usize,
-    ) -> Result<()> {
+    pub(crate) async fn write_in_pieces(&self, thread: &ThreadId, rewrite: Rewrite) -> Result<()> {
         let name = thread.clone();
         if self.read(move |db| directory::find_thread(db, &name)).await?.is_some() {
             return Err(Error::Stale { thread: thread.clone() });
         }
-        rewrite.check(thread, std::collections::BTreeMap::new())?;
-        let token = IdSource::default().checkpoint_after(None).to_string();
-        let mut unfinished = Unfinished { saver: self, token: Some(token.clone()) };
-        for (number, tuples) in Pieces::new(rewrite, most).enumerate() {
-            let piece = Piece { token: token.clone(), first: number == 0, tuples };
-            match self.write(Work::Stage(Box::new(piece))).await {
-                // Nobody sees this piece, whether it was stored or not.
-                Err(Error::InDoubt { saver, reason }) => return Err(Error::Unavailable { saver, reason }),
-                written => written?,
+        rewrite.check(thread, BTreeMap::new())?;
+        let absent = Naming { token: None, thread: thread.clone(), expected: Revision::absent(), mark: None };
+        self.write_and_name(rewrite, absent).await
+    }
+
+    /// Writes what a long thread will be after a rewrite beside it, and then lets that take its place.
+    pub(crate) async fn rewrite_in_pieces(
+        &self,
+        thread: &ThreadId,
+        expected: &Revision,
+        rewrite: Rewrite,
+    ) -> Result<()> {
+        let (image, mark) = self.read_marked(thread).await?;
+        if image.revision != *expected {
+            return Err(Error::Stale { thread: thread.clone() });
+        }
+        let outlines = image.checkpoints.iter();
+        rewrite
+            .check(thread, outlines.map(|(place, tuple)| (place.clone(), Outline::of(tuple))).collect())?;
+        if rewrite.is_empty() {
+            return Ok(());
+        }
+        self.put_in_place(image.after(&rewrite), mark).await
+    }
+
+    /// Writes a thread as it is beside itself, without what nothing in it refers to.
+    pub(crate) async fn write_again(&self, thread: &ThreadId) -> Result<()> {
+        let (image, mark) = self.read_marked(thread).await?;
+        self.put_in_place(image, mark).await
+    }
+
+    async fn read_marked(&self, thread: &ThreadId) -> Result<(ThreadImage, Option<Mark>)> {
+        let thread = thread.clone();
+        let read = self
+            .readers
+            .run(move |db, memory| Ok((queries::read_thread(db, memory, &thread)?, Mark::of(db, &thread)?)));
+        read.await
+    }
+
+    async fn put_in_place(&self, image: ThreadImage, mark: Option<Mark>) -> Result<()> {
+        let put = image.checkpoints.into_values().collect();
+        let naming = Naming { token: None, thread: image.thread, expected: image.revision, mark };
+        self.write_and_name(Rewrite { put, ..Rewrite::default() }, naming).await
+    }
+
+    async fn write_and_name(&self, rewrite: Rewrite, mut naming: Naming) -> Result<()> {
+        let mut unfinished = Unfinished { turns: &self.writer, order: None };
+        if !rewrite.put.is_empty() {
+            let token = IdSource::default().checkpoint_after(None).to_string();
+            unfinished.order = Some(Work::Discard(token.clone()));
+            naming.token = Some(token.clone());
+            let mut first = true;
+            for tuples in Pieces::new(rewrite, self.options.piece()) {
+                let (tuples, done) = (Arc::<[_]>::from(tuples), Arc::<AtomicUsize>::default());
+                loop {
+                    let from = done.load(Ordering::Acquire);
+                    if from == tuples.len() {
+                        break;
+                    }
+                    let (token, tuples, done) = (token.clone(), tuples.clone(), done.clone());
+                    let piece = Piece { token, first, tuples, from, done };
+                    match self.write(Work::Stage(Box::new(piece))).await {
+                        // Nobody sees this piece, whether it was stored or not.
+                        Err(Error::InDoubt { saver, reason }) => {
+                            return Err(Error::Unavailable { saver, reason });
+                        }
+                        written => written?,
+                    }
+                    first = false;
+                    pause().await;
+                }
             }
         }
-        let named = self.write(Work::Name(token, thread.clone())).await;
+        unfinished.order.get_or_insert(Work::Clear);
+        let named = self.write(Work::Name(Box::new(naming))).await;
         if matches!(named, Ok(()) | Err(Error::InDoubt { .. })) {
-            unfinished.token = None;
+            unfinished.order = None;
         }
-        named
+        named?;
+        self.writer.clear().await;
+        Ok(())
     }
 }
 
@@ -149,9 +232,18 @@ impl WriterState {
             (None, true) => ThreadState::new(directory::add_unnamed(&self.db, &piece.token)?),
             (None, false) => ThreadState::new(self.unnamed(&piece.token)?),
         };
-        for tuple in &piece.tuples {
-            self.stage_one(&mut state, &thread, tuple)?;
+        state.room = Room { elements: self.piece * ELEMENTS, bytes: BYTES };
+        let mut done = piece.from;
+        for tuple in &piece.tuples[piece.from..] {
+            match self.stage_one(&mut state, &thread, tuple) {
+                // Of this checkpoint, only elements are stored.
+                Err(Error::Unavailable { reason, .. }) if reason == NO_ROOM => break,
+                staged => staged?,
+            }
+            done += 1;
         }
+        piece.done.store(done, Ordering::Release);
+        state.room = Room::ANY;
         self.threads.put(thread, state);
         Ok(())
     }
@@ -198,13 +290,19 @@ impl WriterState {
         Ok(())
     }
 
-    /// Gives a thread that was written in pieces its name.
-    pub(crate) fn name_thread(&mut self, token: &str, thread: &ThreadId) -> Result<()> {
-        if directory::find_thread(&self.db, thread)?.is_some() {
+    /// Gives a thread that was written in pieces its name, in place of the thread that has it.
+    pub(crate) fn name_thread(&mut self, naming: &Naming) -> Result<()> {
+        let Naming { token, thread, mark, .. } = naming;
+        if Mark::of(&self.db, thread)? != *mark {
             return Err(Error::Stale { thread: thread.clone() });
         }
+        if let Some(mark) = mark {
+            self.threads.take(&self.db, thread)?;
+            self.leave_to_be_cleared(mark.thread.key)?;
+        }
+        let Some(token) = token else { return Ok(()) };
         let key = self.unnamed(token)?;
-        self.threads.take(&self.db, &token.into())?;
+        self.threads.take(&self.db, &token.as_str().into())?;
         directory::name(&self.db, key, thread)
     }
 
@@ -215,15 +313,6 @@ impl WriterState {
             Some(key) => self.drop_thread(key),
             None => Ok(()),
         }
-    }
-
-    /// Deletes the rows of a thread.
-    pub(crate) fn drop_thread(&self, key: ThreadKey) -> Result<()> {
-        for (_, chain) in directory::chains(&self.db, key)? {
-            checkpoints::drop_chain(&self.db, chain.key)?;
-        }
-        element::drop_thread(&self.db, key)?;
-        directory::drop_thread(&self.db, key)
     }
 
     fn unnamed(&self, token: &str) -> Result<ThreadKey> {

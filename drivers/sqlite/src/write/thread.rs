@@ -21,7 +21,7 @@ use crate::rows::element::Index;
 use crate::rows::extra::{self, StoredObject};
 use crate::rows::names::Names;
 use crate::rows::record::{self, NameKey, Ordinal, TaskRecord};
-use crate::rows::value::{ListKey, Values};
+use crate::rows::value::{ListKey, Room, Values};
 use crate::sql::Db;
 use crate::stats::Counters;
 
@@ -59,6 +59,8 @@ pub(crate) struct ThreadState {
     /// The most recently stored large metadata objects, by key.
     objects: LruCache<String, StoredObject>,
     index: Option<Index>,
+    /// What may still be stored in the open transaction.
+    pub(crate) room: Room,
 }
 
 impl ThreadState {
@@ -69,6 +71,7 @@ impl ThreadState {
             shapes: LruCache::new(SHAPES),
             objects: LruCache::new(OBJECTS),
             index: None,
+            room: Room::ANY,
         }
     }
 
@@ -79,7 +82,8 @@ impl ThreadState {
         counters: &Counters,
         extra: &metadata::Extra,
     ) -> Result<record::Extra> {
-        let mut values = Values { db, thread: self.key, index: &mut self.index, counters };
+        let (index, room) = (&mut self.index, &mut self.room);
+        let mut values = Values { db, thread: self.key, index, room, counters };
         let known = |key: &str| self.objects.pop(key);
         let (extra, stored) = extra::store(extra, known, |space, element| values.element(space, element))?;
         for (key, known) in stored {
@@ -97,7 +101,8 @@ impl ThreadState {
         version: Option<Version>,
         value: &ChannelValue,
     ) -> Result<Form> {
-        let mut values = Values { db, thread: self.key, index: &mut self.index, counters };
+        let (index, room) = (&mut self.index, &mut self.room);
+        let mut values = Values { db, thread: self.key, index, room, counters };
         let shapes = &mut self.shapes;
         let Stored { form, shape } = draft(&mut values, value, |base| shapes.get(&(chain, channel, base)))?;
         if let (Some(version), Some(shape)) = (version, shape) {

@@ -24,6 +24,7 @@ use crate::sql::Db;
 use crate::stats::Counters;
 use crate::write::commit::Work;
 use crate::write::doubt::Doubt;
+use crate::write::remains;
 use crate::write::writer::Writer;
 
 /// Commands that may wait; further callers wait for a place in the queue.
@@ -51,6 +52,8 @@ pub(crate) struct Turns {
     seat: Arc<Seat>,
     thread: Mutex<Option<JoinHandle<()>>>,
     doubt: Arc<Doubt>,
+    /// Whether rows of deleted threads may be left.
+    remains: Arc<AtomicBool>,
     /// Why a command is refused when the thread has ended.
     refusal: &'static str,
 }
@@ -72,21 +75,24 @@ impl Turns {
         let (queue, messages) = mpsc::channel(QUEUE);
         let trainer = Trainer::new(path.to_owned(), options.clone(), queue.downgrade());
         let doubt = Arc::<Doubt>::default();
-        let writer = Writer::new(db, options.synchronous, trainer, (counters, doubt.clone()));
+        let remains = Arc::new(AtomicBool::new(remains::are_there(&db)));
+        let pieces = (options.piece(), remains.clone());
+        let writer = Writer::new(db, options.synchronous, trainer, pieces, (counters, doubt.clone()));
         let seat = Arc::new(Seat { writer: Mutex::new(Some(writer)), wanted: AtomicBool::new(false) });
         let thread = std::thread::Builder::new().name("threadkeep-sqlite".to_owned());
         let run = seat.clone();
         let thread = thread
             .spawn(move || run.run(messages))
             .map_err(|error| unavailable(format!("{CANNOT_START}: {error}")))?;
-        Ok(Self { queue, seat, thread: Mutex::new(Some(thread)), doubt, refusal: CLOSED })
+        Ok(Self { queue, seat, thread: Mutex::new(Some(thread)), doubt, remains, refusal: CLOSED })
     }
 
     /// For a database that cannot be written: every command is refused.
     pub(crate) fn refusing() -> Self {
         let (queue, _) = mpsc::channel(1);
         let seat = Arc::new(Seat { writer: Mutex::new(None), wanted: AtomicBool::new(false) });
-        Self { queue, seat, thread: Mutex::new(None), doubt: Arc::default(), refusal: READ_ONLY }
+        let (doubt, remains) = (Arc::default(), Arc::default());
+        Self { queue, seat, thread: Mutex::new(None), doubt, remains, refusal: READ_ONLY }
     }
 
     /// Executes a command.
@@ -111,10 +117,9 @@ impl Turns {
         outcome.await.unwrap_or_else(|_| Err(in_doubt(LOST)))
     }
 
-    /// Orders a command whose outcome nobody waits for. Does nothing if the queue is full.
-    pub(crate) fn order(&self, work: Work) {
-        let (reply, _) = oneshot::channel();
-        let _ = self.queue.try_send(Message::Work(Command { work, reply }));
+    /// Whether rows of deleted threads may be left.
+    pub(crate) fn remains(&self) -> bool {
+        self.remains.load(Ordering::Acquire)
     }
 
     /// Executes a command on the calling thread, or returns it if that is not its turn.

@@ -11,6 +11,7 @@
 //! unflushed.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use threadkeep::id::{CheckpointId, Namespace, ThreadId};
 use threadkeep::saver::Flush;
@@ -65,10 +66,11 @@ impl Writer {
         db: Db,
         synchronous: Synchronous,
         trainer: Trainer,
+        pieces: (usize, Arc<AtomicBool>),
         (counters, doubt): (Arc<Counters>, Arc<Doubt>),
     ) -> Self {
         Self {
-            store: WriterState::new(db, counters.clone()),
+            store: WriterState::new(db, pieces, counters.clone()),
             counters,
             doubt,
             trainer,
@@ -187,7 +189,7 @@ impl Writer {
     /// Takes the write lock for a transaction that is flushed now, or may be later.
     fn begin(&mut self, flush: Flush) -> Result<()> {
         self.set_flush(flush)?;
-        let begun = self.store.db.execute(BEGIN, []).map(|_| ());
+        let begun = self.store.db.when_free(BEGIN);
         self.begun(begun)
     }
 
@@ -227,6 +229,7 @@ impl Writer {
     /// Executes the commands in the open transaction and commits it. Returns each command's result, or the error that
     /// affected all of them.
     fn transaction(&mut self, batch: &mut Batch<'_>) -> Result<Vec<Result<()>>> {
+        let rows = self.store.db.rows();
         let (results, mut changed) = loop {
             match self.attempt(batch) {
                 Attempt::Done { results, changed } => break (results, changed),
@@ -260,7 +263,7 @@ impl Writer {
         if changed {
             self.doubt.clear();
         }
-        self.counters.transaction(batch.commands.len());
+        self.counters.transaction(batch.commands.len(), self.store.db.rows() - rows);
         if now {
             self.left = 0;
             self.unflushed &= !changed;

@@ -1,0 +1,133 @@
+//! Deleting the rows of a thread piece by piece, so that other commands get their turn in between.
+//!
+//! The first transaction takes the thread out of the directory: from then on no reader finds it. If a process ends before
+//! the last row is gone, the next one that opens the database goes on.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use threadkeep::Result;
+
+use crate::rows::directory::{self, ThreadKey};
+use crate::rows::{checkpoints, element};
+use crate::sql::Db;
+use crate::write::commit::{Work, WriterState};
+use crate::write::turn::Turns;
+
+/// Rows in a piece, for each checkpoint in a piece of a new thread: deleting is that much quicker.
+const ROWS: usize = 4;
+/// The most bytes of elements in a piece, except for a single one with more.
+const BYTES: usize = 1 << 20;
+/// How long writers of other processes have after each piece. They ask for the lock once a millisecond.
+const PAUSE: Duration = if cfg!(test) { Duration::ZERO } else { Duration::from_millis(3) };
+
+/// Lets writers of other processes in between two pieces. They cannot queue for the lock: without a pause, the one that
+/// released it has it again before they ask.
+pub(crate) async fn pause() {
+    // The timer of the runtime may not be enabled. An error means that the runtime is being shut down.
+    let _ = tokio::task::spawn_blocking(|| std::thread::sleep(PAUSE)).await;
+}
+
+/// Orders a command if it is dropped: for futures that are given up.
+pub(crate) struct Unfinished<'a> {
+    pub(crate) turns: &'a Arc<Turns>,
+    pub(crate) order: Option<Work>,
+}
+
+impl Drop for Unfinished<'_> {
+    fn drop(&mut self) {
+        if let Some(work) = self.order.take() {
+            self.turns.order(work);
+        }
+    }
+}
+
+impl Turns {
+    /// Deletes what is left of deleted threads. Goes on if the caller stops waiting.
+    pub(crate) async fn clear(self: &Arc<Self>) {
+        if self.remains() {
+            // An error means that the runtime is being shut down.
+            let _ = tokio::spawn(self.clone().clear_all()).await;
+        }
+    }
+
+    /// [`Self::clear`], without waiting for it. Does nothing outside a runtime.
+    pub(crate) fn begin_to_clear(self: &Arc<Self>) {
+        if let (true, Ok(runtime)) = (self.remains(), tokio::runtime::Handle::try_current()) {
+            runtime.spawn(self.clone().clear_all());
+        }
+    }
+
+    /// Executes a command, after which rows of deleted threads may be left, without waiting for it, and deletes those.
+    /// Does nothing outside a runtime.
+    pub(crate) fn order(self: &Arc<Self>, work: Work) {
+        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            let turns = self.clone();
+            runtime.spawn(async move {
+                if turns.write(work).await.is_ok() {
+                    turns.clear_all().await;
+                }
+            });
+        }
+    }
+
+    async fn clear_all(self: Arc<Self>) {
+        while self.remains() {
+            if let Err(error) = self.write(Work::Clear).await {
+                // The threads are deleted all the same.
+                tracing::warn!(%error, "rows of deleted threads are left; the next deletion goes on with them");
+                return;
+            }
+            pause().await;
+        }
+    }
+}
+
+impl WriterState {
+    /// Deletes the rows of a thread: all of them, or the first piece.
+    pub(crate) fn drop_thread(&self, key: ThreadKey) -> Result<()> {
+        if self.drop_piece(key)? {
+            return directory::drop_thread(&self.db, key);
+        }
+        self.leave_to_be_cleared(key)
+    }
+
+    /// Takes a thread out of the directory, and leaves its rows to [`Work::Clear`].
+    pub(crate) fn leave_to_be_cleared(&self, key: ThreadKey) -> Result<()> {
+        directory::mark_deleted(&self.db, key)?;
+        self.remains.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    /// Deletes a piece of what is left of deleted threads.
+    pub(crate) fn clear(&mut self) -> Result<()> {
+        match directory::first_deleted(&self.db)? {
+            Some(key) if self.drop_piece(key)? => directory::drop_thread(&self.db, key),
+            Some(_) => Ok(()),
+            None => {
+                self.remains.store(false, Ordering::Release);
+                Ok(())
+            }
+        }
+    }
+
+    /// Deletes rows of a thread, but not its own in the directory. Returns whether they were all.
+    fn drop_piece(&self, key: ThreadKey) -> Result<bool> {
+        let mut left = self.piece * ROWS;
+        for (_, chain) in directory::chains(&self.db, key)? {
+            left -= checkpoints::drop_oldest(&self.db, chain.key, left)?;
+            if left == 0 {
+                return Ok(false);
+            }
+            directory::drop_chain(&self.db, chain.key)?;
+            left -= 1;
+        }
+        Ok(left > 0 && element::drop_first(&self.db, key, left, BYTES)?)
+    }
+}
+
+/// Whether a database has rows of deleted threads. If that cannot be read, clearing says why.
+pub(crate) fn are_there(db: &Db) -> bool {
+    !matches!(directory::first_deleted(db), Ok(None))
+}

@@ -10,6 +10,13 @@ use rand::{RngExt, SeedableRng};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
+/// Ids of version 6 count tenths of microseconds.
+const TICKS_PER_MS: u64 = 10_000;
+/// The Unix epoch in such ticks, which begin with the Gregorian calendar.
+const GREGORIAN_TICKS: u64 = 0x01b2_1dd2_1381_4000;
+/// The last tick that an id can hold: in the year 5236.
+const MAX_TICKS: u64 = (1 << 60) - 1;
+
 macro_rules! text_id {
     ($(#[$doc:meta])* $name:ident) => {
         $(#[$doc])*
@@ -133,8 +140,9 @@ macro_rules! uuid_id {
 }
 
 uuid_id! {
-    /// A checkpoint: a time-ordered UUID (version 7). Byte order, text order and age order agree, and an id is strictly
-    /// greater than its parent's and than every head it followed, even if clocks run backwards.
+    /// A checkpoint: a time-ordered UUID, of version 7, or of version 6 in a thread that LangGraph began. Byte order, text
+    /// order and age order agree, and an id is strictly greater than its parent's and than every head it followed, even if
+    /// clocks run backwards.
     CheckpointId
 }
 uuid_id! {
@@ -181,6 +189,19 @@ impl CheckpointId {
 
     fn counter(&self) -> u16 {
         u16::from(self.as_bytes()[6] & 0x0f) << 8 | u16::from(self.as_bytes()[7])
+    }
+
+    /// The time of an id of version 6, in its own unit.
+    fn ticks(&self) -> Option<u64> {
+        (self.0.get_version_num() == 6).then(|| self.leading() << 12 | u64::from(self.counter()))
+    }
+
+    fn from_ticks(ticks: u64, random: u64) -> Self {
+        let mut bytes = [0_u8; 16];
+        bytes[..8].copy_from_slice(&((ticks & !0x0fff) << 4 | 0x6000 | ticks & 0x0fff).to_be_bytes());
+        bytes[8..].copy_from_slice(&random.to_be_bytes());
+        bytes[8] = 0x80 | (bytes[8] & 0x3f);
+        Self::from_bytes(bytes)
     }
 }
 
@@ -286,10 +307,15 @@ impl IdSource {
     }
 
     /// A checkpoint id with the current time, strictly greater than `floor` (the greater of the parent and the head
-    /// that it follows).
+    /// that it follows). One that follows an id of version 6 is of version 6: those sort after all of version 7 of their
+    /// time, so one of version 7 could only follow with a time a thousand years ahead.
     pub fn checkpoint_after(&self, floor: Option<CheckpointId>) -> CheckpointId {
         let now = self.clock.now_ms();
         let (start, tail) = self.random(|rng| (rng.random_range(0..0x800_u16), rng.random::<u64>()));
+        if let Some(last) = floor.and_then(|floor| floor.ticks()) {
+            let now = GREGORIAN_TICKS.saturating_add(now.saturating_mul(TICKS_PER_MS));
+            return CheckpointId::from_ticks(now.max(last + 1).min(MAX_TICKS), tail);
+        }
         match floor {
             Some(floor) if floor.leading() >= now => {
                 let next = floor.counter() + 1;
@@ -366,10 +392,20 @@ mod tests {
     fn ids_of_version_6_have_their_time_and_are_followed() {
         let id: CheckpointId = "1f1e71ba-99e6-63da-8001-bd4e2277491d".parse().unwrap();
         assert_eq!(id.created_at(), "2026-11-23T08:55:42.105000+00:00");
-        let ids = IdSource::seeded(Steps(AtomicU64::new(1_795_424_132_000), 1), 4);
-        let next = ids.checkpoint_after(Some(id));
-        assert!(next > id, "{next} follows {id}");
-        assert!(ids.checkpoint_after(Some(next)) > next);
+        for (clock, step) in [(1_795_424_142_105, 0), (1_795_424_132_000, 1), (1_795_424_152_000, -1), (0, 0)]
+        {
+            let ids = IdSource::seeded(Steps(AtomicU64::new(clock), step), 4);
+            let mut last = id;
+            for _ in 0..20 {
+                let next = ids.checkpoint_after(Some(last));
+                assert!(next > last, "{next} follows {last}");
+                assert_eq!(Uuid::from_bytes(*next.as_bytes()).get_version_num(), 6);
+                assert_eq!(next.to_string().parse::<CheckpointId>().unwrap(), next);
+                let expected = ids.now().timestamp_millis().unsigned_abs().max(id.unix_ms());
+                assert!(next.unix_ms().abs_diff(expected) <= 50, "{} for {expected}", next.unix_ms());
+                last = next;
+            }
+        }
     }
 
     #[test]

@@ -47,7 +47,7 @@ pub(crate) async fn materialize(
     load: &Load,
 ) -> Result<Vec<StateSnapshot>> {
     let mut replayed = Replayed::new();
-    for tuple in &tuples {
+    for (at, tuple) in tuples.iter().enumerate() {
         let id = tuple.checkpoint.id;
         let missing: BTreeSet<ChannelName> = sentinels(table, tuple, load)
             .filter(|channel| !replayed.contains_key(&(id, (*channel).clone())))
@@ -56,9 +56,7 @@ pub(crate) async fn materialize(
         if missing.is_empty() {
             continue;
         }
-        // The oldest checkpoint of the page: the path extends past nearer seeds to serve the rest of the page, too.
-        let reach = tuples.iter().filter(|t| t.namespace == tuple.namespace).map(|t| t.checkpoint.id).min();
-        let history = paths.history(&tuple.key(), &missing, reach).await?;
+        let history = paths.history(&tuple.key(), &missing, Some(reach(&tuples[at..], &missing))).await?;
         for (channel, path) in history {
             for (checkpoint, value) in replay(table, &channel, path)? {
                 replayed.insert((checkpoint, channel.clone()), value);
@@ -66,6 +64,20 @@ pub(crate) async fn materialize(
         }
     }
     tuples.into_iter().map(|tuple| complete(table, tuple, load, &replayed)).collect()
+}
+
+/// The oldest checkpoint that the path of the first one serves, too: the path extends past nearer snapshots. It does not
+/// extend past values that are stored for another reason, in full mode or by a program with other reducers: what led to
+/// them need not be replayed, and perhaps cannot be.
+fn reach(page: &[CheckpointTuple], channels: &BTreeSet<ChannelName>) -> CheckpointId {
+    let first = &page[0];
+    let holds_value = |tuple: &&CheckpointTuple| {
+        let entries = channels.iter().filter_map(|channel| tuple.checkpoint.channels.get(channel));
+        entries.into_iter().any(|entry| matches!(entry.stored, Stored::Value(_)))
+    };
+    let line = page.iter().filter(|tuple| tuple.namespace == first.namespace);
+    let served = line.take_while(|tuple| !holds_value(tuple));
+    served.last().unwrap_or(first).checkpoint.id
 }
 
 /// Values by checkpoint and channel.

@@ -11,7 +11,7 @@ use crate::deletion::Lineage;
 use crate::error::{Error, Result};
 use crate::id::{ChannelName, CheckpointId, Namespace, ThreadId, Version};
 use crate::metadata::Counters;
-use crate::replay::Replay;
+use crate::replay::{Replay, Values};
 use crate::saver::{Rewrite, Saver, ThreadImage};
 
 /// What can be wrong with a checkpoint.
@@ -29,6 +29,8 @@ pub enum Rule {
     OneRowATask,
     /// A channel that is stored as changes can be replayed.
     Replayable,
+    /// A snapshot is what replaying its own step gives.
+    SnapshotIsReplay,
     /// A checkpoint that stores changes is marked, so that a process in `full` mode does not read it.
     Marked,
     /// A channel that is stored as changes has counters, which claim at least as much as there is to replay.
@@ -57,6 +59,7 @@ impl fmt::Display for Rule {
             Self::WritesAreThere => "writes are there",
             Self::OneRowATask => "one row a task",
             Self::Replayable => "replayable",
+            Self::SnapshotIsReplay => "equal to its replay",
             Self::Marked => "marked",
             Self::Counted => "counted",
             Self::NotCounted => "not counted",
@@ -204,8 +207,9 @@ impl<'a> Check<'a> {
             self.links(tuple);
             self.rows(tuple);
             self.counters(tuple);
-            if let Err(error) = self.replay.values(place, tuple) {
-                self.report(Rule::Replayable, tuple, error.to_string());
+            match self.replay.values(place, tuple) {
+                Ok(values) => self.snapshots(tuple, &values),
+                Err(error) => self.report(Rule::Replayable, tuple, error.to_string()),
             }
             for (channel, entry) in &tuple.checkpoint.channels {
                 if let Some(value) = entry.stored.value() {
@@ -258,6 +262,25 @@ impl<'a> Check<'a> {
         };
         for task in tuple.checkpoint.applied.iter().filter(|task| !rows.contains(task)) {
             self.report(Rule::WritesAreThere, tuple, format!("the writes of its task {task} are missing"));
+        }
+    }
+
+    /// A value that no row of its step writes is not looked at: an operator may have put it there, or a deletion left it.
+    fn snapshots(&mut self, tuple: &'a CheckpointTuple, values: &Values) {
+        let Some(parent) = self.lineage.parent(tuple) else { return };
+        let applied = &tuple.checkpoint.applied;
+        for (channel, entry) in &tuple.checkpoint.channels {
+            let rows = parent.writes.iter().filter(|row| applied.contains(&row.task));
+            let is_written = rows.flat_map(|row| &row.writes).any(|write| write.channel == *channel);
+            if !matches!(entry.stored, Stored::Snapshot(_)) || !is_written {
+                continue;
+            }
+            // What keeps the replay from being made is another rule's.
+            if self.replay.gives(parent, applied, channel, values) == Ok(false) {
+                let what =
+                    format!("the snapshot of channel {channel} is not what the writes of its step give");
+                self.report(Rule::SnapshotIsReplay, tuple, what);
+            }
         }
     }
 

@@ -287,7 +287,7 @@ pub struct Capabilities {
     pub name: &'static str,
     /// Whether acknowledged changes survive the end of the process.
     pub durable: bool,
-    /// Whether equal list elements of a thread are stored once.
+    /// Whether equal list elements of a thread are stored once: `equal_elements_are_stored_once`.
     pub shared_elements: bool,
 }
 
@@ -362,6 +362,8 @@ pub trait Saver: Send + Sync {
     ///   at that version is [`Error::InvalidInput`].
     /// - `commit_on_a_parent_in_another_form_is_stale`: if a rewrite has stored the parent in another form since the step
     ///   was planned, [`Error::Stale`] and nothing stored; [`StepCommit::check_parent`] decides.
+    /// - `list_bases_are_told_by_their_version`: a list's parts are relative to the list that was stored under
+    ///   [`ListValue::base`](crate::value::ListValue::base), and to no other one, such as the parent's.
     /// - `commit_of_siblings_keeps_both`: two children of one parent never share or lose values or writes.
     /// - `commit_that_waits_for_a_flush_is_like_any_other`: [`Flush::WithNext`] only changes what a power loss may
     ///   remove.
@@ -410,7 +412,8 @@ pub trait Saver: Send + Sync {
     /// - `read_thread_is_everything`: what [`Self::list`] returns for all namespaces, with every value.
     /// - `read_thread_of_an_unknown_thread_is_absent`: no checkpoints, and [`Revision::absent`].
     /// - `revisions_tell_every_change`: the revision changes after a commit, a put of writes that changed something, a
-    ///   rewrite, or a deletion followed by a creation; it does not change after a read or a refused write.
+    ///   rewrite that removes or puts something, or a deletion followed by a creation; it does not change after a read, a
+    ///   refused write, or a rewrite that removes and puts nothing.
     /// - `revisions_never_repeat`: a revision is never given twice to different contents of a thread, also if it was
     ///   changed back, or deleted and created again in between.
     async fn read_thread(&self, thread: &ThreadId) -> Result<ThreadImage>;
@@ -428,7 +431,7 @@ pub trait Saver: Send + Sync {
     /// - `a_commit_after_a_rewrite_goes_on`: the head is the greatest remaining id; what the next commit holds, applies
     ///   and shares is correct.
     ///
-    /// Frees the space of values and elements that only removed checkpoints used.
+    /// - `freed_space_is_free`: the space of values and elements that only removed checkpoints used is free again.
     async fn rewrite_thread(&self, thread: &ThreadId, expected: &Revision, rewrite: Rewrite) -> Result<()>;
 
     /// What this saver offers.

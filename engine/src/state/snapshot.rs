@@ -38,6 +38,12 @@ pub(crate) struct Channel {
     pub(crate) complete: bool,
 }
 
+impl Channel {
+    fn shown(&self) -> Option<&ChannelValue> {
+        self.value.as_ref().filter(|value| !value.is_absent())
+    }
+}
+
 /// A task to run from a checkpoint, as shown to readers of the state.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TaskView {
@@ -52,14 +58,15 @@ pub struct TaskView {
 }
 
 impl StateSnapshot {
-    /// The value of a channel; `None` if the channel was never written or not loaded.
+    /// The value of a channel; `None` if the channel was never written or not loaded, or has no value
+    /// ([`ChannelValue::absent`]).
     pub fn value(&self, channel: &str) -> Option<&ChannelValue> {
-        self.channels.get(channel).and_then(|c| c.value.as_ref())
+        self.channels.get(channel).and_then(Channel::shown)
     }
 
     /// Every loaded channel, in the order of the names.
     pub fn loaded(&self) -> impl Iterator<Item = (&ChannelName, &ChannelValue)> {
-        self.channels.iter().filter_map(|(name, channel)| Some((name, channel.value.as_ref()?)))
+        self.channels.iter().filter_map(|(name, channel)| Some((name, channel.shown()?)))
     }
 
     /// The value of a channel, decoded. See [`Self::value`].

@@ -12,6 +12,9 @@ const OBJECTS: std::ops::RangeInclusive<i8> = 0..=5;
 /// The extension type of a snapshot: a value.
 const SNAPSHOT: i8 = 7;
 
+/// An entry without a value: the private extension type 84 of the Python savers, empty.
+pub(super) const ABSENT: &[u8] = &[0xc7, 0, 84];
+
 /// The JSON of one value; `None` if it cannot be shown as JSON.
 pub(super) fn decode(bytes: &[u8]) -> Option<Json> {
     let mut reader = bytes;

@@ -100,6 +100,17 @@ impl ChannelValue {
         matches!(self, Self::Plain(encoded) if encoded.bytes[..] == [0xc0])
     }
 
+    /// The entry of a channel that has a version and no value, as the Python savers store it for LangGraph: the channel was
+    /// consumed or never filled.
+    pub fn absent() -> Self {
+        Self::Plain(Encoded { codec: Codec::MessagePack, bytes: Bytes::from_static(foreign::ABSENT) })
+    }
+
+    /// Whether it is [`Self::absent`]. A state shows such a channel as one without a value.
+    pub fn is_absent(&self) -> bool {
+        matches!(self, Self::Plain(encoded) if encoded.bytes[..] == *foreign::ABSENT)
+    }
+
     /// The elements, if the value is a list.
     pub fn as_list(&self) -> Option<&ListValue> {
         match self {
@@ -176,6 +187,16 @@ mod tests {
                     for element in list.iter() { let _ = element.id(); }
                 }
             }
+        }
+    }
+
+    #[test]
+    fn an_entry_without_a_value_is_no_value_that_json_has() {
+        let absent = ChannelValue::absent();
+        assert!(absent.is_absent() && !absent.is_null() && absent.to_json().is_err());
+        assert_eq!(ChannelValue::from_encoded(absent.to_encoded()).unwrap(), absent);
+        for other in [json!(null), json!(""), json!([]), json!({})] {
+            assert!(!ChannelValue::from_json(&other).unwrap().is_absent());
         }
     }
 

@@ -9,12 +9,14 @@ use proptest::prelude::*;
 use serde_json::{Map, Value as Json, json};
 use threadkeep::cache::{CachedSaver, HistoryCache, MemoryCache};
 use threadkeep::channel::{Behaviour, Fold, Schema};
-use threadkeep::id::{CheckpointId, IdSource, NodeName, ThreadId};
-use threadkeep::metadata::Source;
+use threadkeep::checkpoint::{ChannelEntry, Checkpoint, Stored, TaskWrites, Write};
+use threadkeep::id::{CheckpointId, IdSource, Namespace, NodeName, ThreadId};
+use threadkeep::metadata::{Metadata, Source};
 use threadkeep::mode::ChannelMode;
-use threadkeep::saver::{Load, Saver};
+use threadkeep::saver::{Flush, Load, Saver, StepCommit};
 use threadkeep::state::{HistoryQuery, StateAccessor, StateSnapshot, Update};
 use threadkeep::step::{Durability, StepWriter};
+use threadkeep::value::ChannelValue;
 use threadkeep::{Error, Result};
 use threadkeep_memory::MemorySaver;
 use threadkeep_sqlite::{Options, SqliteSaver, Synchronous};
@@ -392,4 +394,54 @@ proptest! {
     ) {
         block_on(full_continues_in_delta(Store::sqlite(), &before, &after, frequency));
     }
+}
+
+/// Another program has other reducers: what it writes to `messages` may be no message, and its checkpoints store the values.
+#[tokio::test]
+async fn a_page_of_history_does_not_replay_what_led_to_a_value_that_another_program_stored() {
+    let saver: Arc<dyn Saver> = Arc::new(MemorySaver::default());
+    let table = Arc::new(Schema::thread_state().compile(ChannelMode::Delta, 100).unwrap());
+    let accessor = StateAccessor::new(saver.clone(), table, Arc::new(IdSource::default()));
+    let thread = ThreadId::from("t");
+    let say = async |id: u8| {
+        let write = accessor.write("messages", json!([message(id, id)]), false).unwrap();
+        accessor
+            .update(&thread, Update { at: None, node: "say".into(), writes: vec![write], extra: Map::new() })
+            .await
+            .unwrap()
+    };
+    say(0).await;
+    let head = say(1).await;
+    let ids = IdSource::default();
+    let task = ids.task();
+    let write = Write {
+        channel: "messages".into(),
+        value: ChannelValue::from_json(&json!([["ai", "x"]])).unwrap(),
+        overwrite: false,
+    };
+    let id = ids.checkpoint_after(Some(head.key.id));
+    let version = ids.version_after(head.version("messages"));
+    let value = ChannelValue::from_json(&json!([message(0, 0), message(1, 1), message(2, 2)])).unwrap();
+    let step = StepCommit {
+        thread: thread.clone(),
+        namespace: Namespace::root(),
+        parent: Some(head.key.id),
+        expected_head: Some(head.key.id),
+        checkpoint: Checkpoint {
+            id,
+            channels: [("messages".into(), ChannelEntry { version, stored: Stored::Value(value) })].into(),
+            next: Vec::new(),
+            applied: vec![task],
+        },
+        metadata: Metadata::new(Source::Loop, 2),
+        writes: vec![TaskWrites { task, node: NodeName::from("other"), index: 0, writes: vec![write] }],
+        flush: Flush::Now,
+    };
+    saver.commit(step).await.unwrap();
+    say(3).await;
+    say(4).await;
+    let history = accessor.history(&thread, HistoryQuery::default()).await.unwrap();
+    let lengths: Vec<_> =
+        history.iter().map(|state| state.value("messages").unwrap().as_list().unwrap().len()).collect();
+    assert_eq!(lengths, [5, 4, 3, 2, 1]);
 }

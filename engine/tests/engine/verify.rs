@@ -75,7 +75,7 @@ async fn every_rule_is_named_when_it_is_broken() {
     let store = Store::new().await;
     let image = store.image().await;
     // 0: first, 1, 2: changes, 3: snapshot, 4, 5: changes, 6: snapshot, 7: changes.
-    let breakings: [(Rule, usize, Breaking); 10] = [
+    let breakings: [(Rule, usize, Breaking); 11] = [
         (Rule::ParentIsThere, 5, |image| {
             let place = image.checkpoints.keys().nth(4).unwrap().clone();
             image.checkpoints.remove(&place);
@@ -88,6 +88,11 @@ async fn every_rule_is_named_when_it_is_broken() {
         }),
         (Rule::Replayable, 0, |image| {
             nth(image, 0).checkpoint.channels.get_mut("messages").unwrap().stored = Stored::Sentinel;
+        }),
+        (Rule::SnapshotIsReplay, 6, |image| {
+            let entry = nth(image, 6).checkpoint.channels.get_mut("messages").unwrap();
+            let shorter = json!([{"type": "human", "id": "other", "content": "not what was said"}]);
+            entry.stored = Stored::Snapshot(ChannelValue::from_json(&shorter).unwrap());
         }),
         (Rule::Marked, 4, |image| nth(image, 4).metadata.delta_marker = false),
         (Rule::Counted, 4, |image| nth(image, 4).metadata.counters.clear()),

@@ -51,6 +51,12 @@ pub enum Claim {
     LoseParentLink,
     /// A child process can open a store by its [`crate::Factory::address`], and be killed.
     Killable,
+    /// [`threadkeep::saver::Capabilities::shared_elements`], and the factory measures [`crate::Factory::stored_bytes`].
+    SharedElements,
+    /// The factory measures [`crate::Factory::stored_bytes`].
+    StoredBytes,
+    /// The factory supports [`crate::Damage::ChangeByte`].
+    ChangeByte,
     /// The factory can make one operation of a store on its medium fail: [`crate::Factory::open_failing`].
     FailOperations,
 }
@@ -63,6 +69,9 @@ impl fmt::Display for Claim {
             Self::LoseWrites => "lose writes",
             Self::LoseParentLink => "lose a parent link",
             Self::Killable => "killable",
+            Self::SharedElements => "shared elements",
+            Self::StoredBytes => "stored bytes",
+            Self::ChangeByte => "change a byte",
             Self::FailOperations => "fail operations",
         })
     }
@@ -151,15 +160,15 @@ macro_rules! check {
 }
 
 /// Fails the case unless both are equal: what the saver returned, what it should have returned, and what was compared.
+/// The failure shows the first place at which they differ.
 macro_rules! check_eq {
     ($got:expr, $expected:expr, $($what:tt)+) => {
         match (&$got, &$expected) {
             (got, expected) => $crate::case::check!(
                 *got == *expected,
-                "{}\n    got      {:?}\n    expected {:?}",
+                "{}{}",
                 format_args!($($what)+),
-                got,
-                expected
+                $crate::difference::difference(got, expected)
             ),
         }
     };

@@ -55,6 +55,16 @@ pub trait Factory: Send + Sync + 'static {
         Err("this factory cannot damage its stores".into())
     }
 
+    /// The bytes that the store of a place takes for what it holds, at this moment: not what a file keeps free. Handles may be
+    /// open. Implement it for [`Claim::StoredBytes`] and [`Claim::SharedElements`].
+    ///
+    /// # Errors
+    /// If they cannot be measured; the case fails with it.
+    async fn stored_bytes(&self, place: &Self::Storage) -> Result<u64, BoxError> {
+        let _ = place;
+        Err("this factory cannot measure its stores".into())
+    }
+
     /// Where another process finds the store of a place: a path, a URL. Implement it, with [`Self::open_at`], for
     /// [`Claim::Killable`].
     ///
@@ -112,6 +122,8 @@ pub enum Damage {
     LoseWrites(CheckpointKey, TaskId),
     /// The checkpoint has lost its parent link.
     LoseParentLink(CheckpointKey),
+    /// A byte of the values that were first stored with this checkpoint has changed; it is the newest of its store.
+    ChangeByte(CheckpointKey),
 }
 
 /// A factory could not do what the suite requested.
@@ -155,6 +167,11 @@ impl Store {
         self.any.damage(&damage).await.map_err(Unprepared)
     }
 
+    /// What it takes for what it holds.
+    pub(crate) async fn stored_bytes(&self) -> Result<u64, Unprepared> {
+        self.any.stored_bytes().await.map_err(Unprepared)
+    }
+
     /// A handle one of whose operations fails.
     pub(crate) async fn open_failing(&self, nth: u32) -> Result<Failing, Unprepared> {
         self.any.open_failing(nth).await.map_err(Unprepared)
@@ -172,6 +189,7 @@ trait AnyStore: Send + Sync {
     fn claims(&self) -> &'static [Claim];
     async fn open(&self) -> Result<Arc<dyn Saver>, BoxError>;
     async fn damage(&self, damage: &Damage) -> Result<(), BoxError>;
+    async fn stored_bytes(&self) -> Result<u64, BoxError>;
     async fn open_failing(&self, nth: u32) -> Result<Failing, BoxError>;
     fn child(&self) -> Result<(&'static str, String, Command), BoxError>;
 }
@@ -193,6 +211,10 @@ impl<F: Factory> AnyStore for Placed<F> {
 
     async fn damage(&self, damage: &Damage) -> Result<(), BoxError> {
         self.factory.damage(&self.place, damage).await
+    }
+
+    async fn stored_bytes(&self) -> Result<u64, BoxError> {
+        self.factory.stored_bytes(&self.place).await
     }
 
     async fn open_failing(&self, nth: u32) -> Result<Failing, BoxError> {

@@ -3,6 +3,8 @@
 mod case;
 mod cases;
 mod child;
+mod command;
+mod difference;
 mod factory;
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]
@@ -18,6 +20,7 @@ mod settings;
 pub use case::{Case, Claim, Level};
 pub use cases::cases;
 pub use child::child;
+pub use command::ReportArguments;
 pub use factory::{BoxError, Damage, Factory, Failing};
 pub use model::naive::{Naive, Refusal};
 pub use report::{CaseReport, Report, Verdict};

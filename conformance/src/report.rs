@@ -86,6 +86,17 @@ impl Report {
         })
     }
 
+    /// As the JSON that shields.io shows as a badge: how many of the claimed cases passed.
+    pub fn to_badge(&self) -> Json {
+        let [passed, failed, _] = self.counts(|_| true);
+        json!({
+            "schemaVersion": 1,
+            "label": "threadkeep conformance",
+            "message": format!("{passed} of {}", passed + failed),
+            "color": if failed == 0 { "brightgreen" } else { "red" },
+        })
+    }
+
     /// How many passed, failed and were not claimed, among the cases that `of` selects.
     fn counts(&self, of: impl Fn(&Case) -> bool) -> [usize; 3] {
         let mut counts = [0; 3];

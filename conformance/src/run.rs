@@ -1,5 +1,6 @@
 //! Runs cases: for a report, or as a test binary with a line per case.
 
+use std::io::Write as _;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,6 +10,7 @@ use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use crate::case::{Case, Failure, Outcome};
 use crate::cases::cases;
 use crate::child::child;
+use crate::command::requested;
 use crate::factory::{Factory, Store};
 use crate::report::{CaseReport, Report, Verdict};
 use crate::settings::Settings;
@@ -48,17 +50,24 @@ pub async fn run<F: Factory>(factory: F, settings: Settings, filter: impl Fn(&Ca
 
 /// The `main` of a test with `harness = false`: each case is a test named `<saver>::<case>`, with the arguments and
 /// output of a usual test binary. Cases that are not claimed are listed as ignored, with the reason. [`Settings`] come
-/// from the environment.
+/// from the environment. With `report` as the first argument it prints one report, as [`crate::ReportArguments`] says.
 pub fn main<F: Factory>(factory: F) -> ExitCode {
-    let factory = Arc::new(factory);
-    if let Some(code) = child(&*factory) {
+    if let Some(code) = child(&factory) {
         return code;
     }
+    if let Some(report) = requested() {
+        return report.report(factory).unwrap_or_else(|error| {
+            // If even this cannot be printed, the exit code says it.
+            drop(writeln!(std::io::stderr(), "{error}"));
+            ExitCode::FAILURE
+        });
+    }
+    let factory = Arc::new(factory);
     let settings = Settings::from_env();
     let trial = |case: Case| {
         let factory = factory.clone();
         let claimed = is_claimed(&case, &*factory);
-        let name = format!("{}::{}", factory.name(), case.name);
+        let name = test_name(&*factory, &case);
         let kind = if claimed { "" } else { "not claimed" };
         let run = move || match case.needs {
             Some(claim) if !claimed => Ok(Completion::ignored_with(format!("not claimed: {claim}"))),
@@ -70,14 +79,20 @@ pub fn main<F: Factory>(factory: F) -> ExitCode {
     libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
 }
 
+/// The name of a case's test.
+fn test_name<F: Factory>(factory: &F, case: &Case) -> String {
+    format!("{}::{}", factory.name(), case.name)
+}
+
 /// Runs a case in its own runtime.
 fn alone<F: Factory>(case: &Case, factory: Arc<F>, settings: Settings) -> Result<Completion, Failed> {
+    let name = test_name(&*factory, case);
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(4).enable_all().build()?;
     match runtime.block_on(attempt(case, factory, settings)) {
         Ok(()) => Ok(Completion::Completed),
         Err(what) => Err(format!(
-            "otherwise {}\n    {what}\n    again: add {} --exact, with PROPTEST_RNG_SEED={}",
-            case.why, case.name, settings.seed
+            "otherwise {}\n    {what}\n    again: add {name} --exact, with PROPTEST_RNG_SEED={}",
+            case.why, settings.seed
         )
         .into()),
     }

@@ -2,30 +2,51 @@
 
 mod broken;
 
-use broken::{Fault, Workshop};
-use threadkeep_conformance::{Settings, Verdict, run};
+use std::fmt::Debug;
+
+use broken::{Fault, Twist, Twister, Workshop};
+use threadkeep_conformance::{Factory, Settings, Verdict, run};
 
 const RANDOM: &str = "random_programs_agree_with_the_model";
-const LONG: &str = "r8447_old_checkpoints_are_exact_however_much_is_newer";
 
 /// Fails unless the suite names `case` for a saver with this fault.
-async fn named(fault: Fault, case: &str) {
-    let quick = |name| name != RANDOM && name != LONG;
-    let report =
-        run(Workshop(fault), Settings::default(), |other| other.name == case || quick(other.name)).await;
-    assert!(report.failed().contains(&case), "{fault:?} is not named by {case}\n{report}");
+async fn named(saver: impl Factory, fault: impl Debug, case: &str) {
+    let report = run(saver, Settings::default(), |other| other.name == case).await;
+    assert_eq!(report.failed(), [case], "{fault:?} is not named\n{report}");
 }
 
 macro_rules! mutants {
-    ($($test:ident: $fault:ident => $case:literal,)+) => {
+    ($factory:ident($faults:ident) $($test:ident: $fault:ident => $case:literal,)+) => {
         $(#[tokio::test(flavor = "multi_thread")]
         async fn $test() {
-            named(Fault::$fault, $case).await;
+            named($factory($faults::$fault), $faults::$fault, $case).await;
         })+
     };
 }
 
-mutants! {
+mutants! { Twister(Twist)
+    a_saver_that_takes_the_parent_for_the_base: TakesTheParentForTheBase => "list_bases_are_told_by_their_version",
+    a_saver_that_lists_the_oldest_first: ListsTheOldestFirst => "list_is_newest_first",
+    a_saver_that_lists_one_namespace: ListsOneNamespace => "list_all_namespaces",
+    a_saver_that_matches_any_key: MatchesAnyKey => "list_filters_on_metadata",
+    a_saver_that_shows_rows_backwards: ShowsRowsBackwards => "get_includes_writes_in_stored_order",
+    a_saver_that_forgets_what_is_next: ForgetsWhatIsNext => "get_returns_what_was_committed",
+    a_saver_that_shows_snapshots_as_values: ShowsSnapshotsAsValues => "kinds_of_storage_may_differ_at_one_version",
+    a_saver_that_applies_unknown_tasks: AppliesUnknownTasks => "commit_applies_only_known_tasks",
+    a_saver_that_commits_without_its_parent: CommitsWithoutItsParent => "commit_needs_its_parent",
+    a_saver_that_has_one_head: HasOneHead => "commit_expects_the_head_of_its_own_namespace",
+    a_saver_that_keeps_the_first_put: KeepsTheFirstPut => "put_writes_are_merged_by_position",
+    a_saver_that_refuses_to_delete_the_unknown: RefusesToDeleteTheUnknown => "delete_unknown_thread_is_fine",
+    a_saver_that_has_a_history_of_the_unknown: HasAHistoryOfTheUnknown => "history_of_an_unknown_checkpoint_is_not_found",
+    a_saver_that_seeds_the_unwritten: SeedsTheUnwrittenWithNull => "history_of_a_never_written_channel_has_no_seed_and_no_writes",
+    a_saver_that_gives_the_unknown_a_revision: GivesTheUnknownARevision => "read_thread_of_an_unknown_thread_is_absent",
+    a_saver_that_forgets_what_is_put: ForgetsWhatIsPut => "rewrite_removes_and_puts",
+    a_saver_that_stores_each_list_whole: StoresEachListWhole => "equal_elements_are_stored_once",
+    a_saver_that_frees_nothing: FreesNothing => "freed_space_is_free",
+    a_saver_that_checks_nothing: ChecksNothing => "a_changed_byte_is_corruption",
+}
+
+mutants! { Workshop(Fault)
     a_saver_that_drops_a_write: DropsAWrite => "history_replays_only_applied_writes",
     a_saver_that_ignores_namespaces: IgnoresNamespaces => "namespaces_are_separate",
     a_saver_that_falls_back_to_the_head: FallsBackToTheHead => "get_by_id_is_exact",

@@ -59,8 +59,9 @@ fn names_are_unique_and_every_case_says_why() {
     let needy = |claim| all.iter().filter(|case| case.needs == Some(claim)).count();
     assert_eq!(needy(Claim::Durable), 6);
     assert_eq!((needy(Claim::Killable), needy(Claim::FailOperations)), (3, 1));
-    for damage in [Claim::LoseCheckpoint, Claim::LoseWrites, Claim::LoseParentLink] {
-        assert_eq!(needy(damage), 1, "{damage}");
+    let others = [Claim::LoseCheckpoint, Claim::LoseWrites, Claim::LoseParentLink, Claim::ChangeByte];
+    for claim in others.into_iter().chain([Claim::SharedElements, Claim::StoredBytes]) {
+        assert_eq!(needy(claim), 1, "{claim}");
     }
 }
 
@@ -102,16 +103,18 @@ async fn what_is_not_claimed_is_reported_as_such() {
     assert!(lines.contains(&get), "{text}");
     let reopened = "durability   a_reopened_store_goes_on                               not claimed: durable";
     assert!(lines.contains(&reopened), "{text}");
-    let summary = "plain: 1 passed, 0 failed, 13 not claimed (seed 1, 128 programs)";
+    let summary = "plain: 1 passed, 0 failed, 16 not claimed (seed 1, 128 programs)";
     assert_eq!(lines.last(), Some(&summary));
-    let core = "core            1 passed     0 failed     0 not claimed";
+    let core = "core            1 passed     0 failed     1 not claimed";
     assert!(lines.contains(&core), "{text}");
 
+    let badge = report.to_badge();
+    assert_eq!((&badge["message"], &badge["color"]), (&"1 of 1".into(), &"brightgreen".into()));
     let json = report.to_json();
     assert_eq!((&json["saver"], &json["seed"]), (&"plain".into(), &1.into()));
-    assert_eq!((&json["passed"], &json["failed"], &json["not_claimed"]), (&1.into(), &0.into(), &13.into()));
+    assert_eq!((&json["passed"], &json["failed"], &json["not_claimed"]), (&1.into(), &0.into(), &16.into()));
     let cases = json["cases"].as_array().expect("a list");
-    assert_eq!(cases.len(), 14);
+    assert_eq!(cases.len(), 17);
     let reopened =
         cases.iter().find(|case| case["name"] == "a_reopened_store_goes_on").expect("the report has it");
     assert_eq!(
@@ -138,6 +141,7 @@ async fn a_failure_says_what_why_and_where() {
     ] {
         assert!(text.contains(part), "{part} is not in\n{text}");
     }
+    assert_eq!(report.to_badge()["color"], "red");
     let failed = &report.to_json()["cases"][0];
     assert_eq!(failed["verdict"], "failed");
     assert!(failed["failure"].as_str().is_some_and(|what| what.contains("the door is locked")), "{failed}");

@@ -25,7 +25,7 @@ impl Factory for Files {
     }
 
     fn claims(&self) -> &'static [Claim] {
-        &[Claim::Durable, Claim::Killable]
+        &[Claim::Durable, Claim::StoredBytes, Claim::Killable]
     }
 
     async fn create(&self) -> Result<TempDir, BoxError> {
@@ -34,6 +34,14 @@ impl Factory for Files {
 
     async fn open(&self, place: &TempDir) -> Result<Arc<dyn Saver>, BoxError> {
         Ok(Arc::new(FileSaver(place.path().to_owned())))
+    }
+
+    async fn stored_bytes(&self, place: &TempDir) -> Result<u64, BoxError> {
+        let mut bytes = 0;
+        for file in std::fs::read_dir(place.path())? {
+            bytes += file?.metadata()?.len();
+        }
+        Ok(bytes)
     }
 
     fn address(&self, place: &TempDir) -> Result<String, BoxError> {

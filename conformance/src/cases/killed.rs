@@ -1,5 +1,6 @@
 //! What remains after a process was killed in the middle of its work, at the points where stores lose data.
 
+use std::io;
 use std::sync::Arc;
 
 use serde_json::{Map, json};
@@ -121,7 +122,7 @@ async fn burst(saver: &Arc<dyn Saver>) -> Outcome {
     let mut threads = JoinSet::new();
     for thread in THREADS {
         let saver = saver.clone();
-        threads.spawn(async move { go_on(&*saver, thread, u16::MAX).await });
+        threads.spawn(async move { go_on(&*saver, thread, u16::MAX, &|what| say(&what)).await });
     }
     while let Some(done) = threads.join_next().await {
         done??;
@@ -130,7 +131,12 @@ async fn burst(saver: &Arc<dyn Saver>) -> Outcome {
 }
 
 /// Adds steps to a thread, and reports what was stored.
-async fn go_on(saver: &dyn Saver, thread: &str, steps: u16) -> Outcome {
+async fn go_on(
+    saver: &dyn Saver,
+    thread: &str,
+    steps: u16,
+    report: &(dyn Fn(String) -> io::Result<()> + Sync),
+) -> Outcome {
     let (first, mut all) = first_judged(thread)?;
     let (mut last, mut n) = match head(saver, thread).await? {
         None => (first.commit(saver).await?, 1),
@@ -145,12 +151,12 @@ async fn go_on(saver: &dyn Saver, thread: &str, steps: u16) -> Outcome {
         n += 1;
         let early = says(n, "a")?;
         saver.put_writes(&last, &early).await?;
-        say(&format!("{thread} put {n}"))?;
+        report(format!("{thread} put {n}"))?;
         let mut step = judged(&last, n, &mut all)?;
         // A process crash loses nothing, flushed or not.
         step.commit.flush = if n % 3 == 0 { Flush::Now } else { Flush::WithNext };
         last = step.commit(saver).await?;
-        say(&format!("{thread} committed {n}"))?;
+        report(format!("{thread} committed {n}"))?;
     }
     Ok(())
 }
@@ -171,7 +177,7 @@ async fn killed_in_a_burst_of_commits(store: Store) -> Outcome {
         }
     }
     let saver = store.open().await?;
-    go_on(&*saver, THREADS[0], 3).await
+    go_on(&*saver, THREADS[0], 3, &|_| Ok(())).await
 }
 
 /// Fails unless everything reported for a thread exists, and nothing is incomplete.

@@ -17,6 +17,11 @@ pub(super) const CASES: &[Case] = &[
     case!(Core, list_bases_may_be_on_another_branch, "a regenerated answer would carry the old one along"),
     case!(
         Core,
+        list_bases_are_told_by_their_version,
+        "an answer would be stored under the messages of another conversation"
+    ),
+    case!(
+        Core,
         list_bases_that_the_store_does_not_hold_do_no_harm,
         "a state that is copied to another thread or store would lose its messages"
     ),
@@ -125,6 +130,30 @@ async fn list_bases_may_be_on_another_branch(store: Store) -> Outcome {
     let more = Step::after(&right_key, 4).snapshot(MESSAGES, list.into());
     let more_key = more.commit(&*saver).await?;
     check_eq!(get(&*saver, &more_key).await?, Some(more.tuple([])), "further on the right branch");
+    Ok(())
+}
+
+/// The parent holds another list than the base, as long as the base or longer: only its version tells them apart.
+async fn list_bases_are_told_by_their_version(store: Store) -> Outcome {
+    let saver = store.open().await?;
+    for (thread, others) in [("alike", 100..103), ("longer", 100..110)] {
+        let mut base = messages(0..3)?;
+        let first = Step::first(thread, 1).value(MESSAGES, base.clone().into());
+        let root = first.commit(&*saver).await?;
+        base.rebase(version(1));
+        let second =
+            Step::after(&root, 2).store(MESSAGES, version(2), Stored::Value(messages(others)?.into()));
+        let parent = second.commit(&*saver).await?;
+        base.push(message("m3", "on the older list")?);
+        let third = Step::after(&parent, 3).value(MESSAGES, base.into());
+        let key = third.commit(&*saver).await?;
+        check_eq!(
+            get(&*saver, &key).await?,
+            Some(third.tuple([])),
+            "the list whose base is older than its parent's"
+        );
+        check_eq!(get(&*saver, &parent).await?, Some(second.tuple([])), "its parent");
+    }
     Ok(())
 }
 

@@ -15,6 +15,7 @@ mod list;
 mod lists;
 mod put_writes;
 mod rewrite;
+mod stored;
 mod values;
 
 use crate::case::Case;
@@ -39,6 +40,7 @@ pub fn cases() -> Vec<Case> {
         concurrency::CASES,
         atomic::CASES,
         durability::CASES,
+        stored::CASES,
         killed::CASES,
     ]
     .concat()

@@ -176,9 +176,11 @@ async fn revisions_tell_every_change(store: Store) -> Outcome {
     let before = image(&*saver, "t").await?;
     let stale = Step::after(&tree.keys[0], 9).commit(&*saver).await;
     check!(matches!(stale, Err(Error::Conflict { .. })), "a stale commit gave {stale:?}");
+    check_eq!(image(&*saver, "t").await?, before, "the thread after a commit that was refused");
     rewrite(&*saver, "t", Rewrite::default()).await?;
+    check_eq!(image(&*saver, "t").await?, before, "the thread after a rewrite that removes and puts nothing");
     Step::first("t2", 1).commit(&*saver).await?;
-    check_eq!(image(&*saver, "t").await?, before, "the thread after what did not concern it");
+    check_eq!(image(&*saver, "t").await?, before, "the thread after a commit to another thread");
 
     // The same rows in a second life.
     saver.delete_thread(&"t".into()).await?;

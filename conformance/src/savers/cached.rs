@@ -42,6 +42,10 @@ impl<F: Factory> Factory for Cached<F> {
         self.0.damage(place, damage).await
     }
 
+    async fn stored_bytes(&self, place: &F::Storage) -> Result<u64, BoxError> {
+        self.0.stored_bytes(place).await
+    }
+
     fn address(&self, place: &F::Storage) -> Result<String, BoxError> {
         self.0.address(place)
     }

@@ -35,6 +35,7 @@ impl Factory for Memory {
             Damage::LoseCheckpoint(key) => place.lose_checkpoint(key),
             Damage::LoseWrites(at, task) => place.lose_writes(at, *task),
             Damage::LoseParentLink(key) => place.lose_parent_link(key),
+            Damage::ChangeByte(_) => return Err("there is no medium whose bytes could change".into()),
         };
         if done { Ok(()) } else { Err(format!("there is nothing to lose: {damage:?}").into()) }
     }

@@ -31,7 +31,14 @@ impl Factory for Sqlite {
     fn claims(&self) -> &'static [Claim] {
         // Writes and parent links are covered by their row's checksum; losing one of them is corruption, which the
         // driver's own tests check byte by byte.
-        &[Claim::Durable, Claim::LoseCheckpoint, Claim::Killable]
+        &[
+            Claim::Durable,
+            Claim::LoseCheckpoint,
+            Claim::ChangeByte,
+            Claim::SharedElements,
+            Claim::StoredBytes,
+            Claim::Killable,
+        ]
     }
 
     async fn create(&self) -> Result<TempDir, BoxError> {
@@ -43,12 +50,29 @@ impl Factory for Sqlite {
     }
 
     async fn damage(&self, place: &TempDir, damage: &Damage) -> Result<(), BoxError> {
-        let Damage::LoseCheckpoint(key) = damage else { return Err("not claimed".into()) };
         let db = threadkeep_pages::open(place.path().join(FILE), rusqlite::OpenFlags::default())?;
-        match db.execute("DELETE FROM checkpoint WHERE id = ?1", [key.id.as_bytes()])? {
-            1 => Ok(()),
-            rows => Err(format!("{rows} rows of checkpoint {}", key.id).into()),
-        }
+        let rows = match damage {
+            Damage::LoseCheckpoint(key) => {
+                db.execute("DELETE FROM checkpoint WHERE id = ?1", [key.id.as_bytes()])?
+            }
+            Damage::ChangeByte(_) => {
+                let newest = "SELECT key, body FROM element ORDER BY key DESC LIMIT 1";
+                let read = |row: &rusqlite::Row<'_>| Ok((row.get::<_, i64>(0)?, row.get::<_, Vec<u8>>(1)?));
+                let (key, mut body) = db.query_row(newest, [], read)?;
+                let middle = body.len() / 2;
+                body.get_mut(middle).map(|byte| *byte ^= 1).ok_or("the newest element is empty")?;
+                db.execute("UPDATE element SET body = ?2 WHERE key = ?1", rusqlite::params![key, body])?
+            }
+            _ => return Err("not claimed".into()),
+        };
+        if rows == 1 { Ok(()) } else { Err(format!("{rows} rows: {damage:?}").into()) }
+    }
+
+    async fn stored_bytes(&self, place: &TempDir) -> Result<u64, BoxError> {
+        let db = threadkeep_pages::open(place.path().join(FILE), rusqlite::OpenFlags::default())?;
+        let number = |name| db.pragma_query_value(None, name, |row| row.get::<_, i64>(0));
+        let bytes = (number("page_count")? - number("freelist_count")?) * number("page_size")?;
+        Ok(u64::try_from(bytes)?)
     }
 
     fn address(&self, place: &TempDir) -> Result<String, BoxError> {

@@ -1,6 +1,7 @@
 //! Deliberately broken savers: the memory saver with one fault.
 
 mod fault;
+mod twisted;
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,6 +19,7 @@ use threadkeep::value::{ChannelValue, ListValue, Part};
 use threadkeep::{Error, Result};
 use threadkeep_conformance::{BoxError, Claim, Damage, Factory, Failing};
 use threadkeep_memory::MemorySaver;
+pub(crate) use twisted::{Twist, Twister};
 
 /// Creates stores with one fault.
 pub(crate) struct Workshop(pub(crate) Fault);
@@ -76,6 +78,7 @@ impl Factory for Workshop {
             Damage::LoseCheckpoint(key) => place.store.lose_checkpoint(key),
             Damage::LoseWrites(at, task) => place.store.lose_writes(at, *task),
             Damage::LoseParentLink(key) => place.store.lose_parent_link(key),
+            Damage::ChangeByte(_) => false,
         };
         if done { Ok(()) } else { Err("nothing to lose".into()) }
     }
@@ -171,7 +174,14 @@ impl Broken {
             let Some(tuple) = self.inner.get(&CheckpointSelector::at(&key)).await? else { break };
             next = tuple.parent;
             image.checkpoints.insert((key.namespace, id), tuple);
-            tokio::task::yield_now().await;
+            // Until somebody has changed the thread, if anybody does.
+            let before = self.inner.read_thread(&at.thread).await?.revision;
+            for _ in 0..50 {
+                tokio::task::yield_now().await;
+                if self.inner.read_thread(&at.thread).await?.revision != before {
+                    break;
+                }
+            }
         }
         fallback::image_history(&image, at, channels, reach)
     }

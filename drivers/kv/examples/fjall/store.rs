@@ -1,0 +1,119 @@
+//! The store: everything that a driver is.
+
+use std::ops::{ControlFlow, Range};
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+
+use fjall::{Database, Keyspace, KeyspaceCreateOptions, PersistMode, Readable};
+use threadkeep::saver::Flush;
+use threadkeep::{Error, Result};
+use threadkeep_kv::{Order, Plan, Snapshot, Store, Visit};
+
+const NAME: &str = "fjall";
+
+/// A directory of fjall with checkpoints. One process at a time has it open, once.
+pub(crate) struct FjallStore {
+    db: Database,
+    rows: Keyspace,
+    /// Held by the one that writes: a batch of fjall is atomic, but does not lock what it was planned on.
+    turn: Mutex<()>,
+}
+
+impl FjallStore {
+    /// Opens a directory, which is created if it does not exist.
+    pub(crate) fn open(path: &Path) -> Result<Self> {
+        let db = Database::builder(path).open().map_err(unavailable)?;
+        let rows = db.keyspace("threadkeep", KeyspaceCreateOptions::default).map_err(unavailable)?;
+        Ok(Self { db, rows, turn: Mutex::default() })
+    }
+
+    fn now(&self) -> At<'_> {
+        At { rows: &self.rows, moment: self.db.snapshot() }
+    }
+
+    /// The bytes of the rows that a reader finds. Files also hold what was replaced or deleted, until a compaction.
+    pub(crate) fn live_bytes(&self) -> Result<u64> {
+        let mut bytes = 0;
+        for row in self.db.snapshot().iter(&self.rows) {
+            let (key, value) = row.into_inner().map_err(unavailable)?;
+            bytes += (key.len() + value.len()) as u64;
+        }
+        Ok(bytes)
+    }
+}
+
+impl Store for FjallStore {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn durable(&self) -> bool {
+        true
+    }
+
+    fn snapshot(&self) -> Result<Box<dyn Snapshot + '_>> {
+        Ok(Box::new(self.now()))
+    }
+
+    fn write(&self, flush: Flush, plan: &mut Plan<'_>) -> Result<()> {
+        // The lock guards no data, so it is fine if its last holder panicked.
+        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let changes = plan(&self.now())?;
+        let mode = match flush {
+            Flush::Now => PersistMode::SyncData,
+            Flush::WithNext => PersistMode::Buffer, // With the operating system, so it survives this process.
+        };
+        if changes.is_empty() {
+            return self.db.persist(mode).map_err(in_doubt);
+        }
+        let mut batch = self.db.batch().durability(Some(mode));
+        for (key, value) in changes {
+            match value {
+                Some(value) => batch.insert(&self.rows, key, value),
+                None => batch.remove(&self.rows, key),
+            }
+        }
+        batch.commit().map_err(in_doubt)
+    }
+}
+
+struct At<'a> {
+    rows: &'a Keyspace,
+    moment: fjall::Snapshot,
+}
+
+impl Snapshot for At<'_> {
+    fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>> {
+        Ok(self.moment.get(self.rows, key).map_err(unavailable)?.map(|value| value.to_vec()))
+    }
+
+    fn range(&self, keys: Range<&[u8]>, order: Order, visit: &mut Visit<'_>) -> Result<()> {
+        if keys.start >= keys.end {
+            return Ok(());
+        }
+        let mut found = self.moment.range(self.rows, keys);
+        let mut next = || match order {
+            Order::Ascending => found.next(),
+            Order::Descending => found.next_back(),
+        };
+        while let Some(row) = next() {
+            let (key, value) = row.into_inner().map_err(unavailable)?;
+            if visit(&key, &value)? == ControlFlow::Break(()) {
+                break;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn unavailable(error: fjall::Error) -> Error {
+    Error::Unavailable { saver: NAME, reason: error.to_string() }
+}
+
+fn in_doubt(error: fjall::Error) -> Error {
+    match error {
+        // Refused, because an earlier one failed.
+        fjall::Error::Poisoned => unavailable(error),
+        error => Error::InDoubt { saver: NAME, reason: error.to_string() },
+    }
+}

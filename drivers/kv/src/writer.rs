@@ -1,0 +1,137 @@
+//! Runs changes one group after the other: what is called while a group is being stored is stored together by the next.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use threadkeep::saver::Flush;
+use threadkeep::{Error, Result};
+use tokio::sync::oneshot;
+use tokio::task::spawn_blocking;
+
+use crate::overlay::Overlay;
+use crate::store::Store;
+
+/// Makes the changes of one call, on those of the calls before it in its group.
+type Change = Box<dyn FnMut(&mut Overlay<'_>) -> Result<()> + Send>;
+
+struct Call {
+    flush: Flush,
+    change: Change,
+    reply: oneshot::Sender<Result<()>>,
+}
+
+#[derive(Default)]
+struct Queue {
+    calls: Vec<Call>,
+    /// Whether a thread works on them.
+    busy: bool,
+}
+
+/// The one writer of a saver.
+pub(crate) struct Writer {
+    store: Arc<dyn Store>,
+    queue: Mutex<Queue>,
+}
+
+impl Writer {
+    pub(crate) fn new(store: Arc<dyn Store>) -> Self {
+        Self { store, queue: Mutex::default() }
+    }
+
+    /// Stores what `change` puts and deletes. It goes on if the caller is dropped.
+    pub(crate) async fn write(
+        self: &Arc<Self>,
+        flush: Flush,
+        change: impl FnMut(&mut Overlay<'_>) -> Result<()> + Send + 'static,
+    ) -> Result<()> {
+        let (reply, answer) = oneshot::channel();
+        let starts = {
+            let mut queue = self.queue();
+            queue.calls.push(Call { flush, change: Box::new(change), reply });
+            !std::mem::replace(&mut queue.busy, true)
+        };
+        if starts {
+            let turn = Turn { writer: self.clone(), over: false };
+            spawn_blocking(move || turn.work());
+        }
+        answer.await.unwrap_or_else(|_| {
+            let reason = "the thread that was storing it ended early".to_owned();
+            Err(Error::InDoubt { saver: self.store.name(), reason })
+        })
+    }
+
+    // A queue is whole whenever the lock is free, even if it is poisoned.
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Stores the changes of calls, in one write.
+    fn store(&self, calls: Vec<Call>) {
+        let all_wait = calls.iter().all(|call| call.flush == Flush::WithNext);
+        let flush = if all_wait { Flush::WithNext } else { Flush::Now };
+        let mut calls = calls.into_iter();
+        let mut replies = Vec::new();
+        let written = self.store.write(flush, &mut |stored| {
+            let mut group = Overlay::new(stored);
+            for mut call in calls.by_ref() {
+                let first = group.changes.is_empty();
+                let mut own = Overlay::new(&group);
+                let outcome = (call.change)(&mut own).map(|()| own.changes);
+                let outcome = outcome.map(|changes| group.changes.extend(changes));
+                replies.push((call.reply, outcome, first));
+            }
+            Ok(std::mem::take(&mut group.changes))
+        });
+        for (reply, outcome, first) in replies {
+            let outcome = match (&written, outcome) {
+                (Ok(()), outcome) => outcome,
+                (Err(failed), Ok(())) => Err(failed.clone()),
+                (Err(_), Err(refused)) if first => Err(refused),
+                // It was refused because of changes that may not have been stored.
+                (Err(failed), Err(_)) => {
+                    Err(Error::Unavailable { saver: self.store.name(), reason: failed.to_string() })
+                }
+            };
+            // Nobody waits for a call that was dropped.
+            drop(reply.send(outcome));
+        }
+        if let Err(failed) = written {
+            calls.for_each(|call| drop(call.reply.send(Err(failed.clone()))));
+        }
+    }
+}
+
+/// The turn of the thread that works on the queue. If it panics, or never starts because its runtime ends, the calls that wait
+/// end in doubt, and the next call takes the turn.
+struct Turn {
+    writer: Arc<Writer>,
+    over: bool,
+}
+
+impl Turn {
+    fn work(mut self) {
+        while let Some(calls) = self.next() {
+            self.writer.store(calls);
+        }
+    }
+
+    /// What was called meanwhile; without any, the turn is over.
+    fn next(&mut self) -> Option<Vec<Call>> {
+        let mut queue = self.writer.queue();
+        if queue.calls.is_empty() {
+            queue.busy = false;
+            self.over = true;
+            return None;
+        }
+        Some(std::mem::take(&mut queue.calls))
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        if !self.over {
+            let mut queue = self.writer.queue();
+            queue.calls.clear();
+            queue.busy = false;
+        }
+    }
+}

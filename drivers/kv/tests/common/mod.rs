@@ -1,0 +1,78 @@
+//! A store in memory.
+
+use std::ops::{Bound, ControlFlow, Range};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use imbl::OrdMap;
+use threadkeep::Result;
+use threadkeep::saver::Flush;
+use threadkeep_kv::{Order, Plan, Snapshot, Store, Visit};
+
+pub(crate) type Rows = OrdMap<Vec<u8>, Vec<u8>>;
+
+/// A map whose clones share what they have in common, which makes a snapshot of it free.
+#[derive(Default)]
+pub(crate) struct Map {
+    rows: Mutex<Rows>,
+    /// The values that were read.
+    pub(crate) reads: Arc<AtomicUsize>,
+}
+
+struct At(Rows, Arc<AtomicUsize>);
+
+impl Map {
+    /// Everything that is stored.
+    pub(crate) fn rows(&self) -> MutexGuard<'_, Rows> {
+        self.rows.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Snapshot for At {
+    fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>> {
+        self.1.fetch_add(1, Ordering::Relaxed);
+        Ok(self.0.get(key).cloned())
+    }
+
+    fn range(&self, keys: Range<&[u8]>, order: Order, visit: &mut Visit<'_>) -> Result<()> {
+        if keys.start >= keys.end {
+            return Ok(());
+        }
+        let found = self.0.range::<_, [u8]>((Bound::Included(keys.start), Bound::Excluded(keys.end)));
+        let found: &mut dyn Iterator<Item = _> = match order {
+            Order::Ascending => &mut found.into_iter(),
+            Order::Descending => &mut found.rev(),
+        };
+        for (key, value) in found {
+            if visit(key, value)? == ControlFlow::Break(()) {
+                break;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Store for Map {
+    fn name(&self) -> &'static str {
+        "kv"
+    }
+
+    fn durable(&self) -> bool {
+        true // As far as its handles go: what they leave is there for the next one.
+    }
+
+    fn snapshot(&self) -> Result<Box<dyn Snapshot + '_>> {
+        Ok(Box::new(At(self.rows().clone(), self.reads.clone())))
+    }
+
+    fn write(&self, _: Flush, plan: &mut Plan<'_>) -> Result<()> {
+        let mut rows = self.rows();
+        for (key, value) in plan(&At(rows.clone(), self.reads.clone()))? {
+            match value {
+                Some(value) => rows.insert(key, value),
+                None => rows.remove(&key),
+            };
+        }
+        Ok(())
+    }
+}

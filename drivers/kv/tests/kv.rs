@@ -1,0 +1,304 @@
+//! What the conformance suite cannot see: every byte of every row, groups of calls, what a step stores, other stores.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A test.
+
+mod common;
+
+use std::path::Path;
+use std::process::Command;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+
+use common::Map;
+use serde_json::json;
+use threadkeep::checkpoint::{ChannelEntry, Checkpoint, CheckpointKey, Stored, TaskWrites, Write};
+use threadkeep::id::{CheckpointId, Namespace, TaskId, Version};
+use threadkeep::metadata::{Entries, Metadata, Source};
+use threadkeep::saver::{CheckpointSelector, Flush, ListQuery, Rewrite, Saver, StepCommit};
+use threadkeep::value::{ChannelValue, Element, ListValue};
+use threadkeep::{Error, Result};
+use threadkeep_kv::{FORMAT_VERSION, KvSaver, Packed, Plan, Snapshot, Store};
+
+fn id(n: u8) -> CheckpointId {
+    CheckpointId::from_bytes([n; 16])
+}
+
+fn task(n: u8) -> TaskWrites {
+    let value =
+        ChannelValue::from_json(&json!([format!("message {n}, which is longer than what is kept in place")]));
+    let write = Write { channel: "messages".into(), value: value.unwrap(), overwrite: false };
+    TaskWrites { task: TaskId::from_bytes([n; 16]), node: "model".into(), index: 0, writes: vec![write] }
+}
+
+/// The `n`-th step of a thread, with a list of `n` messages, and a large object in its metadata.
+fn step(thread: &str, n: u8, runs: &Entries) -> StepCommit {
+    let messages: Vec<_> =
+        (0..n).map(|n| json!({"id": n, "content": "so it goes on and on and on ".repeat(3)})).collect();
+    let version = Version { counter: u64::from(n), random: 7 };
+    let value = ChannelValue::from_json(&json!(messages)).unwrap();
+    let mut metadata = Metadata::new(Source::Loop, i64::from(n));
+    metadata.extra.insert_object("runs", runs.clone());
+    let parent = (n > 1).then(|| id(n - 1));
+    StepCommit {
+        thread: thread.into(),
+        namespace: Namespace::root(),
+        parent,
+        expected_head: parent,
+        checkpoint: Checkpoint {
+            id: id(n),
+            channels: [("messages".into(), ChannelEntry { version, stored: Stored::Value(value) })].into(),
+            next: vec!["model".into()],
+            applied: parent.map(|_| TaskId::from_bytes([n; 16])).into_iter().collect(),
+        },
+        metadata,
+        writes: parent.map(|_| task(n)).into_iter().collect(),
+        flush: Flush::Now,
+    }
+}
+
+fn runs(n: usize) -> Entries {
+    (0..n)
+        .map(|n| (format!("run {n}").into(), Arc::new(json!({ "seconds": n, "tokens": 1000 + n }))))
+        .collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_changed_byte_is_corruption_or_changes_nothing() {
+    let map = Arc::new(Map::default());
+    let (noticed, all) = change_each_byte(&map, || KvSaver::open(map.clone())).await;
+    // The others are those of the index, which is only a hint, and of the number of the next thread.
+    assert!(noticed > all * 9 / 10, "{noticed} of {all}");
+    let map = Arc::new(Map::default());
+    let (noticed, all) = change_each_byte(&map, || KvSaver::open(Packed::new(map.clone()))).await;
+    assert_eq!(noticed, all, "buckets have checksums");
+}
+
+/// Changes each byte that is stored, and reads everything. Returns how many changes were noticed; the others changed nothing.
+async fn change_each_byte(map: &Map, open: impl Fn() -> Result<KvSaver>) -> (usize, usize) {
+    let saver = open().unwrap();
+    for n in 1..5 {
+        saver.commit(step("t", n, &runs(40 + usize::from(n)))).await.unwrap();
+    }
+    saver
+        .put_writes(&CheckpointKey { thread: "t".into(), namespace: Namespace::root(), id: id(4) }, &task(9))
+        .await
+        .unwrap();
+    let whole = map.rows().clone();
+    let image = saver.read_thread(&"t".into()).await.unwrap();
+    let threads = saver.threads(None, 9).await.unwrap();
+    let (mut noticed, mut all) = (0, 0);
+    for (key, value) in &whole {
+        for place in 0..value.len() {
+            let mut changed = value.clone();
+            changed[place] ^= 1 << (place % 8);
+            map.rows().insert(key.clone(), changed);
+            let read = match open() {
+                Ok(saver) => match (saver.read_thread(&"t".into()).await, saver.threads(None, 9).await) {
+                    (Ok(image), Ok(threads)) => Ok((image, threads)),
+                    (Err(error), _) | (_, Err(error)) => Err(error),
+                },
+                Err(error) => Err(error),
+            };
+            match read {
+                Ok(read) => assert_eq!(read, (image.clone(), threads.clone()), "{}", key.escape_ascii()),
+                Err(Error::Corrupt { .. }) => noticed += 1,
+                Err(other) => panic!("byte {place} of {}: {other:?}", key.escape_ascii()),
+            }
+            all += 1;
+            *map.rows() = whole.clone();
+        }
+    }
+    (noticed, all)
+}
+
+/// Notes the sizes of writes; each one waits until the test lets it go on.
+struct Slow {
+    below: Map,
+    begun: Sender<usize>,
+    go: Mutex<Receiver<()>>,
+}
+
+impl Store for Slow {
+    fn name(&self) -> &'static str {
+        "slow"
+    }
+
+    fn durable(&self) -> bool {
+        false
+    }
+
+    fn snapshot(&self) -> Result<Box<dyn Snapshot + '_>> {
+        self.below.snapshot()
+    }
+
+    fn write(&self, flush: Flush, plan: &mut Plan<'_>) -> Result<()> {
+        self.below.write(flush, &mut |rows| {
+            let changes = plan(rows)?;
+            let threads = changes.keys().filter(|key| key.first() == Some(&1)).count();
+            self.begun.send(threads).unwrap();
+            self.go.lock().unwrap().recv().unwrap();
+            Ok(changes)
+        })
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn calls_during_a_write_share_the_next_one() {
+    let ((begun, writes), (go_on, go)) = (channel(), channel());
+    go_on.send(()).unwrap();
+    let store = Slow { below: Map::default(), begun, go: Mutex::new(go) };
+    let saver = KvSaver::open(store).unwrap();
+    assert_eq!(writes.recv().unwrap(), 0, "the format");
+    let commit = |thread: String| {
+        let saver = saver.clone();
+        tokio::spawn(async move { saver.commit(step(&thread, 1, &Entries::default())).await })
+    };
+    let first = commit("first".to_owned());
+    assert_eq!(writes.recv().unwrap(), 1);
+    let mut others: Vec<_> = (0..20).map(|n| commit(format!("thread {n}"))).collect();
+    // One that is refused changes nothing of the others.
+    let refused = {
+        let saver = saver.clone();
+        tokio::spawn(async move { saver.commit(step("first", 3, &Entries::default())).await })
+    };
+    others.push(commit("thread 7".to_owned()));
+    // While they arrive one after the other, those that came share a write: few for all of them.
+    let mut rounds = Vec::new();
+    let mut left = 20;
+    go_on.send(()).unwrap();
+    while left > 0 {
+        let threads = writes.recv_timeout(std::time::Duration::from_mins(1)).unwrap();
+        left -= threads;
+        rounds.push(threads);
+        go_on.send(()).unwrap();
+    }
+    // For calls that only find out that there is nothing to do.
+    for _ in 0..50 {
+        go_on.send(()).unwrap();
+    }
+    assert!(first.await.unwrap().is_ok());
+    for other in others {
+        assert!(other.await.unwrap().is_ok());
+    }
+    assert!(matches!(refused.await.unwrap(), Err(Error::Conflict { .. } | Error::NotFound { .. })));
+    assert!(rounds.iter().any(|threads| *threads > 1), "{rounds:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_step_stores_what_it_adds() {
+    let map = Arc::new(Map::default());
+    let saver = KvSaver::open(map.clone()).unwrap();
+    let mut added = Vec::new();
+    let mut objects = runs(1000);
+    for n in 1..20_u8 {
+        objects.insert((format!("new run {n}").into(), Arc::new(json!({ "seconds": n }))));
+        let before = map.rows().clone();
+        saver.commit(step("t", n, &objects)).await.unwrap();
+        let after = map.rows().clone();
+        added.push(after.iter().filter(|(key, value)| before.get(*key) != Some(*value)).count());
+    }
+    // The thread, the checkpoint, the task, two elements and an entry with their places in the index, and sometimes a chunk.
+    assert!(added[2..].iter().all(|rows| *rows <= 11), "{added:?}");
+    let bytes: usize = map.rows().iter().map(|(key, value)| key.len() + value.len()).sum();
+    assert!(bytes < 150_000, "{bytes}");
+    let listed = saver.list(&ListQuery::new(&"t".into())).await.unwrap();
+    assert_eq!(listed[0].metadata.extra.object("runs"), Some(objects));
+}
+
+/// In delta mode the list that a snapshot was made from is older than its parent.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_snapshot_looks_at_what_its_list_adds() {
+    let map = Arc::new(Map::default());
+    let saver = KvSaver::open(map.clone()).unwrap();
+    let element =
+        |n: usize| Element::from_json(&json!({"id": n, "content": "so it goes on and on"})).unwrap();
+    let mut list: ListValue = (0..500).map(element).collect();
+    let entry =
+        |n: u8, stored| ChannelEntry { version: Version { counter: u64::from(n), random: 7 }, stored };
+    let mut reads = Vec::new();
+    for n in 1..20_u8 {
+        let mut step = step("t", n, &Entries::default());
+        let stored = if n % 3 == 1 { Stored::Snapshot(list.clone().into()) } else { Stored::Sentinel };
+        step.checkpoint.channels = [("messages".into(), entry(n, stored))].into();
+        let before = map.reads.load(Ordering::Relaxed);
+        saver.commit(step).await.unwrap();
+        if n % 3 == 1 {
+            reads.push(map.reads.load(Ordering::Relaxed) - before);
+            list.rebase(Version { counter: u64::from(n), random: 7 });
+            list.push(element(500 + usize::from(n)));
+        }
+        if n == 17 {
+            let image = saver.read_thread(&"t".into()).await.unwrap();
+            let put = image.checkpoints.into_values().filter(|tuple| tuple.checkpoint.id == id(17)).collect();
+            let rewrite = Rewrite { put, ..Rewrite::default() };
+            saver.rewrite_thread(&"t".into(), &image.revision, rewrite).await.unwrap();
+        }
+    }
+    // The first one has no base, and after a rewrite nothing is remembered.
+    let (first, last) = (reads.remove(0), reads.pop().unwrap());
+    assert!(first > 500 && last > 500 && reads.iter().all(|reads| *reads < 40), "{first} {reads:?} {last}");
+    let head = saver.get(&CheckpointSelector::head(&"t".into())).await.unwrap().unwrap();
+    assert_eq!(head.checkpoint.channels["messages"].stored.value().unwrap().as_list().unwrap().len(), 506);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_store_of_something_else_is_refused() {
+    let map = Map::default();
+    map.rows().insert(b"any".to_vec(), b"thing".to_vec());
+    assert!(matches!(KvSaver::open(map), Err(Error::InvalidInput(_))));
+
+    let map = Arc::new(Map::default());
+    let saver = KvSaver::open(map.clone()).unwrap();
+    saver.commit(step("t", 1, &Entries::default())).await.unwrap();
+    assert!(KvSaver::open(map.clone()).is_ok());
+    let (key, value) = map.rows().iter().next().map(|(key, value)| (key.clone(), value.clone())).unwrap();
+    assert!(value.len() == 5 && value[0] == 1, "the version and a checksum");
+    map.rows().remove(&key);
+    assert!(matches!(KvSaver::open(map.clone()), Err(Error::InvalidInput(_))));
+    map.rows().insert(key, value);
+    let saver = KvSaver::open(map).unwrap();
+    assert!(saver.get(&CheckpointSelector::head(&"t".into())).await.unwrap().is_some());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_newer_format_is_refused() {
+    let map = Arc::new(Map::default());
+    drop(KvSaver::open(map.clone()).unwrap());
+    let key = map.rows().keys().next().unwrap().clone();
+    let mut sum = blake3::Hasher::new();
+    sum.update(&(key.len() as u64).to_le_bytes()).update(&key).update(&[2]);
+    let value = [&[2], &sum.finalize().as_bytes()[..4]].concat();
+    map.rows().insert(key, value);
+    let refused = KvSaver::open(map).unwrap_err();
+    assert!(matches!(refused, Error::NewerFormat { found: 2, supported: FORMAT_VERSION, .. }), "{refused:?}");
+}
+
+/// What `make new-saver` writes compiles with what is there, and its first failure says what to write.
+#[test]
+fn a_new_saver_compiles_and_says_what_to_write() {
+    let place = tempfile::tempdir().unwrap();
+    let directory = place.path().join("new");
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/new-saver.sh");
+    let run = |name: &str| Command::new(&script).arg(name).arg(&directory).output().unwrap();
+    for name in ["", "Name", "a b", "../a"] {
+        let refused = run(name);
+        assert!(!refused.status.success() && !directory.exists(), "{name}");
+    }
+    let written = run("example");
+    assert!(written.status.success(), "{}", String::from_utf8_lossy(&written.stderr));
+    assert!(!run("example").status.success(), "nothing is overwritten");
+    let compile_and_run = Command::new(env!("CARGO"))
+        .args(["test", "--offline", "--quiet", "--test", "conformance", "--", "get_by_id_is_exact"])
+        .current_dir(&directory)
+        .env("CARGO_TARGET_DIR", Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap())
+        .output()
+        .unwrap();
+    let (out, errors) =
+        (String::from_utf8_lossy(&compile_and_run.stdout), String::from_utf8_lossy(&compile_and_run.stderr));
+    assert!(
+        out.contains("the example saver does not support `snapshot` yet: in src/lib.rs"),
+        "{out}\n{errors}"
+    );
+    assert!(!errors.contains("warning"), "{errors}");
+}

@@ -1,0 +1,4 @@
+//! The body of a checkpoint in a key-value store.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| threadkeep_kv::fuzzing::checkpoint(data));

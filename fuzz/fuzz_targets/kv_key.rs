@@ -1,0 +1,4 @@
+//! A key of a row in a key-value store.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| threadkeep_kv::fuzzing::key(data));

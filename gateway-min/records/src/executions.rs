@@ -10,9 +10,10 @@ use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 
 use super::codec::{Cells, JsonObject, name_enum, object_text, time_text};
-use super::db::{Db, WriteTx};
+use super::db::Db;
 use super::error::{Entity, RecordsError};
 use super::query::{FromRow, Row, Sql, query};
+use super::transaction::WriteTx;
 use crate::failure::DatabaseError;
 
 name_enum! {

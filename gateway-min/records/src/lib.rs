@@ -39,6 +39,7 @@
 
 mod batches;
 mod codec;
+mod commits;
 mod db;
 mod deletion;
 mod error;
@@ -59,6 +60,7 @@ mod subagents;
 mod tests;
 mod thread_search;
 mod threads;
+mod transaction;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -68,10 +70,10 @@ use chrono::{DateTime, TimeDelta, Utc};
 pub use batches::{
     BatchItemRow, BatchItemStatus, BatchRow, BatchStatus, Batches, BatchesOf, Claim, Claimed, ClaimedItem,
     Ended, ITEM_CANCELLED, ItemCounts, ItemEnd, ItemResult, LEASE_EXPIRED, LEASE_EXPIRED_LAST, Launch,
-    NewBatch, NewBatchItem, RetryOutcome, SubmittedBatch,
+    NewBatch, NewBatchItem, RetryOutcome, SubmittedBatch, worker_name,
 };
 pub use codec::{Clock, JsonObject, UnknownName};
-pub use db::Commits;
+pub use commits::Commits;
 pub use deletion::DeletedThread;
 pub use error::{Entity, RecordsError};
 pub use events::{

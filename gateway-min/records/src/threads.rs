@@ -1,10 +1,11 @@
 //! The rows of `threads_meta`: one conversation thread each.
 
 use super::codec::{Cells, JsonObject, cut, name_enum, object_text, time_text};
-use super::db::{Db, WriteTx};
+use super::db::Db;
 use super::error::RecordsError;
 use super::query::{FromRow, Row, Sql, query};
 use super::runs::RunStatus;
+use super::transaction::WriteTx;
 use crate::failure::DatabaseError;
 use chrono::{DateTime, Utc};
 

@@ -5,10 +5,10 @@ use chrono::TimeDelta;
 use super::finish::refreshed;
 use super::{BatchRow, BatchStatus, Batches, LEASE_EXPIRED, LEASE_EXPIRED_LAST, Now};
 use crate::codec::Cells;
-use crate::db::WriteTx;
 use crate::error::RecordsError;
 use crate::failure::DatabaseError;
 use crate::query::{Dialect, FromRow, Row, Sql};
+use crate::transaction::WriteTx;
 
 /// The right of a worker to work on an item, until its lease expires.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

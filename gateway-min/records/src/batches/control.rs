@@ -2,9 +2,9 @@
 
 use super::rows::ITEM_COLUMNS;
 use super::{BatchItemRow, BatchRow, BatchStatus, Batches, ITEM_CANCELLED, NOT_ENDED};
-use crate::db::WriteTx;
 use crate::error::RecordsError;
 use crate::query::query;
+use crate::transaction::WriteTx;
 
 /// How many items of a deleted thread one transaction deletes.
 const ITEMS_PER_DELETION: i64 = 500;

@@ -168,6 +168,23 @@ impl Batches {
         Ok(claims.into_iter().filter(holds).collect())
     }
 
+    /// Ends the leases of a worker whose process is certainly gone, or all of them (`None`) for a process that has no other
+    /// beside it: their items are claimed again at once, as after the time of the lease.
+    pub async fn end_leases(&self, worker: Option<&str>) -> Result<(), RecordsError> {
+        let now = self.now();
+        let mut sql = self.db.builder("UPDATE subagent_batch_items SET lease_expires_at = ");
+        now.push(&mut sql);
+        sql.push(" WHERE status IN ('leased', 'running') AND lease_expires_at > ");
+        now.push(&mut sql);
+        if let Some(worker) = worker {
+            // Each claim has the worker's name and a number.
+            let prefix = format!("{worker}:");
+            sql.push(&format!(" AND substr(lease_owner, 1, {}) = ", prefix.chars().count()))
+                .push_bind(prefix);
+        }
+        self.changes(&self.db, sql.build()).await.map(drop)
+    }
+
     /// Gives a claimed item back whose subagent does not work any more, as if it had not been claimed: the attempt does
     /// not count, and the next worker goes on where this one stopped. False, and nothing happens, if the claim does not
     /// hold any more.

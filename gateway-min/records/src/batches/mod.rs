@@ -52,6 +52,11 @@ pub struct Batches {
     pub(super) db: Db,
 }
 
+/// The name of the worker of a process that owns its rows under this name; each of its claims has a number besides.
+pub fn worker_name(owner: &str) -> String {
+    format!("worker:{owner}")
+}
+
 /// The statuses of an item that has not ended.
 const NOT_ENDED: &str = "('pending', 'queued', 'leased', 'running')";
 

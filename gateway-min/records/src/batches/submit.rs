@@ -5,9 +5,9 @@ use serde_json::Value as Json;
 use super::read::counted;
 use super::{BatchRow, BatchStatus, Batches, ItemCounts, not_found};
 use crate::codec::{JsonObject, object_text};
-use crate::db::WriteTx;
 use crate::error::{Entity, RecordsError};
 use crate::query::{Builder, query};
+use crate::transaction::WriteTx;
 
 /// How many items one statement inserts.
 const ITEMS_PER_STATEMENT: usize = 500;

@@ -17,7 +17,7 @@ use tokio_postgres::error::SqlState;
 use super::changes::{Announced, Changes, Listener};
 use super::connect::{PostgresTarget, Session, silent};
 use super::sql::{Tables, ask, prepare};
-use crate::db::Commits;
+use crate::commits::Commits;
 use crate::failure::DatabaseError;
 use crate::query::Sql;
 

@@ -24,10 +24,11 @@ use super::{
     CancelAction, Lease, MultitaskStrategy, NewRun, OperationKind, RunRow, RunStatus, Runs, SELECT_HOLDER,
 };
 use crate::codec::{cut, object_text, time_text};
-use crate::db::{Flush, WriteTx};
+use crate::commits::Flush;
 use crate::error::RecordsError;
 use crate::failure::DatabaseError;
 use crate::query::{Sql, query};
+use crate::transaction::WriteTx;
 
 /// The maximum number of runs that wait for one thread.
 pub const QUEUE_MAX: u32 = 100;

@@ -8,12 +8,12 @@
 use super::admission::mark_cancelled;
 use super::{CancelAction, MESSAGE_PREVIEW_MAX_CHARS, RunRow, RunStatus, RunTotals, Runs};
 use crate::codec::{cut, object_text, time_text};
-use crate::db::WriteTx;
 use crate::error::RecordsError;
 use crate::executions::mark_counted;
 use crate::failure::DatabaseError;
 use crate::query::{Sql, query};
 use crate::threads::{DISPLAY_NAME_MAX_CHARS, ThreadStatus};
+use crate::transaction::WriteTx;
 
 /// The result of [`Runs::start`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -27,7 +27,7 @@ use serde_json::Value;
 use super::codec::{Cells, JsonObject, name_enum, page_offset};
 use super::db::Db;
 use super::error::RecordsError;
-use super::query::{FromRow, Row, query};
+use super::query::{Builder, FromRow, Row, query};
 use crate::failure::DatabaseError;
 
 /// The maximum length of [`RunTotals::first_human_message`] and [`RunTotals::last_ai_message`] in characters; longer
@@ -272,7 +272,7 @@ impl FromRow for RunRow {
     }
 }
 
-/// The filter of [`Runs::list_by_thread`].
+/// The filter of [`Runs::list_by_thread`] and [`Runs::of_all_threads`].
 #[derive(Clone, Debug)]
 pub struct RunQuery {
     /// Only runs with this [`RunRow::reported_status`].
@@ -296,7 +296,28 @@ pub struct Runs {
     pub(super) reserved: Arc<Mutex<BTreeSet<String>>>,
 }
 
+/// The condition of a [`RunRow::reported_status`].
+fn push_status(sql: &mut Builder, status: Option<RunStatus>) {
+    match status {
+        None => {}
+        Some(status) if status.is_active() => {
+            sql.push(" AND cancel_action IS NULL AND status = ").push_bind(status.as_str());
+        }
+        Some(RunStatus::Interrupted) => {
+            sql.push(
+                " AND (status = 'interrupted' OR (status IN ('pending', 'running') AND cancel_action IS NOT NULL))",
+            );
+        }
+        Some(status) => {
+            sql.push(" AND status = ").push_bind(status.as_str());
+        }
+    }
+}
+
 impl Runs {
+    /// How many of the newest runs [`Runs::of_all_threads`] looks at, if they have ended.
+    pub const SEARCHED: i64 = 10_000;
+
     /// The run with this id; reservations are not found.
     pub async fn get(&self, run_id: &str) -> Result<Option<RunRow>, RecordsError> {
         let sql = query("SELECT * FROM runs WHERE run_id = $1 AND operation_kind = 'run'");
@@ -316,20 +337,33 @@ impl Runs {
     ) -> Result<Vec<RunRow>, RecordsError> {
         let mut sql = self.db.builder("SELECT * FROM runs WHERE operation_kind = 'run' AND thread_id = ");
         sql.push_bind(thread_id);
-        match query.status {
-            None => {}
-            Some(status) if status.is_active() => {
-                sql.push(" AND cancel_action IS NULL AND status = ").push_bind(status.as_str());
-            }
-            Some(RunStatus::Interrupted) => {
-                sql.push(
-                    " AND (status = 'interrupted' OR (status IN ('pending', 'running') AND cancel_action IS NOT NULL))",
-                );
-            }
-            Some(status) => {
-                sql.push(" AND status = ").push_bind(status.as_str());
-            }
+        push_status(&mut sql, query.status);
+        sql.push(" ORDER BY admission_seq DESC LIMIT ").push_bind(i64::from(query.limit));
+        sql.push(" OFFSET ").push_bind(page_offset(query.offset));
+        self.db.fetch_all(sql.build()).await
+    }
+
+    /// The runs of all threads that `owner` may see, `None` for all, last admitted first, without reservations. Runs that
+    /// have ended are looked for among the newest [`Runs::SEARCHED`] alone: there is no index of how runs ended.
+    pub async fn of_all_threads(
+        &self,
+        owner: Option<&str>,
+        query: &RunQuery,
+    ) -> Result<Vec<RunRow>, RecordsError> {
+        let mut sql = self.db.builder("SELECT * FROM runs WHERE operation_kind = 'run'");
+        if query.status.is_some_and(RunStatus::is_active) {
+            sql.push(" AND status IN ('pending', 'running')");
+        } else {
+            sql.push(" AND admission_seq > (SELECT COALESCE(MAX(admission_seq), 0) FROM runs) - ");
+            sql.push_bind(Self::SEARCHED);
         }
+        if let Some(owner) = owner {
+            sql.push(
+                " AND thread_id IN (SELECT thread_id FROM threads_meta WHERE user_id IS NULL OR user_id = ",
+            );
+            sql.push_bind(owner).push(")");
+        }
+        push_status(&mut sql, query.status);
         sql.push(" ORDER BY admission_seq DESC LIMIT ").push_bind(i64::from(query.limit));
         sql.push(" OFFSET ").push_bind(page_offset(query.offset));
         self.db.fetch_all(sql.build()).await

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use rusqlite::Connection;
 use tokio::sync::{mpsc, oneshot};
 
-use crate::db::{Commits, Flush};
+use crate::commits::{Commits, Flush};
 use crate::error::RecordsError;
 use crate::failure::{DatabaseError, SqliteFailure as Failure};
 

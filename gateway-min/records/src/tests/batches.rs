@@ -154,6 +154,27 @@ async fn s51_an_expired_lease_is_claimed_again_and_fails_after_the_last_attempt(
     assert_eq!((row.status, row.delivered), (ExecutionStatus::Failed, true));
 }
 
+/// Leases of a process that is known to be gone end at once, those of others do not.
+#[tokio::test]
+async fn s62_leases_of_a_process_that_is_gone_are_ended() {
+    let fixture = fixture().await;
+    let (records, batches) = (&fixture.records, fixture.records.batches());
+    batches.submit(batch("b", 3, 3, 3)).await.unwrap();
+    let (gone, alike) = (worker_name("p"), worker_name("pp"));
+    let first = claim(records, "b", &format!("{gone}:7"), 1).await.remove(0);
+    let other = claim(records, "b", &format!("{alike}:7"), 1).await.remove(0);
+    batches.end_leases(Some(&worker_name("q"))).await.unwrap();
+    assert!(batches.renew(&first.claim, LEASE).await.unwrap());
+    batches.end_leases(Some(&gone)).await.unwrap();
+    assert!(!batches.renew(&first.claim, LEASE).await.unwrap(), "its lease is over");
+    let again = claim(records, "b", "next:1", 1).await.remove(0);
+    assert_eq!((&again.claim.item_id, again.claim.attempt), (&first.claim.item_id, 2));
+    batches.end_leases(None).await.unwrap();
+    for claim in [&other.claim, &again.claim] {
+        assert!(!batches.renew(claim, LEASE).await.unwrap());
+    }
+}
+
 #[tokio::test]
 async fn s52_nothing_late_counts() {
     let fixture = fixture().await;

@@ -41,6 +41,15 @@ pub enum Backend {
 }
 
 impl Backend {
+    /// The word in the configuration file.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Memory => "memory",
+            Self::Sqlite => "sqlite",
+            Self::Postgres => "postgres",
+        }
+    }
+
     /// Whether the gateway's records are in a SQL database, which some features need.
     pub fn is_sql(self) -> bool {
         !matches!(self, Self::Memory)

@@ -60,7 +60,7 @@ pub use models::{DEMO_MODEL, Model, ModelKind, OPENAI, SCRIPTED};
 pub use secret::{FreeForm, MASK, Secret};
 pub use sections::{
     AcpAgent, AdmissionPolicy, AgentStorage, AgentStorageBackend, Auth, BUILTIN_TOOLS, ContextSize,
-    CustomAgent, Gateway, HookCommand, INHERIT_MODEL, LoopDetection, McpServer, ReceiptsRenderMode,
+    CustomAgent, Gateway, HookCommand, INHERIT_MODEL, LoopDetection, McpServer, Page, ReceiptsRenderMode,
     RunEvents, RunEventsBackend, RunOwnership, Sandbox, SandboxProvider, Skills, StreamBridge,
     StreamBridgeType, SubagentBatches, SubagentOverride, SubagentRuntime, Subagents, Summarization,
     Telemetry, Title, TokenBudget, TokenBudgetOverride, TokenUsage, Tool, ToolFrequency, ToolGroup,
@@ -75,10 +75,11 @@ use find::Location;
 use node::{Node, Report};
 
 /// The top-level keys that are read here. All others go to [`Config::extra`].
-const SECTIONS: [&str; 27] = [
+const SECTIONS: [&str; 28] = [
     CONFIG_VERSION_KEY,
     "auth",
     "gateway",
+    "page",
     "database",
     "models",
     "run_events",
@@ -154,6 +155,8 @@ pub struct Config {
     pub auth: Auth,
     /// What a client may hold of the gateway.
     pub gateway: Gateway,
+    /// Whether there is a page for browsers.
+    pub page: Page,
     /// Where and how checkpoints are kept.
     pub database: Database,
     /// The language models, at least one; the first is the default.
@@ -257,6 +260,7 @@ impl Config {
             state_dir: location.state_dir.clone(),
             auth: Auth::read(&root, location),
             gateway: Gateway::read(&root),
+            page: Page::read(&root),
             database: Database::read(&root.section("database"), location),
             models: models::read(&root, config_dir),
             run_events: RunEvents::read(&root),
@@ -324,6 +328,7 @@ impl Config {
         let changes = [
             ("auth", self.auth != first.auth),
             ("gateway", self.gateway != first.gateway),
+            ("page", self.page != first.page),
             ("database", database(self) != database(first)),
             ("run_events", self.run_events != first.run_events),
             ("stream_bridge", self.stream_bridge != first.stream_bridge),

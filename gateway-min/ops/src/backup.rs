@@ -34,11 +34,17 @@ pub(crate) struct BackupCommand {
 impl BackupCommand {
     pub(crate) async fn run(&self, target: &Target, out: &mut Out) -> Result<()> {
         let Some(copied) = target.backup(&self.out).await? else {
-            return Err(OpsError::Unsupported(format!(
-                "{} was not backed up: use Postgres' own tools, `pg_dump` for a copy as of one moment, or `pg_basebackup` \
-                 with an archive of the write-ahead log to restore any moment",
-                target.name()
-            )));
+            let instead = match target.saver().capabilities().name {
+                "postgres" => {
+                    "use Postgres' own tools, `pg_dump` for a copy as of one moment, or `pg_basebackup` with an archive of \
+                     the write-ahead log to restore any moment"
+                }
+                _ => {
+                    "use the store's own tools, or `threadkeep export --all --out DIR`, which writes every thread but those of \
+                     subagents to a file that any store can import"
+                }
+            };
+            return Err(OpsError::Unsupported(format!("{} was not backed up: {instead}", target.name())));
         };
         let size = |file: &PathBuf| std::fs::metadata(file).map(|metadata| metadata.len());
         if self.json {

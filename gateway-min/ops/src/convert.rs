@@ -68,7 +68,11 @@ impl ConvertCommand {
             }
             let before = stored(target, thread).await?;
             let done = if self.dry_run {
-                let image = target.image(thread).await?;
+                let image = match target.image(thread).await {
+                    // It was deleted since the threads were listed.
+                    Err(OpsError::NoThread { .. }) if self.threads.are_all() => continue,
+                    image => image?,
+                };
                 plan_conversion(&image, &channels)
                     .map(|plan| Conversion { checkpoints: image.checkpoints.len(), changed: plan.put.len() })
             } else {
@@ -76,6 +80,11 @@ impl ConvertCommand {
             };
             let done = match done {
                 Ok(done) => done,
+                // A run on one thread does not keep the others from being done.
+                Err(busy @ threadkeep::Error::Stale { .. }) => {
+                    failed = failed.or(Some(busy.into()));
+                    continue;
+                }
                 Err(error) => {
                     failed = Some(error.into());
                     break;

@@ -7,12 +7,15 @@
 pub mod archive;
 mod backup;
 mod batches;
+#[cfg(test)]
+mod busy;
 mod checkpoints;
 mod config;
 mod convert;
 mod delegations;
 mod diff;
 mod error;
+mod flushing;
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]
 pub mod fuzzing;
@@ -36,6 +39,7 @@ mod verify;
 use std::io::Write as _;
 
 use clap::{ArgMatches, FromArgMatches, Subcommand};
+use threadkeep_storage::Stores;
 
 pub use error::Exit;
 
@@ -100,16 +104,16 @@ enum Command {
 }
 
 impl Command {
-    async fn carry_out(&self, out: &mut Out) -> Result<Exit> {
+    async fn carry_out(&self, stores: &Stores, out: &mut Out) -> Result<Exit> {
         match self {
             Self::Store(command) => {
-                let target = Target::open(command.store()).await?;
+                let target = Target::open(command.store(), stores).await?;
                 let result = command.carry_out(&target, out).await;
                 // Closing checkpoints the database, also after an error.
                 target.close().await;
                 return result;
             }
-            Self::Setup(command) => command.run(out).await?,
+            Self::Setup(command) => command.run(stores, out).await?,
             Self::Keys(command) => command.run(out)?,
             Self::Config(command) => command.run(out)?,
         }
@@ -194,11 +198,12 @@ impl StoreCommand {
     }
 }
 
-/// Runs a command: results go to stdout, errors and progress to stderr.
-pub async fn run(command: &OpsCommand) -> Exit {
+/// Runs a command on these stores, or on that which its arguments name: results go to stdout, errors and progress to
+/// stderr.
+pub async fn run(command: &OpsCommand, stores: &Stores) -> Exit {
     let mut out = Out::stdout();
     let result = tokio::select! {
-        result = command.0.carry_out(&mut out) => result,
+        result = command.0.carry_out(stores, &mut out) => result,
         () = interrupt::again() => Ok(Exit::Interrupted),
     };
     let flushed = out.flush().map_err(error::OpsError::from);

@@ -249,13 +249,19 @@ fn as_json(image: ThreadImage, plan: &DeletionPlan, summary: bool) -> Json {
     let mut document = json!({
         "thread": image.thread.as_str(), "removed": plan.removed().count(),
         "kept": plan.verdicts.len() - plan.removed().count(), "rewritten": plan.rewrite.put.len(),
-        "reasons": Json::Object(reasons.collect()), "stats_before": before,
+        "reasons": Json::Object(reasons.collect()), "protected_head_ids": heads(plan), "stats_before": before,
         "stats_after": Stats::of(&image.after(&plan.rewrite)).to_map(),
     });
     if !summary && let Some(document) = document.as_object_mut() {
         document.insert("checkpoints".to_owned(), verdicts.collect());
     }
     document
+}
+
+/// The head of each namespace that is kept.
+fn heads(plan: &DeletionPlan) -> Json {
+    let heads = plan.verdicts.iter().filter(|(_, reason)| *reason == Reason::Head);
+    heads.map(|(place, _)| (place.0.as_str().to_owned(), Json::from(place.1.to_string()))).collect()
 }
 
 fn by_reason(plan: &DeletionPlan) -> BTreeMap<(bool, Reason), usize> {
@@ -286,6 +292,7 @@ fn code(reason: Reason) -> String {
 struct Outcome {
     thread: ThreadId,
     removed: Vec<CheckpointId>,
+    heads: Json,
     before: Stats,
     after: Stats,
     stored: Option<(u64, u64)>,
@@ -306,7 +313,7 @@ async fn apply(
     }
     let mut outcomes: Vec<Outcome> = Vec::with_capacity(threads.len());
     let mut progress = Progress::new("threads done", threads.len() as u64);
-    let mut stopped = Ok(());
+    let (mut stopped, mut busy) = (Ok(()), None);
     for thread in &threads {
         stopped = progress.interrupted();
         if stopped.is_err() {
@@ -314,6 +321,10 @@ async fn apply(
         }
         match apply_to(target, thread, until_done, plan).await {
             Ok(outcome) => outcomes.extend(outcome),
+            // A run on one thread does not keep the others from being done.
+            Err(error @ OpsError::Checkpoints(threadkeep::Error::Stale { .. })) => {
+                busy = busy.or(Some(error));
+            }
             Err(error) => {
                 stopped = Err(error);
                 break;
@@ -324,7 +335,7 @@ async fn apply(
     drop(progress);
     // Report completed work even if a later thread failed.
     tell(target, out, &outcomes, asked.json).await?;
-    stopped
+    stopped.and(busy.map_or(Ok(()), Err))
 }
 
 async fn ask(target: &Target, threads: &[ThreadId], plan: &Planner<'_>) -> Result<()> {
@@ -335,7 +346,12 @@ async fn ask(target: &Target, threads: &[ThreadId], plan: &Planner<'_>) -> Resul
     }
     let (mut removed, mut all) = (0, 0);
     for thread in threads {
-        let planned = plan(&target.image(thread).await?)?;
+        let image = match target.image(thread).await {
+            // It was deleted since the threads were listed.
+            Err(OpsError::NoThread { .. }) => continue,
+            image => image?,
+        };
+        let planned = plan(&image)?;
         removed += planned.removed().count();
         all += planned.verdicts.len();
     }
@@ -364,7 +380,7 @@ async fn apply_to(
 ) -> Result<Option<Outcome>> {
     let stored_before = stored(target, thread).await?;
     let (mut removed, mut first, mut changed) = (Vec::new(), None, false);
-    let after = loop {
+    let (heads, after) = loop {
         let (before, planned) = retried_while_stale(|| carry_out(&**target.saver(), thread, plan)).await?;
         first.get_or_insert_with(|| Stats::of(&before));
         let after = before.after(&planned.rewrite);
@@ -372,7 +388,7 @@ async fn apply_to(
         changed |= !planned.rewrite.is_empty();
         removed.extend(planned.removed().map(|place| place.1));
         if found == 0 || !until_done {
-            break Stats::of(&after);
+            break (heads(&planned), Stats::of(&after));
         }
     };
     let Some(before) = first else { return Ok(None) };
@@ -380,7 +396,7 @@ async fn apply_to(
         (Some(before), Some(after)) => Some((before, after)),
         _ => None,
     };
-    Ok(Some(Outcome { thread: thread.clone(), removed, before, after, stored, changed }))
+    Ok(Some(Outcome { thread: thread.clone(), removed, heads, before, after, stored, changed }))
 }
 
 async fn tell(target: &Target, out: &mut Out, outcomes: &[Outcome], json: bool) -> Result<()> {
@@ -388,7 +404,7 @@ async fn tell(target: &Target, out: &mut Out, outcomes: &[Outcome], json: bool) 
         for outcome in outcomes {
             let removed: Vec<String> = outcome.removed.iter().map(ToString::to_string).collect();
             out.json(&json!({
-                "thread": outcome.thread.as_str(), "removed": removed,
+                "thread": outcome.thread.as_str(), "removed": removed, "protected_head_ids": outcome.heads,
                 "stats_before": outcome.before.to_map(), "stats_after": outcome.after.to_map(),
                 "stored_bytes_before": outcome.stored.map(|(before, _)| before),
                 "stored_bytes_after": outcome.stored.map(|(_, after)| after),

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 use serde_json::json;
 use threadkeep_config::{Config, LoadOptions};
-use threadkeep_storage::Existing;
+use threadkeep_storage::Stores;
 
 use super::error::Result;
 use super::output::{Out, one_line};
@@ -30,16 +30,16 @@ pub(crate) struct SetupCommand {
 }
 
 impl SetupCommand {
-    pub(crate) async fn run(&self, out: &mut Out) -> Result<()> {
+    pub(crate) async fn run(&self, stores: &Stores, out: &mut Out) -> Result<()> {
         let options = LoadOptions::from_process(self.config.clone())?;
         let loading = tokio::task::spawn_blocking(move || Config::load(&options)).await;
         let config = loading.map_err(std::io::Error::from)??.config;
-        let stores = Box::pin(Existing::set_up(&config)).await?;
+        let names = Box::pin(stores.set_up(&config)).await?;
         if self.json {
-            return Ok(out.json(&json!({"stores": stores}))?);
+            return Ok(out.json(&json!({"stores": names}))?);
         }
-        for store in stores {
-            out.line(format!("{}: ready.", one_line(&store)))?;
+        for name in names {
+            out.line(format!("{}: ready.", one_line(&name)))?;
         }
         Ok(())
     }

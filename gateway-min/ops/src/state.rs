@@ -40,7 +40,8 @@ pub(crate) struct CheckpointState {
 }
 
 impl CheckpointState {
-    /// Materializes an existing checkpoint. Unknown channels are shown as stored.
+    /// Materializes an existing checkpoint. Unknown channels are shown as stored; of values that JSON cannot express, such as
+    /// bytes of Python's, the length (`{"not_json": {"bytes": N}}`).
     pub(crate) async fn read(
         target: &Target,
         thread: &ThreadId,
@@ -59,7 +60,11 @@ impl CheckpointState {
         for (name, entry) in &tuple.checkpoint.channels {
             if target.table.behaviour(name).is_none() {
                 let value = match (&entry.stored, entry.stored.value()) {
-                    (_, Some(value)) => value.to_json()?,
+                    (_, Some(value)) if value.is_absent() => continue,
+                    // One value that JSON cannot express hides no other.
+                    (_, Some(value)) => value
+                        .to_json()
+                        .unwrap_or_else(|_| json!({"not_json": {"bytes": value.encoded_len()}})),
                     (Stored::Sentinel, _) => {
                         return Err(OpsError::Unsupported(format!(
                             "thread {thread}, checkpoint {id}: channel {name} is stored as changes, and this program \

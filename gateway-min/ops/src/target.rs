@@ -12,7 +12,7 @@ use threadkeep::id::{CheckpointId, IdSource, Namespace, ThreadId};
 use threadkeep::mode::ChannelMode;
 use threadkeep::saver::{CheckpointSelector, ListQuery, Load, Saver, ThreadImage};
 use threadkeep::state::StateAccessor;
-use threadkeep_storage::{BackedUp, Existing, SqliteSaver};
+use threadkeep_storage::{BackedUp, Existing, SqliteSaver, Stores};
 
 use super::error::{OpsError, Result};
 use super::pages::Newest;
@@ -68,8 +68,8 @@ pub(crate) struct Target {
 }
 
 impl Target {
-    /// Opens the store that the arguments name.
-    pub(crate) async fn open(args: &StoreArgs) -> Result<Self> {
+    /// Opens the store that the arguments name, else the program's.
+    pub(crate) async fn open(args: &StoreArgs, stores: &Stores) -> Result<Self> {
         let store = if let Some(url) = &args.postgres {
             Existing::postgres(url).await?
         } else if let Some(path) = &args.sqlite {
@@ -77,7 +77,7 @@ impl Target {
         } else {
             let options = LoadOptions::from_process(args.config.clone())?;
             let loading = tokio::task::spawn_blocking(move || Config::load(&options)).await;
-            Existing::configured(&loading.map_err(std::io::Error::from)??.config).await?
+            stores.existing(&loading.map_err(std::io::Error::from)??.config).await?
         };
         let table = Arc::new(table(ChannelMode::Delta, store.snapshot_frequency())?);
         Ok(Self { store, table })

@@ -11,6 +11,7 @@ use threadkeep::saver::{ListQuery, Load, Revision, Rewrite};
 
 use super::archive::{Archive, ArchiveError, MAX_PLACES, Record, Source, Writer, Written, read_within};
 use super::error::{OpsError, Result};
+use super::flushing::Flushing;
 use super::output::{Out, bytes, number, one_line, things};
 use super::pages::Oldest;
 use super::progress::Progress;
@@ -31,7 +32,8 @@ const ATTEMPTS: usize = 4;
 /// describes the format. It holds the complete thread as it was at one moment, in its current mode, and the gateway's
 /// title, owner and metadata, but no runs or events. Runs can go on meanwhile.
 ///
-/// With --all, a file that is there already is left alone, so an interrupted export can be repeated.
+/// With --all, a file that is there already is left alone, so an interrupted export can be repeated. Threads of subagents are left
+/// out: what they reported is in the thread that asked them.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -51,10 +53,12 @@ pub(crate) struct ExportCommand {
 impl ExportCommand {
     pub(crate) async fn run(&self, target: &Target, out: &mut Out) -> Result<()> {
         let standard = self.out == Path::new(STANDARD);
-        let mut threads = target.threads(&self.threads).await?;
+        let (mut threads, mut left_out) = (target.threads(&self.threads).await?, 0);
         if self.threads.are_all() {
             // An exported thread stands alone: what its subagents did is not part of it, only what they reported.
+            let all = threads.len();
             threads.retain(|thread| !thread.as_str().starts_with(CHILD_PREFIX));
+            left_out = all - threads.len();
         }
         match &threads[..] {
             [thread] if !self.threads.are_all() => {
@@ -76,15 +80,26 @@ impl ExportCommand {
             _ if standard => {
                 Err(OpsError::Unsupported("several threads need a directory: --out DIRECTORY".to_owned()))
             }
-            threads => self.many(target, out, threads).await,
+            threads => {
+                let exported = self.many(target, out, threads).await;
+                if left_out > 0 {
+                    let left_out = things(left_out, "thread");
+                    out.line(format!(
+                        "{left_out} of subagents were left out; what they reported is in the others."
+                    ))?;
+                }
+                exported
+            }
         }
     }
 
-    /// Exports each thread to a file of its own.
+    /// Exports each thread to a file of its own. Threads are read one after the other; meanwhile files that are written go to
+    /// the disk.
     async fn many(&self, target: &Target, out: &mut Out, threads: &[ThreadId]) -> Result<()> {
         create_private_dir(&self.out).map_err(|cause| failed(&self.out, cause))?;
         let mut progress = Progress::new("threads exported", threads.len() as u64);
-        let (mut files, mut there, mut size, mut stopped) = (0, 0, 0, Ok(()));
+        let (mut there, mut stopped, mut busy) = (0, Ok(()), None);
+        let mut flushing = Flushing::default();
         for thread in threads {
             stopped = progress.interrupted();
             if stopped.is_err() {
@@ -94,11 +109,18 @@ impl ExportCommand {
             if path.symlink_metadata().is_ok() {
                 there += 1;
             } else {
-                let done = async { to_file(target, thread, record(target, thread).await?, &path).await };
+                let done = async {
+                    let (file, written) =
+                        unfinished(target, thread, record(target, thread).await?, &path).await?;
+                    flushing.add(path, file, written.bytes).await
+                };
                 match done.await {
-                    Ok(written) => (files, size) = (files + 1, size + written.bytes),
                     // It was deleted since the threads were listed.
-                    Err(OpsError::NoThread { .. }) => {}
+                    Ok(()) | Err(OpsError::NoThread { .. }) => {}
+                    // A run on one thread does not keep the others from being exported.
+                    Err(error @ OpsError::Checkpoints(threadkeep::Error::Stale { .. })) => {
+                        busy = busy.or(Some(error));
+                    }
                     Err(error) => {
                         stopped = Err(error);
                         break;
@@ -107,13 +129,15 @@ impl ExportCommand {
             }
             progress.next();
         }
+        let flushed = flushing.wait_until(0).await;
         drop(progress);
-        out.line(format!("{}: {} threads were exported, {}.", shown(&self.out), number(files), bytes(size)))?;
+        let (files, size) = (things(flushing.files, "thread"), bytes(flushing.bytes));
+        out.line(format!("{}: exported {files}, {size}.", shown(&self.out)))?;
         if there > 0 {
-            let there = number(there);
-            out.line(format!("{there} threads have a file there already, which was left as it is."))?;
+            let there = things(there, "thread");
+            out.line(format!("Left as they are: the files of {there} that were there already."))?;
         }
-        stopped
+        stopped.and(flushed).and(busy.map_or(Ok(()), Err))
     }
 }
 
@@ -173,6 +197,18 @@ async fn write(
 
 /// Writes a file completely or not at all.
 async fn to_file(target: &Target, thread: &ThreadId, record: Option<Record>, path: &Path) -> Result<Written> {
+    let (file, written) = unfinished(target, thread, record, path).await?;
+    file.finish().map_err(|cause| failed(path, cause))?;
+    Ok(written)
+}
+
+/// Writes a file that is not there until it is finished.
+async fn unfinished(
+    target: &Target,
+    thread: &ThreadId,
+    record: Option<Record>,
+    path: &Path,
+) -> Result<(NewFile, Written)> {
     let mut attempt = 1;
     loop {
         let file = NewFile::create(path).map_err(|cause| failed(path, cause))?;
@@ -185,14 +221,13 @@ async fn to_file(target: &Target, thread: &ThreadId, record: Option<Record>, pat
             }
             written => {
                 let written = written?;
-                file.finish().map_err(|cause| failed(path, cause))?;
-                return Ok(written);
+                return Ok((file, written));
             }
         }
     }
 }
 
-fn failed(path: &Path, cause: io::Error) -> OpsError {
+pub(crate) fn failed(path: &Path, cause: io::Error) -> OpsError {
     let cause = match cause.kind() {
         io::ErrorKind::AlreadyExists => {
             io::Error::new(cause.kind(), "it already exists; choose another name")

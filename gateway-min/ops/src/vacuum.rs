@@ -19,7 +19,8 @@ const PAUSE: (Duration, Duration) = (Duration::from_millis(10), Duration::from_m
 /// Return the space freed by deletions to the file system.
 ///
 /// SQLite: free pages are returned two megabytes at a time; a running gateway can write in between. Postgres: nothing
-/// to do, because autovacuum reuses the space of deleted rows and returns free space at the end of a table.
+/// to do, because autovacuum reuses the space of deleted rows and returns free space at the end of a table. Other stores
+/// reuse it in their own way.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -39,7 +40,10 @@ pub(crate) struct VacuumCommand {
 impl VacuumCommand {
     pub(crate) async fn run(&self, target: &Target, out: &mut Out) -> Result<()> {
         let Some(sqlite) = target.sqlite() else {
-            let why = "autovacuum reuses the space of deleted rows";
+            let why = match target.saver().capabilities().name {
+                "postgres" => "autovacuum reuses the space of deleted rows",
+                _ => "the store reuses freed space in its own way",
+            };
             if self.json {
                 out.json(
                     &json!({"database": target.name(), "bytes_before": null, "bytes_after": null, "note": why}),

@@ -14,7 +14,7 @@ use threadkeep_langgraph::is_of_langgraph;
 use super::error::{Exit, OpsError, Result};
 use super::output::{Out, confirmed, count, cut, one_line, things};
 use super::progress::Progress;
-use super::target::{StoreArgs, Target, Threads};
+use super::target::{StoreArgs, Target, Threads, retried_while_stale};
 
 /// Check every invariant of threads and of the database.
 ///
@@ -183,7 +183,13 @@ impl VerifyCommand {
     async fn put_right(&self, target: &Target) -> Result<()> {
         for thread in target.threads(&self.threads).await? {
             let foreign = foreign(&**target.saver(), &thread).await;
-            repair(&**target.saver(), &thread, foreign.as_ref().unwrap_or(&target.table)).await?;
+            let table = foreign.as_ref().unwrap_or(&target.table);
+            match retried_while_stale(|| repair(&**target.saver(), &thread, table)).await {
+                // A run that keeps writing does not keep other threads from being repaired; the second check reports what
+                // is left.
+                Ok(_) | Err(threadkeep::Error::Stale { .. }) => {}
+                Err(error) => return Err(error.into()),
+            }
         }
         match target.sqlite() {
             // The sweep refuses while a row is damaged; the second check reports that row.

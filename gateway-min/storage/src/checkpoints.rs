@@ -24,6 +24,8 @@ enum Driver {
     Memory(Arc<MemorySaver>),
     Sqlite(Arc<SqliteSaver>),
     Postgres(Arc<PostgresSaver>),
+    /// A saver of the program's own.
+    Own(Arc<dyn Saver>),
 }
 
 impl fmt::Debug for Checkpoints {
@@ -37,12 +39,17 @@ impl Checkpoints {
     ///
     /// # Errors
     /// [`OpenError::Checkpoints`].
-    pub async fn open(config: &Config) -> Result<Self, OpenError> {
+    pub(crate) async fn open(config: &Config) -> Result<Self, OpenError> {
         Ok(Self(match config.database.backend {
             Backend::Memory => return Ok(Self::in_memory()),
             Backend::Sqlite => Driver::Sqlite(Arc::new(open_sqlite(config).await?)),
             Backend::Postgres => Driver::Postgres(Arc::new(open_postgres(config).await?)),
         }))
+    }
+
+    /// A saver of the program's own.
+    pub(crate) fn of(saver: Arc<dyn Saver>) -> Self {
+        Self(Driver::Own(saver))
     }
 
     /// A store that ends with its last clone.
@@ -51,7 +58,7 @@ impl Checkpoints {
     }
 
     /// Identifies the configured store; `None` if each process has its own. Contains a password, so never show it.
-    pub fn identity(config: &Config) -> Option<String> {
+    pub(crate) fn identity(config: &Config) -> Option<String> {
         let database = &config.database;
         match database.backend {
             Backend::Memory => None,
@@ -93,6 +100,7 @@ impl Checkpoints {
             Driver::Memory(saver) => Arc::clone(saver) as Arc<dyn Saver>,
             Driver::Sqlite(saver) => Arc::clone(saver) as Arc<dyn Saver>,
             Driver::Postgres(saver) => Arc::clone(saver) as Arc<dyn Saver>,
+            Driver::Own(saver) => Arc::clone(saver),
         }
     }
 
@@ -100,14 +108,15 @@ impl Checkpoints {
     pub fn sqlite(&self) -> Option<&Arc<SqliteSaver>> {
         match &self.0 {
             Driver::Sqlite(saver) => Some(saver),
-            Driver::Memory(_) | Driver::Postgres(_) => None,
+            Driver::Memory(_) | Driver::Postgres(_) | Driver::Own(_) => None,
         }
     }
 
     /// Waits for running operations and closes it, for every clone.
     pub async fn close(&self) {
         match &self.0 {
-            Driver::Memory(_) => {}
+            // A saver of the program's own is closed by its last clone.
+            Driver::Memory(_) | Driver::Own(_) => {}
             Driver::Sqlite(saver) => saver.close().await,
             Driver::Postgres(saver) => saver.close(),
         }

@@ -51,9 +51,9 @@ impl Existing {
     ///
     /// # Errors
     /// [`OpenError`].
-    pub async fn configured(config: &Config) -> Result<Self, OpenError> {
+    pub(crate) async fn configured(config: &Config) -> Result<Self, OpenError> {
         let frequency = config.snapshot_frequency();
-        let mut opened = match config.database.backend {
+        let opened = match config.database.backend {
             Backend::Memory => return Err(OpenError::InMemory),
             Backend::Postgres => Self::in_postgres(&config.database, frequency).await?,
             Backend::Sqlite => {
@@ -61,10 +61,31 @@ impl Existing {
                 Self::in_file(&path, sqlite_options(config), frequency).await?
             }
         };
+        opened.purging(config)
+    }
+
+    /// A saver of the program's own, with the configured records if a gateway has created them.
+    pub(crate) async fn of(saver: Arc<dyn Saver>, config: &Config) -> Result<Self, OpenError> {
+        let database = &config.database;
+        let (records, records_file) = match database.backend {
+            Backend::Memory => (None, None),
+            Backend::Postgres => {
+                let target = postgres::records(database)?;
+                (readable(Records::open_existing_postgres(&target, RecordsOptions::default()).await), None)
+            }
+            Backend::Sqlite => records_in(&database.sqlite_dir).await,
+        };
+        let name = format!("the {} store", saver.capabilities().name);
+        let opened = Self::new(name, Checkpoints::of(saver), records, config.snapshot_frequency());
+        Self { records_file, ..opened }.purging(config)
+    }
+
+    /// The store, from which changed threads are purged in the configured Redis.
+    fn purging(mut self, config: &Config) -> Result<Self, OpenError> {
         if let Some(cache) = redis_cache(config)? {
-            opened.saver = Arc::new(CachedSaver::new(opened.saver, Arc::new(PurgeOnly(cache))));
+            self.saver = Arc::new(CachedSaver::new(self.saver, Arc::new(PurgeOnly(cache))));
         }
-        Ok(opened)
+        Ok(self)
     }
 
     /// Opens the checkpoint database at this path, regardless of the configuration.
@@ -84,29 +105,6 @@ impl Existing {
         Self::in_postgres(&database, DEFAULT_SNAPSHOT_FREQUENCY).await
     }
 
-    /// Creates the configured stores if they are missing, and migrates older ones: the checkpoints and the gateway's
-    /// records. Returns their names.
-    ///
-    /// # Errors
-    /// [`OpenError`].
-    pub async fn set_up(config: &Config) -> Result<Vec<String>, OpenError> {
-        let database = &config.database;
-        let names = match database.backend {
-            Backend::Memory => return Err(OpenError::InMemory),
-            Backend::Postgres => {
-                // Opening alone migrates only tables that cannot be used as they are.
-                threadkeep_postgres::setup(postgres::url(database), &postgres::options(database)).await?;
-                vec![postgres::name(postgres::url(database))]
-            }
-            Backend::Sqlite => [CHECKPOINT_FILE, DATABASE_FILE]
-                .map(|file| database.sqlite_dir.join(file).display().to_string())
-                .into(),
-        };
-        Checkpoints::open(config).await?.close().await;
-        crate::open_records(config).await?.close().await;
-        Ok(names)
-    }
-
     async fn in_file(path: &Path, options: Options, frequency: u64) -> Result<Self, OpenError> {
         if !path.is_file() {
             return Err(OpenError::Missing(path.to_owned()));
@@ -123,13 +121,9 @@ impl Existing {
             tracing::warn!(path = %path.display(), "the database cannot be written; it is only read");
             Checkpoints::sqlite_read_only(path, options).await?
         };
-        let file = Some(path.with_file_name(DATABASE_FILE)).filter(|file| file.is_file());
-        let records = match &file {
-            Some(file) => readable(Records::open(file, RecordsOptions::default()).await.map(Some)),
-            None => None,
-        };
+        let (records, records_file) = records_in(path.parent().unwrap_or(Path::new(""))).await;
         let opened = Self::new(path.display().to_string(), checkpoints, records, frequency);
-        Ok(Self { records_file: file, ..opened })
+        Ok(Self { records_file, ..opened })
     }
 
     async fn in_postgres(database: &Database, frequency: u64) -> Result<Self, OpenError> {
@@ -226,6 +220,15 @@ fn is_writable(path: &Path) -> bool {
     {
         std::fs::metadata(path).is_ok_and(|metadata| !metadata.permissions().readonly())
     }
+}
+
+/// The records in this directory, and their file, if a gateway has created it.
+async fn records_in(directory: &Path) -> (Option<Records>, Option<PathBuf>) {
+    let file = directory.join(DATABASE_FILE);
+    if !file.is_file() {
+        return (None, None);
+    }
+    (readable(Records::open(&file, RecordsOptions::default()).await.map(Some)), Some(file))
 }
 
 /// The records, if they can be read. They only supply names, so a command continues without them.

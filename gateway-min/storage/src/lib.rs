@@ -6,6 +6,7 @@ mod error;
 mod existing;
 mod postgres;
 mod records;
+mod stores;
 
 use threadkeep::mode::ChannelMode;
 use threadkeep_config::{CheckpointChannelMode, Config};
@@ -15,6 +16,7 @@ pub use checkpoints::{CHECKPOINT_FILE, Checkpoints};
 pub use error::OpenError;
 pub use existing::{BackedUp, Existing};
 pub use records::{is_shared, open_records};
+pub use stores::{OpenSaver, Stores};
 /// Operations that only a database in one file has, and its size.
 pub use threadkeep_sqlite::{FileSize, SqliteSaver};
 

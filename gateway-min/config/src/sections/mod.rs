@@ -9,6 +9,7 @@ mod auth;
 mod delegation;
 mod gateway;
 mod mcp;
+mod page;
 mod runs;
 mod sandbox;
 mod skills;
@@ -27,6 +28,7 @@ pub use delegation::{
 };
 pub use gateway::Gateway;
 pub use mcp::{McpServer, ToolRouting};
+pub use page::Page;
 pub use runs::{RunEvents, RunEventsBackend, RunOwnership, StreamBridge, StreamBridgeType};
 pub use sandbox::{Sandbox, SandboxProvider};
 pub use skills::Skills;

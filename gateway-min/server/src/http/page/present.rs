@@ -1,0 +1,98 @@
+//! What every response of the page has: the policy of its content, and errors that people can read.
+
+use std::fmt::Write as _;
+use std::sync::Arc;
+
+use axum::body::to_bytes;
+use axum::extract::{FromRequestParts as _, MatchedPath, Request, State};
+use axum::http::{HeaderName, HeaderValue, Method, StatusCode, header};
+use axum::middleware::Next;
+use axum::response::{Html, IntoResponse as _, Redirect, Response};
+use serde_json::Value;
+use threadkeep_page::{Session, problem};
+
+use super::session::Viewer;
+use super::{SIGN_IN, is_page};
+use crate::app::App;
+
+/// What a page may load and do: its own script, style sheet and requests, nothing else.
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; \
+     form-action 'self'; frame-ancestors 'none'; base-uri 'none'";
+/// The headers of every response of the page.
+const HEADERS: [(HeaderName, &str); 5] = [
+    (header::CONTENT_SECURITY_POLICY, POLICY),
+    (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+    (header::X_FRAME_OPTIONS, "DENY"),
+    // Addresses of threads are nobody else's business.
+    (header::REFERRER_POLICY, "same-origin"),
+    (HeaderName::from_static("cross-origin-opener-policy"), "same-origin"),
+];
+/// The maximum bytes of an error's body.
+const MAX_ERROR_BYTES: usize = 64 * 1024;
+
+/// The layer around all routes that makes responses of the page what browsers and people need. Others pass unchanged.
+pub(in crate::http) async fn present(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
+    let route = request.extensions().get::<MatchedPath>().map_or("", MatchedPath::as_str);
+    if !app.has_page || !is_page(route) || route.is_empty() {
+        return next.run(request).await;
+    }
+    let reads = request.method().is_safe() && request.method() != Method::OPTIONS;
+    let address = request.uri().path_and_query().map_or("/", |address| address.as_str()).to_owned();
+    let (mut parts, body) = request.into_parts();
+    let response = next.run(Request::from_parts(parts.clone(), body)).await;
+    let status = response.status();
+    let is_html = |response: &Response| {
+        response
+            .headers()
+            .get(header::CONTENT_TYPE)
+            .is_some_and(|kind| kind.as_bytes().starts_with(b"text/html"))
+    };
+    let mut response = if status.as_u16() < 400 || is_html(&response) {
+        response
+    } else if status == StatusCode::UNAUTHORIZED {
+        let next = if reads { address } else { "/".to_owned() };
+        Redirect::to(&format!("{SIGN_IN}?next={}", percent_encoded(&next))).into_response()
+    } else {
+        // Without a session there is nothing to show of it.
+        let Viewer(session) =
+            Viewer::from_request_parts(&mut parts, &app).await.unwrap_or_else(|_| Viewer(Session::default()));
+        let text = text_of(response).await;
+        (status, Html(problem(&session, status.as_u16(), &text))).into_response()
+    };
+    let headers = response.headers_mut();
+    for (name, value) in HEADERS {
+        headers.insert(name, HeaderValue::from_static(value));
+    }
+    headers.entry(header::CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
+    response
+}
+
+/// The text of an error response.
+async fn text_of(response: Response) -> String {
+    let status = response.status();
+    let body = to_bytes(response.into_body(), MAX_ERROR_BYTES).await.unwrap_or_default();
+    let detail = serde_json::from_slice::<Value>(&body).ok().map(|mut body| body["detail"].take());
+    let text = match detail {
+        Some(Value::String(text)) => text,
+        Some(detail) if detail[0]["msg"].is_string() => {
+            detail[0]["msg"].as_str().unwrap_or_default().to_owned()
+        }
+        Some(_) => String::new(),
+        None => String::from_utf8_lossy(&body).into_owned(),
+    };
+    if text.is_empty() { status.canonical_reason().unwrap_or_default().to_owned() } else { text }
+}
+
+/// An address as the value of a parameter.
+fn percent_encoded(address: &str) -> String {
+    let mut encoded = String::with_capacity(address.len());
+    for byte in address.bytes() {
+        if byte.is_ascii_alphanumeric() || b"/-_.~".contains(&byte) {
+            encoded.push(char::from(byte));
+        } else {
+            // Writing to a string does not fail.
+            let _ = write!(encoded, "%{byte:02X}");
+        }
+    }
+    encoded
+}

@@ -6,13 +6,13 @@ use std::time::Duration;
 use chrono::{TimeDelta, Utc};
 use threadkeep::cache::CachedSaver;
 use threadkeep::channel::Schema;
-use threadkeep::id::IdSource;
+use threadkeep::id::{IdSource, ThreadId};
 use threadkeep::mode::ModeRegister;
 use threadkeep::saver::Saver;
 use threadkeep::state::StateAccessor;
 use threadkeep_acp::external_agents;
 use threadkeep_agent::AgentBuilder;
-use threadkeep_storage::{Checkpoints, OpenError, channel_mode, history_cache, open_records};
+use threadkeep_storage::{Checkpoints, OpenError, Stores, channel_mode, history_cache, open_records};
 use threadkeep_subagents::Delegator;
 use threadkeep_subagents::admission::Admission;
 use threadkeep_subagents::batches::{AttemptEnd, BatchWorker, Batching};
@@ -96,6 +96,8 @@ pub struct App {
     checkpoints: Checkpoints,
     /// Work that outlives its request or its client; all of it writes to the stores.
     pub(crate) background: TaskTracker,
+    /// Whether there is a page for browsers.
+    pub(crate) has_page: bool,
     /// The lock of the state directory, if several processes share a database.
     _instance: Option<Instance>,
 }
@@ -111,6 +113,8 @@ pub(crate) struct Parts {
     pub(crate) progress_every: Duration,
     /// The source of the ids and times of runs.
     pub(crate) ids: Arc<IdSource>,
+    /// Where the checkpoints are.
+    pub(crate) stores: Stores,
     /// The records; `None` for those that the configuration names.
     pub(crate) records: Option<Records>,
 }
@@ -121,6 +125,7 @@ impl Default for Parts {
             wrap_saver: Box::new(|saver| saver),
             progress_every: PROGRESS_EVERY,
             ids: Arc::default(),
+            stores: Stores::default(),
             records: None,
         }
     }
@@ -136,6 +141,18 @@ impl App {
         Self::start_with(config, modes, Parts::default()).await
     }
 
+    /// The same on stores that the program chooses.
+    ///
+    /// # Errors
+    /// [`StartError`].
+    pub async fn start_on(
+        stores: Stores,
+        config: ConfigHandle,
+        modes: Arc<ModeRegister>,
+    ) -> Result<Arc<Self>, StartError> {
+        Self::start_with(config, modes, Parts { stores, ..Parts::default() }).await
+    }
+
     pub(crate) async fn start_with(
         config: ConfigHandle,
         modes: Arc<ModeRegister>,
@@ -145,7 +162,7 @@ impl App {
         modes.freeze_mode(channel_mode(&current))?;
         modes.freeze_frequency(i64::try_from(current.snapshot_frequency()).unwrap_or(i64::MAX))?;
         let ownership = Terms::of(&current);
-        let checkpoints = Checkpoints::open(&current).await?;
+        let checkpoints = parts.stores.checkpoints(&current).await?;
         let records = match parts.records {
             Some(records) => records,
             None => open_records(&current).await?,
@@ -223,6 +240,7 @@ impl App {
             metrics,
             checkpoints,
             background,
+            has_page: current.page.enabled,
             _instance: instance,
         }))
     }
@@ -249,6 +267,12 @@ impl App {
             database,
             batches: self.batches().await,
         })
+    }
+
+    /// The bytes that a thread's rows take, if the driver knows them and they can be read.
+    pub(crate) async fn stored_bytes(&self, thread: &ThreadId) -> Option<u64> {
+        let bytes = self.checkpoints.sqlite()?.stored_bytes(thread).await;
+        bytes.inspect_err(|error| tracing::warn!(%thread, %error, "could not read the size of a thread")).ok()
     }
 
     /// The batches, if this process works on them and the database answers.

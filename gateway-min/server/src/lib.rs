@@ -10,6 +10,7 @@ pub mod fuzzing;
 pub mod http;
 mod metrics;
 pub mod process;
+pub mod program;
 pub mod runs;
 pub mod streams;
 pub mod telemetry;

@@ -22,9 +22,14 @@ mod external;
 mod killed;
 #[path = "process/load.rs"]
 mod load;
+#[path = "process/own_store.rs"]
+mod own_store;
 #[cfg(unix)]
 #[path = "process/private.rs"]
 mod private;
+#[cfg(target_os = "linux")]
+#[path = "process/scale.rs"]
+mod scale;
 #[path = "process/servers.rs"]
 mod servers;
 #[path = "process/traces.rs"]

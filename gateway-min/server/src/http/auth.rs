@@ -15,6 +15,8 @@ use threadkeep::id::ThreadId;
 
 use super::error::{ApiError, MAX_BODY_BYTES, OrApiError as _};
 use super::extract::collected;
+use super::origins;
+use super::page::{self, session};
 use super::threads::absent;
 use crate::app::App;
 use crate::auth::Principal;
@@ -47,15 +49,23 @@ impl<S: Sync> FromRequestParts<S> for Caller {
 /// treats this like a client that disconnects.
 pub(super) async fn authenticate(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
     let route = request.extensions().get::<MatchedPath>().map_or("", MatchedPath::as_str);
-    if PUBLIC.contains(&route) {
+    if PUBLIC.contains(&route) || (app.has_page && page::PUBLIC.contains(&route)) {
         return next.run(request).await;
+    }
+    // A browser adds the cookie of a session by itself. Forms of the page are checked by their own layer.
+    if let Some(key) = session_key(&app, request.headers())
+        && !page::is_page(route)
+        && origins::changes(&request)
+        && !session::is_from_the_script(request.headers(), &key)
+    {
+        return session::not_from_the_page().into_response();
     }
     let admitted = match admitted(&app, request).await {
         Ok(admitted) => admitted,
         Err(error) => return error.into_response(),
     };
     let Admitted { request, principal, unowned } = admitted;
-    let key = key(request.headers()).filter(|_| app.auth.is_on());
+    let key = presented(&app, request.headers()).filter(|_| app.auth.is_on());
     let answer = next.run(request);
     let answer = match key {
         Some(key) => while_stands(Arc::clone(&app), key, answer).await,
@@ -133,7 +143,15 @@ async fn admitted(app: &App, request: Request) -> Result<Admitted, ApiError> {
 }
 
 async fn principal_of(app: &App, headers: &HeaderMap) -> Result<Principal, ApiError> {
-    let found = app.auth.authenticate(key(headers)).await;
+    principal(app, presented(app, headers)).await
+}
+
+/// The principal with this key.
+///
+/// # Errors
+/// 401 if the key is refused, 503 if the keys cannot be read.
+pub(super) async fn principal(app: &App, key: Option<Secret>) -> Result<Principal, ApiError> {
+    let found = app.auth.authenticate(key).await;
     let found = found.map_err(|error| {
         tracing::error!(%error, "cannot authenticate requests");
         ApiError::new(StatusCode::SERVICE_UNAVAILABLE, NOT_AVAILABLE)
@@ -156,8 +174,19 @@ pub(super) async fn check_thread(
     if row.visible_to(Some(user)) { Ok(row.user_id) } else { Err(absent(thread)) }
 }
 
+/// The request's key: in a header, else of its session.
+fn presented(app: &App, headers: &HeaderMap) -> Option<Secret> {
+    key(headers).or_else(|| session_key(app, headers))
+}
+
+/// The key of a request that has none but that of its session.
+fn session_key(app: &App, headers: &HeaderMap) -> Option<Secret> {
+    let uses_it = app.has_page && app.auth.is_on() && key(headers).is_none();
+    if uses_it { session::key(headers) } else { None }
+}
+
 /// The request's key: `x-api-key`, else a bearer token.
-fn key(headers: &HeaderMap) -> Option<Secret> {
+pub(super) fn key(headers: &HeaderMap) -> Option<Secret> {
     let text = |value: &HeaderValue| value.to_str().ok().map(str::to_owned);
     if let Some(key) = headers.get(API_KEY) {
         return text(key).map(Secret::new);

@@ -12,8 +12,8 @@ use threadkeep::id::{NodeName, ThreadId};
 use threadkeep::metadata::Source;
 use threadkeep::state::StateSnapshot;
 use threadkeep::step::{Durability, StepWriter};
-use threadkeep_agent::binding;
 use threadkeep_agent::summary::{self, Cut};
+use threadkeep_agent::{AgentError, binding};
 use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -122,6 +122,9 @@ async fn compact_thread(
     let config = app.config.current_async().await;
     if !config.summarization.enabled {
         return Err(ApiError::conflict(DISABLED));
+    }
+    if let Some(name) = body.model_name.as_deref().filter(|name| config.model(name).is_none()) {
+        return Err(ApiError::bad_request(AgentError::UnknownModel(name.to_owned()).to_string()));
     }
     let work = compact(Arc::clone(&app), thread_id.clone(), config, body);
     let kind = WriterKind::CheckpointWrite;

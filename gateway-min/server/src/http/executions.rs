@@ -6,20 +6,42 @@ use std::sync::Arc;
 use axum::Json;
 use axum::extract::State;
 use serde::Serialize;
+use serde_json::{Map, Value, json};
+use threadkeep::channel::MESSAGES_CHANNEL;
+use threadkeep::id::ThreadId;
+use threadkeep::saver::Load;
+use threadkeep_agent::model::message::kind;
 use threadkeep_agent::serialize::time;
-use threadkeep_records::{ExecutionRow, ExecutionTokens};
+use threadkeep_records::{ExecutionKind, ExecutionRow, ExecutionTokens};
 use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::error::{ApiError, OrApiError as _};
 use super::extract::{ApiPath, ThreadPath};
+use super::fields::{Fields, FromFields};
 use super::schema::ErrorBody;
 use crate::app::App;
+use crate::runs::subagent_events;
+
+const STEPS_FAILED: &str = "Failed to read the steps of the execution";
 
 /// The routes of this file.
 pub(crate) fn routes() -> OpenApiRouter<Arc<App>> {
-    OpenApiRouter::new().routes(routes!(list_executions))
+    OpenApiRouter::new().routes(routes!(list_executions)).routes(routes!(list_steps))
+}
+
+/// The path of an execution.
+pub(super) struct ExecutionPath {
+    pub(super) thread_id: ThreadId,
+    pub(super) execution_id: String,
+}
+
+impl FromFields for ExecutionPath {
+    fn from_fields(fields: &mut Fields<'_>) -> Self {
+        let ThreadPath { thread_id } = ThreadPath::from_fields(fields);
+        Self { thread_id, execution_id: fields.field("execution_id").required().text().unwrap_or_default() }
+    }
 }
 
 /// Tokens of model calls.
@@ -145,4 +167,90 @@ async fn list_executions(
     let rows = app.records.executions().of_thread(thread_id.as_str()).await;
     let rows = rows.or_internal("Failed to list executions")?;
     Ok(Json(Executions { thread_id: thread_id.to_string(), executions: tree(&rows, None) }))
+}
+
+/// What a subagent said or did.
+#[derive(ToSchema)]
+#[allow(dead_code, reason = "described, never built")]
+struct Step {
+    /// Its place among them, from 1.
+    message_index: u64,
+    /// `ai`, or `tool` for the result of a call.
+    kind: String,
+    /// What it says, at most 8,192 characters.
+    text: String,
+    /// Whether that is not all.
+    truncated: bool,
+    /// The calls of an answer: `name` and `args`, which are a text if they are long (`args_truncated`).
+    #[schema(value_type = Option<Vec<Object>>)]
+    tool_calls: Option<Vec<Value>>,
+    /// The tool that the result is of.
+    tool_name: Option<String>,
+}
+
+/// The steps of an execution.
+#[derive(Debug, Serialize, ToSchema)]
+#[allow(clippy::struct_field_names, reason = "the names of the API")]
+struct Steps {
+    /// The execution.
+    execution_id: String,
+    /// Its newest attempt, of which these are.
+    attempt: i64,
+    /// `pending`, `running`, `completed`, `failed`, `cancelled` or `timed_out`.
+    status: String,
+    /// What its subagent has said and done so far, oldest first.
+    #[schema(value_type = Vec<Step>)]
+    steps: Vec<Map<String, Value>>,
+}
+
+/// The newest attempt of an execution of this thread. An item of a batch is not found: the batch may be another user's.
+///
+/// # Errors
+/// 404 if the thread has no such execution.
+pub(super) async fn found(app: &App, path: &ExecutionPath) -> Result<ExecutionRow, ApiError> {
+    let rows = app.records.executions().of_thread(path.thread_id.as_str()).await.or_internal(STEPS_FAILED)?;
+    let is_wanted =
+        |row: &ExecutionRow| row.execution_id == path.execution_id && row.kind != ExecutionKind::BatchItem;
+    let attempts = rows.into_iter().filter(is_wanted);
+    let newest = attempts.max_by_key(|row| row.attempt);
+    newest.ok_or_else(|| ApiError::not_found(format!("Execution {} not found", path.execution_id)))
+}
+
+/// What the subagent of an attempt has said and done by its last superstep.
+///
+/// # Errors
+/// Those of reading its checkpoints.
+pub(super) async fn steps(app: &App, row: &ExecutionRow) -> Result<Vec<Map<String, Value>>, ApiError> {
+    let child = ThreadId::from(row.child_thread.as_str());
+    let load = Load::Only([MESSAGES_CHANNEL.into()].into());
+    let of_thread = || ThreadId::from(row.thread_id.as_str());
+    let state = app.threads.accessor().get_loading(&child, None, load).await;
+    let Some(state) = state.or_engine(&of_thread(), STEPS_FAILED)? else { return Ok(Vec::new()) };
+    let messages = state.json(MESSAGES_CHANNEL).or_engine(&of_thread(), STEPS_FAILED)?.unwrap_or_default();
+    let said =
+        messages.as_array().into_iter().flatten().filter(|message| ["ai", "tool"].contains(&kind(message)));
+    let numbered = (1_u64..).zip(said).map(|(index, message)| {
+        let mut step = subagent_events::said(message);
+        step.insert("message_index".to_owned(), json!(index));
+        step
+    });
+    Ok(numbered.collect())
+}
+
+/// What the subagent of an execution has said and done so far.
+///
+/// They are those of the newest attempt, as far as its conversation has them: the beginning of a long one may be summarized. The
+/// calls of external agents have none, and those of the items of batches are not shown.
+#[utoipa::path(get, path = "/api/threads/{thread_id}/executions/{execution_id}/steps", tag = "threads",
+    params(("thread_id" = String, Path), ("execution_id" = String, Path)),
+    responses((status = 200, description = "The steps", body = Steps),
+        (status = 404, description = "No such thread or execution", body = ErrorBody)))]
+async fn list_steps(
+    State(app): State<Arc<App>>,
+    ApiPath(path): ApiPath<ExecutionPath>,
+) -> Result<Json<Steps>, ApiError> {
+    let row = found(&app, &path).await?;
+    let steps = steps(&app, &row).await?;
+    let status = row.status.as_str().to_owned();
+    Ok(Json(Steps { execution_id: row.execution_id, attempt: row.attempt, status, steps }))
 }

@@ -21,6 +21,8 @@ mod listen;
 mod metrics;
 mod models;
 mod origins;
+mod overview;
+mod page;
 mod protocol;
 mod prune;
 mod replay;
@@ -89,6 +91,7 @@ pub fn router_for(app: Arc<App>, reach: Reach) -> Router {
         .merge(history::routes())
         .merge(runs::routes())
         .merge(run_control::routes())
+        .merge(overview::routes())
         .merge(replay::routes())
         .merge(goal::routes())
         .merge(compact::routes())
@@ -109,6 +112,7 @@ pub fn router_for(app: Arc<App>, reach: Reach) -> Router {
         .split_for_parts();
     let document = Arc::new(schema::rendered(&document, app.threads.accessor().table()));
     let known = Arc::new(KnownParameters::of(&document));
+    let routes = if app.has_page { routes.merge(page::routes(&app)) } else { routes };
     let routes = routes
         .route("/openapi.json", get(|| async move { Json(document.as_ref().clone()) }))
         .with_state(Arc::clone(&app))
@@ -117,12 +121,14 @@ pub fn router_for(app: Arc<App>, reach: Reach) -> Router {
     let cors = origins.layer();
     let guard = Guard { origins, any_host: reach == Reach::Anywhere };
     let has_keys = app.auth.is_on();
-    let mut routes =
-        error::with_conventions(routes).layer(middleware::from_fn_with_state(app, auth::authenticate));
+    let mut routes = error::with_conventions(routes)
+        .layer(middleware::from_fn_with_state(Arc::clone(&app), auth::authenticate));
     // With keys, a page needs a key, which no browser adds by itself.
     if !has_keys {
         routes = routes.layer(middleware::from_fn_with_state(guard, origins::guard));
     }
+    // Around what refuses, so that people can read why.
+    let mut routes = routes.layer(middleware::from_fn_with_state(app, page::present));
     if let Some(cors) = cors {
         routes = routes.layer(cors);
     }

@@ -107,18 +107,27 @@ impl Guard {
         if origin.is_some_and(|origin| self.origins.contain(origin)) {
             return true;
         }
-        if let Some(site) = headers.get(SEC_FETCH_SITE) {
-            return site == "same-origin" || site == "none";
-        }
-        let Some(origin) = origin else { return true };
-        let origin = origin.to_str().ok().and_then(|origin| origin.split_once("://"));
-        origin.is_some_and(|(_, place)| Some(place) == host)
+        is_of_host(headers, host)
     }
+}
+
+/// Whether the request does not come from a page of another origin than this gateway's.
+pub(super) fn is_same_site(headers: &HeaderMap) -> bool {
+    is_of_host(headers, headers.get(header::HOST).and_then(|host| host.to_str().ok()))
+}
+
+fn is_of_host(headers: &HeaderMap, host: Option<&str>) -> bool {
+    if let Some(site) = headers.get(SEC_FETCH_SITE) {
+        return site == "same-origin" || site == "none";
+    }
+    let Some(origin) = headers.get(header::ORIGIN) else { return true };
+    let origin = origin.to_str().ok().and_then(|origin| origin.split_once("://"));
+    origin.is_some_and(|(_, place)| Some(place) == host)
 }
 
 /// Whether the request may change something: by its method, or because it joins a run and asks for its end. Any page can
 /// make a browser send a GET, for example as the address of an image.
-fn changes(request: &Request) -> bool {
+pub(super) fn changes(request: &Request) -> bool {
     if !request.method().is_safe() {
         return true;
     }

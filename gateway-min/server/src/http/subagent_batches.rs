@@ -57,8 +57,8 @@ pub(crate) fn routes() -> OpenApiRouter<Arc<App>> {
 }
 
 /// The path of a batch.
-struct BatchPath {
-    thread_id: ThreadId,
+pub(super) struct BatchPath {
+    pub(super) thread_id: ThreadId,
     batch_id: String,
 }
 
@@ -271,11 +271,16 @@ fn repository(app: &App) -> Result<&Batches, ApiError> {
     }
 }
 
+/// Whether this process works on batches.
+pub(super) fn works_on_batches(app: &App) -> bool {
+    app.batching.as_deref().is_some_and(Batching::is_working)
+}
+
 /// Checks that the batch is of this thread and, as far as it has an owner, the caller's.
 ///
 /// # Errors
 /// 404.
-async fn found(app: &App, caller: &Principal, path: &BatchPath) -> Result<BatchRow, ApiError> {
+pub(super) async fn found(app: &App, caller: &Principal, path: &BatchPath) -> Result<BatchRow, ApiError> {
     let row = repository(app)?.get(&path.batch_id).await.or_internal(READ_FAILED)?;
     let is_visible = |row: &BatchRow| {
         row.thread_id == path.thread_id.as_str()
@@ -411,7 +416,7 @@ async fn cancel_batch(
     ApiPath(path): ApiPath<BatchPath>,
 ) -> Result<Json<Batch>, ApiError> {
     repository(&app)?;
-    if !app.batching.as_deref().is_some_and(Batching::is_working) {
+    if !works_on_batches(&app) {
         return Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, NO_WORKER));
     }
     let row = found(&app, &caller, &path).await?;

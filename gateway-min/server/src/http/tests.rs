@@ -20,11 +20,14 @@ use threadkeep_agent::duration::RunNotes;
 use tokio::sync::OwnedMutexGuard;
 use tokio::time::{Instant, timeout};
 use tower::ServiceExt as _;
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::registry::Registry;
 
 use super::delete::delete_contents;
 use super::history::{Page, ReadHistory, page};
 use super::turns;
 use crate::app::App;
+use crate::telemetry::recent::{ERRORS, Recent};
 use threadkeep_config::{ConfigHandle, Environment, LoadOptions};
 use threadkeep_records::{
     ExecutionKind, MultitaskStrategy, NewEvent, NewExecution, NewRun, NewThread, RunEnd, RunStatus,
@@ -95,6 +98,14 @@ impl Gateway {
     async fn get(&self, rest: &str) -> Value {
         let request = Request::get(format!("/api/threads/t{rest}")).body(Body::empty()).unwrap();
         self.answer(request).await
+    }
+
+    /// A page for browsers.
+    async fn page_of(&self, path: &str) -> String {
+        let request = Request::get(path).body(Body::empty()).unwrap();
+        let response = super::router(Arc::clone(&self.app)).oneshot(request).await.unwrap();
+        assert_eq!(response.status(), 200);
+        String::from_utf8(to_bytes(response.into_body(), usize::MAX).await.unwrap().to_vec()).unwrap()
     }
 
     async fn post(&self, rest: &str, body: Value) -> Value {
@@ -175,6 +186,8 @@ async fn a_thread_with_a_task_left_is_interrupted_or_in_error() {
         let thread = gateway.get("").await;
         assert_eq!(thread["status"], "interrupted");
         assert_eq!(thread["interrupts"], json!({ task: [{"value": "Which?", "id": "i"}] }));
+        let page = gateway.page_of("/threads/t").await;
+        assert!(page.contains("Which?") && page.contains("name=\"value\""), "a person can answer: {page}");
         gateway.app.records.threads().set_status("t", ThreadStatus::Error).await.unwrap();
         assert_eq!(gateway.get("").await["status"], "error", "the last run failed outside of a task");
 
@@ -183,6 +196,20 @@ async fn a_thread_with_a_task_left_is_interrupted_or_in_error() {
         let thread = gateway.get("").await;
         assert_eq!((&thread["status"], &thread["interrupts"]), (&json!("error"), &json!({})));
     }
+}
+
+#[tokio::test]
+async fn an_error_in_the_log_is_shown_to_operators_for_an_hour() {
+    let gateway = Gateway::start("full").await;
+    let _log = tracing::subscriber::set_default(Registry::default().with(Recent(&ERRORS)));
+    tracing::error!(thread = "t", "this test <b>broke");
+    let page = gateway.page_of("/status").await;
+    assert!(page.contains("this test &lt;b&gt;broke thread=t"), "{page}");
+    let request = Request::get("/api/errors").body(Body::empty()).unwrap();
+    let errors = gateway.answer(request).await;
+    let found =
+        errors.as_array().unwrap().iter().find(|error| error["text"] == "this test <b>broke thread=t");
+    assert!(found.is_some_and(|error| error["logged_at"].is_string()), "{errors}");
 }
 
 #[tokio::test]

@@ -114,7 +114,7 @@ impl From<ThreadRow> for Thread {
 }
 
 /// The status for SDK clients, which do not know `running`.
-fn status_text(status: ThreadStatus) -> &'static str {
+pub(super) fn status_text(status: ThreadStatus) -> &'static str {
     match status {
         ThreadStatus::Running => "busy",
         other => other.as_str(),
@@ -254,6 +254,19 @@ async fn create_thread(
     }
 }
 
+/// Creates a thread of the caller with an empty state; returns its id.
+pub(super) async fn new_thread(app: Arc<App>, caller: Principal) -> Result<String, ApiError> {
+    let body = CreateThread {
+        thread_id: None,
+        assistant_id: None,
+        metadata: Map::new(),
+        if_exists: None,
+        supersteps: Vec::new(),
+    };
+    let Json(thread) = create_thread(State(app), Caller(caller), ApiJson(body)).await?;
+    Ok(thread.thread_id)
+}
+
 /// Ensures that the thread has a row and a checkpoint.
 async fn create(
     app: Arc<App>,
@@ -372,7 +385,7 @@ async fn is_busy(app: &App, thread: &ThreadId) -> Result<bool, ApiError> {
 
 /// The status that the head implies for an idle thread: whether a task failed, whether tasks are left. If a run failed
 /// outside its tasks, only the stored status says so.
-fn derived_status(head: &StateSnapshot, stored: Option<ThreadStatus>) -> ThreadStatus {
+pub(super) fn derived_status(head: &StateSnapshot, stored: Option<ThreadStatus>) -> ThreadStatus {
     let mut writes = head.writes.iter().flat_map(|row| &row.writes);
     if writes.any(|write| write.channel.as_str() == ERROR_CHANNEL) {
         return ThreadStatus::Error;

@@ -35,6 +35,18 @@ pub(super) enum RunError {
     Resume(ResumeError),
 }
 
+impl RunError {
+    /// Whether the head that was read is gone and an older one is there: an operator's pass removed it, and the run has
+    /// written nothing since.
+    pub(super) fn is_head_removed(&self, read: Option<CheckpointId>) -> bool {
+        let Self::Agent(AgentError::Engine(threadkeep::Error::Conflict { expected, found, .. })) = self
+        else {
+            return false;
+        };
+        read.is_some() && *expected == read && found.is_some() && found < expected
+    }
+}
+
 impl From<threadkeep::Error> for RunError {
     fn from(error: threadkeep::Error) -> Self {
         Self::Agent(AgentError::Engine(error))

@@ -14,7 +14,7 @@ mod progress;
 mod report;
 pub mod request;
 pub(crate) mod resume;
-mod subagent_events;
+pub(crate) mod subagent_events;
 mod takeover;
 #[cfg(test)]
 mod tests;

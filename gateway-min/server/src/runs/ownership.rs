@@ -19,7 +19,7 @@ use tokio::time::{Instant, MissedTickBehavior};
 use super::Runs;
 use super::instance::Instance;
 use threadkeep_config::Config;
-use threadkeep_records::{Changes, Noticed, Records, RecordsError, Recovered};
+use threadkeep_records::{Changes, Noticed, Records, RecordsError, Recovered, worker_name};
 
 /// How often a process polls whether its runs were cancelled, ended or followed elsewhere, unless others say so.
 const LOOK: Duration = Duration::from_millis(500);
@@ -45,8 +45,8 @@ impl Terms {
 }
 
 /// Ends what this process's predecessor left, if that is certainly gone, and records this process for its successor.
-/// Returns the lock to hold, and what was found. Without other processes there is nothing to lock; without a lock, the leases
-/// decide.
+/// Returns the lock to hold, and what was found. Without other processes there is nothing to lock, and all leases of batches
+/// are a predecessor's; without a lock, the leases decide.
 ///
 /// # Errors
 /// The store's.
@@ -55,7 +55,10 @@ pub(crate) async fn take_over(
     state_dir: &Path,
 ) -> Result<(Option<Instance>, Recovered), RecordsError> {
     let none = Recovered::default;
-    let Some(owner) = records.runs().owner().map(str::to_owned) else { return Ok((None, none())) };
+    let Some(owner) = records.runs().owner().map(str::to_owned) else {
+        records.batches().end_leases(None).await?;
+        return Ok((None, none()));
+    };
     let place = state_dir.to_owned();
     let entered = task::spawn_blocking(move || {
         let instance = Instance::enter(&place)?;
@@ -73,7 +76,10 @@ pub(crate) async fn take_over(
         }
     };
     let recovered = match predecessor {
-        Some(predecessor) => records.runs().recover_owner(Utc::now(), &predecessor).await?,
+        Some(predecessor) => {
+            records.batches().end_leases(Some(&worker_name(&predecessor))).await?;
+            records.runs().recover_owner(Utc::now(), &predecessor).await?
+        }
         None => none(),
     };
     let signed = task::spawn_blocking(move || instance.sign(&owner).map(|()| instance));

@@ -31,24 +31,24 @@ fn start(task_id: &str, event: &Json) -> Map<String, Json> {
 /// What a step said; `None` for an event without an index or a message.
 fn step(task_id: &str, event: &Json) -> Option<Map<String, Json>> {
     let (index, message) = (event["message_index"].as_u64()?, event["message"].as_object()?);
-    let message = Json::Object(message.clone());
-    let text = threadkeep_agent::model::message::text(&message);
+    let mut content = said(&Json::Object(message.clone()));
+    content.extend(object([("task_id", json!(task_id)), ("message_index", json!(index))]));
+    Some(content)
+}
+
+/// What a message of a subagent says: its kind, its text, and its calls or its tool.
+pub(crate) fn said(message: &Json) -> Map<String, Json> {
+    let text = threadkeep_agent::model::message::text(message);
     let (text, truncated) = cut(&text);
     let kind = if message["type"] == "tool" { "tool" } else { "ai" };
-    let mut content = object([
-        ("task_id", json!(task_id)),
-        ("message_index", json!(index)),
-        ("kind", json!(kind)),
-        ("text", json!(text)),
-        ("truncated", json!(truncated)),
-    ]);
+    let mut content = object([("kind", json!(kind)), ("text", json!(text)), ("truncated", json!(truncated))]);
     if kind == "tool" {
         content.insert("tool_name".to_owned(), message["name"].clone());
     } else {
         let calls = message["tool_calls"].as_array().map_or(&[][..], Vec::as_slice);
         content.insert("tool_calls".to_owned(), calls.iter().map(call).collect());
     }
-    Some(content)
+    content
 }
 
 /// A tool call with its arguments, which become a text if they are long.

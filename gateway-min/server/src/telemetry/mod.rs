@@ -7,6 +7,7 @@
 //! calls. A request with a W3C `traceparent` continues that trace.
 
 mod export;
+pub(crate) mod recent;
 mod request;
 pub(crate) mod spans;
 
@@ -27,6 +28,7 @@ use tracing_subscriber::registry::Registry;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
 use export::Collector;
+use recent::{ERRORS, Recent};
 pub(crate) use request::traced;
 use threadkeep_config::{Environment, Secret, Traces as Settings};
 
@@ -146,7 +148,11 @@ pub fn install(level: LevelFilter, traces: Option<&Traces>) {
             .with_tracked_inactivity(false)
             .with_filter(filter_fn(is_traced))
     });
-    Registry::default().with(log_layer(level)).with(traces).init();
+    Registry::default()
+        .with(log_layer(level))
+        .with(traces)
+        .with(Recent(&ERRORS).with_filter(LevelFilter::ERROR))
+        .init();
 }
 
 fn log_layer<S>(level: LevelFilter) -> impl tracing_subscriber::Layer<S>

@@ -122,7 +122,7 @@ async fn a_turn_shows_text_calls_results_values_and_what_it_cost() {
 async fn a_thread_is_the_gateways_too_and_leaves_no_run_behind() {
     for (backend, mode) in [("sqlite", "full"), ("sqlite", "delta"), ("postgres", "delta")] {
         let gateway = Setup::on(backend, mode).start().await;
-        let client = client(gateway.config(), Checkpointer::ProcessWide).await;
+        let client = client(gateway.config(), Checkpointer::default()).await;
         assert_eq!(say(&client, "t", "one").await, "You said: one");
         let rows = gateway.rows().await;
         for table in ["gateway.db.runs", "gateway.db.run_events", "gateway.db.threads_meta"] {
@@ -152,7 +152,7 @@ async fn a_thread_that_needs_delta_mode_is_refused_in_full_mode_before_anything_
     gateway.ask("t", "one").await;
     let gateway = gateway.reopen("full").await;
     let before = gateway.rows().await;
-    let client = client(gateway.config(), Checkpointer::ProcessWide).await;
+    let client = client(gateway.config(), Checkpointer::default()).await;
     // Not even the model's name is checked.
     let options = TurnOptions { model_name: Some("nobody".into()), ..TurnOptions::default() };
     let error = refused(client.stream("two", Some("t"), options)).await;
@@ -204,19 +204,19 @@ async fn mode_and_cadence_are_frozen_by_the_first_client_of_a_process() {
 #[tokio::test]
 async fn the_process_wide_store_is_shared_and_its_history_cache_is_in_memory_only() {
     let gateway = Setup::on("sqlite", "delta").start().await;
-    let one = client(gateway.config(), Checkpointer::ProcessWide).await;
-    let two = client(gateway.config(), Checkpointer::ProcessWide).await;
+    let one = client(gateway.config(), Checkpointer::default()).await;
+    let two = client(gateway.config(), Checkpointer::default()).await;
     say(&one, "t", "hello").await;
     one.close().await;
     assert_eq!(say(&two, "t", "still open").await, "You said: still open");
     two.close().await;
-    let again = client(gateway.config(), Checkpointer::ProcessWide).await;
+    let again = client(gateway.config(), Checkpointer::default()).await;
     assert_eq!(again.get_values("t").await.unwrap().unwrap().messages.len(), 4);
 
     let memory = Setup::on("memory", "full").start().await;
     let thread = uuid();
-    say(&client(memory.config(), Checkpointer::ProcessWide).await, &thread, "one").await;
-    let later = client(memory.config(), Checkpointer::ProcessWide).await;
+    say(&client(memory.config(), Checkpointer::default()).await, &thread, "one").await;
+    let later = client(memory.config(), Checkpointer::default()).await;
     assert_eq!(
         later.get_values(&thread).await.unwrap().unwrap().messages.len(),
         2,
@@ -225,7 +225,7 @@ async fn the_process_wide_store_is_shared_and_its_history_cache_is_in_memory_onl
 
     let redis = json!({"database": {"backend": "memory", "checkpoint_cache": {"type": "redis"}}});
     let redis = Setup { sections: redis, ..Setup::default() }.start().await;
-    let error = try_client(redis.config(), Checkpointer::ProcessWide).await.unwrap_err();
+    let error = try_client(redis.config(), Checkpointer::default()).await.unwrap_err();
     assert_eq!(
         error.to_string(),
         "database.checkpoint_cache.type 'redis' is not supported on the sync checkpointer path (TUI/embedded); use 'memory'."
@@ -298,7 +298,7 @@ async fn a_writer_whose_thread_was_written_meanwhile_gets_a_conflict_and_nothing
         for other_is_gateway in [false, true] {
             let name = format!("client-conflict-{mode}-{other_is_gateway}");
             let gateway = Setup { script: gated(&name), ..Setup::on("sqlite", mode) }.start().await;
-            let slow = client(gateway.config(), Checkpointer::ProcessWide).await;
+            let slow = client(gateway.config(), Checkpointer::default()).await;
             let mut turn = slow.stream("wait", Some("t"), TurnOptions::default());
             gate(&name).reached().await;
             if other_is_gateway {

@@ -67,7 +67,7 @@ fn expected() -> (Vec<String>, i64) {
 async fn what_the_client_delegates_is_the_gateways_too_and_goes_with_the_thread() {
     for (backend, mode) in ALL.into_iter().filter(|(backend, _)| *backend != "memory") {
         let gateway = Setup { script: script(), ..Setup::on(backend, mode) }.start().await;
-        let client = client(&gateway, Checkpointer::ProcessWide).await;
+        let client = client(&gateway, Checkpointer::default()).await;
         assert!(client.tools().iter().any(|(name, _)| name == "task"));
         let turn = client.stream("please delegate", Some("t"), TurnOptions::default());
         assert_eq!(followed(turn).await, expected(), "{backend} {mode}");
@@ -101,7 +101,7 @@ async fn a_store_of_its_own_or_none_delegates_too() {
     for checkpointer in [
         Checkpointer::Own(Arc::new(MemorySaver::default())),
         Checkpointer::Stateless,
-        Checkpointer::ProcessWide,
+        Checkpointer::default(),
     ] {
         let named = format!("{checkpointer:?}");
         let client = client(&gateway, checkpointer).await;

@@ -96,6 +96,8 @@ async fn what_cannot_be_compacted_is_refused_or_left_and_nothing_is_written() {
         }
         let long = json!({"model_name": "x".repeat(129)});
         compact(&gateway, long).await.invalid("string_too_long", &json!(["body", "model_name"]));
+        let text = "Model 'gpt-9' is not in the configured model allowlist";
+        compact(&gateway, json!({"model_name": "gpt-9"})).await.refused(400, text);
         let none = gateway.post("/api/threads/none/compact", json!({})).await;
         none.refused(404, "Thread none not found");
         assert_eq!(gateway.rows().await, rows);

@@ -95,7 +95,8 @@ impl Subject {
     }
 }
 
-/// What each request does in the database is over: no session is in a transaction, and nobody holds an advisory lock.
+/// What each request does in the database is over: no session is in a transaction, nobody holds an advisory lock, and no thread is
+/// reserved.
 async fn nothing_left(gateway: &Gateway, what: &str) {
     let sql = "SELECT COALESCE(string_agg(state || ' for ' || (now() - state_change) || ': ' || query, '; '), '') \
                FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() \
@@ -104,13 +105,16 @@ async fn nothing_left(gateway: &Gateway, what: &str) {
     // The server itself ends a transaction that is left alone after five seconds; that must not be what ends it.
     let left = "SELECT COALESCE(string_agg(query, '; '), '') FROM pg_stat_activity WHERE datname = current_database() \
                 AND state LIKE 'idle in transaction%' AND now() - state_change > interval '4 seconds'";
+    let reserved = "SELECT COALESCE(string_agg(operation_kind || ' of ' || thread_id, '; '), '') \
+                    FROM threadkeep_gateway_runs WHERE operation_kind <> 'run'";
     let client = gateway.postgres().await;
     let over = async {
         loop {
             let open: String = client.query_one(sql, &[]).await.unwrap().get(0);
             let left: String = client.query_one(left, &[]).await.unwrap().get(0);
             assert_eq!(left, "", "{what}: left in a transaction");
-            if open.is_empty() {
+            let reserved: String = client.query_one(reserved, &[]).await.unwrap().get(0);
+            if open.is_empty() && reserved.is_empty() {
                 return;
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
@@ -119,6 +123,24 @@ async fn nothing_left(gateway: &Gateway, what: &str) {
     tokio::time::timeout(PATIENCE, over)
         .await
         .unwrap_or_else(|_| panic!("{what}: something stays in the database"));
+}
+
+/// The first turn of a thread which a dropped request may have deleted, or may be about to change.
+async fn first_turn(gateway: &Gateway, thread: &str, what: &str) -> String {
+    let path = format!("/api/threads/{thread}/runs/wait");
+    let asked = async {
+        loop {
+            gateway.post("/api/threads", json!({ "thread_id": thread })).await;
+            let answer = gateway.post(&path, question("before")).await;
+            if answer.status == 200 {
+                let place = answer.headers["content-location"].to_str().unwrap();
+                return place.rsplit_once('/').unwrap().1.to_owned();
+            }
+            assert!([404, 409].contains(&answer.status), "{what}: {} {}", answer.status, answer.body);
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, asked).await.unwrap_or_else(|_| panic!("{what}: no turn ends"))
 }
 
 /// The thread takes a turn, after runs that a dropped request may have started.
@@ -181,8 +203,7 @@ async fn a_request_that_is_dropped_anywhere_leaves_nothing_behind() {
             }
             if method == Method::DELETE {
                 nothing_left(&gateway, &what).await;
-                gateway.create(&subject.thread).await;
-                subject.run = gateway.ask(&subject.thread, "before").await;
+                subject.run = first_turn(&gateway, &subject.thread, &what).await;
             }
             waits = waits.max(left);
             if answer.is_some() {

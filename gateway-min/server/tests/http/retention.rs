@@ -50,6 +50,8 @@ fn only_the_operators_commands_name_a_deletion() {
                 // It forwards what others call.
             } else if path.ends_with("http/prune.rs") {
                 // The operation that a client calls by this name.
+            } else if path.ends_with("http/page/storage.rs") {
+                // What a person asks for on the page, after having seen what goes.
             } else if path.extension().is_some_and(|extension| extension == "rs") {
                 let text = std::fs::read_to_string(&path).unwrap();
                 let text = text.split("#[cfg(test)]").next().unwrap();

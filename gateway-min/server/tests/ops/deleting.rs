@@ -1,6 +1,6 @@
 //! Commands that delete: a plan changes nothing, and applying it does what it said.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -52,6 +52,15 @@ async fn planned_and_applied(mode: ChannelMode, what: &[&str]) {
     assert_eq!(texts(&applied["removed"]), planned);
     assert_eq!(applied["stats_before"], plan["stats_before"]);
     assert_eq!(applied["stats_after"], plan["stats_after"]);
+    // The image is in the order of the ids, so the last of a namespace is its head. With nothing kept there is none.
+    let mut heads: BTreeMap<String, String> = before
+        .checkpoints
+        .keys()
+        .map(|(namespace, id)| (namespace.as_str().to_owned(), id.to_string()))
+        .collect();
+    heads.retain(|_, id| !planned.contains(id));
+    assert_eq!(plan["protected_head_ids"], serde_json::json!(heads), "{what:?}");
+    assert_eq!(applied["protected_head_ids"], plan["protected_head_ids"]);
     let after = store.image(TALK).await;
     let left: BTreeSet<String> = after.checkpoints.keys().map(|(_, id)| id.to_string()).collect();
     let all: BTreeSet<String> = before.checkpoints.keys().map(|(_, id)| id.to_string()).collect();

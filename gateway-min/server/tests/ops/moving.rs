@@ -122,9 +122,12 @@ async fn every_thread_is_exported_to_a_directory_and_imported_from_it() {
     let (store, elsewhere) = (Store::new(MODES[0]).await, tempfile::tempdir().unwrap());
     let directory = store.file("exported");
     let said = store.run(&["export", "--all", "--out", &directory]).done();
-    assert!(said.contains("2 threads were exported"), "{said}");
+    assert!(said.contains("exported 2 threads"), "{said}");
     let again = store.run(&["export", "--all", "--out", &directory]).done();
-    assert!(again.contains("0 threads were exported") && again.contains("2 threads have a file"), "{again}");
+    assert!(
+        again.contains("exported 0 threads") && again.contains("the files of 2 threads that were there"),
+        "{again}"
+    );
 
     let config = elsewhere.path().join("config.yaml").display().to_string();
     let database = serde_json::json!({"backend": "sqlite", "sqlite_dir": elsewhere.path().join("data")});

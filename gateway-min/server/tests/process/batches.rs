@@ -61,7 +61,10 @@ async fn submit(gateway: &Gateway) -> String {
     let body = json!({"input": input, "context": {"subagent_enabled": true}});
     let (status, values) = gateway.post("/api/threads/t/runs/wait", body).await;
     assert_eq!(status, 200, "{values}");
-    gateway.get(BATCHES).await[0]["id"].as_str().unwrap().to_owned()
+    let batches = gateway.get(BATCHES).await;
+    let id = batches[0]["id"].as_str();
+    id.unwrap_or_else(|| panic!("the run ended with {}, and there is no batch: {batches}", values["status"]))
+        .to_owned()
 }
 
 /// Waits until `number` questions were asked, the lead's included.
@@ -146,16 +149,25 @@ async fn s62_a_batch_outlives_its_processes_and_crashes_of_the_database() {
 }
 
 #[tokio::test]
-async fn s62_on_sqlite_the_next_process_goes_on_with_a_batch() {
-    let dirs = [configured("full")];
-    let record = with_batches(&dirs, 12, 20);
-    let gateway = Gateway::start(dirs[0].path());
-    let id = submit(&gateway).await;
-    asked(&record, 7).await;
-    gateway.signal("-9");
-    drop(gateway);
-    let next = Gateway::start(dirs[0].path());
-    whole(&next, &id, &record, 12, 3).await;
+async fn s62_the_next_process_in_the_directory_goes_on_with_a_batch_at_once() {
+    let database = postgres().unwrap().database().await.unwrap();
+    for dir in [configured("full"), on_postgres(database.url(), "delta")] {
+        let dirs = [dir];
+        let record = with_batches(&dirs, 12, 20);
+        let file = dirs[0].path().join("config.yaml");
+        let text = std::fs::read_to_string(&file).unwrap();
+        // Nobody waits for an hour: the next process knows that the one before it is gone.
+        let text = text.replace("\"lease_seconds\":10", "\"lease_seconds\":3600");
+        assert!(text.contains("3600"), "{text}");
+        std::fs::write(&file, text).unwrap();
+        let gateway = Gateway::start(dirs[0].path());
+        let id = submit(&gateway).await;
+        asked(&record, 7).await;
+        gateway.signal("-9");
+        drop(gateway);
+        let next = Gateway::start(dirs[0].path());
+        whole(&next, &id, &record, 12, 3).await;
+    }
 }
 
 /// It wakes up when its leases are over and another process has done its work: nothing of what it does then counts.
@@ -211,6 +223,8 @@ async fn five_thousand_live_items_take_bounded_memory() {
         let mut config: Json = serde_json::from_str(&std::fs::read_to_string(&file).unwrap()).unwrap();
         config["subagent_batches"] = json!({"enabled": true, "max_live_items_per_batch": 5_000});
         config["subagent_runtime"] = json!({"max_running": 64});
+        // The submission is seconds of work for an unoptimized program, during which it may renew nothing.
+        config["run_ownership"] = json!({"lease_seconds": 120, "grace_seconds": 4});
         std::fs::write(file, config.to_string()).unwrap();
         let gateway = Gateway::start(dir.path());
         gateway.post("/api/threads", json!({"thread_id": "t"})).await;

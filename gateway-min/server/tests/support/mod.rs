@@ -261,8 +261,10 @@ impl Gateway {
     /// Runs a turn that asks `text` and waits for its last write; returns the run's id.
     pub(crate) async fn ask(&self, thread: &str, text: &str) -> String {
         let answer = self.post(&format!("/api/threads/{thread}/runs/wait"), question(text)).await;
-        let place = answer.headers["content-location"].to_str().unwrap().to_owned();
+        let place = answer.headers.get("content-location").cloned();
+        // A refusal says why.
         answer.ok();
+        let place = place.unwrap().to_str().unwrap().to_owned();
         place.rsplit_once('/').unwrap().1.to_owned()
     }
 

@@ -22,6 +22,7 @@ use std::fmt;
 use axum::http::StatusCode;
 use serde_json::{Map, Value, json};
 use threadkeep::id::{IdSource, ThreadId};
+use threadkeep_agent::AgentError;
 
 pub(super) use command::Command;
 pub(super) use input::{SERVER_OWNED, Selected, messages, selector};
@@ -106,7 +107,7 @@ impl RunBody {
             Some(Value::String(name)) => name.clone(),
             Some(other) => other.to_string(),
         };
-        Err(ApiError::bad_request(format!("Model '{name}' is not in the configured model allowlist")))
+        Err(ApiError::bad_request(AgentError::UnknownModel(name).to_string()))
     }
 
     /// The run to start on `thread`. Messages without an id get one from `ids`.

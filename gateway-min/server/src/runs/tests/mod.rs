@@ -30,7 +30,8 @@ use crate::app::{App, Parts};
 use crate::streams::bridge::Frame;
 use threadkeep_config::{ConfigHandle, Environment, LoadOptions};
 use threadkeep_records::{
-    CancelAction, CancelOutcome, EventQuery, MultitaskStrategy, NewThread, RunRow, RunStatus, ThreadStatus,
+    CancelAction, CancelOutcome, EventQuery, LEASE_EXPIRED_ERROR, MultitaskStrategy, NewThread, RunRow,
+    RunStatus, ThreadStatus,
 };
 
 pub(super) struct Gateway {
@@ -449,6 +450,26 @@ async fn a_waiting_run_is_interrupted_when_the_gateway_stops() {
     gateway.app.stop_runs().await;
     for run in [first, second] {
         assert_eq!(gateway.row(&run.run.run_id).await.status, RunStatus::Interrupted);
+    }
+}
+
+/// The process could not renew its leases in time. The clients of its runs did not ask for their end, so they are shown an
+/// error, also those of a run that still waited.
+#[tokio::test]
+async fn a_run_that_is_lost_ends_in_error_also_while_it_waits() {
+    let gateway = Gateway::start("full", &gated("lost")).await;
+    let first = gateway.create(ask("wait")).await.unwrap();
+    gate("lost").reached().await;
+    let options = RunOptions { multitask_strategy: MultitaskStrategy::Enqueue, ..options([]) };
+    let second = gateway.create(RunRequest { options, ..ask("wait") }).await.unwrap();
+    let lost = gateway.app.runs.local.lose_expired(tokio::time::Instant::now(), std::time::Duration::ZERO);
+    assert_eq!(lost.len(), 2, "{lost:?}");
+    for created in [second, first] {
+        let row = gateway.row(&created.run.run_id).await;
+        assert_eq!((row.status, row.error.as_deref()), (RunStatus::Error, Some(LEASE_EXPIRED_ERROR)));
+        let frames = frames(created.stream).await;
+        let [.., (error, _), (end, _)] = &frames[..] else { panic!("{frames:?}") };
+        assert_eq!((error.as_str(), end.as_str()), ("error", "end"), "{frames:?}");
     }
 }
 

@@ -3,6 +3,7 @@
 use chrono::{DateTime, Utc};
 use threadkeep::state::StateAccessor;
 
+use super::turn::NeverStarts;
 use super::{Outcome, Worker, restoring};
 use crate::telemetry::spans;
 use threadkeep_records::{
@@ -112,10 +113,7 @@ impl Worker<'_> {
         let row = row.filter(|row| row.status.is_active());
         let action = row.as_ref().and_then(|row| row.cancel_action);
         if row.is_some() && action.is_none() && self.guard.control.is_lost() {
-            self.reporter.frames.error("RunError", LEASE_EXPIRED_ERROR);
-            self.reporter.journal.error("RunError", LEASE_EXPIRED_ERROR);
-            let error = Some(LEASE_EXPIRED_ERROR.to_owned());
-            return Ok(Some(End { error, ..End::new(RunStatus::Error) }));
+            return Ok(Some(self.lost()));
         }
         let rolls_back = action == Some(CancelAction::Rollback);
         if !rolls_back || !self.restore(accessor).await {
@@ -136,6 +134,13 @@ impl Worker<'_> {
         if self.runs.is_stopping() {
             self.reporter.frames.error("RunError", STOPPED);
         }
+    }
+
+    /// The end of a run whose lease could not be renewed in time, and that is still its process's.
+    fn lost(&mut self) -> End {
+        self.reporter.frames.error("RunError", LEASE_EXPIRED_ERROR);
+        self.reporter.journal.error("RunError", LEASE_EXPIRED_ERROR);
+        End { error: Some(LEASE_EXPIRED_ERROR.to_owned()), ..End::new(RunStatus::Error) }
     }
 
     /// Restores the old turn if the edited turn that should replace it does not finish.
@@ -167,16 +172,17 @@ impl Worker<'_> {
         shown.inspect_err(|error| tracing::error!(run_id, %error, "not rolled back")).is_ok()
     }
 
-    /// A run that was cancelled before it started writes no checkpoint and shows only its end.
-    pub(super) async fn never_started(&mut self, action: CancelAction) -> Result<(), RecordsError> {
-        let end = match action {
-            CancelAction::Rollback => {
+    /// A run that never started writes no checkpoint and shows only its end.
+    pub(super) async fn never_started(&mut self, why: NeverStarts) -> Result<(), RecordsError> {
+        let end = match why {
+            NeverStarts::Cancelled(CancelAction::Rollback) => {
                 End { error: Some(ROLLED_BACK.to_owned()), ..End::new(RunStatus::Error) }
             }
-            CancelAction::Interrupt => {
+            NeverStarts::Cancelled(CancelAction::Interrupt) => {
                 self.show_stop();
                 End::new(RunStatus::Interrupted)
             }
+            NeverStarts::Lost => self.lost(),
         };
         self.reporter.journal.close().await;
         self.end_row(&end, None).await?;

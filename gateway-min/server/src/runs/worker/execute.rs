@@ -18,8 +18,30 @@ use crate::runs::request::RunInput;
 use crate::runs::resume::{self, Resumed};
 use crate::telemetry::spans;
 
+/// How often a run reads the head again because an operator's pass removed the one that it had read.
+const HEADS_MAX: usize = 5;
+
 impl Worker<'_> {
+    /// Works on the run, from the head that is left if a pass removes a note at the head before the run has written.
     pub(super) async fn execute(&mut self, accessor: &StateAccessor) -> Result<Ended, RunError> {
+        let mut again = 0;
+        loop {
+            let mut read = None;
+            match self.attempt(accessor, again > 0, &mut read).await {
+                Err(error) if again < HEADS_MAX && error.is_head_removed(read) => again += 1,
+                ended => return ended,
+            }
+        }
+    }
+
+    /// One attempt; `read` is set to the head that it read. What was shown and counted before is not shown and counted
+    /// `again`.
+    async fn attempt(
+        &mut self,
+        accessor: &StateAccessor,
+        again: bool,
+        read: &mut Option<CheckpointId>,
+    ) -> Result<Ended, RunError> {
         let (spec, thread) = (self.spec, &self.thread);
         let mut head = if let Some(head) = self.first_head.take() {
             head?
@@ -31,8 +53,11 @@ impl Worker<'_> {
         if spec.checkpoint.is_some() {
             accessor.check(thread, spec.checkpoint).await?;
         }
+        *read = head.id();
         self.head = Some(head.clone());
-        self.reporter.frames.metadata(&spec.run_id);
+        if !again {
+            self.reporter.frames.metadata(&spec.run_id);
+        }
         self.workspace = self.look_at_workspace().await;
         match accessor.capture(&mut head).await {
             Ok(point) => self.rollback = Some(point),
@@ -46,7 +71,9 @@ impl Worker<'_> {
         if spec.delegates().is_some() {
             let head = self.rollback.as_ref().and_then(RollbackPoint::snapshot);
             let uncounted = delegator.catch_up(accessor, &spec.thread_id, &spec.run_id, head).await?;
-            self.count(&uncounted);
+            if !again {
+                self.count(&uncounted);
+            }
         }
         let mut agent = delegator.agents.lead(&spec.agent()).await?;
         delegator.equip(&mut agent, accessor, spec.delegates(), None).await?;
@@ -61,7 +88,9 @@ impl Worker<'_> {
         if input.is_some() && ledger::has_unfinished(writer.state())? {
             // Nobody goes on with what the thread has turned away from.
             let uncounted = delegator.abandon(accessor, &spec.thread_id, &spec.run_id).await?;
-            self.count(&uncounted);
+            if !again {
+                self.count(&uncounted);
+            }
         }
         let (records, run_id) = (&self.runs.records, &spec.run_id);
         let progress =

@@ -192,8 +192,8 @@ impl Worker<'_> {
             lock = Some(self.runs.threads.lock(&self.spec.thread_id).await);
             self.first_head = Some(self.read_head().await);
         }
-        if let Some(action) = self.await_turn().await? {
-            return self.never_started(action).await;
+        if let Some(why) = self.await_turn().await? {
+            return self.never_started(why).await;
         }
         let lock = match lock {
             Some(lock) => lock,

@@ -9,9 +9,16 @@ use threadkeep_records::{CancelAction, RecordsError, RunStatus, StartOutcome, pe
 /// How often a waiting run checks whether it still waits.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
+/// Why a run that waited never starts.
+pub(super) enum NeverStarts {
+    Cancelled(CancelAction),
+    /// Its lease could not be renewed in time, so it may be another process's by now. Nobody asked for that.
+    Lost,
+}
+
 impl Worker<'_> {
-    /// Waits until the run holds the thread. Returns the action if it is cancelled first.
-    pub(super) async fn await_turn(&mut self) -> Result<Option<CancelAction>, RecordsError> {
+    /// Waits until the run holds the thread. Returns why, if it never does.
+    pub(super) async fn await_turn(&mut self) -> Result<Option<NeverStarts>, RecordsError> {
         let in_doubt = AtomicBool::new(false);
         loop {
             let promoted = self.guard.control.promoted.notified();
@@ -25,8 +32,10 @@ impl Worker<'_> {
                 StartOutcome::NotPending(RunStatus::Running) if in_doubt.load(Ordering::Relaxed) => {
                     return Ok(None);
                 }
-                StartOutcome::Cancelled(action) => return Ok(Some(action)),
-                StartOutcome::NotPending(_) => return Ok(Some(CancelAction::Interrupt)),
+                StartOutcome::Cancelled(action) => return Ok(Some(NeverStarts::Cancelled(action))),
+                StartOutcome::NotPending(_) => {
+                    return Ok(Some(NeverStarts::Cancelled(CancelAction::Interrupt)));
+                }
                 StartOutcome::Waiting => {
                     // Others write to the thread meanwhile.
                     self.first_head = None;
@@ -34,6 +43,9 @@ impl Worker<'_> {
                         () = promoted => {}
                         // A stopping gateway cancels its runs without recording that in their rows.
                         () = self.guard.control.cancel.cancelled() => {
+                            if self.guard.control.is_lost() {
+                                return Ok(Some(NeverStarts::Lost));
+                            }
                             self.runs.cancel(&self.spec.run_id, CancelAction::Interrupt).await?;
                         }
                         changed = self.row_changed() => changed?,

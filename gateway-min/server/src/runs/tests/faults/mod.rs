@@ -11,6 +11,7 @@ use axum::body::Body;
 use axum::http::Request;
 use serde_json::{Value as Json, json};
 use threadkeep::checkpoint::{INTERRUPT_CHANNEL, TaskWrites, Write};
+use threadkeep::deletion::{RetentionPolicy, plan_retention};
 use threadkeep::id::ThreadId;
 use threadkeep::saver::Saver;
 use threadkeep::state::{StateSnapshot, Update};
@@ -518,6 +519,29 @@ async fn a_run_that_was_lost_before_it_started_leaves_the_thread_to_who_took_it(
             ["first", "You said: first", "acknowledged"],
             "{on:?}"
         );
+        goes_on(&gateway).await;
+    }
+}
+
+/// An operator's retention pass removes the note at the head after a run has read it: the run goes on from what is left.
+#[tokio::test]
+async fn a_run_goes_on_from_the_head_that_a_retention_pass_leaves() {
+    for on in everywhere() {
+        let (gateway, faults) = faulty(on, "none").await;
+        let there = gateway.app.threads.accessor().clone();
+        faults.before_write(async move {
+            let (saver, thread) = (there.saver(), ThreadId::from("t"));
+            let image = saver.read_thread(&thread).await.unwrap();
+            let plan = plan_retention(&image, &RetentionPolicy::default(), there.table()).unwrap();
+            assert_eq!(plan.removed().count(), 1, "the note of the duration");
+            saver.rewrite_thread(&thread, &image.revision, plan.rewrite).await.unwrap();
+        });
+        let (frames, row) = gateway.run(ask("second")).await;
+        assert_eq!((row.status, row.error), (RunStatus::Success, None), "{on:?}");
+        let metadata = frames.iter().filter(|(name, _)| name == "metadata").count();
+        assert_eq!(metadata, 1, "{on:?}: {frames:?}");
+        let all = ["first", "You said: first", "second", "You said: second"];
+        assert_eq!(said(&gateway.head().await.unwrap()), all, "{on:?}");
         goes_on(&gateway).await;
     }
 }

@@ -1,0 +1,261 @@
+//! The `threadkeep` program: the gateway, the chat at a terminal, the operator's commands. A program with a saver of its own passes it
+//! here, and has all of them on its store.
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use axum::serve::Listener as _;
+use clap::{Parser, Subcommand};
+use threadkeep::mode::ModeRegister;
+use threadkeep_chat::console::{self, ChatArgs};
+use threadkeep_config::{Auth, ConfigHandle, KeyFile, LoadOptions};
+use threadkeep_ops::OpsCommand;
+use threadkeep_processes::run_guard_if_asked;
+use tokio::runtime::Runtime;
+use tokio::sync::Notify;
+use tracing::level_filters::LevelFilter;
+
+use crate::app::App;
+use crate::auth;
+use crate::directory::DirectoryLock;
+use crate::http;
+use crate::process;
+use crate::telemetry::{self, Traces};
+
+pub use threadkeep_config::Config;
+pub use threadkeep_storage::{OpenSaver, Stores};
+
+/// How long clients have to read what was sent to them before the gateway exits.
+const LAST_WORDS: Duration = Duration::from_secs(3);
+/// How long the stores may take to close: what was acknowledged is durable without it.
+const CLOSING: Duration = Duration::from_secs(10);
+/// How long work on the runtime's threads may take to end after everything else.
+const LEFTOVERS: Duration = Duration::from_secs(1);
+
+/// Stores the state of agent conversations as checkpoints, and serves the agents that run on them.
+///
+/// Works without a configuration file: with SQLite files in `.svc`, and a demo model that needs no API key.
+/// `config.example.yaml` shows every setting.
+#[derive(Debug, Parser)]
+#[command(
+    name = "threadkeep",
+    version,
+    after_help = "\
+Examples:
+  threadkeep serve                              serve on http://127.0.0.1:8001
+  threadkeep serve --config prod.yaml --port 80 with your own configuration
+  RUST_LOG=debug threadkeep serve               log more on stderr
+  threadkeep chat                               talk with the agent at this terminal
+  git diff | threadkeep chat --print            one turn, the answer on stdout
+  threadkeep keys create --user ann             a key for a gateway with auth.enabled: true
+  threadkeep config upgrade                     add the settings new in this version to config.yaml
+  threadkeep threads list                       the threads in the gateway's store
+  threadkeep prune plan --all --keep since:30d  what would be removed, and why
+
+The commands on threads work on the configured store (--config) or on a named one (--sqlite), whether a gateway runs
+or not. Each has its own --help, with examples.
+
+Exit codes:
+  0  success; what was checked is clean
+  1  an error; each thread was changed completely or not at all
+  2  an invalid command line
+  3  verify found violations
+  4  nothing was changed, because the change was not confirmed
+  130  Ctrl-C ended it early; what was done stays done"
+)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Serve the HTTP gateway until interrupted.
+    Serve {
+        /// The configuration file [default: SVC_CONFIG_PATH, then config.yaml in the project root].
+        #[arg(long, value_name = "FILE")]
+        config: Option<PathBuf>,
+        /// The address to listen on.
+        #[arg(long, env = "GATEWAY_HOST", default_value = "127.0.0.1")]
+        host: IpAddr,
+        /// The port to listen on; 0 picks a free port, which is logged.
+        #[arg(long, env = "GATEWAY_PORT", default_value_t = 8001)]
+        port: u16,
+        /// Listen beyond this machine and accept any host name without authentication.
+        #[arg(long, env = "GATEWAY_ALLOW_UNAUTHENTICATED")]
+        allow_unauthenticated: bool,
+    },
+    Chat(ChatArgs),
+    #[command(flatten)]
+    Ops(OpsCommand),
+}
+
+/// Runs the command of this process's arguments on these stores. It takes over the process: its signals, its log, its open files. Call
+/// it first in `main`: guards of other programs are the same binary.
+pub fn main(stores: Stores) -> ExitCode {
+    if let Some(code) = run_guard_if_asked() {
+        return code;
+    }
+    let cli = Cli::parse();
+    // Operator commands print their results, so log only warnings. The server's log is its output. The chat shows
+    // errors itself.
+    let level = match &cli.command {
+        Command::Serve { .. } => LevelFilter::INFO,
+        Command::Ops(_) => LevelFilter::WARN,
+        Command::Chat(_) => LevelFilter::OFF,
+    };
+    match run(cli, level, stores) {
+        Ok(code) => code,
+        Err(error) => {
+            // The error may have occurred before the log was set up.
+            tracing::subscriber::with_default(telemetry::log(level), || tracing::error!("{error:#}"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Raises the soft limit of open files to the hard limit: each client that follows a run needs one, and the usual soft
+/// limit of 1,024 only protects programs that use select(2).
+fn raise_open_files() {
+    #[cfg(unix)]
+    {
+        use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+        let limit = getrlimit(Resource::Nofile);
+        // If this fails, the gateway serves fewer clients at once.
+        let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
+    }
+}
+
+fn run(cli: Cli, level: LevelFilter, stores: Stores) -> anyhow::Result<ExitCode> {
+    process::keep_files_private();
+    if !matches!(cli.command, Command::Ops(_)) {
+        tracing::subscriber::with_default(telemetry::log(level), process::close_to_commands);
+    }
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    match cli.command {
+        Command::Serve { config, host, port, allow_unauthenticated } => {
+            let config = configured(config, level)?;
+            let traces = start_telemetry(&config, level, &runtime)?;
+            let address = SocketAddr::new(host, port);
+            let served = runtime.block_on(serve(config, stores, address, allow_unauthenticated));
+            if let Some(traces) = traces {
+                traces.stop();
+            }
+            // Dropping it would wait for work that blocks, however long that takes.
+            runtime.shutdown_timeout(LEFTOVERS);
+            served.map(|()| ExitCode::SUCCESS)
+        }
+        Command::Ops(command) => {
+            telemetry::install(level, None);
+            Ok(runtime.block_on(threadkeep_ops::run(&command, &stores)).into())
+        }
+        Command::Chat(args) => {
+            // The terminal UI owns the screen, so nothing else may write.
+            if !args.is_tui() {
+                telemetry::install(level, None);
+            }
+            Ok(runtime.block_on(console::run(args, stores)))
+        }
+    }
+}
+
+/// Loads the configuration. It decides where traces go, so its own messages are logged before tracing starts.
+fn configured(path: Option<PathBuf>, level: LevelFilter) -> anyhow::Result<ConfigHandle> {
+    let options = LoadOptions::from_process(path)?;
+    Ok(tracing::subscriber::with_default(telemetry::log(level), || ConfigHandle::open(&options))?)
+}
+
+/// Starts the log, and the traces if they are enabled.
+fn start_telemetry(
+    config: &ConfigHandle,
+    level: LevelFilter,
+    runtime: &Runtime,
+) -> anyhow::Result<Option<Traces>> {
+    let settings = &config.last_known().telemetry.traces;
+    let traces = Traces::start(settings, config.environment(), runtime.handle())?;
+    telemetry::install(level, traces.as_ref());
+    Ok(traces)
+}
+
+async fn serve(
+    config: ConfigHandle,
+    stores: Stores,
+    address: SocketAddr,
+    allow_unauthenticated: bool,
+) -> anyhow::Result<()> {
+    raise_open_files();
+    let current = config.current_async().await;
+    let (settings, has_page) = (current.auth.clone(), current.page.enabled);
+    let reach = auth::reach(address, &settings, allow_unauthenticated)?;
+    let mut directory = tokio::task::spawn_blocking(move || DirectoryLock::take(&current)).await??;
+    let app = App::start_on(stores, config, Arc::new(ModeRegister::new())).await?;
+    let listener = http::listen(address).await.with_context(|| {
+        format!("cannot listen on {address}; is another gateway running? choose another port with --port")
+    })?;
+    let address = listener.local_addr()?;
+    if let Some(directory) = &mut directory {
+        directory.serves_at(address);
+    }
+    if settings.enabled {
+        warn_without_keys(&settings).await?;
+    } else if !address.ip().is_loopback() {
+        tracing::warn!(%address, "listening beyond this machine without authentication: every client that reaches the port is an administrator");
+    }
+    let page = if has_page { format!("page at http://{address}/, ") } else { String::new() };
+    tracing::info!(
+        "serving on http://{address}, {page}API at http://{address}/api, OpenAPI document at http://{address}/openapi.json"
+    );
+    let router = http::router_for(Arc::clone(&app), reach);
+    let drained = Arc::new(Notify::new());
+    let stopping = {
+        let (app, drained) = (Arc::clone(&app), Arc::clone(&drained));
+        async move {
+            interrupted().await;
+            tracing::info!("stopping: interrupting runs and waiting for their last writes");
+            app.stop_runs().await;
+            drained.notify_one();
+        }
+    };
+    tokio::select! {
+        () = http::serve(listener, router, app.connections(), stopping) => {}
+        // Every stream has ended; a client that does not read its end must not delay the exit.
+        () = async { drained.notified().await; tokio::time::sleep(LAST_WORDS).await } => {}
+    }
+    if tokio::time::timeout(CLOSING, app.close()).await.is_err() {
+        tracing::warn!(seconds = CLOSING.as_secs(), "the stores did not close in time");
+    }
+    tracing::info!("stopped");
+    Ok(())
+}
+
+/// Warns that no client can log in yet. An unreadable key file stops the start.
+async fn warn_without_keys(settings: &Auth) -> anyhow::Result<()> {
+    let file = KeyFile::new(&settings.keys_file);
+    if tokio::task::spawn_blocking(move || file.list()).await??.is_empty() {
+        tracing::warn!(
+            "there is no API key yet, so every request is refused; create one with `threadkeep keys create`"
+        );
+    }
+    Ok(())
+}
+
+/// Waits for Ctrl-C or, on Unix, SIGTERM.
+async fn interrupted() {
+    #[cfg(unix)]
+    {
+        use tokio::signal::unix::{SignalKind, signal};
+        if let Ok(mut terminate) = signal(SignalKind::terminate()) {
+            tokio::select! {
+                _ = tokio::signal::ctrl_c() => {}
+                _ = terminate.recv() => {}
+            }
+            return;
+        }
+    }
+    // Without a handler, the default action of the signal ends the process.
+    let _ = tokio::signal::ctrl_c().await;
+}

@@ -24,31 +24,46 @@ async fn s75_an_agent_that_hangs_at_any_stage_is_ended_with_all_its_processes() 
         // A daemon in a session of its own, which survives the group of its parent.
         "prompted; (setsid sh -c \"trap '' TERM; sleep 1000\" &);",
     ] {
-        let mut scene = Scene::new();
-        let agent = scene.agent(&format!("{stage} touch \"$ROOT/reached\"; {STAY}"));
-        let before = Instant::now();
-        let output = scene.call(threadkeep_config::AcpAgent { timeout_seconds: 1, ..agent }).await;
-        let took = before.elapsed();
-        assert_eq!((output.content.as_str(), output.status), (TIMED_OUT, ToolStatus::Error), "{stage}");
-        scene.assert_nobody_is_left();
-        assert!(scene.has("reached"), "{stage}");
-        // Not a measure of speed: without the bounds it would be a thousand seconds.
-        assert!(took < Duration::from_secs(30), "{stage}: {took:?}");
+        let mut reached = false;
+        // All cores may be busy: an agent that did not reach its stage gets more time.
+        for timeout_seconds in [1, 4, 16, 64] {
+            let mut scene = Scene::new();
+            let agent = scene.agent(&format!("{stage} touch \"$ROOT/reached\"; {STAY}"));
+            let before = Instant::now();
+            let output = scene.call(threadkeep_config::AcpAgent { timeout_seconds, ..agent }).await;
+            let took = before.elapsed();
+            assert_eq!((output.content.as_str(), output.status), (TIMED_OUT, ToolStatus::Error), "{stage}");
+            scene.assert_nobody_is_left();
+            // Not a measure of speed: without the bounds it would be a thousand seconds.
+            assert!(took < Duration::from_mins(5), "{stage}: {took:?}");
+            reached = scene.has("reached");
+            if reached {
+                break;
+            }
+        }
+        assert!(reached, "{stage}");
     }
 }
 
 #[tokio::test]
 async fn an_agent_that_is_told_to_stop_may_do_so_and_gets_no_permission_then() {
-    let mut scene = Scene::new();
     let permission = r#"{"options":[{"optionId":"o","name":"o","kind":"allow_once"}]}"#;
     let script =
         format!("prompted; hear; ask p session/request_permission '{permission}'; hear; stop cancelled; cat");
-    let mut agent = scene.agent(&script);
-    agent.timeout_seconds = 1;
-    agent.auto_approve_permissions = true;
-    assert_eq!(scene.call(agent).await.content, TIMED_OUT);
-    scene.assert_nobody_is_left();
-    let heard = scene.heard();
+    let mut heard = Vec::new();
+    // All cores may be busy: an agent that did not come to its question gets more time.
+    for timeout_seconds in [1, 4, 16, 64] {
+        let mut scene = Scene::new();
+        let mut agent = scene.agent(&script);
+        agent.timeout_seconds = timeout_seconds;
+        agent.auto_approve_permissions = true;
+        assert_eq!(scene.call(agent).await.content, TIMED_OUT);
+        scene.assert_nobody_is_left();
+        heard = scene.heard();
+        if heard.len() > 4 {
+            break;
+        }
+    }
     assert_eq!(heard[3]["method"], "session/cancel");
     assert_eq!(heard[3]["params"]["sessionId"], "s");
     assert_eq!(heard[4]["result"]["outcome"]["outcome"], "cancelled");

@@ -6,7 +6,7 @@ use std::sync::{Arc, Weak};
 use threadkeep::cache::CachedSaver;
 use threadkeep::saver::Saver;
 use threadkeep_records::Records;
-use threadkeep_storage::{Checkpoints, memory_cache, open_records};
+use threadkeep_storage::{Checkpoints, Stores, memory_cache, open_records};
 use threadkeep_subagents::admission::Admission;
 use tokio::sync::{Mutex, OnceCell};
 
@@ -39,46 +39,46 @@ impl SharedStore {
 }
 
 /// The open stores of this process, by the settings that identify them.
-static STORES: Mutex<Option<Stores>> = Mutex::const_new(None);
+static OPEN: Mutex<Option<Open>> = Mutex::const_new(None);
 
 #[derive(Default)]
-struct Stores {
+struct Open {
     /// Kept until the process ends, because its contents exist nowhere else.
     memory: Option<Arc<SharedStore>>,
     /// Durable stores, each open while a client uses it.
     durable: HashMap<String, Weak<SharedStore>>,
 }
 
-/// The store that `config` names, opened by the first client that needs it, with that client's history cache.
+/// The store of `stores` under this configuration, opened by the first client that needs it, with that client's history cache.
 ///
 /// # Errors
 /// [`threadkeep_config::ConfigError::SyncRedisCache`], [`threadkeep_storage::OpenError`].
-pub(super) async fn process_wide(config: &Config) -> Result<Arc<SharedStore>, ClientError> {
+pub(super) async fn process_wide(stores: &Stores, config: &Config) -> Result<Arc<SharedStore>, ClientError> {
     config.database.checkpoint_cache.check_sync()?;
     // Locked while a store is opened, so that two clients do not open the same one.
-    let mut stores = STORES.lock().await;
-    let stores = stores.get_or_insert_default();
-    stores.durable.retain(|_, store| store.strong_count() > 0);
-    let identity = Checkpoints::identity(config);
+    let mut opened = OPEN.lock().await;
+    let opened = opened.get_or_insert_default();
+    opened.durable.retain(|_, store| store.strong_count() > 0);
+    let identity = stores.identity(config);
     let open = match &identity {
-        None => stores.memory.clone(),
-        Some(identity) => stores.durable.get(identity).and_then(Weak::upgrade),
+        None => opened.memory.clone(),
+        Some(identity) => opened.durable.get(identity).and_then(Weak::upgrade),
     };
     if let Some(store) = open {
         return Ok(store);
     }
-    let store = Arc::new(self::open(config).await?);
+    let store = Arc::new(self::open(stores, config).await?);
     match identity {
-        None => stores.memory = Some(Arc::clone(&store)),
+        None => opened.memory = Some(Arc::clone(&store)),
         Some(identity) => {
-            stores.durable.insert(identity, Arc::downgrade(&store));
+            opened.durable.insert(identity, Arc::downgrade(&store));
         }
     }
     Ok(store)
 }
 
-async fn open(config: &Config) -> Result<SharedStore, ClientError> {
-    let checkpoints = Checkpoints::open(config).await?;
+async fn open(stores: &Stores, config: &Config) -> Result<SharedStore, ClientError> {
+    let checkpoints = stores.checkpoints(config).await?;
     let saver = match memory_cache(config) {
         Some(cache) => Arc::new(CachedSaver::new(checkpoints.saver(), Arc::new(cache))),
         None => checkpoints.saver(),
@@ -89,7 +89,7 @@ async fn open(config: &Config) -> Result<SharedStore, ClientError> {
 
 /// Releases a store, and closes it if no other client uses it. A client that opens it meanwhile waits.
 pub(super) async fn close(store: Arc<SharedStore>) {
-    let _opening = STORES.lock().await;
+    let _opening = OPEN.lock().await;
     if let Some(last) = Arc::into_inner(store) {
         if let Some(records) = last.records.get() {
             records.close().await;

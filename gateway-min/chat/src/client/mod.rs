@@ -95,8 +95,8 @@ impl Client {
         guard.freeze(&current)?;
         let table = Schema::thread_state().compile(channel_mode(&current), current.snapshot_frequency())?;
         let (saver, store) = match options.checkpointer {
-            Checkpointer::ProcessWide => {
-                let store = checkpointer::process_wide(&current).await?;
+            Checkpointer::ProcessWide(stores) => {
+                let store = checkpointer::process_wide(&stores, &current).await?;
                 (Some(Arc::clone(store.saver())), Some(store))
             }
             Checkpointer::Own(saver) => (Some(saver), None),

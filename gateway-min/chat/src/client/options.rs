@@ -9,6 +9,7 @@ use threadkeep::saver::Saver;
 
 use super::ClientError;
 use threadkeep_config::{ConfigHandle, LoadOptions};
+use threadkeep_storage::Stores;
 
 /// Options of a [`Client`](super::Client). The defaults match a gateway in this directory.
 #[derive(Debug, Default)]
@@ -37,21 +38,27 @@ pub enum Configuration {
 }
 
 /// Where a client's threads are stored.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub enum Checkpointer {
-    /// In the configured store, which all clients of the process share. Its history cache is in memory.
-    #[default]
-    ProcessWide,
+    /// In the program's stores, which all clients of the process share. By default those that the configuration names. The
+    /// history cache is in memory.
+    ProcessWide(Stores),
     /// In this saver.
     Own(Arc<dyn Saver>),
     /// Nowhere: each turn starts empty.
     Stateless,
 }
 
+impl Default for Checkpointer {
+    fn default() -> Self {
+        Self::ProcessWide(Stores::default())
+    }
+}
+
 impl fmt::Debug for Checkpointer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::ProcessWide => f.write_str("ProcessWide"),
+            Self::ProcessWide(stores) => f.debug_tuple("ProcessWide").field(stores).finish(),
             Self::Own(saver) => f.debug_tuple("Own").field(&saver.capabilities().name).finish(),
             Self::Stateless => f.write_str("Stateless"),
         }

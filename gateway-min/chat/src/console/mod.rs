@@ -21,9 +21,10 @@ use std::process::ExitCode;
 
 use clap::Args;
 
-use crate::client::{Client, ClientError, ClientOptions, Configuration, TurnOptions};
+use crate::client::{Checkpointer, Client, ClientError, ClientOptions, Configuration, TurnOptions};
 use headless::Form;
 use threadkeep_config::{ConfigHandle, LoadOptions};
+use threadkeep_storage::Stores;
 
 /// The error for a headless call without a message.
 const NO_MESSAGE: &str = "No message provided.";
@@ -111,6 +112,9 @@ pub struct ChatArgs {
     /// The configuration file [default: SVC_CONFIG_PATH, then config.yaml of a trusted directory, then your own].
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
+    /// Set by [`run`].
+    #[arg(skip)]
+    stores: Stores,
 }
 
 /// How the conversation is displayed.
@@ -178,6 +182,7 @@ impl ChatArgs {
                 max_total_subagents: self.max_total_subagents,
                 ..TurnOptions::default()
             },
+            checkpointer: Checkpointer::ProcessWide(self.stores.clone()),
             ..ClientOptions::default()
         }
     }
@@ -197,8 +202,9 @@ impl ChatArgs {
     }
 }
 
-/// Runs the command.
-pub async fn run(args: ChatArgs) -> ExitCode {
+/// Runs the command on these stores.
+pub async fn run(mut args: ChatArgs, stores: Stores) -> ExitCode {
+    args.stores = stores;
     let message = match args.message() {
         Ok(message) => message,
         Err(problem) => return refuse(problem),

@@ -8,7 +8,7 @@ use std::time::Duration;
 use chrono::TimeDelta;
 use threadkeep::id::ThreadId;
 use threadkeep::state::StateAccessor;
-use threadkeep_records::{BatchRow, BatchesOf, RecordsError};
+use threadkeep_records::{BatchRow, BatchesOf, RecordsError, worker_name};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -50,12 +50,13 @@ impl BatchWorker {
     /// Starts the worker of a process that works on batches; `None` if it does not.
     pub fn start(delegator: &Arc<Delegator>, accessor: StateAccessor) -> Option<Self> {
         let batching = Arc::clone(delegator.batches.as_ref()?);
+        let owner = delegator.records.runs().owner();
         let worker = Arc::new(Worker {
             endings: Endings::new(delegator.records.batches().clone()),
             leases: Leases::new(Duration::from_secs(batching.settings.lease_seconds)),
             stop: delegator.stopping.child_token(),
             tasks: TaskTracker::new(),
-            name: format!("worker:{}", Uuid::new_v4().simple()),
+            name: worker_name(&owner.map_or_else(|| Uuid::new_v4().to_string(), str::to_owned)),
             budgets: Mutex::default(),
             delegator: Arc::clone(delegator),
             batching,

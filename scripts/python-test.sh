@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Builds the Python package, installs it into an empty environment and runs its tests there. ARGS go to pytest.
 # With --wheel it only builds the wheel, optimized and with the program, into target/wheels; with --library, without it.
+# With --langgraph it runs LangGraph's own tests instead of ours (scripts/langgraph-tests.sh).
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 target="${CARGO_TARGET_DIR:-$root/target}"
@@ -24,8 +25,9 @@ if [ "${1:-}" = --library ]; then
 fi
 if [ "${1:-}" = --wheel ]; then
     cargo build --release --locked -p threadkeep-gateway --bin threadkeep
-    install -D -s "$target/release/threadkeep" threadkeep/bin/threadkeep
     trap 'rm -rf threadkeep/bin' EXIT
+    install -D -s "$target/release/threadkeep" threadkeep/bin/threadkeep
+    rm -rf "$target/wheels"
     "$venvs/build/bin/maturin" build --release --locked --out "$target/wheels"
     exit
 fi
@@ -49,6 +51,9 @@ fi
 environment test
 "$venvs/test/bin/pip" install -q --retries 10 --disable-pip-version-check -r requirements.txt
 "$venvs/test/bin/pip" install -q --disable-pip-version-check --force-reinstall --no-deps "$wheels"/threadkeep-*.whl
+if [ "${1:-}" = --langgraph ]; then
+    exec "$root/scripts/langgraph-tests.sh" "$venvs/test/bin/python" "${@:2}"
+fi
 # From here, the package in this folder would hide the installed one.
 cd tests
 PYTHONDONTWRITEBYTECODE=1 exec "$venvs/test/bin/python" -m pytest -q -p no:cacheprovider -c "$root/python/pyproject.toml" --rootdir . "${@:-.}"

@@ -5,7 +5,9 @@ use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use pyo3::prelude::*;
-use threadkeep::value::{Element, ElementHash};
+use threadkeep::value::Element;
+
+use crate::shape::{Parts, Shapes};
 
 /// The bytes of a generation, with what surrounds them. There are two.
 const BYTES: usize = 32 << 20;
@@ -21,17 +23,52 @@ pub(crate) struct Known {
 #[derive(Default)]
 struct Generation {
     by_object: HashMap<u64, Arc<Entry>, BuildHasherDefault<Hashed>>,
-    by_bytes: HashMap<ElementHash, Arc<Entry>>,
+    by_bytes: HashMap<u64, Arc<Entry>, BuildHasherDefault<Hashed>>,
     bytes: usize,
 }
 
-struct Entry {
-    key: Box<[usize]>,
-    /// A private copy: it keeps the parts alive, so that their addresses mean them, and nobody changes it.
-    object: Py<PyAny>,
+/// A serialized object.
+pub(crate) struct Entry {
+    parts: Parts,
     element: Element,
-    /// Whether the copy is of an object that was deserialized, and not of one that somebody made.
-    read: bool,
+    /// What the element was deserialized to, and a copy: each belongs to who read it until nobody holds it any more. Two,
+    /// because a caller often holds the result of one run until it has that of the next. None if the element was never
+    /// deserialized.
+    loans: Option<Mutex<Loans>>,
+}
+
+impl Entry {
+    /// The object, for a reader alone. Objects that readers were given before are checked: one that nobody holds is given
+    /// again, one that was not changed is copied. `None` if there is none.
+    pub(crate) fn lend<'py>(&self, py: Python<'py>, shapes: &Shapes) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let Some(loans) = &self.loans else { return Ok(None) };
+        // Taken out: a reader that looks meanwhile finds none, and nothing is held under the lock.
+        let taken = std::mem::take(&mut *lock(loans)).map(|loan| loan.map(|loan| loan.into_bound(py)));
+        let mut copy = None;
+        for loan in taken.iter().flatten() {
+            if shapes.is_same_and_unheld(loan, &self.parts.key)? {
+                let lent = loan.clone();
+                let _others = replace(loans, taken.map(|loan| loan.map(Bound::unbind)));
+                return Ok(Some(lent));
+            }
+            if copy.is_none() && shapes.is_same(loan, &self.parts.key)? {
+                copy = Some(shapes.copy(loan)?);
+            }
+        }
+        let Some(copy) = copy else { return Ok(None) };
+        // A free place is filled first. Otherwise a reader that holds one result at a time would be given a third object.
+        let [older, newer] = taken.map(|loan| loan.map(Bound::unbind));
+        let _others = replace(loans, [newer.or(older), Some(copy.clone().unbind())]);
+        Ok(Some(copy))
+    }
+}
+
+type Loans = [Option<Py<PyAny>>; 2];
+
+/// Returns what another reader put there meanwhile. Dropping objects may run Python, which must not happen under the lock.
+#[must_use]
+fn replace(loans: &Mutex<Loans>, new: Loans) -> Loans {
+    std::mem::replace(&mut *lock(loans), new)
 }
 
 /// Mixes addresses. They come from the allocator, not from a stranger, and a collision only costs a miss.
@@ -61,55 +98,50 @@ impl Hasher for Hashed {
 }
 
 impl Known {
-    fn lock(&self) -> MutexGuard<'_, [Generation; 2]> {
-        self.generations.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// The element of an object.
     pub(crate) fn element(&self, key: &[usize]) -> Option<Element> {
         let hash = hash(key);
-        let mut generations = self.lock();
+        let mut generations = lock(&self.generations);
         let found = generations.iter().enumerate().find_map(|(age, generation)| {
-            let entry = generation.by_object.get(&hash).filter(|entry| *entry.key == *key)?;
-            Some((age, entry.clone()))
+            let entry = generation.by_object.get(&hash).filter(|entry| entry.parts.key == key)?;
+            Some((age, entry))
         });
         let (age, entry) = found?;
         let element = entry.element.clone();
-        let old = if age > 0 { add(&mut generations, hash, entry) } else { None };
+        let again = (age > 0).then(|| entry.clone());
+        let old = again.map(|entry| add(&mut generations, entry));
         drop(generations);
         drop(old);
         Some(element)
     }
 
-    /// The object of an element; to be copied.
-    pub(crate) fn object(&self, py: Python<'_>, element: &Element) -> Option<Py<PyAny>> {
-        let mut generations = self.lock();
-        let found = generations
-            .iter()
-            .enumerate()
-            .find_map(|(age, generation)| Some((age, generation.by_bytes.get(element.hash())?.clone())));
+    /// What is known of an element that was deserialized.
+    pub(crate) fn entry(&self, element: &Element) -> Option<Arc<Entry>> {
+        let of = short(element);
+        let mut generations = lock(&self.generations);
+        let found = generations.iter().enumerate().find_map(|(age, generation)| {
+            let entry = generation.by_bytes.get(&of)?;
+            (entry.element.hash() == element.hash()).then(|| (age, entry.clone()))
+        });
         let (age, entry) = found?;
-        let object = entry.object.clone_ref(py);
-        let hash = hash(&entry.key);
-        let old = if age > 0 { add(&mut generations, hash, entry) } else { None };
+        let old = (age > 0).then(|| add(&mut generations, entry.clone()));
         drop(generations);
         drop(old);
-        Some(object)
+        Some(entry)
     }
 
     /// An object was serialized.
-    pub(crate) fn serialized(&self, key: &[usize], copy: Py<PyAny>, element: Element) {
-        self.insert(Entry { key: key.into(), object: copy, element, read: false });
+    pub(crate) fn serialized(&self, parts: Parts, element: Element) {
+        self.insert(Entry { parts, element, loans: None });
     }
 
-    /// An element was deserialized.
-    pub(crate) fn deserialized(&self, key: &[usize], copy: Py<PyAny>, element: Element) {
-        self.insert(Entry { key: key.into(), object: copy, element, read: true });
+    /// An element was deserialized to this object.
+    pub(crate) fn deserialized(&self, parts: Parts, element: Element, object: Py<PyAny>) {
+        self.insert(Entry { parts, element, loans: Some(Mutex::new([Some(object), None])) });
     }
 
     fn insert(&self, entry: Entry) {
-        let hash = hash(&entry.key);
-        let old = add(&mut self.lock(), hash, Arc::new(entry));
+        let old = add(&mut lock(&self.generations), Arc::new(entry));
         // Dropping objects may run Python, which must not happen under the lock.
         drop(old);
     }
@@ -117,18 +149,27 @@ impl Known {
 
 /// Adds an entry to the young generation. Returns what is forgotten for it.
 #[must_use]
-fn add(generations: &mut [Generation; 2], hash: u64, entry: Arc<Entry>) -> Option<Generation> {
-    let old = if generations[0].bytes > BYTES {
+fn add(generations: &mut [Generation; 2], entry: Arc<Entry>) -> Forgotten {
+    let old = (generations[0].bytes > BYTES).then(|| {
         generations.swap(0, 1);
-        Some(std::mem::take(&mut generations[0]))
-    } else {
-        None
-    };
+        std::mem::take(&mut generations[0])
+    });
     let young = &mut generations[0];
-    young.bytes += entry.element.bytes().len() + 16 * std::mem::size_of::<usize>() * entry.key.len();
-    if entry.read {
-        young.by_bytes.insert(*entry.element.hash(), entry.clone());
-    }
-    young.by_object.insert(hash, entry);
-    old
+    // An object takes about as much as its key has parts; there may be two.
+    young.bytes += entry.element.bytes().len() + 16 * std::mem::size_of::<usize>() * entry.parts.key.len();
+    let replaced = match &entry.loans {
+        Some(_) => young.by_bytes.insert(short(&entry.element), entry.clone()),
+        None => None,
+    };
+    (old, replaced, young.by_object.insert(hash(&entry.parts.key), entry))
+}
+
+type Forgotten = (Option<Generation>, Option<Arc<Entry>>, Option<Arc<Entry>>);
+
+fn short(element: &Element) -> u64 {
+    element.hash().first_chunk().map_or(0, |first| u64::from_le_bytes(*first))
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,13 +1,14 @@
 //! What a call returns before it is decoded: decoding calls Python, which must not happen while a store is waited for.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyTuple};
 use serde_json::Value as Json;
-use threadkeep::value::{ChannelValue, ElementHash};
+use threadkeep::channel::MESSAGES_CHANNEL;
+use threadkeep::value::{ChannelValue, Element, ElementHash};
 use threadkeep_langgraph::{ChannelReplay, Label, Pending, Tuple};
 
 use crate::codec::Codec;
@@ -65,6 +66,9 @@ impl RawTuple {
         let values = PyDict::new(py);
         for (channel, value) in &tuple.values {
             let mut decoded = decoder.decode(py, value)?;
+            if tuple.foreign && channel == MESSAGES_CHANNEL {
+                decoded = decoder.messages(&decoded)?;
+            }
             if tuple.snapshots.contains(channel) {
                 decoded = decoder.snapshot(decoded)?;
             }
@@ -137,20 +141,27 @@ impl Decoder {
         let (Some(shared), Some(stored)) = (&self.shared, value.as_list()) else {
             return codec.decode(py, value);
         };
-        let items = PyList::empty(py);
-        for element in stored.iter() {
-            // The lock is not held while Python runs.
-            let found = lock(shared).get(element.hash()).map(|found| found.clone_ref(py));
-            let item = if let Some(found) = found {
-                found
-            } else {
-                let item = codec.element(py, element)?.unbind();
-                lock(shared).insert(*element.hash(), item.clone_ref(py));
-                item
-            };
-            items.append(item)?;
+        // The lock is not held while Python runs.
+        let missing: Vec<&Element> = {
+            let shared = lock(shared);
+            let mut seen = HashSet::new();
+            let missing = stored.iter().filter(|element| !shared.contains_key(element.hash()));
+            missing.filter(|element| seen.insert(*element.hash())).collect()
+        };
+        let made = codec.elements(py, &missing)?;
+        let mut shared = lock(shared);
+        for (element, item) in missing.into_iter().zip(made) {
+            shared.insert(*element.hash(), item.unbind());
         }
+        let found = stored.iter().filter_map(|element| shared.get(element.hash()));
+        let items: Vec<_> = found.map(|item| item.clone_ref(py)).collect();
+        drop(shared);
+        let items = PyList::new(py, items)?;
         Ok(items.into_any())
+    }
+
+    fn messages<'py>(&self, list: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        self.codec.get().messages(list)
     }
 
     fn snapshot<'py>(&self, value: Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {

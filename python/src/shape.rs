@@ -32,8 +32,12 @@ pub(crate) struct Shapes {
     new_object: Py<PyAny>,
     /// Whether a type, by its address, is that of models of pydantic. A known type is kept alive.
     types: Mutex<HashMap<usize, (Py<PyType>, bool)>>,
-    /// The address of the type of models that was seen last, 0 at first.
-    last: AtomicUsize,
+    /// Whether the interpreter has no lock.
+    free_threaded: bool,
+    /// The addresses of types of models that were seen lately, 0 at first.
+    recent: [AtomicUsize; 4],
+    /// Where the next one goes.
+    next: AtomicUsize,
 }
 
 impl Shapes {
@@ -43,7 +47,9 @@ impl Shapes {
             set_attribute: object.getattr("__setattr__")?.unbind(),
             new_object: object.getattr("__new__")?.unbind(),
             types: Mutex::default(),
-            last: AtomicUsize::new(0),
+            free_threaded: py.import("sys")?.getattr("abiflags")?.extract::<String>()?.contains('t'),
+            recent: Default::default(),
+            next: AtomicUsize::new(0),
         })
     }
 
@@ -55,12 +61,13 @@ impl Shapes {
     fn is_model(&self, value: &Bound<'_, PyAny>) -> bool {
         let address = value.get_type_ptr() as usize;
         // Elements of a list are of few types.
-        if self.last.load(Ordering::Relaxed) == address {
+        if self.recent.iter().any(|known| known.load(Ordering::Relaxed) == address) {
             return true;
         }
         if let Some((_, is)) = self.types.lock().unwrap_or_else(PoisonError::into_inner).get(&address) {
             if *is {
-                self.last.store(address, Ordering::Relaxed);
+                let place = self.next.fetch_add(1, Ordering::Relaxed) % self.recent.len();
+                self.recent[place].store(address, Ordering::Relaxed);
             }
             return *is;
         }
@@ -80,63 +87,100 @@ impl Shapes {
         self.walk(value, key, DEPTH)
     }
 
-    fn walk(&self, value: &Bound<'_, PyAny>, key: &mut Vec<usize>, depth: usize) -> PyResult<bool> {
+    /// The key of an object, and what has to stay alive so that it means this object; `None` if it has no key.
+    pub(crate) fn parts(&self, value: &Bound<'_, PyAny>) -> PyResult<Option<Parts>> {
+        let mut parts = Parts::default();
+        Ok(self.walk(value, &mut parts, DEPTH)?.then_some(parts))
+    }
+
+    /// Whether an object still has this key.
+    pub(crate) fn is_same(&self, value: &Bound<'_, PyAny>, key: &[usize]) -> PyResult<bool> {
+        let mut same = Same { key, unheld: false };
+        Ok(self.walk(value, &mut same, DEPTH)? && same.key.is_empty())
+    }
+
+    /// Whether an object still has this key, and nobody holds it or a part of it that can change, apart from `value`: then
+    /// nobody would notice if it were used for something else.
+    pub(crate) fn is_same_and_unheld(&self, value: &Bound<'_, PyAny>, key: &[usize]) -> PyResult<bool> {
+        // Without the lock of the interpreter, others may be taking references right now.
+        if self.free_threaded || references(value) > 1 {
+            return Ok(false);
+        }
+        let mut same = Same { key, unheld: true };
+        Ok(self.walk(value, &mut same, DEPTH)? && same.key.is_empty())
+    }
+
+    fn walk(&self, value: &Bound<'_, PyAny>, visit: &mut impl Visit, depth: usize) -> PyResult<bool> {
         if is_leaf(value) {
-            key.push(value.as_ptr() as usize);
-            return Ok(key.len() <= PARTS);
+            return Ok(visit.leaf(value));
         }
         if depth == 0 {
             return Ok(false);
         }
         if let Ok(dict) = value.cast_exact::<PyDict>() {
-            return self.walk_dict(dict, key, depth);
+            return self.walk_dict(dict, visit, depth);
         }
         if let Ok(list) = value.cast_exact::<PyList>() {
-            key.extend([LIST, list.len()]);
+            if !visit.holder(value) || !visit.word(LIST) || !visit.word(list.len()) {
+                return Ok(false);
+            }
             for item in list {
-                if !self.walk(&item, key, depth - 1)? {
+                if !self.walk(&item, visit, depth - 1)? {
                     return Ok(false);
                 }
             }
             return Ok(true);
         }
         if let Ok(tuple) = value.cast_exact::<PyTuple>() {
-            key.extend([TUPLE, tuple.len()]);
+            if !visit.word(TUPLE) || !visit.word(tuple.len()) {
+                return Ok(false);
+            }
             for item in tuple {
-                if !self.walk(&item, key, depth - 1)? {
+                if !self.walk(&item, visit, depth - 1)? {
                     return Ok(false);
                 }
             }
             return Ok(true);
         }
+        self.walk_model(value, visit, depth)
+    }
+
+    fn walk_model(&self, value: &Bound<'_, PyAny>, visit: &mut impl Visit, depth: usize) -> PyResult<bool> {
         if !self.is_model(value) {
             return Ok(false);
         }
         let py = value.py();
-        key.extend([MODEL, value.get_type_ptr() as usize]);
+        if !visit.model(value)? || !visit.word(MODEL) || !visit.word(value.get_type_ptr() as usize) {
+            return Ok(false);
+        }
         let fields = value.getattr(intern!(py, "__dict__"))?;
         let Ok(fields) = fields.cast_exact::<PyDict>() else { return Ok(false) };
-        if !self.walk_dict(fields, key, depth)? {
+        if !self.walk_dict(fields, visit, depth)? {
             return Ok(false);
         }
         let extra = value.getattr(intern!(py, "__pydantic_extra__"))?;
         if extra.is_none() {
-            key.push(NO_EXTRA);
-        } else if !self.walk(&extra, key, depth - 1)? {
+            if !visit.word(NO_EXTRA) {
+                return Ok(false);
+            }
+        } else if !self.walk(&extra, visit, depth - 1)? {
+            return Ok(false);
+        }
+        let set = value.getattr(intern!(py, "__pydantic_fields_set__"))?;
+        let Ok(names) = set.cast_exact::<PySet>() else { return Ok(false) };
+        if !visit.holder(&set) || !visit.word(names.len()) {
             return Ok(false);
         }
         // Nothing is known of private attributes.
         Ok(value.getattr(intern!(py, "__pydantic_private__"))?.is_none())
     }
 
-    fn walk_dict(&self, dict: &Bound<'_, PyDict>, key: &mut Vec<usize>, depth: usize) -> PyResult<bool> {
-        key.extend([DICT, dict.len()]);
+    fn walk_dict(&self, dict: &Bound<'_, PyDict>, visit: &mut impl Visit, depth: usize) -> PyResult<bool> {
+        if !visit.holder(dict) || !visit.word(DICT) || !visit.word(dict.len()) {
+            return Ok(false);
+        }
         for (name, value) in dict {
-            if !is_leaf(&name) {
-                return Ok(false);
-            }
-            key.push(name.as_ptr() as usize);
-            if !self.walk(&value, key, depth - 1)? {
+            if !is_leaf(&name) || !visit.leaf(&name) || !self.walk(&value, visit, depth - 1)? {
                 return Ok(false);
             }
         }
@@ -189,6 +233,84 @@ impl Shapes {
         }
         Ok(copy)
     }
+}
+
+/// Sees what an object is made of. Each method returns whether to go on.
+trait Visit {
+    /// What kind of thing holds the next parts, how many there are, of which type.
+    fn word(&mut self, word: usize) -> bool;
+    /// A part that never changes.
+    fn leaf(&mut self, leaf: &Bound<'_, PyAny>) -> bool {
+        self.word(leaf.as_ptr() as usize)
+    }
+    /// Something that holds parts and can change. Its only references should be that of what holds it and this one.
+    fn holder(&self, _: &Bound<'_, PyAny>) -> bool {
+        true
+    }
+    /// A model.
+    fn model(&self, _: &Bound<'_, PyAny>) -> PyResult<bool> {
+        Ok(true)
+    }
+}
+
+impl Visit for Vec<usize> {
+    fn word(&mut self, word: usize) -> bool {
+        self.push(word);
+        self.len() <= PARTS
+    }
+}
+
+/// A key, and what it is of.
+#[derive(Default)]
+pub(crate) struct Parts {
+    pub(crate) key: Vec<usize>,
+    pub(crate) leaves: Vec<Py<PyAny>>,
+}
+
+impl Visit for Parts {
+    fn word(&mut self, word: usize) -> bool {
+        self.key.word(word)
+    }
+
+    fn leaf(&mut self, leaf: &Bound<'_, PyAny>) -> bool {
+        self.leaves.push(leaf.clone().unbind());
+        self.key.leaf(leaf)
+    }
+}
+
+/// Compares with the rest of a key.
+struct Same<'k> {
+    key: &'k [usize],
+    /// Whether nobody else may hold what can change.
+    unheld: bool,
+}
+
+impl Visit for Same<'_> {
+    fn word(&mut self, word: usize) -> bool {
+        let Some((first, rest)) = self.key.split_first() else { return false };
+        self.key = rest;
+        *first == word
+    }
+
+    fn holder(&self, holder: &Bound<'_, PyAny>) -> bool {
+        !self.unheld || references(holder) <= 2
+    }
+
+    fn model(&self, model: &Bound<'_, PyAny>) -> PyResult<bool> {
+        if !self.unheld {
+            return Ok(true);
+        }
+        let py = model.py();
+        // A weak reference would find the object again.
+        let weak = model.getattr_opt(intern!(py, "__weakref__"))?;
+        Ok(references(model) <= 2 && weak.is_none_or(|weak| weak.is_none()))
+    }
+}
+
+/// The references to an object.
+#[expect(deprecated, reason = "what replaces it is unsafe code")]
+fn references(value: &Bound<'_, PyAny>) -> isize {
+    value.get_refcnt()
 }
 
 /// Whether an object never changes.

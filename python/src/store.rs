@@ -277,15 +277,17 @@ impl Store {
         thread: &str,
         namespace: &str,
         id: &str,
-        writes: Vec<(String, Bound<'_, PyAny>)>,
+        writes: Vec<Bound<'_, PyAny>>,
         task: String,
         path: String,
         codec: &Codec,
     ) -> PyResult<Call> {
         let place = place(thread, namespace);
         let mut encoded = Vec::with_capacity(writes.len());
-        for (channel, value) in writes {
-            encoded.push((channel, codec.encode(&value)?));
+        for write in writes {
+            // A pair is a list where LangGraph's cache of nodes read it.
+            let [channel, value]: [Bound<'_, PyAny>; 2] = write.extract()?;
+            encoded.push((channel.extract()?, codec.encode(&value)?));
         }
         let id = place.id(id).map_err(exception)?;
         let put = PutWrites { place, id, task, path, writes: encoded };

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import os
+from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -46,6 +48,48 @@ def test_a_longer_list_of_a_task_adds_what_it_has_more(open_saver: Opener) -> No
         saver.put_writes(root, [("a", 1)], NULL_TASK)
         expected = [(RESUME, "yes"), ("a", 1), ("b", 2), ("a", 3)]
         assert writes(saver, root) == [(NULL_TASK, channel, value) for channel, value in expected]
+
+
+def test_a_task_that_runs_again_for_another_child_may_write_more(open_saver: Opener) -> None:
+    with open_saver() as saver:
+        runs_again(lambda: saver)
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+def test_a_task_may_write_more_in_another_process(open_saver: Opener) -> None:
+    with ExitStack() as stack:
+        # Each knows only what it reads from the store.
+        runs_again(lambda: stack.enter_context(open_saver()))
+
+
+def runs_again(opened: Callable[[], Any]) -> None:
+    root = put(opened(), at(), made({"d": _DeltaSnapshot(["seed"])}))
+    children, expected = [], []
+    # Each child makes what it applied final.
+    for length in (1, 3, 4, 8):
+        # The second of them goes to a row that is not final.
+        for more in (length, length + 1):
+            saver = opened()
+            saver.put_writes(root, [("d", [f"a {n}"]) for n in range(more)], "a", "p")
+            saver.put_writes(root, [("d", ["b"])], "b", "p")
+            # A shorter list has nothing new.
+            saver.put_writes(root, [("d", ["other"])], "a", "p")
+            assert writes(saver, root) == [*(("a", "d", [f"a {n}"]) for n in range(more)), ("b", "d", ["b"])]
+        expected.append([value for *_, value in writes(opened(), root)])
+        children.append(put(opened(), root, made({}, {"d": 2}), COUNTED))
+        for child, history in zip(children, expected, strict=True):
+            assert replayed(opened(), child) == (_DeltaSnapshot(["seed"]), history)
+
+
+def test_a_write_may_be_any_pair(open_saver: Opener) -> None:
+    with open_saver() as saver:
+        root = put(saver, at(), made({"a": 1}))
+        # As LangGraph's cache of nodes gives them.
+        saver.put_writes(root, [["a", 1], ("b", [2])], "t")
+        assert writes(saver, root) == [("t", "a", 1), ("t", "b", [2])]
+        for wrong in (["a"], ("a", 1, 2), [1, 2]):
+            with pytest.raises((TypeError, ValueError)):
+                saver.put_writes(root, [wrong], "t")
 
 
 def test_a_special_row_is_replaced_alone_and_stays_among_others(open_saver: Opener) -> None:

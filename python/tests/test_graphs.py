@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 from langgraph.checkpoint.memory import InMemorySaver
 
 from conftest import Opener
 from graphs import aplay, play
+from scenarios import SCENARIOS
 
 
 @pytest.mark.parametrize("durability", ["sync", "async", "exit"])
@@ -33,3 +37,10 @@ def test_a_thread_goes_on_after_the_store_was_opened_again(open_saver: Opener) -
         assert list(saver.list({"configurable": {"thread_id": "t"}})) == before
         play(saver, "sync", turns=4)
         assert len(list(saver.list({"configurable": {"thread_id": "t"}}))) > len(before)
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
+def test_what_langgraph_promises(open_saver: Opener, scenario: Callable[[Any], Any]) -> None:
+    expected = scenario(InMemorySaver())
+    with open_saver() as saver:
+        assert scenario(saver) == expected

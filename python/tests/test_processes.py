@@ -11,7 +11,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +28,11 @@ WRITER = """
 import sys
 sys.path.insert(0, sys.argv[2])
 from kit import at, made, put
-from threadkeep.langgraph import SqliteSaver
-with SqliteSaver.from_conn_string(sys.argv[1]) as saver:
+from threadkeep.langgraph import PostgresSaver, SqliteSaver
+opened = SqliteSaver.from_conn_string(sys.argv[1])
+if len(sys.argv) > 3:
+    opened = PostgresSaver.from_conn_string(sys.argv[1], schema=sys.argv[3])
+with opened as saver:
     found = saver.get_tuple(at())
     items = found.checkpoint["channel_values"]["items"] if found else []
     config = found.config if found else at()
@@ -42,12 +44,15 @@ with SqliteSaver.from_conn_string(sys.argv[1]) as saver:
 """
 
 
-def test_a_killed_process_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
-    path = str(tmp_path / "checkpoints.db")
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+def test_a_killed_process_loses_nothing_that_was_acknowledged(place: dict[str, str], open_saver: Opener) -> None:
+    with open_saver():
+        pass  # The tables are there.
+    address, *schema = place.values()
     acknowledged: set[int] = set()
     chance = random.Random(1)
     for _ in range(6):
-        command = [sys.executable, "-c", WRITER, path, str(Path(__file__).parent)]
+        command = [sys.executable, "-c", WRITER, address, str(Path(__file__).parent), *schema]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
             assert writer.stdout
             for _ in range(chance.randrange(1, 30)):
@@ -57,7 +62,7 @@ def test_a_killed_process_loses_nothing_that_was_acknowledged(tmp_path: Path) ->
             for line in writer.stdout:
                 if line.endswith("\n"):
                     acknowledged.add(int(line))
-        with SqliteSaver.from_conn_string(path) as saver:
+        with open_saver() as saver:
             stored = list(saver.list(at()))
             items = stored[0].checkpoint["channel_values"]["items"]
             assert items == [f"item {n}" for n in range(len(items))]
@@ -96,17 +101,26 @@ def test_a_forked_process_goes_on_with_its_parents_saver(open_saver: Opener) -> 
             assert read(saver, at(f"child {number}")).checkpoint["channel_values"] == {"a": number}
 
 
-def test_an_interrupt_comes_after_the_call_is_complete(tmp_path: Path) -> None:
-    with SqliteSaver.from_conn_string(str(tmp_path / "checkpoints.db")) as saver:
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+def test_an_interrupt_comes_after_the_call_is_complete(open_saver: Opener) -> None:
+    with open_saver() as saver:
         config, stored, interrupts = at(), [], 0
+        # An interrupt is raised once each time, and only within the call: elsewhere it would end the test.
+        armed = False
+
+        def raise_once(*_: object) -> None:
+            nonlocal armed
+            if armed:
+                armed = False
+                raise KeyboardInterrupt
+
         stop = threading.Event()
 
         def interrupt() -> None:
             while not stop.wait(0.003):
                 os.kill(os.getpid(), signal.SIGINT)
 
-        raised: list[int] = []
-        old = signal.signal(signal.SIGINT, lambda *_: _raise(raised))
+        old = signal.signal(signal.SIGINT, raise_once)
         thread = threading.Thread(target=interrupt)
         thread.start()
         try:
@@ -114,38 +128,21 @@ def test_an_interrupt_comes_after_the_call_is_complete(tmp_path: Path) -> None:
             while interrupts < 20 and time.monotonic() < deadline:
                 checkpoint = made({"a": len(stored)})
                 try:
-                    config = put(saver, config, checkpoint)
+                    armed = True
+                    stored_as = put(saver, config, checkpoint)
+                    armed = False
                 except KeyboardInterrupt:
                     interrupts += 1
                     # Whether it was stored is not known, and putting it again is safe.
-                    config = _shielded(lambda: put(saver, config, checkpoint))
+                    stored_as = put(saver, config, checkpoint)
+                config = stored_as
                 stored.append(config)
         finally:
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
             stop.set()
             thread.join(PATIENCE)
             signal.signal(signal.SIGINT, old)
         assert interrupts == 20
         assert [found.config for found in saver.list(at())] == stored[::-1]
-
-
-def _raise(raised: list[int]) -> None:
-    raised.append(1)
-    raise KeyboardInterrupt
-
-
-def _shielded(call: Callable[[], Any]) -> Any:
-    """Makes a call while interrupts are ignored."""
-    while True:
-        try:
-            old = signal.signal(signal.SIGINT, signal.SIG_IGN)
-            break
-        except KeyboardInterrupt:
-            continue
-    try:
-        return call()
-    finally:
-        signal.signal(signal.SIGINT, old)
 
 
 def test_event_loops_come_and_go(open_saver: Opener) -> None:

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from langchain_core.messages import AIMessage, HumanMessage
+from langgraph.graph import START, MessagesState, StateGraph
 
 from graphs import conversation, play, shown
 from kit import at, made, put, read
@@ -49,6 +50,35 @@ def test_it_shows_messages_and_times(tmp_path: Path) -> None:
     assert '"content": "hello"' in text and '"type": "ai"' in text, text
     listed = threadkeep("checkpoints", "list", "--thread", "1", "--sqlite", path)
     assert checkpoint["ts"][:13].replace("T", " ") in listed, listed
+
+
+def test_it_shows_the_state_of_a_graph_with_consumed_channels_and_values_that_are_no_json(tmp_path: Path) -> None:
+    path = str(tmp_path / "checkpoints.db")
+    with SqliteSaver.from_conn_string(path) as saver:
+
+        class State(MessagesState):
+            raw: bytes
+            names: set[str]
+
+        def answer(state: State) -> dict[str, object]:
+            return {"messages": [("ai", "hello")], "raw": b"\x00\x01", "names": {"a"}}
+
+        graph = StateGraph(State).add_node("answer", answer).add_edge(START, "answer").compile(checkpointer=saver)
+        config = {"configurable": {"thread_id": "1"}}
+        for said in ["one", "two"]:
+            graph.invoke({"messages": [("user", said)]}, config)
+        checkpoints = [found.config["configurable"]["checkpoint_id"] for found in saver.list(config)]
+    for checkpoint in checkpoints:
+        arguments = ["--thread", "1", "--sqlite", path, "--json", "--checkpoint", checkpoint]
+        values = json.loads(threadkeep("state", "get", *arguments).splitlines()[0])["values"]
+        # As stored, with the tag of its serializer.
+        assert values.get("raw", {"not_json": {"bytes": 14}}) == {"not_json": {"bytes": 14}}, values
+    newest = json.loads(threadkeep("state", "get", "--thread", "1", "--sqlite", path, "--json").splitlines()[0])["values"]
+    assert [message["content"] for message in newest["messages"]] == ["one", "hello", "two", "hello"]
+    assert "__start__" not in newest, "it was consumed"
+    assert set(newest) >= {"messages", "raw", "names"}, newest
+    threadkeep("checkpoints", "diff", *checkpoints[:2], "--thread", "1", "--sqlite", path)
+    threadkeep("checkpoints", "show", checkpoints[0], "--thread", "1", "--sqlite", path)
 
 
 def test_a_thread_is_exported_and_imported_whole(tmp_path: Path) -> None:

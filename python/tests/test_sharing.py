@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,11 +24,14 @@ class Counting:
     def __init__(self) -> None:
         self.serde = JsonPlusSerializer()
         self.dumped = self.loaded = 0
+        self.sizes: list[int] = []
         dumps, loads = self.serde.dumps_typed, self.serde.loads_typed
 
         def dumps_typed(value: Any) -> tuple[str, bytes]:
             self.dumped += 1
-            return dumps(value)
+            dumped = dumps(value)
+            self.sizes.append(len(dumped[1]))
+            return dumped
 
         def loads_typed(data: tuple[str, bytes]) -> Any:
             self.loaded += 1
@@ -57,18 +61,18 @@ def test_a_message_is_serialized_once(open_saver: Opener) -> None:
         saver.serde = counting.serde
         messages = conversation(50)
         config = put(saver, at(), made({"messages": messages}))
-        assert counting.dumped == 50
+        assert counting.dumped == 1
         config = put(saver, config, made({"messages": [*messages, HumanMessage("new", id="n")]}, {"messages": 2}))
-        assert counting.dumped == 51
+        assert counting.dumped == 2
         found = read(saver, config).checkpoint["channel_values"]["messages"]
-        assert counting.loaded == 51
+        assert counting.loaded == 1
         again = read(saver, config).checkpoint["channel_values"]["messages"]
-        assert counting.loaded == 51
+        assert counting.loaded == 1
         assert found == again == [*messages, HumanMessage("new", id="n")]
         put(saver, config, made({"messages": [*again[:-1], HumanMessage("last", id="l")]}, {"messages": 3}))
-        assert counting.dumped == 52, "what was read is not serialized again"
+        assert counting.dumped == 3 and counting.sizes[-1] < counting.sizes[0] / 10, "what was read is not serialized again"
         assert len(list(saver.list(at()))) == 3
-        assert counting.loaded == 52
+        assert counting.loaded == 2
 
 
 CHANGES: list[Callable[[Any], Any]] = [
@@ -109,6 +113,55 @@ def test_what_one_reader_changes_another_does_not_see(change: Callable[[Any], An
             messages = read(saver, config).checkpoint["channel_values"]["messages"]
             assert messages == conversation(4)
             change(messages[1])
+
+
+def test_an_object_is_given_again_only_if_nobody_holds_it_or_a_part_of_it() -> None:
+    parts: list[Callable[[Any], Any]] = [
+        lambda m: m,
+        lambda m: m.__dict__,
+        lambda m: m.content,
+        lambda m: m.content[0],
+        lambda m: m.additional_kwargs,
+        lambda m: m.additional_kwargs["more"],
+        lambda m: m.tool_calls[0]["args"]["q"][1],
+        lambda m: m.model_fields_set,
+        weakref.ref,
+    ]
+    with SqliteSaver.from_conn_string(":memory:") as saver:
+        config = put(saver, at(), made({"messages": conversation(2)}))
+
+        def second() -> Any:
+            return read(saver, config).checkpoint["channel_values"]["messages"][1]
+
+        names = frozenset(second().model_fields_set)
+        for part in parts:
+            held = part(second())
+            one, other = second(), second()
+            for message in (one, other):
+                assert message == conversation(2)[1] and message.model_fields_set == names
+                assert held is not part(message) or part is weakref.ref
+            assert one is not other and one.tool_calls[0] is not other.tool_calls[0]
+            if part is weakref.ref:
+                assert held() is not one and held() is not other
+            del message, one, other, held
+        # Nobody holds anything: no copy is made.
+        assert len({id(second()) for _ in range(10)}) == 1
+
+
+def test_a_reader_that_holds_one_result_at_a_time_is_given_two_objects_in_turn() -> None:
+    counting = Counting()
+    with SqliteSaver.from_conn_string(":memory:") as saver:
+        saver.serde = counting.serde
+        config = put(saver, at(), made({"messages": conversation(2)}))
+        given, others = [], []
+        found: Any = None
+        for _ in range(10):
+            found = read(saver, config).checkpoint["channel_values"]["messages"]
+            given.append(id(found[1]))
+            # Takes the memory of an object that was given up, so that a third object has another address.
+            others.append(conversation(2))
+        assert given == [given[0], given[1]] * 5 and given[0] != given[1]
+        assert counting.loaded == 1
 
 
 def test_equal_elements_are_one_object_within_a_list_and_different_ones_between_lists() -> None:
@@ -153,13 +206,11 @@ def test_elements_have_the_bytes_that_the_whole_list_has() -> None:
             config = put(saver, at(), made({"items": items}))
             stored: list[tuple[str, bytes]] = []
             saver.serde = JsonPlusSerializer()
-            saver.serde.loads_typed = lambda data: stored.append(data)  # type: ignore[method-assign,func-returns-value]
+            saver.serde.loads_typed = lambda data: (stored.append(data), serde.loads_typed(data))[1]  # type: ignore[method-assign,func-returns-value]
             saver.get_tuple(config)
             saver.serde = serde
-            tag, whole = serde.dumps_typed(items)
-            assert tag == "msgpack"
-            assert b"".join(data for _, data in stored) == whole[len(whole) - sum(len(data) for _, data in stored) :]
-            assert len(stored) == len(items)
+            assert stored == [serde.dumps_typed(items)]
+            assert stored[0][0] == "msgpack"
 
 
 def test_a_long_thread_takes_little_more_than_its_messages(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """The native part of the package. Its calls do nothing before they are waited for."""
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, Generic, TypeVar
 
 from langgraph.checkpoint.serde.base import SerializerProtocol
@@ -23,7 +23,9 @@ class Call(Generic[T]):
     def __await__(self) -> Generator[Any, None, T]: ...
 
 class Codec:
-    def __new__(cls, serde: SerializerProtocol, snapshot: type, elements: bool) -> Codec: ...
+    def __new__(
+        cls, serde: SerializerProtocol, snapshot: type, messages: Callable[[Any], Any], elements: bool
+    ) -> Codec: ...
 
 class Decoder:
     def __new__(cls, codec: Codec, share: bool) -> Decoder: ...

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 
 use chrono::{DateTime, SecondsFormat, Utc};
 use serde_json::{Map, Value as Json, json};
+use threadkeep::checkpoint::CheckpointTuple;
 use threadkeep::id::{CheckpointId, Version};
 use threadkeep::value::{ChannelValue, Element, ListValue};
 use threadkeep::{Error, Result};
@@ -76,6 +77,14 @@ pub(crate) fn encode(
     ChannelValue::from_json(&Json::Object(map))
 }
 
+/// Whether LangGraph wrote a checkpoint: it has a frame, and not its parent's.
+pub(crate) fn is_of_langgraph(tuple: &CheckpointTuple) -> Result<bool> {
+    match tuple.checkpoint.channels.get(FRAME).and_then(|entry| entry.stored.value()) {
+        Some(value) => Ok(!notes(tuple.checkpoint.id, value)?.is_empty()),
+        None => Ok(false),
+    }
+}
+
 /// The notes of a frame; nothing if it is the frame of another checkpoint.
 pub(crate) fn notes(id: CheckpointId, value: &ChannelValue) -> Result<Map<String, Json>> {
     match value.to_json()? {
@@ -84,11 +93,10 @@ pub(crate) fn notes(id: CheckpointId, value: &ChannelValue) -> Result<Map<String
     }
 }
 
-/// Reads what [`encode`] and [`seen`] made. Returns the notes, too; nothing if it is the frame of another checkpoint.
+/// Reads what [`encode`] made. Returns the notes, too; nothing if it is the frame of another checkpoint.
 pub(crate) fn decode(
     id: CheckpointId,
     value: &ChannelValue,
-    seen: Option<&ListValue>,
     channels: &[&str],
 ) -> Result<Option<(Frame, Map<String, Json>)>> {
     let Json::Object(mut map) = value.to_json()? else { return Err(damaged()) };
@@ -114,8 +122,12 @@ pub(crate) fn decode(
             Some(Some(named.map(|(_, name)| (*name).to_owned()).collect()))
         }
     };
-    let seen = seen.into_iter().flat_map(ListValue::iter).map(node).collect::<Result<_>>()?;
-    Ok(Some((Frame { v, ts, updated, seen, rest: None }, map)))
+    Ok(Some((Frame { v, ts, updated, ..Frame::default() }, map)))
+}
+
+/// Reads what [`seen`] made.
+pub(crate) fn nodes(seen: &ListValue) -> Result<BTreeMap<String, BTreeMap<String, Label>>> {
+    seen.iter().map(node).collect()
 }
 
 /// The list of [`SEEN`], made from the parent's: what did not change is shared with it.
@@ -131,22 +143,23 @@ pub(crate) fn seen(frame: &Frame, parent: Option<&ListValue>) -> Result<ListValu
         Element::from_json(&json!([node, versions]))
     });
     let elements = elements.collect::<Result<Vec<_>>>()?;
-    Ok(derive(parent, elements))
+    Ok(derive(parent, &elements.into_iter().collect()))
 }
 
 /// A list with these elements, as a change of `base`: a saver then looks only at what is new.
-pub(crate) fn derive(base: Option<&ListValue>, elements: Vec<Element>) -> ListValue {
-    let Some(base) = base.filter(|base| base.base().is_some() && base.len() <= elements.len() + 64) else {
-        return elements.into_iter().collect();
+pub(crate) fn derive(base: Option<&ListValue>, new: &ListValue) -> ListValue {
+    let Some(base) = base.filter(|base| base.base().is_some() && base.len() <= new.len() + 64) else {
+        return new.clone();
     };
     let mut list = base.clone();
-    while list.len() > elements.len() {
+    while list.len() > new.len() {
         list.remove(list.len() - 1);
     }
+    let equal = list.iter().zip(new.iter()).take_while(|(old, new)| old == new).count();
     let shared = list.len();
-    for (at, element) in elements.into_iter().enumerate() {
-        if at < shared {
-            list.replace(at, element); // Equal elements change nothing.
+    for (at, element) in new.iter_from(equal).cloned().enumerate() {
+        if equal + at < shared {
+            list.replace(equal + at, element); // Equal elements change nothing.
         } else {
             list.push(element);
         }
@@ -206,11 +219,10 @@ mod tests {
     fn round_trip(frame: &Frame, channels: &[&str]) -> Frame {
         let id = CheckpointId::from_bytes([7; 16]);
         let value = encode(id, frame, channels, Map::new()).unwrap();
-        assert_eq!(decode(CheckpointId::from_bytes([8; 16]), &value, None, channels).unwrap(), None);
-        let seen = seen(frame, None).unwrap();
-        let (back, notes) = decode(id, &value, Some(&seen), channels).unwrap().unwrap();
+        assert_eq!(decode(CheckpointId::from_bytes([8; 16]), &value, channels).unwrap(), None);
+        let (back, notes) = decode(id, &value, channels).unwrap().unwrap();
         assert!(notes.is_empty());
-        back
+        Frame { seen: nodes(&seen(frame, None).unwrap()).unwrap(), ..back }
     }
 
     #[test]
@@ -258,14 +270,13 @@ mod tests {
         let element = |n: u64| Element::from_json(&json!(n)).unwrap();
         let mut base: ListValue = (0..100).map(element).collect();
         base.rebase(Version { counter: 1, random: 1 });
-        let list = derive(
-            Some(&base),
-            (0..99).map(|n| element(if n == 50 { 500 } else { n })).chain([element(7)]).collect(),
-        );
+        let new = (0..99).map(|n| element(if n == 50 { 500 } else { n })).chain([element(7)]).collect();
+        let list = derive(Some(&base), &new);
+        assert_eq!(list, new);
         assert_eq!(list.parts().len(), 4, "{:?}", list.parts());
         assert_eq!(list.len(), 100);
-        let shorter = derive(Some(&base), (0..60).map(element).collect());
+        let shorter = derive(Some(&base), &(0..60).map(element).collect());
         assert_eq!((shorter.len(), shorter.parts().len()), (60, 1));
-        assert_eq!(derive(None, vec![element(1)]).base(), None);
+        assert_eq!(derive(None, &new).base(), None);
     }
 }

@@ -8,8 +8,8 @@ use threadkeep::saver::{CheckpointSelector, ListQuery, Load, Saver};
 use threadkeep::{Error, Result};
 
 use crate::known::is_snapshot;
+use crate::task;
 use crate::types::{ChannelReplay, Pending, Place, Seed};
-use crate::{task, value};
 
 /// Checkpoints read at once: the usual distance of two snapshots.
 const PAGE: usize = 128;
@@ -85,7 +85,7 @@ impl Walk {
             self.steps.entry(channel.clone()).or_default().push(writes.collect());
             let entry = parent.checkpoint.channels.get(&channel);
             let seed = entry.and_then(|entry| {
-                let value = entry.stored.value().filter(|value| !value::is_no_value(value))?;
+                let value = entry.stored.value().filter(|value| !value.is_absent())?;
                 Some(Seed { value: value.clone(), snapshot: is_snapshot(&entry.stored) })
             });
             match seed {

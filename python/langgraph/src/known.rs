@@ -7,9 +7,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use lru::LruCache;
 use serde_json::{Map, Value as Json};
 use threadkeep::Result;
+use threadkeep::channel::MESSAGES_CHANNEL;
 use threadkeep::checkpoint::{CheckpointKey, CheckpointTuple, Stored, TaskWrites};
 use threadkeep::id::{ChannelName, CheckpointId, TaskId, ThreadId, Version};
 use threadkeep::metadata::Counters;
+use threadkeep::saver::Load;
 use threadkeep::value::{ChannelValue, ListValue};
 
 use crate::frame::{self, FRAME};
@@ -19,6 +21,10 @@ use crate::version::Label;
 
 /// Checkpoints remembered. A step needs its parent; the others are parents of forks.
 const CHECKPOINTS: usize = 256;
+/// The bytes of the values of all of them; those that were used last are remembered in any case.
+const BYTES: usize = 64 << 20;
+/// The memory of an element of a list besides its bytes.
+const ELEMENT: usize = 192;
 /// Heads remembered.
 const HEADS: usize = 4096;
 
@@ -28,6 +34,8 @@ pub(crate) const LABELS: &str = "l";
 /// A stored checkpoint, as its children need to know it.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Known {
+    /// Whether another program wrote it.
+    pub(crate) foreign: bool,
     pub(crate) channels: BTreeMap<ChannelName, KnownChannel>,
     pub(crate) counters: BTreeMap<ChannelName, Counters>,
     pub(crate) tasks: Vec<KnownTask>,
@@ -39,8 +47,10 @@ pub(crate) struct KnownChannel {
     pub(crate) version: Version,
     /// `None` if LangGraph gave it a value and no version.
     pub(crate) label: Option<Label>,
-    /// The value if it is a list, to derive the child's from; the value of a private channel.
+    /// The value, unless it was not loaded, or is stored as changes.
     pub(crate) value: Option<ChannelValue>,
+    /// Whether it is stored as a snapshot.
+    pub(crate) snapshot: bool,
 }
 
 /// A row under it.
@@ -49,6 +59,8 @@ pub(crate) struct KnownTask {
     pub(crate) id: TaskId,
     pub(crate) author: Author,
     pub(crate) kind: Kind,
+    /// How many writes it has.
+    pub(crate) len: usize,
     /// The special channels that it wrote.
     pub(crate) special: BTreeSet<String>,
 }
@@ -57,12 +69,12 @@ impl KnownTask {
     pub(crate) fn new(row: &TaskWrites) -> Result<Self> {
         let (author, kind) = task::author(row)?;
         let special = task::writes(row).filter(|write| write.is_special()).map(|w| w.channel.to_string());
-        Ok(Self { id: row.task, author, kind, special: special.collect() })
+        Ok(Self { id: row.task, author, kind, len: task::writes(row).count(), special: special.collect() })
     }
 }
 
 impl Known {
-    /// What a tuple shows. Lists that it does not load are not known.
+    /// What a tuple shows. Values that it does not load are not known.
     pub(crate) fn new(tuple: &CheckpointTuple) -> Result<Self> {
         let notes = match tuple.checkpoint.channels.get(FRAME).and_then(|entry| entry.stored.value()) {
             Some(value) => frame::notes(tuple.checkpoint.id, value)?,
@@ -70,13 +82,13 @@ impl Known {
         };
         let labels = notes.get(LABELS).unwrap_or(&Json::Null);
         let entries = tuple.checkpoint.channels.iter().map(|(name, entry)| {
-            let value =
-                entry.stored.value().filter(|v| v.as_list().is_some() || frame::is_private(name.as_str()));
-            let value = value.cloned().map(|value| rebased(value, entry.version));
+            let value = entry.stored.value().cloned().map(|value| rebased(value, entry.version));
             let label = label(labels, name.as_str(), entry.version);
-            (name.clone(), KnownChannel { version: entry.version, label, value })
+            let snapshot = is_snapshot(&entry.stored);
+            (name.clone(), KnownChannel { version: entry.version, label, value, snapshot })
         });
         Ok(Self {
+            foreign: notes.is_empty(),
             channels: entries.collect(),
             counters: tuple.metadata.counters.clone(),
             tasks: tuple.writes.iter().map(KnownTask::new).collect::<Result<_>>()?,
@@ -86,6 +98,59 @@ impl Known {
     /// Whether a channel is stored as changes.
     pub(crate) fn is_sentinel(&self, channel: &str) -> bool {
         self.counters.contains_key(channel)
+    }
+
+    /// Whether the value of a channel has another form in the graph: messages of the gateway become those of LangChain, so
+    /// a child stores them again.
+    pub(crate) fn is_translated(&self, channel: &str) -> bool {
+        self.foreign && channel == MESSAGES_CHANNEL
+    }
+
+    /// What to load of the checkpoint so that [`Self::complete`] has the rest.
+    pub(crate) fn missing(&self) -> Load {
+        let missing = self
+            .channels
+            .iter()
+            .filter(|(name, known)| known.value.is_none() && !self.counters.contains_key(*name));
+        let missing: BTreeSet<_> = missing.map(|(name, _)| name.clone()).collect();
+        if missing.is_empty() { Load::None } else { Load::Only(missing) }
+    }
+
+    /// Gives a checkpoint that was read the values that were not loaded. `false` if they are not its values: the head has
+    /// moved, or the thread was rewritten.
+    pub(crate) fn complete(&self, tuple: &mut CheckpointTuple) -> bool {
+        let channels = &mut tuple.checkpoint.channels;
+        let versions = channels.iter().map(|(name, entry)| (name, entry.version));
+        if self.counters != tuple.metadata.counters
+            || !self.channels.iter().map(|(name, known)| (name, known.version)).eq(versions)
+        {
+            return false;
+        }
+        for (entry, (name, known)) in channels.values_mut().zip(&self.channels) {
+            if entry.stored != Stored::Held {
+                continue;
+            }
+            entry.stored = match &known.value {
+                Some(value) if known.snapshot => Stored::Snapshot(value.clone()),
+                Some(value) => Stored::Value(value.clone()),
+                None if self.counters.contains_key(name) => Stored::Sentinel,
+                None => return false,
+            };
+        }
+        true
+    }
+
+    fn bytes(&self) -> usize {
+        let bytes = |value: &ChannelValue| match value {
+            ChannelValue::Plain(encoded) => encoded.bytes.len(),
+            ChannelValue::List(list) => list.bytes_len() + list.len() * ELEMENT,
+        };
+        self.channels.values().filter_map(|channel| channel.value.as_ref()).map(bytes).sum()
+    }
+
+    /// Forgets the values.
+    fn strip(&mut self) {
+        self.channels.values_mut().for_each(|channel| channel.value = None);
     }
 
     /// The list of a private channel.
@@ -130,7 +195,29 @@ struct Remembered {
 #[derive(Default)]
 struct Slot {
     known: Option<Arc<Known>>,
+    /// The bytes of its values.
+    bytes: usize,
     rows: Vec<KnownTask>,
+}
+
+impl Remembered {
+    /// Forgets the values of the checkpoints that were not used for longest, until there are at most this many bytes, or
+    /// only those of one checkpoint. Returns them, to be dropped.
+    fn bound(&mut self, bytes: usize) -> Vec<Arc<Known>> {
+        let mut total: usize = self.checkpoints.iter().map(|(_, slot)| slot.bytes).sum();
+        let mut old = Vec::new();
+        for (_, slot) in self.checkpoints.iter_mut().rev() {
+            if total <= bytes || slot.bytes == total {
+                break;
+            }
+            total -= std::mem::take(&mut slot.bytes);
+            if let Some(known) = &mut slot.known {
+                old.push(known.clone());
+                Arc::make_mut(known).strip();
+            }
+        }
+        old
+    }
 }
 
 impl Default for Memory {
@@ -147,7 +234,10 @@ impl Default for Memory {
 
 fn add(tasks: &mut Vec<KnownTask>, task: KnownTask) {
     match tasks.iter_mut().find(|old| old.id == task.id) {
-        Some(old) => old.special.extend(task.special),
+        Some(old) => {
+            old.len = old.len.max(task.len);
+            old.special.extend(task.special);
+        }
         None => tasks.push(task),
     }
 }
@@ -181,7 +271,16 @@ impl Memory {
         }
         let known = Arc::new(known);
         slot.known = Some(known.clone());
+        slot.bytes = known.bytes();
+        let _old = this.bound(BYTES);
         known
+    }
+
+    /// What is known of a checkpoint, or of the head, if it is known.
+    pub(crate) fn remembered(&self, place: &Place, id: Option<CheckpointId>) -> Option<Arc<Known>> {
+        let mut this = self.lock();
+        let id = id.or_else(|| this.heads.get(place).copied().flatten())?;
+        this.checkpoints.get(&place.key(id)).and_then(|slot| slot.known.clone())
     }
 
     /// A checkpoint was read whose id was not known before, when there were this many rows.

@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 
 mod delete;
+mod foreign;
 mod frame;
 mod history;
 mod known;
@@ -8,6 +9,7 @@ mod metadata;
 pub mod moved;
 mod put;
 mod read;
+mod reading;
 mod store;
 mod task;
 mod types;

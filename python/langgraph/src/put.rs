@@ -11,11 +11,10 @@ use threadkeep::value::ChannelValue;
 use threadkeep::{Error, Result};
 
 use crate::frame::{self, FRAME, REST, SEEN};
-use crate::known::{Known, KnownChannel, LABELS, rebased};
+use crate::known::{Known, KnownChannel, LABELS, is_snapshot, rebased};
 use crate::metadata;
 use crate::task::Kind;
 use crate::types::Put;
-use crate::value;
 use crate::version::{self, Label};
 
 /// The channels whose values a put has to bring: those that are new, and those that the parent does not hold.
@@ -31,9 +30,19 @@ pub(crate) fn needs(
                 let old = parent.channels.get(name.as_str());
                 old.is_some_and(|old| old.label.is_some() && old.label.as_ref() == versions.get(name))
                     && !parent.is_sentinel(name)
+                    && !parent.is_translated(name)
             })
     };
     values.filter(|name| !held(name)).collect()
+}
+
+/// Which versions new values get.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Versions {
+    /// Those that LangGraph's versions name, if they do.
+    Named,
+    /// Others than any stored value has.
+    Fresh,
 }
 
 /// The commit of a put, and what is known of its checkpoint once it is stored.
@@ -44,9 +53,16 @@ pub(crate) fn plan(
     put: &Put,
     parent: Option<&Known>,
     head: Option<CheckpointId>,
+    versions: Versions,
 ) -> Result<(StepCommit, Known)> {
-    let mut plan =
-        Plan { put, parent, channels: BTreeMap::new(), known: Known::default(), labels: Map::new() };
+    let mut plan = Plan {
+        put,
+        parent,
+        versions,
+        channels: BTreeMap::new(),
+        known: Known::default(),
+        labels: Map::new(),
+    };
     let given = metadata::counters(&put.metadata);
     let names: BTreeSet<&str> = [&put.held]
         .into_iter()
@@ -82,14 +98,15 @@ pub(crate) fn plan(
 /// The rows that a child of this checkpoint applies, in the order in which LangGraph applies them.
 fn applied(parent: Option<&Known>) -> Vec<threadkeep::id::TaskId> {
     let rows = parent.into_iter().flat_map(|parent| &parent.tasks);
-    let mut rows: Vec<_> = rows.filter(|task| task.kind == Kind::Ordinary).collect();
-    rows.sort_by(|one, other| one.author.cmp(&other.author));
+    let mut rows: Vec<_> = rows.filter(|task| task.kind != Kind::Special).collect();
+    rows.sort_by(|one, other| (&one.author, one.kind).cmp(&(&other.author, other.kind)));
     rows.into_iter().map(|task| task.id).collect()
 }
 
 struct Plan<'p> {
     put: &'p Put,
     parent: Option<&'p Known>,
+    versions: Versions,
     channels: BTreeMap<ChannelName, ChannelEntry>,
     known: Known,
     /// The labels that are not the texts of their engine versions.
@@ -104,16 +121,20 @@ impl Plan<'_> {
         let same =
             old.filter(|old| label.is_some() && old.label.as_ref() == label && !put.new.contains(name));
         let was_sentinel = self.parent.is_some_and(|parent| parent.is_sentinel(name));
+        let translated = self.parent.is_some_and(|parent| parent.is_translated(name));
+        let may_name = self.versions == Versions::Named && !translated;
+        let named = |label| Some(label).filter(|_| may_name).and_then(version::parse);
         let new_version = || match label {
-            Some(label) => version::parse(label).unwrap_or_else(|| version::fresh(version::counter(label))),
+            Some(label) => named(label).unwrap_or_else(|| version::fresh(version::counter(label))),
             None => version::fresh(old.map_or(0, |old| old.version.counter) + 1),
         };
-        let (version, stored) = if let Some(old) = same.filter(|_| counters.is_none() && !was_sentinel) {
+        let kept = counters.is_none() && !was_sentinel && !translated;
+        let (version, stored) = if let Some(old) = same.filter(|_| kept) {
             (old.version, Stored::Held)
         } else if let Some(value) = put.values.get(name) {
             let value = match (value, old.and_then(|old| old.value.as_ref())) {
                 (ChannelValue::List(list), Some(ChannelValue::List(base))) => {
-                    frame::derive(Some(base), list.iter().cloned().collect()).into()
+                    frame::derive(Some(base), list).into()
                 }
                 (value, _) => value.clone(),
             };
@@ -121,7 +142,7 @@ impl Plan<'_> {
                 if put.snapshots.contains(name) { Stored::Snapshot(value) } else { Stored::Value(value) };
             (new_version(), stored)
         } else if put.held.contains(name) {
-            let old = same.filter(|_| !was_sentinel);
+            let old = same.filter(|_| !was_sentinel && !translated);
             let old = old.ok_or_else(|| Error::Stale { thread: put.place.thread.clone() })?;
             (old.version, Stored::Held)
         } else if self.parent.is_some() && (counters.is_some() || (was_sentinel && same.is_some())) {
@@ -137,7 +158,7 @@ impl Plan<'_> {
             self.known.counters.insert(name.into(), counters);
             (same.map_or_else(new_version, |old| old.version), Stored::Sentinel)
         } else {
-            (new_version(), Stored::Value(value::no_value()))
+            (new_version(), Stored::Value(ChannelValue::absent()))
         };
         match label {
             None => {
@@ -175,18 +196,14 @@ impl Plan<'_> {
     }
 
     fn entry(&mut self, name: &str, version: Version, label: Option<Label>, stored: Stored) {
-        let value = match &stored {
+        let (value, snapshot) = match &stored {
             Stored::Held => {
                 let old = self.parent.and_then(|parent| parent.channels.get(name));
-                old.and_then(|old| old.value.clone())
+                old.map_or((None, false), |old| (old.value.clone(), old.snapshot))
             }
-            stored => {
-                let value =
-                    stored.value().filter(|value| value.as_list().is_some() || frame::is_private(name));
-                value.cloned().map(|value| rebased(value, version))
-            }
+            stored => (stored.value().cloned().map(|value| rebased(value, version)), is_snapshot(stored)),
         };
-        self.known.channels.insert(name.into(), KnownChannel { version, label, value });
+        self.known.channels.insert(name.into(), KnownChannel { version, label, value, snapshot });
         self.channels.insert(name.into(), ChannelEntry { version, stored });
     }
 }

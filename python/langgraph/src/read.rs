@@ -10,7 +10,7 @@ use threadkeep::id::ChannelName;
 use crate::frame::{self, FRAME, Frame, REST, SEEN};
 use crate::known::{LABELS, is_snapshot, label};
 use crate::types::{Place, Tuple};
-use crate::{metadata, task, value};
+use crate::{metadata, task};
 
 /// The version of LangGraph's format that a checkpoint of another program is shown in.
 const FORMAT: i64 = 4;
@@ -21,14 +21,17 @@ pub(crate) fn tuple(stored: &CheckpointTuple) -> Result<Tuple> {
     let value_of = |name: &str| channels.get(name).and_then(|entry| entry.stored.value());
     let names: Vec<&str> =
         channels.keys().map(ChannelName::as_str).filter(|n| !frame::is_private(n)).collect();
-    let seen = value_of(SEEN).and_then(|seen| seen.as_list());
     let framed = match value_of(FRAME) {
-        Some(value) => frame::decode(stored.checkpoint.id, value, seen, &names)?,
+        Some(value) => frame::decode(stored.checkpoint.id, value, &names)?,
         None => None,
     };
-    let is_ours = framed.is_some();
+    let foreign = framed.is_none();
     let (mut frame, mut notes) = framed.unwrap_or_else(|| (plain_frame(stored), Map::new()));
-    frame.rest = value_of(REST).filter(|_| is_ours).cloned();
+    // Another program takes these over: a node that has seen a version still has.
+    if let Some(seen) = value_of(SEEN).and_then(|seen| seen.as_list()) {
+        frame.seen = frame::nodes(seen)?;
+    }
+    frame.rest = value_of(REST).filter(|_| !foreign).cloned();
     let labels = notes.remove(LABELS).unwrap_or(Json::Null);
     let metadata = metadata::join(&stored.metadata, &mut notes);
     let mut versions = BTreeMap::new();
@@ -38,7 +41,7 @@ pub(crate) fn tuple(stored: &CheckpointTuple) -> Result<Tuple> {
         if let Some(label) = label(&labels, name.as_str(), entry.version) {
             versions.insert(name.to_string(), label);
         }
-        if let Some(value) = entry.stored.value().filter(|value| !value::is_no_value(value)) {
+        if let Some(value) = entry.stored.value().filter(|value| !value.is_absent()) {
             values.insert(name.to_string(), value.clone());
             if is_snapshot(&entry.stored) {
                 snapshots.insert(name.to_string());
@@ -46,6 +49,7 @@ pub(crate) fn tuple(stored: &CheckpointTuple) -> Result<Tuple> {
         }
     }
     Ok(Tuple {
+        foreign,
         place: Place { thread: stored.thread.clone(), namespace: stored.namespace.clone() },
         id: stored.checkpoint.id,
         parent: stored.parent,

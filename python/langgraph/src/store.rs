@@ -4,6 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
+use futures::future::BoxFuture;
+use futures::{FutureExt, StreamExt, TryStreamExt, stream};
 use threadkeep::checkpoint::{CheckpointKey, CheckpointTuple, Stored};
 use threadkeep::deletion;
 use threadkeep::id::{ChannelName, CheckpointId, ThreadId};
@@ -12,16 +14,15 @@ use threadkeep::{Error, Result};
 
 use crate::frame::{FRAME, REST, SEEN};
 use crate::known::{Known, Memory};
-use crate::put::{needs, plan};
-use crate::types::{ChannelReplay, ListRequest, Place, Put, PutWrites, Strategy, Tuple};
+use crate::put::{Versions, needs, plan};
+use crate::reading::AT_ONCE;
+use crate::types::{Place, Put, PutWrites, Strategy, Tuple};
 use crate::version::Label;
 use crate::waiting::WaitingRoom;
-use crate::{delete, history, read, writes};
+use crate::{delete, read};
 
 /// How often a put reads the store again before it gives up: others keep changing the thread.
-const ATTEMPTS: usize = 64;
-/// Threads listed at once.
-const THREADS: usize = 256;
+pub(crate) const ATTEMPTS: usize = 64;
 
 /// What happens to a put whose thread moved on since its run read it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -35,9 +36,9 @@ pub enum Fence {
 
 /// A store of LangGraph's checkpoints.
 pub struct LangGraph {
-    saver: Arc<dyn Saver>,
-    fence: Fence,
-    memory: Memory,
+    pub(crate) saver: Arc<dyn Saver>,
+    pub(crate) fence: Fence,
+    pub(crate) memory: Memory,
     waiting: WaitingRoom,
 }
 
@@ -78,7 +79,7 @@ impl LangGraph {
         self.learned(&place.key(parent)).await.map(drop)
     }
 
-    async fn learned(&self, key: &CheckpointKey) -> Result<Arc<Known>> {
+    pub(crate) async fn learned(&self, key: &CheckpointKey) -> Result<Arc<Known>> {
         self.memory.expect(key);
         let load = Load::Only([FRAME, SEEN, REST].into_iter().map(ChannelName::from).collect());
         let found = self.saver.get(&CheckpointSelector::at(key).loading(load)).await?;
@@ -106,7 +107,7 @@ impl LangGraph {
         }
     }
 
-    async fn read_head(&self, place: &Place) -> Result<Option<CheckpointId>> {
+    pub(crate) async fn read_head(&self, place: &Place) -> Result<Option<CheckpointId>> {
         let head = CheckpointSelector {
             thread: place.thread.clone(),
             namespace: place.namespace.clone(),
@@ -136,7 +137,7 @@ impl LangGraph {
             if head >= Some(put.id) {
                 return self.put_late(put, parent.as_deref(), head).await;
             }
-            let (step, known) = plan(put, parent.as_deref(), head)?;
+            let (step, known) = plan(put, parent.as_deref(), head, Versions::Named)?;
             self.memory.expect(&key);
             match saver::commit(&*self.saver, step).await {
                 Ok(_) => {
@@ -158,7 +159,8 @@ impl LangGraph {
     /// A put of a checkpoint that is not newer than the head: it exists, or it comes too late.
     async fn put_late(&self, put: &Put, parent: Option<&Known>, head: Option<CheckpointId>) -> Result<()> {
         let key = put.place.key(put.id);
-        let (step, _) = plan(put, parent, None)?;
+        // The checkpoint may have other values under the versions of this put.
+        let (step, _) = plan(put, parent, None, Versions::Fresh)?;
         for _ in 0..ATTEMPTS {
             let image = self.saver.read_thread(&key.thread).await?;
             let at = (key.namespace.clone(), key.id);
@@ -229,156 +231,6 @@ impl LangGraph {
         Ok(())
     }
 
-    async fn store_writes(&self, key: &CheckpointKey, put: &PutWrites) -> Result<()> {
-        let mut stays = BTreeSet::new();
-        if writes::is_mixed(put) {
-            let known = match self.memory.checkpoint(key) {
-                Some(known) => known,
-                None => self.learned(key).await?,
-            };
-            let of_task = known.tasks.iter().filter(|task| task.author.task == put.task);
-            stays = of_task.flat_map(|task| task.special.iter().cloned()).collect();
-        }
-        for row in writes::rows(put, &stays)? {
-            self.saver.put_writes(key, &row).await?;
-            self.memory.wrote(key, &row)?;
-        }
-        Ok(())
-    }
-
-    /// A checkpoint, or the head.
-    ///
-    /// # Errors
-    /// The saver's.
-    pub async fn get(&self, place: &Place, id: Option<CheckpointId>) -> Result<Option<Tuple>> {
-        let at = CheckpointSelector {
-            thread: place.thread.clone(),
-            namespace: place.namespace.clone(),
-            id,
-            load: Load::All,
-        };
-        let rows = self.memory.rows();
-        let Some(found) = self.saver.get(&at).await? else { return Ok(None) };
-        let key = found.key();
-        match id {
-            None => self.memory.is_head(place, Some(key.id)),
-            Some(_) if self.fence == Fence::Error => {
-                let head = self.read_head(place).await?;
-                self.memory.saw(&key, head);
-            }
-            Some(_) => {}
-        }
-        self.memory.read(&key, Known::new(&found)?, rows);
-        read::tuple(&found).map(Some)
-    }
-
-    /// Checkpoints, newest first.
-    ///
-    /// # Errors
-    /// The saver's.
-    pub async fn list(&self, request: &ListRequest) -> Result<Vec<Tuple>> {
-        let threads = match &request.thread {
-            Some(thread) => vec![thread.clone()],
-            None => self.threads().await?,
-        };
-        let mut found = Vec::new();
-        for thread in &threads {
-            self.list_thread(thread, request, &mut found).await?;
-        }
-        if threads.len() > 1 {
-            found.sort_by_key(|tuple| std::cmp::Reverse(tuple.id));
-            found.truncate(request.limit.unwrap_or(usize::MAX));
-        }
-        Ok(found)
-    }
-
-    async fn list_thread(
-        &self,
-        thread: &ThreadId,
-        request: &ListRequest,
-        found: &mut Vec<Tuple>,
-    ) -> Result<()> {
-        let mut query = ListQuery {
-            thread: thread.clone(),
-            namespace: request.namespace.clone(),
-            before: request.before,
-            limit: request.limit,
-            filter: request.filter.clone(),
-            load: Load::All,
-        };
-        if let Some(id) = request.id {
-            // Nothing is newer than itself: one checkpoint of each namespace has this id.
-            query.limit = None;
-            query.load = Load::None;
-            let all = self.saver.list(&query).await?;
-            for tuple in all.into_iter().filter(|tuple| tuple.checkpoint.id == id) {
-                if let Some(tuple) = self.saver.get(&CheckpointSelector::at(&tuple.key())).await? {
-                    found.push(read::tuple(&tuple)?);
-                }
-            }
-            found.truncate(request.limit.unwrap_or(usize::MAX));
-            return Ok(());
-        }
-        // What LangGraph's metadata lack, the engine's may have: its source, say.
-        let matches =
-            |tuple: &Tuple| request.filter.iter().all(|(key, value)| tuple.metadata.get(key) == Some(value));
-        let before = found.len();
-        loop {
-            let page = self.saver.list(&query).await?;
-            let (len, last) = (page.len(), page.last().map(|tuple| tuple.checkpoint.id));
-            for tuple in &page {
-                let tuple = read::tuple(tuple)?;
-                if matches(&tuple) {
-                    found.push(tuple);
-                }
-            }
-            let Some(limit) = request.limit else { return Ok(()) };
-            let left = limit.saturating_sub(found.len() - before);
-            if left == 0 || len < query.limit.unwrap_or(usize::MAX) {
-                return Ok(());
-            }
-            query.before = last;
-            query.limit = Some(left);
-        }
-    }
-
-    async fn threads(&self) -> Result<Vec<ThreadId>> {
-        let mut all: Vec<ThreadId> = Vec::new();
-        loop {
-            let page = self.saver.threads(all.last(), THREADS).await?;
-            let len = page.len();
-            all.extend(page);
-            if len < THREADS {
-                return Ok(all);
-            }
-        }
-    }
-
-    /// What delta channels are replayed from at a checkpoint, or at the head; nothing if it does not exist.
-    ///
-    /// # Errors
-    /// [`Error::BrokenLineage`] if an ancestor is missing. The saver's.
-    pub async fn history(
-        &self,
-        place: &Place,
-        id: Option<CheckpointId>,
-        channels: &BTreeSet<String>,
-    ) -> Result<BTreeMap<String, ChannelReplay>> {
-        let nothing = || channels.iter().map(|channel| (channel.clone(), ChannelReplay::default())).collect();
-        let id = match id {
-            Some(id) => id,
-            None => match self.read_head(place).await? {
-                Some(head) => head,
-                None => return Ok(nothing()),
-            },
-        };
-        let names = channels.iter().map(|channel| channel.as_str().into()).collect();
-        match history::replay(&*self.saver, place, id, &names).await {
-            Err(Error::NotFound { .. }) => Ok(nothing()),
-            found => Ok(found?.into_iter().map(|(channel, replay)| (channel.to_string(), replay)).collect()),
-        }
-    }
-
     /// Deletes a thread.
     ///
     /// # Errors
@@ -393,15 +245,20 @@ impl LangGraph {
     /// replayed from.
     ///
     /// # Errors
-    /// The saver's. Threads before the one that failed are done.
+    /// The saver's. Some threads are done then; repeat it.
     pub async fn delete_for_runs(&self, runs: &BTreeSet<String>) -> Result<()> {
         if runs.is_empty() {
             return Ok(());
         }
-        for thread in self.threads().await? {
-            if self.has_run(&thread, runs).await? {
-                self.rewrite(&thread, |image| delete::without_runs(image, runs)).await?;
-            }
+        let threads = self.threads().await?;
+        let deleted: Vec<BoxFuture<'_, _>> =
+            threads.iter().map(|thread| self.delete_runs_of(thread, runs).boxed()).collect();
+        stream::iter(deleted).buffer_unordered(AT_ONCE).try_collect().await
+    }
+
+    async fn delete_runs_of(&self, thread: &ThreadId, runs: &BTreeSet<String>) -> Result<()> {
+        if self.has_run(thread, runs).await? {
+            self.rewrite(thread, |image| delete::without_runs(image, runs)).await?;
         }
         Ok(())
     }

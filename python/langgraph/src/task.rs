@@ -1,7 +1,8 @@
 //! LangGraph's rows and the engine's.
 //!
-//! A task has at most two rows: its ordinary writes, and its special ones (errors, interrupts, answers). Two, because a
-//! child applies the ordinary ones, which are final then, while LangGraph may replace special ones at any time.
+//! A task has one row of special writes (errors, interrupts, answers), which LangGraph may replace at any time, and one of
+//! ordinary writes. Once a child has applied the ordinary row, it is final. If the task then runs again for another child and
+//! writes more, what it has more is a further row: the first child keeps its history, and the other one has all writes.
 
 use serde_json::{Value as Json, json};
 use threadkeep::Result;
@@ -17,6 +18,8 @@ use crate::types::Pending;
 const TASK: &str = "__threadkeep_task__";
 /// Distinguishes the id of a task's special row from that of its ordinary one.
 const SPECIAL: [u8; 16] = *b"threadkeep spec.";
+/// Distinguishes the ids of its further rows, together with their positions.
+const FURTHER: [u8; 16] = *b"threadkeep more.";
 
 /// The order in which LangGraph lists special writes; before ordinary ones.
 const SPECIAL_ORDER: [&str; 4] = [RESUME_CHANNEL, INTERRUPT_CHANNEL, SCHEDULED_CHANNEL, ERROR_CHANNEL];
@@ -33,11 +36,12 @@ pub(crate) struct Author {
     pub(crate) task: String,
 }
 
-/// Whether a row is a task's special one.
+/// Which writes of a task a row has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Kind {
     Special,
-    Ordinary,
+    /// The ordinary ones from this position on: 0, or where the rows end that are final.
+    Ordinary(usize),
 }
 
 /// The id of a row.
@@ -48,14 +52,18 @@ pub(crate) fn row_id(task: &str, kind: Kind) -> TaskId {
         TaskId::from_bytes(short)
     });
     match kind {
-        Kind::Ordinary => id,
-        Kind::Special => mask(id),
+        Kind::Ordinary(0) => id,
+        Kind::Ordinary(from) => {
+            let from = (from as u128).to_be_bytes();
+            mask(mask(id, FURTHER), from)
+        }
+        Kind::Special => mask(id, SPECIAL),
     }
 }
 
-fn mask(id: TaskId) -> TaskId {
+fn mask(id: TaskId, with: [u8; 16]) -> TaskId {
     let mut bytes = *id.as_bytes();
-    bytes.iter_mut().zip(SPECIAL).for_each(|(byte, mask)| *byte ^= mask);
+    bytes.iter_mut().zip(with).for_each(|(byte, mask)| *byte ^= mask);
     TaskId::from_bytes(bytes)
 }
 
@@ -69,11 +77,19 @@ pub(crate) fn row(author: &Author, kind: Kind, writes: Vec<(String, ChannelValue
     // A saver keeps the name of a node for ever. Paths with ids in them would be names without number.
     let named = !author.path.contains('-') && author.path.len() <= 64;
     let mut all = Vec::with_capacity(writes.len() + 1);
-    let plain = plain_id(&author.task).is_some();
+    let from = match kind {
+        Kind::Ordinary(from) => from,
+        Kind::Special => 0,
+    };
+    let plain = from == 0 && plain_id(&author.task).is_some();
     if !named || !plain {
         let task = if plain { Json::Null } else { json!(author.task) };
         let path = if named { Json::Null } else { json!(author.path) };
-        let value = ChannelValue::from_json(&json!({ "task": task, "path": path }))?;
+        let mut note = json!({ "task": task, "path": path });
+        if from > 0 {
+            note["from"] = json!(from);
+        }
+        let value = ChannelValue::from_json(&note)?;
         all.push(Write { channel: TASK.into(), value, overwrite: false });
     }
     let writes = writes.into_iter();
@@ -86,17 +102,19 @@ pub(crate) fn row(author: &Author, kind: Kind, writes: Vec<(String, ChannelValue
 pub(crate) fn author(row: &TaskWrites) -> Result<(Author, Kind)> {
     let mut path = row.node.to_string();
     let mut task = None;
+    let mut from = 0;
     if let Some(first) = row.writes.first().filter(|write| write.channel.as_str() == TASK) {
         let json = first.value.to_json()?;
         task = json["task"].as_str().map(str::to_owned);
+        from = json["from"].as_u64().and_then(|from| usize::try_from(from).ok()).unwrap_or(0);
         if let Some(long) = json["path"].as_str() {
             long.clone_into(&mut path);
         }
     }
-    let kind = if writes(row).all(Write::is_special) { Kind::Special } else { Kind::Ordinary };
+    let kind = if writes(row).all(Write::is_special) { Kind::Special } else { Kind::Ordinary(from) };
     let task = task.unwrap_or_else(|| match kind {
-        Kind::Ordinary => row.task.to_string(),
-        Kind::Special => mask(row.task).to_string(),
+        Kind::Ordinary(_) => row.task.to_string(),
+        Kind::Special => mask(row.task, SPECIAL).to_string(),
     });
     Ok((Author { path, task }, kind))
 }
@@ -140,7 +158,11 @@ mod tests {
         {
             for path in ["", "~__pregel_pull, agent", "~__pregel_push, 1ef4f797-8335-6428-8001-8a1503f9b875"]
             {
-                for (kind, channel) in [(Kind::Ordinary, "messages"), (Kind::Special, ERROR_CHANNEL)] {
+                for (kind, channel) in [
+                    (Kind::Ordinary(0), "messages"),
+                    (Kind::Ordinary(3), "messages"),
+                    (Kind::Special, ERROR_CHANNEL),
+                ] {
                     let by = Author { path: path.to_owned(), task: task.to_owned() };
                     let row = row(&by, kind, vec![(channel.to_owned(), value(1))]).unwrap();
                     assert_eq!(author(&row).unwrap(), (by, kind));
@@ -154,7 +176,11 @@ mod tests {
     fn writes_are_listed_by_path_then_task_then_position_with_special_ones_first() {
         let by = |path: &str, task: &str| Author { path: path.to_owned(), task: task.to_owned() };
         let ordinary = |path, task, n| {
-            row(&by(path, task), Kind::Ordinary, vec![("a".to_owned(), value(n)), ("b".to_owned(), value(n))])
+            row(
+                &by(path, task),
+                Kind::Ordinary(0),
+                vec![("a".to_owned(), value(n)), ("b".to_owned(), value(n))],
+            )
         };
         let rows = [
             ordinary("p2", "t1", 1).unwrap(),

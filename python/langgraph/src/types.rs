@@ -92,6 +92,8 @@ pub type Pending = (String, String, ChannelValue);
 /// A stored checkpoint.
 #[derive(Debug, Clone)]
 pub struct Tuple {
+    /// Whether another program wrote it: the gateway, or a command of it. Its messages are JSON objects then.
+    pub foreign: bool,
     /// Where.
     pub place: Place,
     /// Its id.

@@ -64,17 +64,6 @@ pub fn typed(value: &ChannelValue) -> Result<Typed> {
     }
 }
 
-/// The entry of a channel that has a version and no value: consumed, never filled, or stored as changes where there is no
-/// parent to replay from.
-pub(crate) fn no_value() -> ChannelValue {
-    plain(Bytes::from_static(&[0xc7, 0, WRAPPED as u8]))
-}
-
-/// Whether it is [`no_value`].
-pub(crate) fn is_no_value(value: &ChannelValue) -> bool {
-    matches!(value, ChannelValue::Plain(encoded) if encoded.bytes[..] == [0xc7, 0, WRAPPED as u8])
-}
-
 pub(crate) fn plain(bytes: Bytes) -> ChannelValue {
     ChannelValue::Plain(Encoded { codec: Codec::MessagePack, bytes })
 }
@@ -123,7 +112,7 @@ mod tests {
         ) {
             let bytes = Bytes::from(bytes);
             let value = stored(&tag, bytes.clone()).unwrap();
-            prop_assert!(!is_no_value(&value));
+            prop_assert!(!value.is_absent());
             prop_assert_eq!(typed(&value).unwrap(), (tag, bytes));
         }
 
@@ -149,7 +138,7 @@ mod tests {
         ] {
             let value = stored(tag, Bytes::copy_from_slice(bytes)).unwrap();
             assert_eq!(value.as_list(), None, "{tag} {bytes:?}");
-            assert!(!is_no_value(&value));
+            assert!(!value.is_absent());
             assert_eq!(typed(&value).unwrap(), (tag.to_owned(), Bytes::copy_from_slice(bytes)));
         }
         assert!(stored("null", Bytes::new()).unwrap().is_null());

@@ -1,38 +1,111 @@
-//! The rows of a put of writes.
+//! Storing what a task wrote.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
-use threadkeep::Result;
-use threadkeep::checkpoint::TaskWrites;
+use threadkeep::checkpoint::{CheckpointKey, TaskWrites};
+use threadkeep::saver::{CheckpointSelector, Load};
+use threadkeep::value::ChannelValue;
+use threadkeep::{Error, Result};
 
+use crate::known::{Known, KnownTask};
+use crate::store::{ATTEMPTS, LangGraph};
 use crate::task::{Author, Kind, is_special, row};
 use crate::types::PutWrites;
 
-/// Whether it has both special and ordinary writes: then stored special ones stay, and one has to know which those are.
-pub(crate) fn is_mixed(put: &PutWrites) -> bool {
-    let special = put.writes.iter().filter(|(channel, _)| is_special(channel)).count();
-    special > 0 && special < put.writes.len()
+type Write = (String, ChannelValue);
+
+impl LangGraph {
+    /// Stores writes of a task under a checkpoint that exists.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] if it does not exist; the saver's.
+    pub(crate) async fn store_writes(&self, key: &CheckpointKey, put: &PutWrites) -> Result<()> {
+        let (special, ordinary): (Vec<_>, Vec<_>) =
+            put.writes.iter().cloned().partition(|(channel, _)| is_special(channel));
+        let known = match self.memory.checkpoint(key) {
+            Some(known) => known,
+            None => self.learned(key).await?,
+        };
+        let by = Author { path: put.path.clone(), task: put.task.clone() };
+        // Stored special writes stay if they come among others.
+        let stays = if ordinary.is_empty() { BTreeSet::new() } else { special_of(&known, &put.task) };
+        let special = last_of_each(special, &stays);
+        if !special.is_empty() {
+            self.store_row(key, &row(&by, Kind::Special, special)?).await?;
+        }
+        if ordinary.is_empty() {
+            return Ok(());
+        }
+        self.store_ordinary(key, &by, ordinary, &known).await
+    }
+
+    async fn store_row(&self, key: &CheckpointKey, row: &TaskWrites) -> Result<()> {
+        self.saver.put_writes(key, row).await?;
+        self.memory.wrote(key, row)
+    }
+
+    /// Stores ordinary writes. Those that are stored already stay, and what this put has more is added: to the task's last
+    /// row, or, if a child has applied that one, as a further row.
+    async fn store_ordinary(
+        &self,
+        key: &CheckpointKey,
+        by: &Author,
+        writes: Vec<Write>,
+        known: &Arc<Known>,
+    ) -> Result<()> {
+        let from = |at: usize| row(by, Kind::Ordinary(at), writes[at..].to_vec());
+        let Some((last, end)) = last_row(&known.tasks, &by.task) else {
+            return self.store_row(key, &from(0)?).await;
+        };
+        // A put that has no more than what is stored is a repeat, but its checkpoint may be gone.
+        self.saver.put_writes(key, &from(if last < writes.len() { last } else { 0 })?).await?;
+        if writes.len() <= end {
+            return Ok(());
+        }
+        // The saver does not say whether the row was final.
+        for _ in 0..ATTEMPTS {
+            let stored = CheckpointSelector::at(key).loading(Load::None);
+            let stored = self.saver.get(&stored).await?;
+            let stored =
+                stored.ok_or_else(|| Error::NotFound { thread: key.thread.clone(), checkpoint: key.id })?;
+            let mut tasks = Vec::with_capacity(stored.writes.len());
+            for row in &stored.writes {
+                self.memory.wrote(key, row)?;
+                tasks.push(KnownTask::new(row)?);
+            }
+            match last_row(&tasks, &by.task) {
+                Some((_, end)) if end < writes.len() => self.saver.put_writes(key, &from(end)?).await?,
+                _ => return Ok(()),
+            }
+        }
+        Err(Error::Stale { thread: key.thread.clone() })
+    }
 }
 
-/// The rows of a put, without writes to the special channels in `stays`.
-pub(crate) fn rows(put: &PutWrites, stays: &BTreeSet<String>) -> Result<Vec<TaskWrites>> {
-    let by = Author { path: put.path.clone(), task: put.task.clone() };
-    let (special, ordinary): (Vec<_>, Vec<_>) =
-        put.writes.iter().cloned().partition(|(channel, _)| is_special(channel));
-    // LangGraph has one place for each special channel: the last write to it counts.
-    let mut last: Vec<(String, threadkeep::value::ChannelValue)> = Vec::new();
+/// Where the last row of a task's ordinary writes begins, and where it ends.
+fn last_row(tasks: &[KnownTask], task: &str) -> Option<(usize, usize)> {
+    let rows = tasks.iter().filter(|row| row.author.task == task).filter_map(|row| match row.kind {
+        Kind::Ordinary(from) => Some((from, from + row.len)),
+        Kind::Special => None,
+    });
+    rows.max()
+}
+
+/// The special channels that a task wrote.
+fn special_of(known: &Known, task: &str) -> BTreeSet<String> {
+    let rows = known.tasks.iter().filter(|row| row.author.task == task);
+    rows.flat_map(|row| row.special.iter().cloned()).collect()
+}
+
+/// LangGraph has one place for each special channel: the last write to it counts.
+fn last_of_each(special: Vec<Write>, stays: &BTreeSet<String>) -> Vec<Write> {
+    let mut last: Vec<Write> = Vec::new();
     for (channel, value) in special.into_iter().filter(|(channel, _)| !stays.contains(channel)) {
         match last.iter_mut().find(|(known, _)| *known == channel) {
             Some(known) => known.1 = value,
             None => last.push((channel, value)),
         }
     }
-    let mut rows = Vec::new();
-    if !last.is_empty() {
-        rows.push(row(&by, Kind::Special, last)?);
-    }
-    if !ordinary.is_empty() {
-        rows.push(row(&by, Kind::Ordinary, ordinary)?);
-    }
-    Ok(rows)
+    last
 }

@@ -74,15 +74,38 @@ class AsyncPostgresSaver(_Postgres):
         await self._store.setup()
 
 
+# What a saver connects with.
+_PARAMETERS = {
+    *("application_name", "channel_binding", "connect_timeout", "dbname", "host", "hostaddr", "keepalives", "keepalives_idle"),
+    *("keepalives_interval", "options", "password", "port", "sslmode", "sslrootcert", "target_session_attrs", "user"),
+}
+# What libpq says of its own ways to connect, which change nothing of where.
+_OF_LIBPQ = {"client_encoding", "fallback_application_name", "gssencmode", "sslcertmode", "sslcompression", "sslsni"}
+# What psycopg adds to the parameters of a connection.
+_OF_PSYCOPG = {"autocommit", "binary", "context", "cursor_factory", "prepare_threshold", "row_factory"}
+
+
 def _address(conn: Any) -> str:
     if isinstance(conn, str):
         return conn
-    if (address := getattr(conn, "conninfo", None)) is not None:  # A pool.
-        return str(address)
-    info = conn.info
-    parts = {**info.get_parameters(), "password": info.password}
-    quoted = (f"{key}='{_escaped(str(value))}'" for key, value in parts.items() if value)
-    return " ".join(quoted)
+    if hasattr(conn, "conninfo"):  # A pool.
+        from psycopg.conninfo import conninfo_to_dict
+
+        if callable(conn.conninfo) or callable(conn.kwargs):
+            raise ValueError("this pool computes its address for each connection: pass the address of the database instead")
+        kwargs: dict[str, Any] = conn.kwargs or {}
+        more = {name: value for name, value in kwargs.items() if name not in _OF_PSYCOPG}
+        return _joined({**conninfo_to_dict(conn.conninfo), **more})
+    if not hasattr(conn, "info"):
+        raise TypeError(f"pass the address of the database, or a connection or pool of psycopg, not {type(conn).__name__}")
+    return _joined({**conn.info.get_parameters(), "password": conn.info.password})
+
+
+def _joined(parts: dict[str, Any]) -> str:
+    given = {name: str(value) for name, value in parts.items() if value not in (None, "") and name not in _OF_LIBPQ}
+    if unknown := sorted(set(given) - _PARAMETERS):
+        raise ValueError(f"a saver cannot connect with {', '.join(unknown)}: pass the address of the database without it")
+    return " ".join(f"{name}='{_escaped(value)}'" for name, value in given.items())
 
 
 def _escaped(value: str) -> str:

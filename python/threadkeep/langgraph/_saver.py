@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from typing import Any, Literal, cast
+from typing import Any, Literal, SupportsIndex, cast
 
+from langchain_core.messages import messages_from_dict
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import (
     BaseCheckpointSaver,
@@ -23,6 +24,8 @@ from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.checkpoint.serde.types import (
     _DeltaSnapshot,  # pyright: ignore[reportPrivateUsage] # What graphs put for a snapshot.
 )
+
+from typing_extensions import Self
 
 from threadkeep._core import Call, Codec, Decoder, RawHistory, RawTuple, StaleError, Store
 
@@ -58,6 +61,17 @@ class ThreadkeepSaver(BaseCheckpointSaver[str]):
             )
         self._store = store
         self._codec = None
+
+    def __copy__(self) -> Self:
+        clone = object.__new__(type(self))
+        clone.__dict__.update(self.__dict__)
+        return clone
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
+        raise TypeError(
+            f"a {type(self).__name__} cannot be pickled: it holds an open store. "
+            "Make one in the other process, with the same path or address"
+        )
 
     # Reading.
 
@@ -317,8 +331,21 @@ class ThreadkeepSaver(BaseCheckpointSaver[str]):
         if self._codec is None or self._codec[0] is not self.serde:
             # Other serializers may not give a list the bytes of its elements.
             elements = type(self.serde) is JsonPlusSerializer
-            self._codec = (self.serde, Codec(self.serde, _DeltaSnapshot, elements))
+            self._codec = (self.serde, Codec(self.serde, _DeltaSnapshot, _messages, elements))
         return self._codec[1]
+
+
+def _messages(found: Any) -> Any:
+    """A list of messages in which those that the gateway wrote are objects of JSON."""
+    if not isinstance(found, list):
+        return found
+    return [_message(item) for item in cast(Sequence[Any], found)]
+
+
+def _message(item: Any) -> Any:
+    if not isinstance(item, dict):
+        return item
+    return messages_from_dict([{"type": item["type"], "data": item}])[0]
 
 
 def _configurable(config: RunnableConfig) -> dict[str, Any]:

@@ -34,7 +34,11 @@ class SqliteSaver(ThreadkeepSaver):
         serde: SerializerProtocol | None = None,
         fence: Fence = "fork",
     ) -> None:
-        path = _file_of(conn) if isinstance(conn, sqlite3.Connection) else os.fspath(conn)
+        try:
+            path = _file_of(conn) if isinstance(conn, sqlite3.Connection) else os.fspath(conn)
+        except TypeError:
+            given = type(conn).__name__
+            raise TypeError(f"SqliteSaver takes the path of a file or a connection of sqlite3 to it, not {given}") from None
         super().__init__(_store(path, fence), serde=serde)
 
     @classmethod
@@ -67,7 +71,14 @@ class AsyncSqliteSaver(ThreadkeepSaver):
         serde: SerializerProtocol | None = None,
         fence: Fence = "fork",
     ) -> None:
-        super().__init__(_store(os.fspath(conn), fence), serde=serde)
+        try:
+            path = os.fspath(conn)
+        except TypeError:
+            raise TypeError(
+                f"AsyncSqliteSaver takes the path of a file, not {type(conn).__name__}: a connection of aiosqlite belongs to "
+                "its own block, and closing it would drop the locks of the store. Pass the path, or use from_conn_string"
+            ) from None
+        super().__init__(_store(path, fence), serde=serde)
 
     @classmethod
     @asynccontextmanager

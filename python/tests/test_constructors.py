@@ -1,0 +1,94 @@
+"""What LangGraph's savers are made from: done, or refused with what to do instead."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import sqlite3
+import uuid
+from pathlib import Path
+from typing import Any
+
+import aiosqlite
+import psycopg
+import pytest
+from psycopg.conninfo import conninfo_to_dict
+from psycopg_pool import AsyncConnectionPool, ConnectionPool
+
+from kit import at, made, put, read
+from threadkeep.langgraph import AsyncPostgresSaver, AsyncSqliteSaver, PostgresSaver, SqliteSaver
+
+
+def works(saver: Any) -> None:
+    thread = uuid.uuid4().hex
+    config = put(saver, at(thread), made({"a": [1]}))
+    assert read(saver, config).checkpoint["channel_values"] == {"a": [1]}
+    saver.close()
+
+
+async def works_in_a_loop(saver: Any) -> None:
+    thread = uuid.uuid4().hex
+    config = await saver.aput(at(thread), made({"a": [1]}), {"step": 1}, {"a": 1})
+    found = await saver.aget_tuple(config)
+    assert found.checkpoint["channel_values"] == {"a": [1]}
+    await saver.aclose()
+
+
+def test_sqlite_savers_are_made_from_paths_and_connections(tmp_path: Path) -> None:
+    works(SqliteSaver(tmp_path / "a.db"))
+    works(SqliteSaver(str(tmp_path / "a.db")))
+    connection = sqlite3.connect(tmp_path / "a.db", check_same_thread=False)
+    works(SqliteSaver(connection))
+    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+        connection.execute("SELECT 1")
+    works(SqliteSaver(sqlite3.connect(":memory:")))
+    with pytest.raises(TypeError, match="path of a file or a connection of sqlite3.*not int"):
+        SqliteSaver(1)  # type: ignore[arg-type]
+
+
+async def test_a_connection_of_aiosqlite_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    await works_in_a_loop(AsyncSqliteSaver(tmp_path / "a.db"))
+    async with aiosqlite.connect(tmp_path / "b.db") as connection:
+        with pytest.raises(TypeError, match="Connection: a connection of aiosqlite.*Pass the path, or use from_conn_string"):
+            AsyncSqliteSaver(connection)  # type: ignore[arg-type]
+
+
+def test_postgres_savers_are_made_from_addresses_connections_and_pools(postgres_url: str) -> None:
+    saver = PostgresSaver(postgres_url)
+    saver.setup()
+    works(saver)
+    with psycopg.connect(postgres_url) as connection:
+        works(PostgresSaver(connection))
+        assert connection.execute("SELECT 1").fetchone() == (1,), "the connection stays open"
+    with ConnectionPool(postgres_url, kwargs={"autocommit": True, "prepare_threshold": 0}, min_size=1) as pool:
+        works(PostgresSaver(pool))
+    parts = conninfo_to_dict(postgres_url)
+    secret = {"password": parts.pop("password", "x"), "autocommit": True}
+    with ConnectionPool(psycopg.conninfo.make_conninfo("", **parts), kwargs=secret, min_size=1) as pool:
+        works(PostgresSaver(pool))
+        with pytest.raises(ValueError, match="pipe is not supported"):
+            PostgresSaver(pool, object())
+    with pytest.raises(ValueError, match="computes its address.*pass the address"):
+        PostgresSaver(ConnectionPool(lambda: postgres_url, open=False))
+    with pytest.raises(ValueError, match="cannot connect with sslcert, sslkey"):
+        PostgresSaver(ConnectionPool(f"{postgres_url}?sslcert=a&sslkey=b", open=False))
+    with pytest.raises(TypeError, match="pass the address of the database.*not int"):
+        PostgresSaver(1)
+
+
+async def test_async_postgres_savers_are_made_from_addresses_connections_and_pools(postgres_url: str) -> None:
+    saver = AsyncPostgresSaver(postgres_url)
+    await saver.setup()
+    await works_in_a_loop(saver)
+    async with await psycopg.AsyncConnection.connect(postgres_url) as connection:
+        await works_in_a_loop(AsyncPostgresSaver(connection))
+    async with AsyncConnectionPool(postgres_url, min_size=1, open=False) as pool:
+        await works_in_a_loop(AsyncPostgresSaver(pool))
+
+
+def test_a_saver_is_copied_and_not_pickled(tmp_path: Path) -> None:
+    saver = SqliteSaver(tmp_path / "a.db")
+    for refused in (pickle.dumps, copy.deepcopy):
+        with pytest.raises(TypeError, match="SqliteSaver cannot be pickled.*with the same path"):
+            refused(saver)
+    works(copy.copy(saver))

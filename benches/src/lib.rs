@@ -22,6 +22,8 @@ pub mod row;
 #[cfg(feature = "runner")]
 pub mod runner;
 #[cfg(feature = "runner")]
+pub mod scale;
+#[cfg(feature = "runner")]
 pub mod store;
 #[cfg(feature = "runner")]
 pub mod summary;

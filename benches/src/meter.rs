@@ -70,6 +70,17 @@ impl Process {
         field(&file, "syscr:") + field(&file, "syscw:")
     }
 
+    /// Bytes that it has read, from files and sockets.
+    pub fn read(self) -> u64 {
+        field(&format!("/proc/{}/io", self.pid), "rchar:")
+    }
+
+    /// Whether it has ended, and only its figures are left.
+    pub fn has_ended(self) -> bool {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", self.pid)).unwrap_or_default();
+        stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with(['Z', 'X']))
+    }
+
     /// How often its running threads have waited for something.
     pub fn waits(self) -> u64 {
         let tasks = fs::read_dir(format!("/proc/{}/task", self.pid)).into_iter().flatten().flatten();

@@ -14,7 +14,7 @@ use crate::transcript::Transcript;
 const PATIENCE: Duration = Duration::from_mins(1);
 
 /// A client that keeps its connections alive.
-pub(super) fn http() -> Result<Client> {
+pub(crate) fn http() -> Result<Client> {
     // Other code in this process may have installed one already.
     let _chosen = rustls::crypto::ring::default_provider().install_default();
     Ok(Client::builder().no_proxy().build()?)
@@ -22,15 +22,15 @@ pub(super) fn http() -> Result<Client> {
 
 /// The times of a turn, from the moment its request was sent.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Turn {
+pub(crate) struct Turn {
     /// Until the first bytes of the stream.
-    pub(super) first_frame: Duration,
+    pub(crate) first_frame: Duration,
     /// Until the stream ended.
-    pub(super) whole: Duration,
+    pub(crate) whole: Duration,
 }
 
 /// A thread of the gateway.
-pub(super) struct Conversation {
+pub(crate) struct Conversation {
     client: Client,
     id: String,
     api: Api,
@@ -43,7 +43,7 @@ pub(super) struct Conversation {
 impl Conversation {
     /// Creates thread `number`, whose turns ask for these frames. With a follower, a turn is begun in the background, and
     /// its times count from the request to the follower for its stream.
-    pub(super) async fn create(
+    pub(crate) async fn create(
         client: &Client,
         api: Api,
         follower: Option<Api>,
@@ -59,7 +59,7 @@ impl Conversation {
     }
 
     /// Sends a question and reads the stream to its end.
-    pub(super) async fn turn(&mut self) -> Result<Turn> {
+    pub(crate) async fn turn(&mut self) -> Result<Turn> {
         let text = self.messages.human()["content"].take();
         let body = json!({
             "assistant_id": self.api.assistant,
@@ -94,7 +94,7 @@ impl Conversation {
             lines.take(&chunk);
         }
         let whole = began.elapsed();
-        ensure!(lines.errors == 0, "the stream has {} error events", lines.errors);
+        ensure!(lines.errors == 0, "the stream has {} error events: {}", lines.errors, lines.error);
         ensure!(
             lines.last == self.api.last.as_bytes(),
             "the stream ends with {:?}",
@@ -104,7 +104,7 @@ impl Conversation {
     }
 
     /// Checks that the thread holds a question and an answer for each turn.
-    pub(super) async fn check(&self, turns: usize) -> Result<()> {
+    pub(crate) async fn check(&self, turns: usize) -> Result<()> {
         let answer = self.client.get(format!("{}/{}/state", self.api.threads, self.id)).send().await?;
         let state: Json = answer.error_for_status()?.json().await?;
         let kept = state["values"]["messages"].as_array().map_or(0, Vec::len);
@@ -129,11 +129,13 @@ struct Lines {
     /// The name of the last event.
     last: Vec<u8>,
     errors: usize,
+    /// What the first error says, cut.
+    error: String,
 }
 
 impl Lines {
-    /// Longer than any event name; a longer line is data and need not be kept.
-    const KEPT: usize = 64;
+    /// Longer than any event name, and enough of an error; of a longer line the rest is not kept.
+    const KEPT: usize = 300;
 
     fn take(&mut self, chunk: &[u8]) {
         for piece in chunk.split_inclusive(|byte| *byte == b'\n') {
@@ -146,6 +148,8 @@ impl Lines {
                 if let Some(name) = line.strip_prefix(b"event: ") {
                     self.last = name.to_vec();
                     self.errors += usize::from(name == b"error");
+                } else if self.errors == 1 && self.error.is_empty() && self.last == b"error" {
+                    self.error = String::from_utf8_lossy(line).into_owned();
                 }
                 self.begun.clear();
             }
@@ -192,7 +196,7 @@ mod tests {
             (format!("{HEAD}\r\n{events}"), "the stream ends with \"metadata\""),
             (
                 format!("{HEAD}\r\n{events}event: error\ndata: {{}}\n\nevent: end\n\n"),
-                "the stream has 1 error events",
+                "the stream has 1 error events: data: {}",
             ),
             (format!("{HEAD}content-length: 99\r\n\r\n{events}"), "the stream broke off"),
             ("HTTP/1.1 409 Conflict\r\ncontent-length: 4\r\n\r\nbusy".to_owned(), "409 Conflict: busy"),

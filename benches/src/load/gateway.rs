@@ -29,7 +29,7 @@ const PEER_FILES: [(&str, &str); 2] = [
 ];
 
 /// A running gateway, or the server that it is compared with. Killed when dropped.
-pub(super) struct Gateway {
+pub(crate) struct Gateway {
     child: Child,
     base: String,
     kind: Kind,
@@ -45,7 +45,7 @@ enum Kind {
 
 impl Gateway {
     /// Starts a gateway that keeps its state in `directory`, or in the Postgres database at `postgres`.
-    pub(super) fn start(binary: &Path, directory: &Path, postgres: Option<&str>, mode: Mode) -> Result<Self> {
+    pub(crate) fn start(binary: &Path, directory: &Path, postgres: Option<&str>, mode: Mode) -> Result<Self> {
         let mut database = match mode {
             Mode::Full => json!({"checkpoint_channel_mode": "full"}),
             Mode::Delta(every) => json!({
@@ -67,19 +67,16 @@ impl Gateway {
         let script = json!({"chunk_chars": 512, "rules": [{"answers": [answer]}]});
         fs::write(directory.join("config.yaml"), config.to_string())?;
         fs::write(directory.join("script.json"), script.to_string())?;
+        Self::again(binary, directory)
+    }
+
+    /// Starts a gateway in a directory that [`Self::start`] has prepared.
+    pub(crate) fn again(binary: &Path, directory: &Path) -> Result<Self> {
         let log = directory.join("log");
-        let mut command = Command::new(binary);
-        command.args(["serve", "--host", "127.0.0.1", "--port", "0", "--config", "config.yaml"]);
-        for (name, _) in std::env::vars_os() {
-            // The environment must not change the measured configuration.
-            if name
-                .to_str()
-                .is_some_and(|name| ["SVC_", "GATEWAY_", "OTEL_"].iter().any(|p| name.starts_with(p)))
-            {
-                command.env_remove(name);
-            }
-        }
-        command.current_dir(directory).env("SVC_HOME", directory.join("state")).env("RUST_LOG", "info");
+        let mut command = command(binary, directory);
+        command
+            .args(["serve", "--host", "127.0.0.1", "--port", "0", "--config", "config.yaml"])
+            .env("RUST_LOG", "info");
         let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(File::create(&log)?).spawn();
         let child = child.with_context(|| format!("{} does not start", binary.display()))?;
         let mut gateway = Self { child, base: String::new(), kind: Kind::Own, log };
@@ -89,7 +86,7 @@ impl Gateway {
 
     /// Starts LangGraph's development server, `langgraph dev`, in `directory`, with an agent that answers as the gateway's
     /// does. It may work on `runs` runs at the same time; by default it works on one.
-    pub(super) fn start_langgraph(program: &Path, directory: &Path, runs: usize) -> Result<Self> {
+    pub(crate) fn start_langgraph(program: &Path, directory: &Path, runs: usize) -> Result<Self> {
         for (name, content) in PEER_FILES {
             fs::write(directory.join(name), content)?;
         }
@@ -139,7 +136,7 @@ impl Gateway {
     }
 
     /// Where the threads are.
-    pub(super) fn api(&self) -> Api {
+    pub(crate) fn api(&self) -> Api {
         match self.kind {
             Kind::Own => {
                 Api { threads: format!("{}/api/threads", self.base), assistant: "lead_agent", last: "end" }
@@ -150,13 +147,18 @@ impl Gateway {
         }
     }
 
+    /// Its address.
+    pub(crate) fn base(&self) -> &str {
+        &self.base
+    }
+
     /// The gateway's process, for its CPU and memory.
-    pub(super) fn process(&self) -> Process {
+    pub(crate) fn process(&self) -> Process {
         Process::of(self.child.id())
     }
 
     /// The gateway's counters by name, without those that have labels.
-    pub(super) async fn counted(&self, client: &Client) -> Result<BTreeMap<String, u64>> {
+    pub(crate) async fn counted(&self, client: &Client) -> Result<BTreeMap<String, u64>> {
         if self.kind == Kind::Langgraph {
             return Ok(BTreeMap::new());
         }
@@ -170,7 +172,7 @@ impl Gateway {
     }
 
     /// Stops the gateway and waits until it has exited.
-    pub(super) async fn stop(mut self) -> Result<()> {
+    pub(crate) async fn stop(mut self) -> Result<()> {
         let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw).context("no process id")?;
         kill_process(pid, Signal::TERM)?;
         let deadline = Instant::now() + PATIENCE;
@@ -188,15 +190,29 @@ impl Gateway {
     }
 }
 
+/// The program, in the directory of a gateway and without settings from the environment.
+pub(crate) fn command(binary: &Path, directory: &Path) -> Command {
+    let mut command = Command::new(binary);
+    for (name, _) in std::env::vars_os() {
+        // The environment must not change the measured configuration.
+        if name.to_str().is_some_and(|name| ["SVC_", "GATEWAY_", "OTEL_"].iter().any(|p| name.starts_with(p)))
+        {
+            command.env_remove(name);
+        }
+    }
+    command.current_dir(directory).env("SVC_HOME", directory.join("state"));
+    command
+}
+
 /// What a client must know of a server.
 #[derive(Debug, Clone)]
-pub(super) struct Api {
+pub(crate) struct Api {
     /// The URL of its threads.
-    pub(super) threads: String,
+    pub(crate) threads: String,
     /// The name of its agent.
-    pub(super) assistant: &'static str,
+    pub(crate) assistant: &'static str,
     /// The event that ends a stream which went well.
-    pub(super) last: &'static str,
+    pub(crate) last: &'static str,
 }
 
 impl Drop for Gateway {

@@ -5,8 +5,8 @@
 //! with `end` or contains an error, or if a thread lost a message. The same clients can send the same turns to LangGraph's
 //! development server, which keeps its threads in memory.
 
-mod client;
-mod gateway;
+pub(crate) mod client;
+pub(crate) mod gateway;
 mod table;
 
 use std::io::Write;

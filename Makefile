@@ -1,10 +1,10 @@
 .DEFAULT_GOAL := help
-.PHONY: help run config-upgrade test python-test wheel bench-python lint docs sdk-check tools-check openapi-check tour conformance fuzz torture patroni crash-check size-report bench bench-peers bench-targets bench-criterion load instructions batches-torture chaos
+.PHONY: help run config-upgrade test page-test python-test langgraph-tests wheel bench-python lint docs sdk-check tools-check openapi-check tour conformance new-saver fuzz torture patroni crash-check size-report bench bench-peers bench-targets bench-criterion load scale instructions batches-torture chaos
 
 help: ## Show what there is to run
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-run: ## Serve the gateway on http://127.0.0.1:8001, with an embedded SQLite; needs no configuration
+run: ## Serve the gateway on http://127.0.0.1:8001, with its page for browsers and an embedded SQLite; needs no configuration
 	cargo run --release --locked -p threadkeep-gateway -- serve
 
 config-upgrade: ## Add what is new to the configuration file (CONFIG, else SVC_CONFIG_PATH, else config.yaml), with a backup
@@ -13,8 +13,14 @@ config-upgrade: ## Add what is new to the configuration file (CONFIG, else SVC_C
 test: ## Run every test, the SDK clients and the tour included; a line a step, the rest in target/test-logs
 	@scripts/test.sh
 
+page-test: ## The page in Chromium, against the gateway itself; ARGS name tests
+	cargo test --locked -p threadkeep-gateway --test page -- $(ARGS)
+
 python-test: ## The Python package from its wheel in an empty environment, with LangGraph's conformance suite; ARGS go to pytest
 	scripts/python-test.sh $(ARGS)
+
+langgraph-tests: ## LangGraph's own tests of savers and graphs, from PyPI, on our savers; STORES ("sqlite postgres"); ARGS go to pytest
+	STORES="$(STORES)" scripts/python-test.sh --langgraph $(ARGS)
 
 wheel: ## The wheel of the Python package, optimized, in target/wheels
 	scripts/python-test.sh --wheel
@@ -63,6 +69,9 @@ tour: ## The README's tour against a live gateway in both modes
 conformance: ## The conformance suite on SAVER (sqlite), with SEED and PROGRAMS if given; prints a report
 	cargo run --locked -p threadkeep-conformance -- --saver $(or $(SAVER),sqlite) $(if $(SEED),--seed $(SEED)) $(if $(PROGRAMS),--programs $(PROGRAMS))
 
+new-saver: ## The crate of a saver over the store NAME, in DIR (../threadkeep-NAME): it compiles, and its tests say what to write
+	scripts/new-saver.sh "$(NAME)" $(if $(DIR),"$(DIR)")
+
 fuzz: ## Fuzz each decoder, and whole programs of calls, for SECONDS (60) each; TARGETS names some of them
 	FUZZ_SECONDS=$(or $(SECONDS),60) scripts/fuzz.sh $(TARGETS)
 
@@ -97,6 +106,9 @@ bench-criterion: ## Each engine step and each driver operation; FILTER names som
 
 load: ## Turns per second, latency and CPU of a gateway with 1 and 64 threads, beside LangGraph's server; ARGS="--turns 100" for more
 	scripts/load.sh $(ARGS)
+
+scale: ## Every operator command and reading route on THREADS (10000) threads with long ones of TURNS (5000); turns beside commands; OUT, a file in Markdown; ARGS
+	scripts/scale.sh --threads $(or $(THREADS),10000) --turns $(or $(TURNS),5000) $(if $(OUT),--out $(OUT)) $(ARGS)
 
 instructions: ## Instructions of the hot paths against benches/instructions.json; UPDATE=1 writes that file, BOUND=50 allows 50 %
 	scripts/instructions.sh $(if $(UPDATE),--update) $(if $(BOUND),--bound $(BOUND))

@@ -286,6 +286,8 @@ def client_steps(gateway):
         ]
     steps.append(against("fields of the SDKs' requests", "full", "sdk-fields.sh"))
     steps.append(against("Python SDK with API keys", "delta", "sdk-check.sh", WITH_KEYS="1"))
+    own_store = str(Path(gateway).parent / "examples" / "own_store")
+    steps.append(against("Python SDK on a store of one's own", "delta", "sdk-check.sh", THREADKEEP_BINARY=own_store))
     return steps
 
 

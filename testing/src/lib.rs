@@ -1,5 +1,6 @@
 #![doc = include_str!("../README.md")]
 
+mod browser;
 mod certificate;
 mod cluster;
 mod container;
@@ -15,6 +16,7 @@ mod tools;
 
 use std::sync::{Mutex, OnceLock, PoisonError};
 
+pub use browser::Browser;
 pub use cluster::{Cluster, Replication};
 pub use corpus::corpus;
 pub use dropped::DropAfter;

@@ -20,6 +20,8 @@ const EDGES: &[(&str, &[&str])] = &[
     ("redis", &["engine"]),
     ("sqlite", &["engine", "layout", "pages"]),
     ("postgres", &["engine", "layout"]),
+    ("kv", &["engine", "layout"]),
+    ("redb", &["engine", "kv"]),
     ("testing", &[]),
     ("conformance", &["engine", "memory", "pages", "postgres", "sqlite", "testing"]),
     ("torture", &["conformance", "engine", "memory", "pages", "postgres", "sqlite", "testing"]),
@@ -40,6 +42,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ),
     ("ops", &["config", "engine", "files", "langgraph", "records", "storage", "subagents"]),
     ("chat", &["acp", "agent", "config", "engine", "mcp", "processes", "records", "storage", "subagents"]),
+    ("page", &[]),
     (
         "gateway",
         &[
@@ -51,6 +54,7 @@ const EDGES: &[(&str, &[&str])] = &[
             "files",
             "mcp",
             "ops",
+            "page",
             "processes",
             "records",
             "storage",
@@ -101,7 +105,7 @@ fn a_crate_uses_only_the_crates_that_the_table_allows() {
 
 #[test]
 fn the_table_has_no_cycle_and_keeps_the_direction() {
-    const DRIVERS: [&str; 4] = ["memory", "sqlite", "postgres", "redis"];
+    const DRIVERS: [&str; 5] = ["memory", "sqlite", "postgres", "redb", "redis"];
     let mut above = BTreeSet::new();
     for (name, uses) in EDGES {
         let later: Vec<_> = uses.iter().filter(|other| !above.contains(*other)).collect();
@@ -111,7 +115,7 @@ fn the_table_has_no_cycle_and_keeps_the_direction() {
     for (name, uses) in EDGES {
         let drivers: Vec<_> = uses.iter().filter(|other| DRIVERS.contains(other)).collect();
         match *name {
-            "engine" | "langgraph" | "files" | "config" | "records" | "agent" | "ops" | "chat"
+            "engine" | "langgraph" | "files" | "config" | "records" | "agent" | "ops" | "chat" | "page"
             | "gateway" => {
                 assert!(drivers.is_empty(), "{name} knows {drivers:?}; only storage chooses a driver");
             }

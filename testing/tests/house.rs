@@ -280,13 +280,14 @@ fn functions(source: &str) -> impl Iterator<Item = &str> {
 }
 
 #[test]
-fn every_page_of_scenarios_names_tests_that_are_there() {
-    let folders = ["gateway-min", "engine", "conformance/src"];
+fn every_page_of_scenarios_and_that_of_defects_names_tests_that_are_there() {
+    let folders = ["gateway-min", "engine", "conformance/src", "drivers", "testing/torture"];
     let sources: Vec<(PathBuf, String)> =
         folders.iter().flat_map(|folder| files(&root().join(folder), ".rs")).collect();
     let known: BTreeSet<&str> = sources.iter().flat_map(|(_, source)| functions(source)).collect();
-    let pages = files(&root().join("gateway-min"), "scenarios.md");
+    let mut pages = files(&root().join("gateway-min"), "scenarios.md");
     assert_eq!(pages.len(), 2, "the gateway's and delegation's");
+    pages.push(("docs/defects.md".into(), read("docs/defects.md")));
     for (path, page) in &pages {
         let named: Vec<&str> = page.split('`').skip(1).step_by(2).filter(|name| name.contains('_')).collect();
         assert!(named.len() > 100, "{}: {}", path.display(), named.len());

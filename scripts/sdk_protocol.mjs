@@ -11,7 +11,7 @@ const { window } = new JSDOM("<main></main>", { url: gateway });
 for (const [name, value] of Object.entries({ window, document: window.document, navigator: window.navigator })) {
   Object.defineProperty(globalThis, name, { value, configurable: true });
 }
-const { createElement } = await import("react");
+const { createElement, useEffect } = await import("react");
 const { createRoot } = await import("react-dom/client");
 const { useStream } = await import("@langchain/react");
 
@@ -19,16 +19,18 @@ const checks = {};
 const human = (content) => ({ messages: [{ type: "human", content }] });
 const texts = (page) => page.hook.messages.map((message) => message.text);
 
-// A page that shows one conversation; `hook` is what `useStream` returned last.
+// A page that shows one conversation; `hook` is what `useStream` returned last, once its effects have run: nobody can press
+// a key before, and an effect that ran after a submission would end it.
 const open = (options = {}) => {
   const page = { hook: undefined, threadId: options.threadId };
   const Conversation = () => {
-    page.hook = useStream({
+    const hook = useStream({
       apiUrl: `${gateway}/api`,
       assistantId: "lead_agent",
       onThreadId: (id) => { page.threadId = id; },
       ...options,
     });
+    useEffect(() => { page.hook = hook; });
     return null;
   };
   const root = createRoot(document.querySelector("main").appendChild(document.createElement("div")));

@@ -11,7 +11,7 @@ const { window } = new JSDOM("<main></main>", { url: gateway });
 for (const [name, value] of Object.entries({ window, document: window.document, navigator: window.navigator })) {
   Object.defineProperty(globalThis, name, { value, configurable: true });
 }
-const { createElement } = await import("react");
+const { createElement, useEffect } = await import("react");
 const { createRoot } = await import("react-dom/client");
 const { useStream } = await import("@langchain/langgraph-sdk/react");
 
@@ -19,11 +19,12 @@ const checks = {};
 const human = (content) => ({ messages: [{ type: "human", content }] });
 const texts = (page) => page.hook.messages.map((message) => message.content);
 
-// A page that shows one conversation; `hook` is what `useStream` returned last.
+// A page that shows one conversation; `hook` is what `useStream` returned last, once its effects have run: nobody can press
+// a key before, and an effect that ran after a submission would end it.
 const open = (options = {}) => {
   const page = { hook: undefined, threadId: options.threadId };
   const Conversation = () => {
-    page.hook = useStream({
+    const hook = useStream({
       apiUrl: `${gateway}/api`,
       assistantId: "lead_agent",
       fetchStateHistory: true,
@@ -31,7 +32,8 @@ const open = (options = {}) => {
       ...options,
     });
     // A page shows these, so that the hook streams them.
-    void page.hook.messages;
+    void hook.messages;
+    useEffect(() => { page.hook = hook; });
     return null;
   };
   const root = createRoot(document.querySelector("main").appendChild(document.createElement("div")));
@@ -42,14 +44,17 @@ const open = (options = {}) => {
 
 const until = async (what, holds) => {
   for (const start = Date.now(); !holds();) {
-    if (Date.now() - start > 60_000) assert.fail(`not within a minute: ${what}`);
+    if (Date.now() - start > 60_000) assert.fail(`not within a minute: ${typeof what === "function" ? what() : what}`);
     await new Promise((done) => setTimeout(done, 5));
   }
 };
 const mounted = (page) => until("the page is shown", () => page.hook && !page.hook.isThreadLoading);
 const settled = async (page, expected) => {
   const same = () => JSON.stringify(texts(page)) === JSON.stringify(expected);
-  await until(`${JSON.stringify(expected)}; there is ${JSON.stringify(texts(page))}`, () => !page.hook.isLoading && same());
+  await until(
+    () => `${JSON.stringify(expected)}; there is ${JSON.stringify(texts(page))}, loading: ${page.hook.isLoading}, ${page.hook.error}`,
+    () => !page.hook.isLoading && same(),
+  );
 };
 const ask = async (page, text, options) => {
   await page.hook.submit(human(text), options);

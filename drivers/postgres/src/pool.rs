@@ -186,9 +186,8 @@ impl Transaction {
         &self,
         first: impl Future<Output = Result<T, Trouble>>,
     ) -> Result<T, Trouble> {
-        let (begun, asked) = join(self.execute("BEGIN ISOLATION LEVEL READ COMMITTED"), first).await;
-        begun?;
-        asked
+        let (_, asked) = in_order(self.execute("BEGIN ISOLATION LEVEL READ COMMITTED"), first).await?;
+        Ok(asked)
     }
 
     /// Runs a statement. Several may be under way.
@@ -217,11 +216,8 @@ impl Transaction {
                 done
             }
             Poll::Pending => {
-                let (done, committed) = join(last, self.execute("COMMIT")).await;
                 // If the server refused a statement, the commit is a rollback.
-                let done = done?;
-                committed?;
-                done
+                in_order(last, self.execute("COMMIT")).await?.0
             }
         };
         self.ended();
@@ -238,6 +234,16 @@ impl Transaction {
     fn ended(&self) {
         self.0.open.fetch_sub(1, Ordering::Relaxed);
     }
+}
+
+/// Waits for two parts of a transaction that are under way at once. Once a statement failed, those sent after it fail
+/// because of that alone: the part sent first says why, whichever answer is seen first.
+pub(crate) async fn in_order<A, B>(
+    first: impl Future<Output = Result<A, Trouble>>,
+    then: impl Future<Output = Result<B, Trouble>>,
+) -> Result<(A, B), Trouble> {
+    let (first, then) = join(first, then).await;
+    Ok((first?, then?))
 }
 
 /// What a single statement can be sent on.

@@ -6,7 +6,6 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::OnceLock;
 
-use futures::future::{join, try_join};
 use threadkeep::checkpoint::CheckpointTuple;
 use threadkeep::id::{CheckpointId, Namespace, ThreadId};
 use threadkeep::saver::{Flush, Outline, Revision, Rewrite};
@@ -25,7 +24,7 @@ use crate::error::{BUSY, OVERTAKEN, Trouble, corrupt, in_doubt, unavailable};
 use crate::history::{History, Mark, Since};
 use crate::keys;
 use crate::plan::{described, kept, new_task, seed_of};
-use crate::pool::{Param, Transaction};
+use crate::pool::{Param, Transaction, in_order};
 use crate::read::{namespace_of, revision};
 use crate::record::{CheckpointRecord, Kept, StoredChannel, TaskRecord};
 use crate::rows::{Node, Snapshot, ThreadRow, column};
@@ -104,7 +103,7 @@ impl Store {
                 let Some(removal) = &removal else { return write.await };
                 // In the same round trip.
                 let removes = removal.remove(&transaction, &self.sql, (keys::of_thread(thread), to.mark));
-                Ok(try_join(write, removes).await?.0)
+                Ok(in_order(write, removes).await?.0)
             };
             if transaction.commit(write).await? {
                 slot.acknowledged(to.moment());
@@ -172,11 +171,9 @@ impl Store {
             (&epoch, Type::INT8),
             (&next, Type::INT8_ARRAY),
         ];
-        let (locked, rows) =
-            join(transaction.query(&self.sql.lock, &lock), transaction.query(&self.sql.look_at_all, &look))
-                .await;
-        locked?;
-        rows
+        let lock = transaction.query(&self.sql.lock, &lock);
+        let (_, rows) = in_order(lock, transaction.query(&self.sql.look_at_all, &look)).await?;
+        Ok(rows)
     }
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use futures::future::{BoxFuture, join};
+use futures::future::BoxFuture;
 use threadkeep::id::{CheckpointId, Namespace, ThreadId};
 use threadkeep::{Error, Result};
 use tokio_postgres::Row;
@@ -17,7 +17,7 @@ use crate::error::{BUSY, OVERTAKEN, SILENT, Trouble, in_doubt, unavailable};
 use crate::history::{History, Since, lost};
 use crate::keys;
 use crate::plan::Planned;
-use crate::pool::{Ask, Connections, Param, Probed, Transaction};
+use crate::pool::{Ask, Connections, Param, Probed, Transaction, in_order};
 use crate::rows::{Snapshot, ThreadRow};
 use crate::sql::{EMIT, Sql};
 use crate::thread::{Agreement, Known, Slot, ThreadState, Threads};
@@ -356,10 +356,9 @@ impl Store {
             (&epoch, Type::INT8),
             (&next, Type::INT8_ARRAY),
         ];
-        let (locked, rows) =
-            join(transaction.query(&self.sql.lock, &lock), transaction.query(&self.sql.look, &look)).await;
-        locked?;
-        rows
+        let lock = transaction.query(&self.sql.lock, &lock);
+        let (_, rows) = in_order(lock, transaction.query(&self.sql.look, &look)).await?;
+        Ok(rows)
     }
 }
 

@@ -38,3 +38,18 @@ async fn nothing_is_committed_if_the_last_statements_fail_before_all_are_sent() 
         assert_eq!(count.get::<_, i64>(0), rows, "the answers failed early: {early}");
     }
 }
+
+/// The answers to both parts may come between the looks at the first and at the second.
+#[tokio::test]
+async fn the_part_sent_first_says_why_a_transaction_failed() {
+    let refused = |reason: &str| Trouble::Again { reason: reason.to_owned(), in_doubt: false, renew: false };
+    let first = async {
+        tokio::task::yield_now().await;
+        Err::<(), _>(refused("the cause"))
+    };
+    let then = async { Err::<(), _>(refused("current transaction is aborted")) };
+    match super::in_order(first, then).await {
+        Err(Trouble::Again { reason, .. }) => assert_eq!(reason, "the cause"),
+        other => panic!("{other:?}"),
+    }
+}

@@ -6,7 +6,7 @@ use std::pin::pin;
 use std::sync::Arc;
 
 use futures::TryStreamExt as _;
-use futures::future::try_join_all;
+use futures::future::join_all;
 use tokio_postgres::types::{IsNull, ToSql, Type, private::BytesMut, to_sql_checked};
 use tokio_postgres::{Error, Row};
 
@@ -97,7 +97,9 @@ pub(super) async fn prepare(session: &Session, statements: &[Sql], tables: &Tabl
     };
     let new: Vec<_> =
         statements.iter().map(text_of).filter(|(text, _)| session.prepared(text).is_none()).collect();
-    try_join_all(new.iter().map(|(text, types)| session.prepare_once(text.clone(), types))).await?;
+    // Of the errors within a transaction, the first is the cause of the others.
+    let prepared = join_all(new.iter().map(|(text, types)| session.prepare_once(text.clone(), types))).await;
+    prepared.into_iter().collect::<Result<Vec<_>, _>>()?;
     Ok(!new.is_empty())
 }
 

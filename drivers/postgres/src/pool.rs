@@ -15,7 +15,7 @@ use deadpool_postgres::{
     Hook, HookError, Manager, ManagerConfig, Object, Pool, PoolError, RecyclingMethod, Runtime, TimeoutType,
 };
 use futures::future::join;
-use futures::poll;
+use futures::{FutureExt as _, poll};
 use threadkeep::Result;
 use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Client, Config, Row};
@@ -186,7 +186,7 @@ impl Transaction {
         &self,
         first: impl Future<Output = Result<T, Trouble>>,
     ) -> Result<T, Trouble> {
-        let (_, asked) = in_order(self.execute("BEGIN ISOLATION LEVEL READ COMMITTED"), first).await?;
+        let ((), asked) = in_order(self.execute("BEGIN ISOLATION LEVEL READ COMMITTED"), first).await?;
         Ok(asked)
     }
 
@@ -238,12 +238,11 @@ impl Transaction {
 
 /// Waits for two parts of a transaction that are under way at once. Once a statement failed, those sent after it fail
 /// because of that alone: the part sent first says why, whichever answer is seen first.
-pub(crate) async fn in_order<A, B>(
+pub(crate) fn in_order<A, B>(
     first: impl Future<Output = Result<A, Trouble>>,
     then: impl Future<Output = Result<B, Trouble>>,
-) -> Result<(A, B), Trouble> {
-    let (first, then) = join(first, then).await;
-    Ok((first?, then?))
+) -> impl Future<Output = Result<(A, B), Trouble>> {
+    join(first, then).map(|(first, then)| Ok((first?, then?)))
 }
 
 /// What a single statement can be sent on.

@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help run config-upgrade test page-test python-test langgraph-tests wheel bench-python lint docs sdk-check tools-check openapi-check tour conformance new-saver fuzz torture patroni crash-check size-report bench bench-peers bench-targets bench-criterion load scale instructions batches-torture chaos
+.PHONY: help run config-upgrade test page-test pictures python-test langgraph-tests wheel bench-python lint docs sdk-check tools-check openapi-check tour conformance new-saver fuzz torture patroni crash-check size-report bench bench-peers bench-targets bench-criterion load scale instructions batches-torture chaos
 
 help: ## Show what there is to run
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -16,14 +16,19 @@ test: ## Run every test, the SDK clients and the tour included; a line a step, t
 page-test: ## The page in Chromium, against the gateway itself; ARGS name tests
 	cargo test --locked -p threadkeep-gateway --test page -- $(ARGS)
 
+pictures: ## Pictures of every place of the page, in target/pictures, and how soon each is painted; ARGS (--docs: the README's too)
+	cargo build -q --release --locked -p threadkeep-gateway --bin threadkeep
+	python3 scripts/pictures.py $(ARGS)
+
 python-test: ## The Python package from its wheel in an empty environment, with LangGraph's conformance suite; ARGS go to pytest
 	scripts/python-test.sh $(ARGS)
 
 langgraph-tests: ## LangGraph's own tests of savers and graphs, from PyPI, on our savers; STORES ("sqlite postgres"); ARGS go to pytest
 	STORES="$(STORES)" scripts/python-test.sh --langgraph $(ARGS)
 
-wheel: ## The wheel of the Python package, optimized, in target/wheels
+wheel: ## The wheel of the Python package, optimized, in target/wheels; then used in an empty environment (PYTHON: its interpreter)
 	scripts/python-test.sh --wheel
+	scripts/wheel-check.sh
 
 bench-python: ## LangGraph's savers and ours through a real graph, in one run; TURNS (500)
 	scripts/bench-python.sh --turns $(or $(TURNS),500)

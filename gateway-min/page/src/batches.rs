@@ -142,7 +142,7 @@ impl Batch {
             @if self.items.is_empty() { div.empty { p { "No item has this status." } } }
             @else {
                 div.scroll tabindex="0" role="region" aria-label="Items" {
-                    table.list {
+                    table.list.stacked {
                         thead {
                             tr {
                                 th scope="col" { "Item" }

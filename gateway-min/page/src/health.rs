@@ -50,7 +50,7 @@ impl Health {
                         (logged(errors))
                         h2 { "Figures" }
                         div.scroll tabindex="0" role="region" aria-label="Figures" {
-                            table.list {
+                            table.list.stacked {
                                 thead { tr { th scope="col" { "Figure" } th.number scope="col" { "Value" } th scope="col" { "Meaning" } } }
                                 tbody {
                                     @for figure in figures {
@@ -104,11 +104,17 @@ pub fn figures(metrics: &str) -> Vec<Figure> {
         let value = match value.parse::<u64>() {
             Ok(number) if name.contains("_bytes") => crate::text::bytes(number),
             Ok(number) => crate::text::count(number),
-            Err(_) => value.to_owned(),
+            Err(_) => value.parse::<f64>().map_or_else(|_| value.to_owned(), thousandths),
         };
         figures.push(Figure { name, help: help.to_owned(), value });
     }
     figures
+}
+
+/// A number to three places after its point, as a person reads it.
+fn thousandths(number: f64) -> String {
+    let text = format!("{number:.3}");
+    text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
 #[cfg(test)]
@@ -118,7 +124,7 @@ mod tests {
     #[test]
     fn figures_are_those_of_the_text() {
         let text = "# HELP threadkeep_runs_active Runs at work.\n# TYPE threadkeep_runs_active gauge\nthreadkeep_runs_active 1200\n\
-             # HELP threadkeep_wait Waits.\nthreadkeep_wait_bucket{le=\"1\"} 2\nthreadkeep_wait_sum 0.5\n\
+             # HELP threadkeep_wait Waits.\nthreadkeep_wait_bucket{le=\"1\"} 2\nthreadkeep_wait_sum 0.5\nthreadkeep_busy_sum 3.3405675219999857\nthreadkeep_idle_sum 0.0\n\
              # HELP threadkeep_database_bytes Size.\nthreadkeep_database_bytes{db=\"a b\"} 65536\n# EOF\n";
         let figure = |name: &str, help: &str, value: &str| Figure {
             name: name.to_owned(),
@@ -130,6 +136,8 @@ mod tests {
             [
                 figure("runs_active", "Runs at work.", "1,200"),
                 figure("wait_sum", "Waits.", "0.5"),
+                figure("busy_sum", "Waits.", "3.341"),
+                figure("idle_sum", "Waits.", "0"),
                 figure("database_bytes{db=\"a b\"}", "Size.", "65 kB"),
             ]
         );

@@ -71,6 +71,12 @@ async fn no_page_has_a_violation_nor_is_wider_than_its_window() {
                 .await;
             let wide = "document.documentElement.scrollWidth > document.documentElement.clientWidth";
             assert_eq!(window.value(wide).await, false, "{place} is wider than {width} pixels");
+            let cut = "[...document.querySelectorAll('.stacked')].some((table) => table.scrollWidth > table.parentElement.clientWidth)";
+            assert_eq!(
+                window.value(cut).await,
+                false,
+                "{place}: of a row, not all is seen at {width} pixels"
+            );
             let script = format!(
                 "{axe}; const done = arguments[arguments.length - 1]; \
                  axe.run(document).then((found) => done(found.violations.map((rule) => [rule.id, rule.nodes[0].html])))"

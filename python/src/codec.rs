@@ -5,7 +5,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyType};
 use threadkeep::value::{ChannelValue, Element};
-use threadkeep_langgraph::{is_message_pack, list, stored, typed};
+use threadkeep_langgraph::{elements as elements_of, is_message_pack, list, stored, typed};
 
 use crate::errors::exception;
 use crate::known::Known;
@@ -130,7 +130,7 @@ impl Codec {
 
     /// A stored value.
     pub(crate) fn decode<'py>(&self, py: Python<'py>, value: &ChannelValue) -> PyResult<Bound<'py, PyAny>> {
-        if let (Some(elements), Some(stored)) = (&self.elements, value.as_list()) {
+        if let (Some(elements), Some(stored)) = (&self.elements, elements_of(value)) {
             let all: Vec<&Element> = stored.iter().collect();
             return Ok(PyList::new(py, self.decode_elements(py, elements, &all)?)?.into_any());
         }

@@ -9,7 +9,7 @@ use pyo3::types::{PyDict, PyList, PyTuple};
 use serde_json::Value as Json;
 use threadkeep::channel::MESSAGES_CHANNEL;
 use threadkeep::value::{ChannelValue, Element, ElementHash};
-use threadkeep_langgraph::{ChannelReplay, Label, Pending, Tuple};
+use threadkeep_langgraph::{ChannelReplay, Label, Pending, Tuple, elements};
 
 use crate::codec::Codec;
 
@@ -138,7 +138,7 @@ impl Decoder {
 impl Decoder {
     fn decode<'py>(&self, py: Python<'py>, value: &ChannelValue) -> PyResult<Bound<'py, PyAny>> {
         let codec = self.codec.get();
-        let (Some(shared), Some(stored)) = (&self.shared, value.as_list()) else {
+        let (Some(shared), Some(stored)) = (&self.shared, elements(value)) else {
             return codec.decode(py, value);
         };
         // The lock is not held while Python runs.

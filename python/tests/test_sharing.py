@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import string
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
+from langgraph.graph import START, MessagesState, StateGraph
 from pydantic import BaseModel, PrivateAttr
 
 from conftest import Opener
@@ -73,6 +75,29 @@ def test_a_message_is_serialized_once(open_saver: Opener) -> None:
         assert counting.dumped == 3 and counting.sizes[-1] < counting.sizes[0] / 10, "what was read is not serialized again"
         assert len(list(saver.list(at()))) == 3
         assert counting.loaded == 2
+
+
+def test_an_input_is_stored_once(tmp_path: Path) -> None:
+    chance = random.Random(1)
+
+    def text() -> str:
+        return "".join(chance.choices(string.printable, k=20480))
+
+    def answer(state: MessagesState) -> dict[str, Any]:
+        return {"messages": [AIMessage(text(), id=f"a{len(state['messages'])}")]}
+
+    path = tmp_path / "checkpoints.db"
+    config: Any = {"configurable": {"thread_id": "1"}}
+    asked = [HumanMessage(text(), id=f"h{n}") for n in range(20)]
+    with SqliteSaver.from_conn_string(str(path)) as saver:
+        graph = StateGraph(MessagesState).add_node("answer", answer).add_edge(START, "answer").compile(checkpointer=saver)
+        for message in asked:
+            graph.invoke({"messages": [message]}, config)
+    with SqliteSaver.from_conn_string(str(path)) as saver:
+        inputs = [found.checkpoint["channel_values"].get("__start__") for found in saver.list(config)]
+    assert [found for found in inputs if found] == [{"messages": [message]} for message in reversed(asked)]
+    # One of the two messages of a turn is also its input, which LangGraph keeps in a channel of its own.
+    assert path.stat().st_size < 40 * 20480
 
 
 CHANGES: list[Callable[[Any], Any]] = [

@@ -5,12 +5,17 @@
 
 use serde_json::{Map, Number, Value as Json};
 
-use super::MAX_DEPTH;
+use super::{Element, MAX_DEPTH, corrupt};
+use crate::Result;
 
 /// The extension types of objects: module, class, arguments.
 const OBJECTS: std::ops::RangeInclusive<i8> = 0..=5;
 /// The extension type of a snapshot: a value.
 const SNAPSHOT: i8 = 7;
+
+/// The private extension types of the Python savers for a map whose lists are cut: its frame, and a list's header in it.
+const FRAME: i8 = 85;
+const HEADER: i8 = 86;
 
 /// An entry without a value: the private extension type 84 of the Python savers, empty.
 pub(super) const ABSENT: &[u8] = &[0xc7, 0, 84];
@@ -20,6 +25,35 @@ pub(super) fn decode(bytes: &[u8]) -> Option<Json> {
     let mut reader = bytes;
     let value = value(&mut reader, MAX_DEPTH)?;
     reader.is_empty().then_some(value)
+}
+
+/// The frame of a map whose lists are cut, if this is one.
+pub(super) fn frame(bytes: &[u8]) -> Option<&[u8]> {
+    let mut reader = bytes;
+    let meta = rmp::decode::read_ext_meta(&mut reader).ok().filter(|meta| meta.typeid == FRAME)?;
+    (meta.size as usize == reader.len()).then_some(reader)
+}
+
+/// The JSON of a map whose lists are cut: where the frame has the header of a list, its elements follow.
+pub(super) fn map<'a>(mut frame: &[u8], mut elements: impl Iterator<Item = &'a Element>) -> Result<Json> {
+    let damaged = || corrupt("a map whose lists are cut cannot be read");
+    let len = rmp::decode::read_map_len(&mut frame).map_err(|_| damaged())?;
+    let mut map = Map::new();
+    for _ in 0..len {
+        let key = text(&mut frame).ok_or_else(damaged)?.to_owned();
+        let mut ahead = frame;
+        let json = match rmp::decode::read_ext_meta(&mut ahead) {
+            Ok(meta) if meta.typeid == HEADER => {
+                frame = ahead;
+                let len = rmp::decode::read_array_len(&mut frame).map_err(|_| damaged())?;
+                let list = (0..len).map(|_| elements.next().ok_or_else(damaged)?.to_json());
+                list.collect::<Result<Vec<_>>>()?.into()
+            }
+            _ => value(&mut frame, MAX_DEPTH).ok_or_else(damaged)?,
+        };
+        map.insert(key, json);
+    }
+    if frame.is_empty() && elements.next().is_none() { Ok(Json::Object(map)) } else { Err(damaged()) }
 }
 
 /// The bytes from the fields of an object on, if it is one.
@@ -100,11 +134,7 @@ mod tests {
     /// An object as LangGraph writes it.
     fn object(of: i8, fields: &serde_json::Value) -> Vec<u8> {
         let parts = json!(["langchain_core.messages.human", "HumanMessage", fields, "model_validate_json"]);
-        let body = rmp_serde::to_vec_named(&parts).unwrap();
-        let mut bytes = Vec::new();
-        rmp::encode::write_ext_meta(&mut bytes, u32::try_from(body.len()).unwrap(), of).unwrap();
-        bytes.extend(body);
-        bytes
+        extension(of, &rmp_serde::to_vec_named(&parts).unwrap())
     }
 
     #[test]
@@ -118,6 +148,30 @@ mod tests {
         let list = Encoded { codec: Codec::MessagePack, bytes: list.into() };
         let list = ChannelValue::from_encoded(list).unwrap();
         assert_eq!(list.to_json().unwrap(), json!([fields, "value"]));
+    }
+
+    /// A value of an extension type.
+    fn extension(of: i8, body: &[u8]) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        rmp::encode::write_ext_meta(&mut bytes, u32::try_from(body.len()).unwrap(), of).unwrap();
+        bytes.extend(body);
+        bytes
+    }
+
+    #[test]
+    fn a_map_whose_lists_are_cut_is_shown_as_a_map() {
+        let fields = json!({"content": "hello"});
+        let frame = [vec![0x82, 0xa1, b'n', 1, 0xa1, b'm'], extension(86, &[0x92])].concat();
+        let parts = [extension(85, &frame), object(5, &fields), vec![0xa1, b'x']];
+        let list = |parts: &[Vec<u8>]| {
+            ChannelValue::List(parts.iter().map(|part| Element::from_bytes(part.clone().into())).collect())
+        };
+        assert_eq!(list(&parts).to_json().unwrap(), json!({"n": 1, "m": [fields, "x"]}));
+        assert!(list(&parts[..2]).to_json().is_err(), "an element is missing");
+        assert!(list(&[&parts[..], &[vec![1]]].concat()).to_json().is_err(), "one is left over");
+        // A forged length reserves nothing.
+        let forged = [vec![0x81, 0xa1, b'm'], extension(86, &[0xdd, 0xff, 0xff, 0xff, 0xff])].concat();
+        assert!(list(&[extension(85, &forged)]).to_json().is_err());
     }
 
     #[test]

@@ -68,9 +68,10 @@ impl ChannelValue {
     pub fn to_json(&self) -> Result<Json> {
         match self {
             Self::Plain(encoded) => msgpack::decode(&encoded.bytes),
-            Self::List(list) => {
-                list.iter().map(Element::to_json).collect::<Result<Vec<_>>>().map(Json::Array)
-            }
+            Self::List(list) => match list.get(0).and_then(|first| foreign::frame(first.bytes())) {
+                Some(frame) => foreign::map(frame, list.iter_from(1)),
+                None => list.iter().map(Element::to_json).collect::<Result<Vec<_>>>().map(Json::Array),
+            },
         }
     }
 

@@ -1,5 +1,6 @@
 #![doc = include_str!("../README.md")]
 
+mod cut;
 mod delete;
 mod foreign;
 mod frame;
@@ -21,5 +22,5 @@ mod writes;
 pub use frame::Frame;
 pub use store::{Fence, LangGraph, is_of_langgraph};
 pub use types::{ChannelReplay, ListRequest, Pending, Place, Put, PutWrites, Seed, Strategy, Tuple};
-pub use value::{Typed, is_message_pack, list, stored, typed};
+pub use value::{Typed, elements, is_message_pack, list, stored, typed};
 pub use version::{Label, next};

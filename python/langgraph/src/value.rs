@@ -1,12 +1,14 @@
 //! LangGraph's serialized values as values of the engine.
 //!
 //! A serializer gives a tag and bytes. MessagePack is stored as it is, so that a list is cut into its elements, which are
-//! exactly the bytes that each element has alone. Everything else is wrapped into one private extension type together
+//! exactly the bytes that each element has alone, and so are the lists of a map (see [`cut`]). Everything else is wrapped into one private extension type together
 //! with its tag, and so is MessagePack that would not come back byte for byte.
 
 use bytes::{BufMut, Bytes, BytesMut};
-use threadkeep::value::{ChannelValue, Codec, Element, Encoded};
+use threadkeep::value::{ChannelValue, Codec, Element, Encoded, ListValue};
 use threadkeep::{Error, Result};
+
+use crate::cut;
 
 /// The MessagePack extension type of wrapped values.
 const WRAPPED: i8 = 84;
@@ -37,8 +39,9 @@ pub fn stored(tag: &str, bytes: Bytes) -> Result<ChannelValue> {
         if let Ok(value) = ChannelValue::from_encoded(encoded)
             // A list whose header is longer than necessary would come back shorter.
             && value.encoded_len() == bytes.len()
+            && elements(&value).is_some() == value.as_list().is_some()
         {
-            return Ok(value);
+            return Ok(cut::cut(&bytes).map_or(value, ChannelValue::List));
         }
     }
     wrap(tag, &bytes)
@@ -49,11 +52,19 @@ pub fn list(elements: impl IntoIterator<Item = Element>) -> ChannelValue {
     ChannelValue::List(elements.into_iter().collect())
 }
 
+/// The elements of a stored value, if LangGraph has it as a list.
+pub fn elements(value: &ChannelValue) -> Option<&ListValue> {
+    value.as_list().filter(|list| !cut::is_cut(list))
+}
+
 /// What the serializer gave.
 ///
 /// # Errors
 /// [`Error::Corrupt`] if a wrapped value is damaged.
 pub fn typed(value: &ChannelValue) -> Result<Typed> {
+    if let Some(list) = value.as_list().filter(|list| cut::is_cut(list)) {
+        return Ok((MESSAGE_PACK.to_owned(), cut::whole(list)?));
+    }
     let bytes = value.to_encoded().bytes;
     if bytes[..] == NIL {
         return Ok((NULL.to_owned(), Bytes::new()));
@@ -131,7 +142,8 @@ mod tests {
         for (tag, bytes) in [
             ("msgpack", &[0xdc, 0, 1, 1][..]), // A header that is longer than necessary.
             ("msgpack", &[0xc0]),
-            ("msgpack", &[0xc7, 0, 84]), // Our own extension type.
+            ("msgpack", &[0xc7, 0, 84]), // Our own extension types.
+            ("msgpack", &[0x91, 0xd4, 85, 0x80]),
             ("msgpack", &[1, 2]),
             ("pickle", &[0x91, 1]),
             ("null", &[1]),

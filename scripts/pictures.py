@@ -23,8 +23,8 @@ ROOT = Path(__file__).resolve().parent.parent
 WIDE, NARROW = 1120, 400
 # How often a place is opened for its times; the first time is not counted.
 OPENED = 7
-# The pictures that the README shows: name in docs/pictures, place, what is pressed first, height if not the whole page.
-SHOWN = [("conversation", "conversation", None, 800), ("checkpoints", "checkpoints", None, None), ("storage", "storage with a plan", None, None)]
+# The pictures that the README shows: their name in docs/pictures, the place.
+SHOWN = {"conversation": "conversation", "checkpoints": "checkpoints", "storage": "storage with a plan"}
 
 
 def task(what: str) -> dict:
@@ -59,13 +59,12 @@ SCRIPT = {"rules": [
 
 
 class Gateway:
-    def __init__(self, binary: str, directory: str, auth: bool = False) -> None:
+    def __init__(self, binary: str, directory: str) -> None:
         Path(directory, "script.json").write_text(json.dumps(SCRIPT))
         config = {
             "config_version": 49,
             "database": {"backend": "sqlite"},
             "run_events": {"backend": "db"},
-            "auth": {"enabled": auth},
             "subagent_batches": {"enabled": True, "poll_interval_seconds": 0.1, "max_attempts": 1},
             "models": [{"name": "demo", "use": "scripted", "model": "demo", "script": "script.json"}],
         }
@@ -231,9 +230,9 @@ def main() -> None:
                         file = f"{name.replace(' ', '-')}-{'wide' if width == WIDE else 'narrow'}-{scheme}.png"
                         browser.picture(out / file, whole=not name.startswith(("long", "its")))
             if arguments.docs:
-                for file, name, _, height in SHOWN:
-                    browser.open(gateway.url + places[name], WIDE, height or 900, "light")
-                    browser.picture(ROOT / "docs/pictures" / f"{file}.png", whole=height is None)
+                for file, name in SHOWN.items():
+                    browser.open(gateway.url + places[name], WIDE, 800, "light")
+                    browser.picture(ROOT / "docs/pictures" / f"{file}.png", whole=True)
         finally:
             browser.quit()
             gateway.process.terminate()

@@ -121,7 +121,7 @@ checks["an edited question replaces its turn"] = async () => {
 checks["a stopped answer ends, and the conversation goes on at once"] = async () => {
   const page = open();
   await mounted(page);
-  const asked = ask(page, "slowly");
+  const asked = ask(page, "without end");
   await begun(page);
   await page.hook.stop();
   await asked;
@@ -142,7 +142,7 @@ checks["a stopped answer ends, and the conversation goes on at once"] = async ()
 checks["a page that comes back in the middle of an answer shows all of it"] = async () => {
   const page = open();
   await mounted(page);
-  void ask(page, "slowly").catch(() => {});
+  void ask(page, "patiently").catch(() => {});
   await begun(page);
   const { threadId } = page;
   page.close();
@@ -150,7 +150,7 @@ checks["a page that comes back in the middle of an answer shows all of it"] = as
   await mounted(again);
   await begun(again);
   assert.equal(again.hook.isLoading, true);
-  await settled(again, ["slowly", slow]);
+  await settled(again, ["patiently", slow]);
   const runs = await again.hook.client.runs.list(threadId);
   assert.deepEqual(runs.map((run) => run.status), ["success"], "one run, whole");
   again.close();

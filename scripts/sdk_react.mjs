@@ -120,14 +120,17 @@ checks["an answer is made again"] = async () => {
 checks["a stopped answer ends, and the conversation goes on"] = async () => {
   const page = open();
   await mounted(page);
-  const asked = ask(page, "slowly");
+  const asked = ask(page, "without end");
   await until("the answer has begun", () => page.hook.messages.at(-1)?.type === "ai");
   await page.hook.stop();
   await asked;
   await until("it has ended", () => !page.hook.isLoading);
   const { client } = page.hook;
   // Until the gateway has seen that the page has left; the run may still write what it has.
-  while ((await client.runs.list(page.threadId))[0].status !== "interrupted") {
+  for (const start = Date.now(); ;) {
+    const { status } = (await client.runs.list(page.threadId))[0];
+    if (status === "interrupted") break;
+    if (Date.now() - start > 60_000) assert.fail(`not interrupted within a minute: ${status}`);
     await new Promise((done) => setTimeout(done, 20));
   }
   await ask(page, "one");
@@ -138,13 +141,13 @@ checks["a stopped answer ends, and the conversation goes on"] = async () => {
 checks["a page that comes back in the middle of an answer shows the rest of it"] = async () => {
   const page = open({ reconnectOnMount: true });
   await mounted(page);
-  void ask(page, "slowly").catch(() => {});
+  void ask(page, "patiently").catch(() => {});
   await until("the answer has begun", () => page.hook.messages.at(-1)?.type === "ai");
   const { threadId } = page;
   page.close();
   const again = open({ threadId, reconnectOnMount: true });
   await mounted(again);
-  await settled(again, ["slowly", "I answer in many small pieces, one after the other, until I am done."]);
+  await settled(again, ["patiently", "I answer in many small pieces, one after the other, until I am done."]);
   const runs = await again.hook.client.runs.list(threadId);
   assert.deepEqual(runs.map((run) => run.status), ["success"], "one run, whole");
   again.close();

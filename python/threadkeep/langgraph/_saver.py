@@ -54,7 +54,11 @@ class ThreadkeepSaver(BaseCheckpointSaver[str]):
 
     def __init__(self, store: Store, *, serde: SerializerProtocol | None = None) -> None:
         super().__init__(serde=serde)
-        _check(self.serde)
+        if isinstance(self.serde, EncryptedSerializer):
+            raise ValueError(
+                "EncryptedSerializer draws a new nonce for each value, so nothing could be stored once: "
+                "encrypt the disk or the database instead, or keep LangGraph's saver for this graph"
+            )
         self._store = store
         self._codec = None
 
@@ -325,19 +329,10 @@ class ThreadkeepSaver(BaseCheckpointSaver[str]):
     def _codec_of(self) -> Codec:
         # A copy of a saver may have another serializer.
         if self._codec is None or self._codec[0] is not self.serde:
-            _check(self.serde)
             # Other serializers may not give a list the bytes of its elements.
             elements = type(self.serde) is JsonPlusSerializer
             self._codec = (self.serde, Codec(self.serde, _DeltaSnapshot, _messages, elements))
         return self._codec[1]
-
-
-def _check(serde: SerializerProtocol) -> None:
-    if isinstance(serde, EncryptedSerializer):
-        raise ValueError(
-            "EncryptedSerializer draws a new nonce for each value, so nothing could be stored once: "
-            "encrypt the disk or the database instead, or keep LangGraph's saver for this graph"
-        )
 
 
 def _messages(found: Any) -> Any:

@@ -128,6 +128,7 @@ APART = {
     "test_delta_channel_supersteps_bound.py::test_counter_reset_after_supersteps_snapshot": "reads a snapshot from a later checkpoint: "
     "InMemorySaver keeps it under the channel's version. Ours, as LangGraph's SqliteSaver, gives it to who replays",
     "test_pregel.py::test_stream_subgraphs_during_execution": CLOCK,
+    "test_pregel.py::test_stream_buffering_single_node": CLOCK,
     "test_retry.py::test_idle_timeout_resets_on_message_stream_callbacks": CLOCK,
     "test_delta_channel_update_state.py::test_bulk_update_state_replays_updates_in_the_order_given": TABLES,
 }

@@ -193,8 +193,7 @@ def link(browser: Browser, page: str, pattern: str) -> str:
 
 
 def bytes_of(url: str) -> int:
-    request = urllib.request.Request(url, headers={"accept-encoding": "gzip"})
-    with urllib.request.urlopen(request, timeout=60) as answer:
+    with urllib.request.urlopen(url, timeout=60) as answer:
         return len(answer.read())
 
 
@@ -212,7 +211,7 @@ def main() -> None:
             places = fill(gateway)
             places["batch"] = link(browser, f"{gateway.url}/threads/reports/runs", "batches")
             places["execution"] = link(browser, gateway.url + places["conversation"], "executions")
-            print(f"{'place':<22} {'page':>9} {'answered':>10} {'painted':>9}   (gzip; medians of {OPENED - 1}, ms from the request)")
+            print(f"{'place':<22} {'page':>9} {'answered':>10} {'painted':>9}   (bytes as sent; medians of {OPENED - 1}, ms from the request)")
             for name, path in places.items():
                 times = []
                 for _ in range(OPENED):

@@ -4,11 +4,10 @@ set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 target="${CARGO_TARGET_DIR:-$root/target}"
 venv="$target/python/bench"
-rm -rf "$target/wheels"
 "$root/scripts/python-test.sh" --library
 (cd "$root" && cargo build -q --locked -p threadkeep-testing --example postgres)
 [ -x "$venv/bin/python" ] || "${PYTHON:-python3}" -m venv "$venv"
 "$venv/bin/pip" install -q --disable-pip-version-check -r "$root/python/requirements.txt"
-"$venv/bin/pip" install -q --disable-pip-version-check --force-reinstall --no-deps "$target"/wheels/threadkeep-*.whl
+"$venv/bin/pip" install -q --disable-pip-version-check --force-reinstall --no-deps "$target"/python/library/threadkeep-*.whl
 cd "$target"
 exec "$venv/bin/python" "$root/python/benches/savers.py" --postgres "$target/debug/examples/postgres" "$@"

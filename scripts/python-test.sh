@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Builds the Python package, installs it into an empty environment and runs its tests there. ARGS go to pytest.
-# With --wheel it only builds the wheel, optimized and with the program, into target/wheels; with --library, without it.
+# With --wheel it only builds the wheel, optimized and with the program, into target/wheels; with --library, without it, into
+# target/python/library.
 # With --langgraph it runs LangGraph's own tests instead of ours (scripts/langgraph-tests.sh).
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -21,7 +22,8 @@ environment build
 "$venvs/build/bin/pip" install -q --retries 10 --disable-pip-version-check maturin==1.16.0
 cd "$root/python"
 if [ "${1:-}" = --library ]; then
-    exec "$venvs/build/bin/maturin" build --release --locked --out "$target/wheels"
+    rm -rf "$venvs/library"
+    exec "$venvs/build/bin/maturin" build --release --locked --out "$venvs/library"
 fi
 if [ "${1:-}" = --wheel ]; then
     cargo build --release --locked -p threadkeep-gateway --bin threadkeep

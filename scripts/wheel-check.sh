@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
 # Uses the built wheel as its first user would, in an empty environment: the README's example word for word, then the
-# command on what it wrote, then the gateway. PYTHON names the interpreter. What LangGraph brings along has the versions of
-# python/requirements.txt.
+# command on what it wrote, then the gateway. PYTHON names the interpreter.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 wheels=("${CARGO_TARGET_DIR:-$root/target}"/wheels/threadkeep-*.whl)
@@ -26,7 +25,7 @@ fail() { echo FAILED; cat "$@" >&2; exit 1; }
 block() { awk -v kind='```'"$1" '$0 == kind {on = 1; next} on && /^```/ {exit} on' "$root/python/README.md"; }
 
 check "it installs, with langgraph"
-empty/bin/pip install -q --retries 10 --disable-pip-version-check -c "$root/python/requirements.txt" "${wheels[0]}" langgraph > log 2>&1 || fail log
+empty/bin/pip install -q --retries 10 --disable-pip-version-check "${wheels[0]}" langgraph > log 2>&1 || fail log
 ok
 check "the README's example prints what the README says"
 block python > example.py

@@ -156,6 +156,12 @@ mod tests {
         ] {
             assert_eq!(cut(&packed(&value)), None, "{value}");
         }
+        // It has a private extension type already.
+        let list = packed(&json!([long]));
+        let taken =
+            [&[0x82, 0xa1, b'a'][..], &list, &[0xa1, b'b'], &extended(HEADER, &[0x90]).unwrap()].concat();
+        assert!(cut(&[&[0x81, 0xa1, b'a'][..], &list].concat().into()).is_some());
+        assert_eq!(cut(&taken.into()), None);
         let damaged = packed(&json!({"a": [long]}));
         assert_eq!(cut(&damaged.slice(..damaged.len() - 1)), None);
     }

@@ -23,7 +23,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ("kv", &["engine", "layout"]),
     ("redb", &["engine", "kv"]),
     ("testing", &[]),
-    ("conformance", &["engine", "memory", "pages", "postgres", "sqlite", "testing"]),
+    ("conformance", &["engine", "kv", "memory", "pages", "postgres", "sqlite", "testing"]),
     ("torture", &["conformance", "engine", "memory", "pages", "postgres", "sqlite", "testing"]),
     ("langgraph", &["engine"]),
     ("python", &["engine", "langgraph", "memory", "postgres", "sqlite"]),

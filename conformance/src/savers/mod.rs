@@ -1,7 +1,9 @@
-//! The factories of our own savers, for the command and for the drivers' tests. Each is behind a feature with the
-//! driver's name.
+//! The factories of our own savers, for the command and for the drivers' tests, and one for the savers over key-value
+//! stores of anybody. Each is behind a feature with the driver's name.
 
 mod cached;
+#[cfg(feature = "kv")]
+mod kv;
 #[cfg(feature = "memory")]
 mod memory;
 #[cfg(feature = "postgres")]
@@ -10,6 +12,8 @@ mod postgres;
 mod sqlite;
 
 pub use cached::Cached;
+#[cfg(feature = "kv")]
+pub use kv::{Directory, Kv};
 #[cfg(feature = "memory")]
 pub use memory::Memory;
 #[cfg(feature = "postgres")]

@@ -24,6 +24,9 @@ pub trait Store: Send + Sync + 'static {
 
     /// What is stored at this moment. Later writes do not change what it returns.
     ///
+    /// After a write that ended in doubt, it shows what came of that write for good, also after the store is opened again.
+    /// A store that does not know this fails until then: a caller who finds nothing takes the write for not done.
+    ///
     /// # Errors
     /// See [`Store`].
     fn snapshot(&self) -> Result<Box<dyn Snapshot + '_>>;

@@ -4,6 +4,7 @@
 use std::fmt;
 use std::ops::{ControlFlow, Range};
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use redb::{
     CommitError, Database, DatabaseError, ReadableDatabase, ReadableTable, StorageError, TableDefinition,
@@ -31,7 +32,17 @@ pub fn open(path: impl AsRef<Path>) -> Result<KvSaver> {
 pub struct RedbStore(Packed<File>);
 
 /// The file, whose rows are buckets: redb cuts a full page in its middle, and would leave all pages but the newest half empty.
-struct File(Database);
+struct File {
+    db: Database,
+    /// Whether a commit failed. The disk may have it, and redb goes on to show what was before it.
+    doubtful: AtomicBool,
+}
+
+impl File {
+    fn new(db: Database) -> Self {
+        Self { db, doubtful: AtomicBool::new(false) }
+    }
+}
 
 impl fmt::Debug for RedbStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -56,7 +67,7 @@ impl RedbStore {
             DatabaseError::Storage(error) => storage(error),
             other => unavailable(format!("{}: {other}", path.display())),
         })?;
-        let file = File(db);
+        let file = File::new(db);
         // Readers need the table.
         file.write(Flush::Now, &mut |_| Ok(threadkeep_kv::Changes::new()))?;
         Ok(Self(Packed::new(file)))
@@ -67,7 +78,7 @@ impl RedbStore {
     /// # Errors
     /// [`Error::Unavailable`] or [`Error::Corrupt`] if the file cannot be read.
     pub fn used_bytes(&self) -> Result<u64> {
-        let transaction = self.0.below().0.begin_write().map_err(transaction)?;
+        let transaction = self.0.below().db.begin_write().map_err(transaction)?;
         let stats = transaction.stats().map_err(storage)?;
         let used = stats.allocated_pages() * stats.page_size() as u64;
         transaction.abort().map_err(storage)?;
@@ -103,14 +114,17 @@ impl Store for File {
     }
 
     fn snapshot(&self) -> Result<Box<dyn Snapshot + '_>> {
-        let transaction = self.0.begin_read().map_err(transaction)?;
+        if self.doubtful.load(Ordering::Acquire) {
+            return Err(storage(StorageError::PreviousIo));
+        }
+        let transaction = self.db.begin_read().map_err(transaction)?;
         Ok(Box::new(Rows(transaction.open_table(ROWS).map_err(table)?)))
     }
 
     // A commit of redb that is not flushed is only in memory, so every one is flushed.
     fn write(&self, _: Flush, plan: &mut Plan<'_>) -> Result<()> {
         // Waits for the writer before it.
-        let transaction = self.0.begin_write().map_err(transaction)?;
+        let transaction = self.db.begin_write().map_err(transaction)?;
         {
             let mut rows = Rows(transaction.open_table(ROWS).map_err(table)?);
             for (key, value) in plan(&rows)? {
@@ -123,7 +137,10 @@ impl Store for File {
         }
         transaction.commit().map_err(|error| match error {
             CommitError::Storage(StorageError::PreviousIo) => storage(StorageError::PreviousIo),
-            error => Error::InDoubt { saver: NAME, reason: error.to_string() },
+            error => {
+                self.doubtful.store(true, Ordering::Release);
+                Error::InDoubt { saver: NAME, reason: error.to_string() }
+            }
         })
     }
 }
@@ -180,3 +197,6 @@ fn transaction(error: TransactionError) -> Error {
         other => unavailable(other),
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -2,6 +2,7 @@
 
 use std::ops::{ControlFlow, Range};
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use fjall::{Database, Keyspace, KeyspaceCreateOptions, PersistMode, Readable};
@@ -17,6 +18,8 @@ pub(crate) struct FjallStore {
     rows: Keyspace,
     /// Held by the one that writes: a batch of fjall is atomic, but does not lock what it was planned on.
     turn: Mutex<()>,
+    /// Whether a batch failed: it may be in the log, and fjall shows what was before it until the directory is opened again.
+    doubtful: AtomicBool,
 }
 
 impl FjallStore {
@@ -24,7 +27,18 @@ impl FjallStore {
     pub(crate) fn open(path: &Path) -> Result<Self> {
         let db = Database::builder(path).open().map_err(unavailable)?;
         let rows = db.keyspace("threadkeep", KeyspaceCreateOptions::default).map_err(unavailable)?;
-        Ok(Self { db, rows, turn: Mutex::default() })
+        Ok(Self { db, rows, turn: Mutex::default(), doubtful: AtomicBool::new(false) })
+    }
+
+    /// A write failed, at once or because an earlier one had.
+    fn failed(&self, error: fjall::Error) -> Error {
+        match error {
+            fjall::Error::Poisoned => unavailable(error),
+            error => {
+                self.doubtful.store(true, Ordering::Release);
+                Error::InDoubt { saver: NAME, reason: error.to_string() }
+            }
+        }
     }
 
     fn now(&self) -> At<'_> {
@@ -52,6 +66,9 @@ impl Store for FjallStore {
     }
 
     fn snapshot(&self) -> Result<Box<dyn Snapshot + '_>> {
+        if self.doubtful.load(Ordering::Acquire) {
+            return Err(unavailable(fjall::Error::Poisoned));
+        }
         Ok(Box::new(self.now()))
     }
 
@@ -64,7 +81,7 @@ impl Store for FjallStore {
             Flush::WithNext => PersistMode::Buffer, // With the operating system, so it survives this process.
         };
         if changes.is_empty() {
-            return self.db.persist(mode).map_err(in_doubt);
+            return self.db.persist(mode).map_err(|error| self.failed(error));
         }
         let mut batch = self.db.batch().durability(Some(mode));
         for (key, value) in changes {
@@ -73,7 +90,7 @@ impl Store for FjallStore {
                 None => batch.remove(&self.rows, key),
             }
         }
-        batch.commit().map_err(in_doubt)
+        batch.commit().map_err(|error| self.failed(error))
     }
 }
 
@@ -108,12 +125,4 @@ impl Snapshot for At<'_> {
 
 fn unavailable(error: fjall::Error) -> Error {
     Error::Unavailable { saver: NAME, reason: error.to_string() }
-}
-
-fn in_doubt(error: fjall::Error) -> Error {
-    match error {
-        // Refused, because an earlier one failed.
-        fjall::Error::Poisoned => unavailable(error),
-        error => Error::InDoubt { saver: NAME, reason: error.to_string() },
-    }
 }

@@ -2,18 +2,19 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use pyo3::exceptions::PyTypeError;
+use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyFloat, PyInt, PyString};
-use serde_json::{Map, Value as Json, json};
+use serde_json::{Map, Number, Value as Json, json};
 use threadkeep_langgraph::{Frame, Label};
 
 use crate::codec::Codec;
 use crate::errors::InvalidInputError;
 
-/// Parses metadata, which Python wrote as JSON.
+/// Parses metadata, which Python wrote as JSON. An integer that does not fit into 64 bits is refused.
 pub(crate) fn metadata(text: &[u8]) -> PyResult<Map<String, Json>> {
-    serde_json::from_slice(text).map_err(|error| InvalidInputError::new_err(format!("metadata: {error}")))
+    threadkeep::json::from_slice(text)
+        .map_err(|error| InvalidInputError::new_err(format!("metadata: {error}")))
 }
 
 /// What a checkpoint holds besides its channels.
@@ -54,7 +55,11 @@ fn label(version: &Bound<'_, PyAny>) -> PyResult<Label> {
         return Ok(json!(version.extract::<i64>()?));
     }
     if version.is_instance_of::<PyFloat>() {
-        return Ok(json!(version.extract::<f64>()?));
+        // Not one that no JSON has: it would come back as no version.
+        let number = Number::from_f64(version.extract()?);
+        return number.map(Json::Number).ok_or_else(|| {
+            PyValueError::new_err(format!("a channel version is a finite number, not {version}"))
+        });
     }
     Err(PyTypeError::new_err(format!("a channel version is a str, an int or a float, not {version}")))
 }

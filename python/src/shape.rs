@@ -132,7 +132,8 @@ impl Shapes {
             return Ok(true);
         }
         if let Ok(tuple) = value.cast_exact::<PyTuple>() {
-            if !visit.word(TUPLE) || !visit.word(tuple.len()) {
+            // It does not change, but what is in it may.
+            if !visit.holder(value) || !visit.word(TUPLE) || !visit.word(tuple.len()) {
                 return Ok(false);
             }
             for item in tuple {
@@ -243,7 +244,7 @@ trait Visit {
     fn leaf(&mut self, leaf: &Bound<'_, PyAny>) -> bool {
         self.word(leaf.as_ptr() as usize)
     }
-    /// Something that holds parts and can change. Its only references should be that of what holds it and this one.
+    /// Something that holds parts that can change. Its only references should be that of what holds it and this one.
     fn holder(&self, _: &Bound<'_, PyAny>) -> bool {
         true
     }

@@ -173,6 +173,25 @@ def test_an_object_is_given_again_only_if_nobody_holds_it_or_a_part_of_it() -> N
         assert len({id(second()) for _ in range(10)}) == 1
 
 
+class Fixed(BaseModel):
+    parts: tuple[list[str], ...]
+
+
+def test_a_tuple_that_a_reader_holds_keeps_its_lists() -> None:
+    with SqliteSaver.from_conn_string(":memory:") as saver:
+        config = put(saver, at(), made({"items": [Fixed(parts=(["one"],))]}))
+
+        def second() -> Any:
+            return read(saver, config).checkpoint["channel_values"]["items"][0]
+
+        held = second().parts
+        second().parts[0].append("two")
+        assert held == (["one"],)
+        # Without it, no copy is made.
+        del held
+        assert len({id(second()) for _ in range(10)}) == 1
+
+
 def test_a_reader_that_holds_one_result_at_a_time_is_given_two_objects_in_turn() -> None:
     counting = Counting()
     with SqliteSaver.from_conn_string(":memory:") as saver:

@@ -52,6 +52,11 @@ impl RawTuple {
         )
     }
 
+    /// The head that a put has to name that goes on from it, if it has to.
+    fn head(&self) -> Option<String> {
+        self.0.head.map(|head| head.to_string())
+    }
+
     /// The checkpoint, its metadata and its pending writes.
     fn decode<'py>(&self, py: Python<'py>, decoder: &Decoder) -> PyResult<Bound<'py, PyTuple>> {
         let tuple = &self.0;

@@ -217,6 +217,7 @@ impl Store {
         thread: &str,
         namespace: &str,
         parent: Option<&str>,
+        seen: Option<&str>,
         checkpoint: &Bound<'_, PyDict>,
         metadata_json: &[u8],
         new_versions: &Bound<'_, PyDict>,
@@ -259,6 +260,7 @@ impl Store {
         let put = Put {
             id: id(&required("id")?.extract::<String>()?)?,
             parent,
+            seen: seen.map(id).transpose()?,
             frame: frame(checkpoint, codec)?,
             versions,
             new,

@@ -241,9 +241,47 @@ def test_a_moved_head_is_an_error_if_asked(open_saver: Opener) -> None:
             put(saver, ours.config, made({"a": 2}))
         assert read(saver, at()).config == head
         # A fork that was asked for is none of that: its writer saw the head.
-        read(saver, root)
-        fork = put(saver, root, made({"a": 3}))
+        older = read(saver, root).config
+        fork = put(saver, older, made({"a": 3}))
         assert read(saver, at()).config == fork
+        # Another one that saw the same head comes second.
+        with pytest.raises(ConflictError):
+            put(saver, older, made({"a": 4}))
+
+
+def test_what_others_read_does_not_move_the_fence_of_a_run(open_saver: Opener) -> None:
+    with open_saver(fence="error") as saver:
+        root = put(saver, at(), made({"a": 0}))
+        ours, by_id = read(saver, at()).config, read(saver, root).config
+        head = put(saver, read(saver, at()).config, made({"a": 1}))
+        # Somebody looks at an older checkpoint: at that of our run.
+        assert read(saver, root).checkpoint["channel_values"] == {"a": 0}
+        for config in (ours, by_id):
+            with pytest.raises(ConflictError):
+                put(saver, config, made({"a": 2}))
+        assert read(saver, at()).config == head
+
+
+@pytest.mark.parametrize("number", [2**64, -(2**63) - 1, 10**40])
+def test_an_integer_in_metadata_is_kept_or_refused(open_saver: Opener, number: int) -> None:
+    with open_saver() as saver:
+        largest = {"source": "loop", "step": 1, "parents": {}, "n": [2**64 - 1, -(2**63)]}
+        config = put(saver, at(), made({"a": 0}), largest)
+        assert read(saver, config).metadata == largest
+        with pytest.raises(InvalidInputError, match="metadata"):
+            put(saver, config, made({"a": 1}), {"step": 2, "nested": {"n": [number]}})
+        with pytest.raises(InvalidInputError, match="metadata"):
+            list(saver.list(at(), filter={"n": number}))
+        assert read(saver, at()).config == config
+
+
+@pytest.mark.parametrize("version", [float("nan"), float("inf")])
+def test_a_version_that_cannot_be_stored_is_refused(open_saver: Opener, version: float) -> None:
+    with open_saver() as saver:
+        for checkpoint in (made({"a": 0}, {"a": version}), made({"a": 0}, versions_seen={"n": {"a": version}})):
+            with pytest.raises(ValueError, match="finite"):
+                put(saver, at(), checkpoint)
+        assert saver.get_tuple(at()) is None
 
 
 def test_lists_and_deletions_go_over_all_threads(open_saver: Opener) -> None:

@@ -32,6 +32,7 @@ class Decoder:
 
 class RawTuple:
     def place(self) -> tuple[str, str, str, str | None]: ...
+    def head(self) -> str | None: ...
     def decode(self, decoder: Decoder) -> tuple[dict[str, Any], dict[str, Any], list[tuple[str, str, Any]]]: ...
 
 class RawHistory:
@@ -56,6 +57,7 @@ class Store:
         thread: str,
         namespace: str,
         parent: str | None,
+        seen: str | None,
         checkpoint: dict[str, Any],
         metadata_json: bytes,
         new_versions: dict[str, Any],

@@ -16,6 +16,9 @@ const PAGE: usize = 128;
 
 /// For each channel, the nearest value at an ancestor of `at`, and the writes that were applied since, oldest first.
 ///
+/// The pages of a long path are read one after the other, and the thread may be rewritten or deleted in between. So what is
+/// missing is looked for once more, in the whole thread at one moment.
+///
 /// # Errors
 /// [`Error::NotFound`] if `at` does not exist; [`Error::BrokenLineage`] if an ancestor or the row of an applied task is
 /// missing; those of the saver.
@@ -25,14 +28,20 @@ pub(crate) async fn replay(
     at: CheckpointId,
     channels: &BTreeSet<ChannelName>,
 ) -> Result<BTreeMap<ChannelName, ChannelReplay>> {
-    let key = place.key(at);
-    let found = saver.get(&CheckpointSelector::at(&key).loading(Load::None)).await?;
-    let mut walk = Walk {
-        child: found.ok_or_else(|| Error::NotFound { thread: key.thread.clone(), checkpoint: at })?,
-        open: channels.clone(),
-        seeds: BTreeMap::new(),
-        steps: channels.iter().map(|channel| (channel.clone(), Vec::new())).collect(),
-    };
+    match in_pages(saver, place, at, channels).await {
+        Err(Error::BrokenLineage { .. }) => at_once(saver, place, at, channels).await,
+        replayed => replayed,
+    }
+}
+
+async fn in_pages(
+    saver: &dyn Saver,
+    place: &Place,
+    at: CheckpointId,
+    channels: &BTreeSet<ChannelName>,
+) -> Result<BTreeMap<ChannelName, ChannelReplay>> {
+    let found = saver.get(&CheckpointSelector::at(&place.key(at)).loading(Load::None)).await?;
+    let mut walk = Walk::new(place, at, found, channels)?;
     let mut query = ListQuery {
         namespace: Some(place.namespace.clone()),
         before: Some(at),
@@ -40,20 +49,40 @@ pub(crate) async fn replay(
         load: Load::Only(channels.clone()),
         ..ListQuery::new(&place.thread)
     };
-    while !walk.open.is_empty() && walk.child.parent.is_some() {
+    while walk.next().is_some() {
         let page = saver.list(&query).await?;
         query.before = page.last().map(|tuple| tuple.checkpoint.id);
         for tuple in page {
             // What is not an ancestor is on another branch.
-            if walk.child.parent == Some(tuple.checkpoint.id) {
+            if walk.next() == Some(tuple.checkpoint.id) {
                 walk.step(tuple)?;
             }
         }
-        if query.before.is_none() || query.before < walk.child.parent {
-            return Err(Error::broken(&place.thread, at, "an ancestor is missing"));
+        // The pages are behind it.
+        if walk.next().is_some_and(|next| query.before.is_none_or(|before| before < next)) {
+            return Err(missing(place, at));
         }
     }
     Ok(walk.end())
+}
+
+async fn at_once(
+    saver: &dyn Saver,
+    place: &Place,
+    at: CheckpointId,
+    channels: &BTreeSet<ChannelName>,
+) -> Result<BTreeMap<ChannelName, ChannelReplay>> {
+    let mut image = saver.read_thread(&place.thread).await?;
+    let mut take = |id| image.checkpoints.remove(&(place.namespace.clone(), id));
+    let mut walk = Walk::new(place, at, take(at), channels)?;
+    while let Some(parent) = walk.next() {
+        walk.step(take(parent).ok_or_else(|| missing(place, at))?)?;
+    }
+    Ok(walk.end())
+}
+
+fn missing(place: &Place, at: CheckpointId) -> Error {
+    Error::broken(&place.thread, at, "an ancestor is missing")
 }
 
 struct Walk {
@@ -66,6 +95,27 @@ struct Walk {
 }
 
 impl Walk {
+    /// # Errors
+    /// [`Error::NotFound`] if the checkpoint was not found.
+    fn new(
+        place: &Place,
+        at: CheckpointId,
+        found: Option<CheckpointTuple>,
+        channels: &BTreeSet<ChannelName>,
+    ) -> Result<Self> {
+        Ok(Self {
+            child: found.ok_or_else(|| Error::NotFound { thread: place.thread.clone(), checkpoint: at })?,
+            open: channels.clone(),
+            seeds: BTreeMap::new(),
+            steps: channels.iter().map(|channel| (channel.clone(), Vec::new())).collect(),
+        })
+    }
+
+    /// The parent that the path goes on to; none once every channel has its value.
+    fn next(&self) -> Option<CheckpointId> {
+        self.child.parent.filter(|_| !self.open.is_empty())
+    }
+
     /// Goes from the child to its parent.
     fn step(&mut self, parent: CheckpointTuple) -> Result<()> {
         let mut rows = Vec::with_capacity(self.child.checkpoint.applied.len());

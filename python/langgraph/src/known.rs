@@ -185,8 +185,6 @@ pub(crate) struct Memory(Mutex<Remembered>);
 struct Remembered {
     checkpoints: LruCache<CheckpointKey, Slot>,
     heads: LruCache<Place, Option<CheckpointId>>,
-    /// The head at the time when a checkpoint was read by its id.
-    seen: LruCache<CheckpointKey, Option<CheckpointId>>,
     /// Counts the rows that were stored.
     rows: u64,
 }
@@ -226,7 +224,6 @@ impl Default for Memory {
         Self(Mutex::new(Remembered {
             checkpoints: LruCache::new(size(CHECKPOINTS)),
             heads: LruCache::new(size(HEADS)),
-            seen: LruCache::new(size(HEADS)),
             rows: 0,
         }))
     }
@@ -321,15 +318,6 @@ impl Memory {
         self.lock().heads.put(place.clone(), head);
     }
 
-    /// The head that was current when a caller decided to go on from `parent`.
-    pub(crate) fn seen_from(&self, parent: &CheckpointKey) -> Option<CheckpointId> {
-        self.lock().seen.get(parent).copied().unwrap_or(Some(parent.id))
-    }
-
-    pub(crate) fn saw(&self, at: &CheckpointKey, head: Option<CheckpointId>) {
-        self.lock().seen.put(at.clone(), head);
-    }
-
     pub(crate) fn forget(&self, key: &CheckpointKey) {
         self.lock().checkpoints.pop(key);
     }
@@ -355,11 +343,6 @@ impl Memory {
             .collect();
         for place in places {
             this.heads.pop(&place);
-        }
-        let seen: Vec<_> =
-            this.seen.iter().map(|(key, _)| key).filter(|key| key.thread == *thread).cloned().collect();
-        for key in seen {
-            this.seen.pop(&key);
         }
     }
 }

@@ -96,6 +96,7 @@ impl Parts {
                 place,
                 id,
                 parent,
+                seen: None,
                 frame: Frame::default(),
                 versions: BTreeMap::new(),
                 new: BTreeSet::new(),

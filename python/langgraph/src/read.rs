@@ -59,6 +59,7 @@ pub(crate) fn tuple(stored: &CheckpointTuple) -> Result<Tuple> {
         snapshots,
         metadata,
         writes: task::pending(&stored.writes)?,
+        head: None,
     })
 }
 

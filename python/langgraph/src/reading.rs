@@ -28,16 +28,16 @@ impl LangGraph {
         let rows = self.memory.rows();
         let Some(found) = self.found(place, id).await? else { return Ok(None) };
         let key = found.key();
-        match id {
-            None => self.memory.is_head(place, Some(key.id)),
-            Some(_) if self.fence == Fence::Error => {
-                let head = self.read_head(place).await?;
-                self.memory.saw(&key, head);
+        let head = match id {
+            None => {
+                self.memory.is_head(place, Some(key.id));
+                None
             }
-            Some(_) => {}
-        }
+            Some(_) if self.fence == Fence::Error => self.read_head(place).await?,
+            Some(_) => None,
+        };
         self.memory.read(&key, Known::new(&found)?, rows);
-        self.shown(found).await.map(Some)
+        Ok(Some(Tuple { head, ..self.shown(found).await? }))
     }
 
     /// Reads a checkpoint. Its values are not read if they are remembered: what they are of, and the rows under it, always

@@ -99,7 +99,7 @@ impl LangGraph {
 
     async fn head(&self, put: &Put) -> Result<Option<CheckpointId>> {
         if self.fence == Fence::Error {
-            return Ok(put.parent.and_then(|parent| self.memory.seen_from(&put.place.key(parent))));
+            return Ok(put.seen.or(put.parent));
         }
         match self.memory.head(&put.place) {
             Some(head) => Ok(head),
@@ -203,10 +203,11 @@ impl LangGraph {
         Err(Error::Stale { thread: key.thread.clone() })
     }
 
-    /// Stores what waited for a checkpoint.
+    /// Stores what waited for a checkpoint. What cannot be stored goes on waiting, for a repeated put.
     async fn settle(&self, key: &CheckpointKey) -> Result<()> {
-        for waiting in self.waiting.take(key) {
+        for waiting in self.waiting.of(key) {
             self.store_writes(key, &waiting).await?;
+            self.waiting.left(key, &waiting);
         }
         Ok(())
     }
@@ -220,7 +221,8 @@ impl LangGraph {
         let key = put.place.key(put.id);
         match self.store_writes(&key, put).await {
             Err(Error::NotFound { .. }) => {}
-            done => return done,
+            // A put of the checkpoint may have failed before it had stored what waited for it.
+            done => return done.and(self.settle(&key).await),
         }
         self.waiting.wait(&key, put.clone())?;
         // The checkpoint may have been put meanwhile, and its put may have found nobody waiting.

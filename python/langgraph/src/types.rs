@@ -55,6 +55,9 @@ pub struct Put {
     pub id: CheckpointId,
     /// Its parent.
     pub parent: Option<CheckpointId>,
+    /// The head that its author saw with the parent; `None` if that is the parent itself. Only asked for with
+    /// [`Fence::Error`](crate::Fence::Error).
+    pub seen: Option<CheckpointId>,
     /// What LangGraph keeps in it besides channels.
     pub frame: Frame,
     /// The version of each channel.
@@ -112,6 +115,8 @@ pub struct Tuple {
     pub metadata: Map<String, Json>,
     /// The writes of the tasks that ran from it, by task path, task and position.
     pub writes: Vec<Pending>,
+    /// The head at the time of the read, if [`Fence::Error`](crate::Fence::Error) will ask for it: [`Put::seen`].
+    pub head: Option<CheckpointId>,
 }
 
 /// Which checkpoints to list, newest first.

@@ -1,7 +1,7 @@
 //! Writes that arrived before their checkpoint: LangGraph hands both to executors, which may reorder them.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use threadkeep::checkpoint::CheckpointKey;
 use threadkeep::id::ThreadId;
@@ -18,7 +18,7 @@ pub(crate) struct WaitingRoom(Mutex<Waiting>);
 
 #[derive(Default)]
 struct Waiting {
-    writes: HashMap<CheckpointKey, Vec<PutWrites>>,
+    writes: HashMap<CheckpointKey, Vec<Arc<PutWrites>>>,
     bytes: usize,
 }
 
@@ -47,23 +47,37 @@ impl WaitingRoom {
             )));
         }
         this.bytes += size;
-        this.writes.entry(key.clone()).or_default().push(put);
+        this.writes.entry(key.clone()).or_default().push(Arc::new(put));
         Ok(())
     }
 
-    /// The writes that wait for a checkpoint, in the order of their arrival. They wait no longer.
-    pub(crate) fn take(&self, key: &CheckpointKey) -> Vec<PutWrites> {
+    /// The writes that wait for a checkpoint, in the order of their arrival. Each waits until it [left](Self::left).
+    pub(crate) fn of(&self, key: &CheckpointKey) -> Vec<Arc<PutWrites>> {
+        self.lock().writes.get(key).cloned().unwrap_or_default()
+    }
+
+    /// Writes that waited are stored.
+    pub(crate) fn left(&self, key: &CheckpointKey, put: &Arc<PutWrites>) {
         let mut this = self.lock();
-        let taken = this.writes.remove(key).unwrap_or_default();
-        this.bytes -= taken.iter().map(size).sum::<usize>();
-        taken
+        let Some(waiting) = this.writes.get_mut(key) else { return };
+        // Somebody else may have stored them, too.
+        let Some(at) = waiting.iter().position(|one| Arc::ptr_eq(one, put)) else { return };
+        waiting.remove(at);
+        if waiting.is_empty() {
+            this.writes.remove(key);
+        }
+        this.bytes -= size(put);
     }
 
     /// Drops what waits for checkpoints of a thread, which was deleted.
     pub(crate) fn forget(&self, thread: &ThreadId) {
-        let keys: Vec<_> = self.lock().writes.keys().filter(|key| key.thread == *thread).cloned().collect();
-        for key in keys {
-            self.take(&key);
-        }
+        let mut this = self.lock();
+        let gone: usize = this
+            .writes
+            .extract_if(|key, _| key.thread == *thread)
+            .flat_map(|(_, waiting)| waiting)
+            .map(|put| size(&put))
+            .sum();
+        this.bytes -= gone;
     }
 }

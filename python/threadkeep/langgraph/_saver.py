@@ -35,6 +35,10 @@ fails with :class:`threadkeep.ConflictError`."""
 
 _Tuples = list[RawTuple]
 
+# The key under which the config of a checkpoint that was read by its id carries the head of that time: "id/head". A run that
+# goes on from there passes it to its put. LangGraph keeps keys with underscores out of metadata.
+_HEAD = "__threadkeep_head__"
+
 # How often a put starts again if others keep changing its parent.
 _ATTEMPTS = 16
 
@@ -46,7 +50,8 @@ class ThreadkeepSaver(BaseCheckpointSaver[str]):
     returned has stored durably what it was given. A keyboard interrupt is raised after the call that it interrupts is
     complete, and cancelling a task does not undo a call that it awaited.
 
-    Forked processes may go on using a saver: each opens the store for itself.
+    Forked processes may go on using a saver: each opens the store for itself. A process that forks waits for its calls and
+    closes an SQLite file before, and opens it again with the next call.
     """
 
     _store: Store
@@ -97,7 +102,7 @@ class ThreadkeepSaver(BaseCheckpointSaver[str]):
         if raw is None:
             return None
         found = _decoded(raw, self._decoder(share=False))
-        return found._replace(config=config) if get_checkpoint_id(config) else found
+        return found._replace(config=_seen_at(config, raw.head())) if get_checkpoint_id(config) else found
 
     def list(
         self,
@@ -232,6 +237,7 @@ class ThreadkeepSaver(BaseCheckpointSaver[str]):
             thread,
             namespace,
             get_checkpoint_id(config) or None,
+            _seen(config),
             cast(dict[str, Any], checkpoint),
             _json(get_checkpoint_metadata(config, metadata)),
             new_versions,
@@ -364,6 +370,18 @@ def _config(thread: str, namespace: str, checkpoint_id: str) -> RunnableConfig:
 def _stored(config: RunnableConfig, checkpoint: Checkpoint) -> RunnableConfig:
     configurable = _configurable(config)
     return _config(configurable["thread_id"], configurable.get("checkpoint_ns", ""), checkpoint["id"])
+
+
+def _seen_at(config: RunnableConfig, head: str | None) -> RunnableConfig:
+    if head is None:
+        return config
+    return {**config, "configurable": {**_configurable(config), _HEAD: f"{get_checkpoint_id(config)}/{head}"}}
+
+
+def _seen(config: RunnableConfig) -> str | None:
+    """The head that the author of a put saw when it read the put's parent by its id."""
+    read, _, head = str(_configurable(config).get(_HEAD, "")).partition("/")
+    return head if head and read == get_checkpoint_id(config) else None
 
 
 def _json(value: Mapping[str, Any]) -> bytes:

@@ -5,6 +5,7 @@
 mod call;
 mod codec;
 mod errors;
+mod fork;
 mod known;
 mod put;
 mod raw;
@@ -18,6 +19,7 @@ use pyo3::prelude::*;
 #[pymodule]
 fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     errors::add(module)?;
+    fork::watch(module.py())?;
     module.add_class::<store::Store>()?;
     module.add_class::<call::Call>()?;
     module.add_class::<raw::RawTuple>()?;

@@ -1,7 +1,7 @@
 //! A store as Python holds it: how to open it, and it, opened in this process.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use bytes::Bytes;
 use pyo3::exceptions::PyValueError;
@@ -18,6 +18,7 @@ use threadkeep_sqlite::SqliteSaver;
 use crate::call::Call;
 use crate::codec::Codec;
 use crate::errors::{StaleError, exception};
+use crate::fork::Running;
 use crate::put::{frame, keys, labels, metadata};
 use crate::raw::Output;
 
@@ -48,8 +49,31 @@ enum Closing {
 enum State {
     #[default]
     New,
+    /// Opened by a process.
     Open(u32, Open),
+    /// Closed by a process that was about to fork, and opened again by its next call: what is remembered of the store then.
+    AtRest(u32, Arc<LangGraph>),
+    /// The process was forked, and nobody said so before, with the file open.
+    Torn,
     Closed,
+}
+
+/// Every store of the process.
+static STORES: Mutex<Vec<Weak<Shared>>> = Mutex::new(Vec::new());
+
+fn stores() -> MutexGuard<'static, Vec<Weak<Shared>>> {
+    STORES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Closes the files of all stores until their next calls.
+pub(crate) async fn rest() {
+    let all: Vec<_> = stores().iter().filter_map(Weak::upgrade).collect();
+    for shared in all {
+        if let Ok(Some(Open { graphs, closing: Closing::Sqlite(saver) })) = shared.opened() {
+            saver.close().await;
+            *shared.lock() = State::AtRest(std::process::id(), graphs);
+        }
+    }
 }
 
 struct Shared {
@@ -68,18 +92,30 @@ impl Shared {
     /// The store, if this process has opened it.
     fn opened(&self) -> threadkeep::Result<Option<Open>> {
         let mut state = self.lock();
+        if let State::Open(process, _) | State::AtRest(process, _) = &*state
+            && *process != std::process::id()
+        {
+            // The parent's: its threads do not run in this process, and its locks are not this process's.
+            let torn = matches!(&*state, State::Open(_, Open { closing: Closing::Sqlite(_), .. }));
+            let new = if torn { State::Torn } else { State::New };
+            std::mem::forget(std::mem::replace(&mut *state, new));
+        }
         match &*state {
-            State::Open(process, open) if *process == std::process::id() => Ok(Some(open.clone())),
-            State::Open(..) => {
-                // The parent's: its threads do not run in this process, and its locks are not this process's.
-                std::mem::forget(std::mem::take(&mut *state));
-                Ok(None)
-            }
-            State::New => Ok(None),
-            State::Closed => Err(Error::Unavailable {
-                saver: "python",
-                reason: "the saver was closed; make another one".to_owned(),
-            }),
+            State::Open(_, open) => Ok(Some(open.clone())),
+            State::New | State::AtRest(..) => Ok(None),
+            State::Torn => Err(unavailable(
+                "the process was forked by a program that did not tell Python (as os.fork does) while the file was open, so \
+                 SQLite holds no locks here; make the saver after the fork",
+            )),
+            State::Closed => Err(unavailable("the saver was closed; make another one")),
+        }
+    }
+
+    /// What was remembered when this process came to rest.
+    fn rested(&self) -> Option<Arc<LangGraph>> {
+        match &*self.lock() {
+            State::AtRest(_, graphs) => Some(graphs.clone()),
+            _ => None,
         }
     }
 
@@ -102,7 +138,11 @@ impl Shared {
                 (saver.clone(), Closing::Postgres(saver))
             }
         };
-        let open = Open { graphs: Arc::new(LangGraph::new(saver, self.fence)), closing };
+        let graphs = match self.rested() {
+            Some(rested) => rested.on(saver),
+            None => LangGraph::new(saver, self.fence),
+        };
+        let open = Open { graphs: Arc::new(graphs), closing };
         *self.lock() = State::Open(std::process::id(), open.clone());
         Ok(open)
     }
@@ -125,12 +165,12 @@ impl Store {
                 return Err(PyValueError::new_err(format!("fence is \"fork\" or \"error\", not {other:?}")));
             }
         };
-        Ok(Self(Arc::new(Shared {
-            kind,
-            fence,
-            state: Mutex::default(),
-            opening: tokio::sync::Mutex::default(),
-        })))
+        let shared =
+            Arc::new(Shared { kind, fence, state: Mutex::default(), opening: tokio::sync::Mutex::default() });
+        let mut stores = stores();
+        stores.retain(|store| store.strong_count() > 0);
+        stores.push(Arc::downgrade(&shared));
+        Ok(Self(shared))
     }
 
     /// A call on the open store.
@@ -140,10 +180,19 @@ impl Store {
     {
         let shared = self.0.clone();
         Call::new(async move {
+            let running = Running::begin().await;
             let open = shared.open().await?;
-            call(open.graphs).await
+            // A connection to a server may be open while a process forks: the child does not use it.
+            let running = if matches!(shared.kind, Kind::Postgres(..)) { None } else { Some(running) };
+            let done = call(open.graphs).await;
+            drop(running);
+            done
         })
     }
+}
+
+fn unavailable(reason: &str) -> Error {
+    Error::Unavailable { saver: "python", reason: reason.to_owned() }
 }
 
 fn place(thread: &str, namespace: &str) -> Place {
@@ -178,6 +227,7 @@ impl Store {
             if let Kind::Postgres(address, options) = &shared.kind {
                 threadkeep_postgres::setup(address, options).await?;
             }
+            let _running = Running::begin().await;
             shared.open().await.map(|_| Output::Nothing)
         })
     }
@@ -186,6 +236,7 @@ impl Store {
     fn close(&self) -> Call {
         let shared = self.0.clone();
         Call::new(async move {
+            let _running = Running::begin().await;
             let open = shared.opened().unwrap_or_default();
             *shared.lock() = State::Closed;
             match open.map(|open| open.closing) {

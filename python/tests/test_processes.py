@@ -101,6 +101,96 @@ def test_a_forked_process_goes_on_with_its_parents_saver(open_saver: Opener) -> 
             assert read(saver, at(f"child {number}")).checkpoint["channel_values"] == {"a": number}
 
 
+def locks_of(process: int) -> int:
+    return sum(f" {process} " in line for line in Path("/proc/locks").read_text().splitlines())
+
+
+STRANGER = """
+import sqlite3, sys
+connection = sqlite3.connect(sys.argv[1])
+connection.execute("SELECT count(*) FROM sqlite_master").fetchall()
+connection.close()
+"""
+
+
+def test_a_forked_process_holds_locks_of_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoints.db"
+    says, hears = multiprocessing.Pipe()
+    saver = SqliteSaver(path)
+    root = put(saver, at(), made({"a": 0}))
+
+    def child() -> None:
+        config = put(saver, root, made({"a": 1}))
+        says.send(locks_of(os.getpid()))
+        says.recv_bytes()  # The parent and the other program have left.
+        for number in range(2, 6):
+            config = put(saver, config, made({"a": number}))
+            says.send(number)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    process = multiprocessing.get_context("fork").Process(target=child)
+    process.start()
+    assert hears.poll(PATIENCE) and hears.recv() > 0
+    assert put(saver, at("parent"), made({"a": 9})) and locks_of(os.getpid()) > 0
+    saver.close()
+    # Whoever closes a database last moves the log into it and deletes the log.
+    subprocess.run([sys.executable, "-c", STRANGER, path], check=True)
+    hears.send_bytes(b"go on")
+    for number in range(2, 6):
+        assert hears.poll(PATIENCE) and hears.recv() == number
+    process.join(PATIENCE)
+    with SqliteSaver.from_conn_string(str(path)) as again:
+        assert [found.checkpoint["channel_values"]["a"] for found in again.list(at())] == [5, 4, 3, 2, 1, 0]
+        assert read(again, at("parent")).checkpoint["channel_values"] == {"a": 9}
+
+
+def test_a_process_forks_while_its_threads_use_the_saver(open_saver: Opener, kind: str) -> None:
+    with open_saver() as saver:
+        stop = threading.Event()
+        steps = [0, 0, 0]
+
+        def run(number: int) -> None:
+            config = at(f"t{number}")
+            while not stop.is_set():
+                # Writes that wait for their checkpoint are those of this process.
+                checkpoint = made({"a": steps[number]})
+                saver.put_writes(at(f"t{number}", checkpoint=checkpoint["id"]), [("a", steps[number])], "task")
+                config = put(saver, config, checkpoint)
+                steps[number] += 1
+
+        async def in_loop(number: int) -> None:
+            config = at(f"t{number}")
+            while not stop.is_set():
+                config = await saver.aput(config, made({"a": steps[number]}), {"step": 1}, {"a": 1})
+                steps[number] += 1
+
+        def child(number: int) -> None:
+            put(saver, at(f"child {number}"), made({"a": number}))
+            assert read(saver, at(f"child {number}")).checkpoint["channel_values"] == {"a": number}
+
+        threads = [threading.Thread(target=run, args=(number,)) for number in range(2)]
+        threads.append(threading.Thread(target=lambda: asyncio.run(in_loop(2))))
+        for thread in threads:
+            thread.start()
+        fork = multiprocessing.get_context("fork")
+        children = [fork.Process(target=child, args=(number,)) for number in range(12)]
+        for process in children:
+            process.start()
+        for process in children:
+            process.join(PATIENCE)
+            assert process.exitcode == 0
+        stop.set()
+        for thread in threads:
+            thread.join(PATIENCE)
+            assert not thread.is_alive()
+        for number in range(3):
+            stored = list(saver.list(at(f"t{number}")))
+            assert len(stored) == steps[number] > 0
+            assert number == 2 or all(len(found.pending_writes or []) == 1 for found in stored)
+        for number in range(12 if kind != "memory" else 0):
+            assert read(saver, at(f"child {number}")).checkpoint["channel_values"] == {"a": number}
+
+
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
 def test_an_interrupt_comes_after_the_call_is_complete(open_saver: Opener) -> None:
     with open_saver() as saver:

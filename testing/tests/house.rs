@@ -274,17 +274,22 @@ fn each_folder_of_sources_is_in_the_map() {
     assert!(unnamed.is_empty(), "ARCHITECTURE.md does not name: {unnamed:#?}");
 }
 
-/// The names of all functions in a source.
-fn functions(source: &str) -> impl Iterator<Item = &str> {
-    source.split("fn ").skip(1).filter_map(|rest| rest.split_once('(')).map(|(name, _)| name)
+/// The names of all functions in a source, which `keyword` begins.
+fn functions<'s>(source: &'s str, keyword: &'static str) -> impl Iterator<Item = &'s str> {
+    source.split(keyword).skip(1).filter_map(|rest| rest.split_once('(')).map(|(name, _)| name)
 }
 
 #[test]
 fn every_page_of_scenarios_and_that_of_defects_names_tests_that_are_there() {
-    let folders = ["gateway-min", "engine", "conformance/src", "drivers", "testing/torture"];
+    let folders = ["gateway-min", "engine", "conformance/src", "drivers", "testing/torture", "python"];
     let sources: Vec<(PathBuf, String)> =
         folders.iter().flat_map(|folder| files(&root().join(folder), ".rs")).collect();
-    let known: BTreeSet<&str> = sources.iter().flat_map(|(_, source)| functions(source)).collect();
+    let python = files(&root().join("python/tests"), ".py");
+    let known: BTreeSet<&str> = sources
+        .iter()
+        .flat_map(|(_, source)| functions(source, "fn "))
+        .chain(python.iter().flat_map(|(_, source)| functions(source, "def ")))
+        .collect();
     let mut pages = files(&root().join("gateway-min"), "scenarios.md");
     assert_eq!(pages.len(), 2, "the gateway's and delegation's");
     pages.push(("docs/defects.md".into(), read("docs/defects.md")));

@@ -38,8 +38,8 @@ pub enum Fence {
 pub struct LangGraph {
     pub(crate) saver: Arc<dyn Saver>,
     pub(crate) fence: Fence,
-    pub(crate) memory: Memory,
-    waiting: WaitingRoom,
+    pub(crate) memory: Arc<Memory>,
+    waiting: Arc<WaitingRoom>,
 }
 
 impl fmt::Debug for LangGraph {
@@ -51,7 +51,13 @@ impl fmt::Debug for LangGraph {
 impl LangGraph {
     /// LangGraph's checkpoints on this saver.
     pub fn new(saver: Arc<dyn Saver>, fence: Fence) -> Self {
-        Self { saver, fence, memory: Memory::default(), waiting: WaitingRoom::default() }
+        Self { saver, fence, memory: Arc::default(), waiting: Arc::default() }
+    }
+
+    /// The same checkpoints on another saver of the same store, which was closed and opened again.
+    #[must_use]
+    pub fn on(&self, saver: Arc<dyn Saver>) -> Self {
+        Self { saver, fence: self.fence, memory: self.memory.clone(), waiting: self.waiting.clone() }
     }
 
     /// The channels with a value whose value a put has to bring: the others are taken from its parent. `None` if the

@@ -14,7 +14,9 @@ from langgraph.checkpoint.sqlite import SqliteSaver as TheirSqliteSaver
 
 from graphs import conversation, play, shown
 from kit import at, made, put, read
+from threadkeep import UnavailableError
 from threadkeep.langgraph import SqliteSaver
+from threadkeep.langgraph._moving import _SqliteSource, move
 
 
 def run(*arguments: str) -> tuple[int, str]:
@@ -90,6 +92,47 @@ def test_what_cannot_be_moved_is_named(tmp_path: Path) -> None:
         assert read(ours, at("good")).checkpoint["channel_values"] == {"a": 1}
         assert read(ours, at("orphan")).checkpoint["channel_values"] == {"a": 2}
         assert ours.get_tuple(at("pickled")) is None
+
+
+def test_a_thread_of_the_target_is_never_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old, new = str(tmp_path / "old.db"), str(tmp_path / "new.db")
+    with TheirSqliteSaver.from_conn_string(old) as theirs:
+        put(theirs, at(), made({"a": "theirs"}))
+
+    def busy(*_: Any, **__: Any) -> Any:
+        raise UnavailableError("the store is busy")
+
+    with SqliteSaver.from_conn_string(new) as ours:
+        put(ours, at(), made({"a": "ours"}))
+        monkeypatch.setattr(ours, "list", busy)
+        report = move(_SqliteSource(old), ours, compare=False)
+        assert (report.threads, len(report.problems)) == (0, 1) and "busy" in report.problems[0]
+        assert read(ours, at()).checkpoint["channel_values"] == {"a": "ours"}
+
+
+def test_a_thread_is_moved_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old, new = str(tmp_path / "old.db"), str(tmp_path / "new.db")
+    with TheirSqliteSaver.from_conn_string(old) as theirs:
+        root = put(theirs, at(), made({"a": 1}))
+        last = put(theirs, root, made({"a": 2}))["configurable"]["checkpoint_id"]  # type: ignore[typeddict-item]
+        theirs.conn.execute("UPDATE checkpoints SET type = 'pickle' WHERE checkpoint_id = ?", (last,))
+        theirs.conn.commit()
+    with SqliteSaver.from_conn_string(new) as ours:
+        report = move(_SqliteSource(old), ours, compare=False)
+        assert report.threads == 0 and "pickle" in report.problems[0]
+        assert ours.get_tuple(at()) is None
+        # Also if somebody stops it: half of a thread would be taken for one that was moved before.
+        source = _SqliteSource(old)
+        rows = list(source.rows("t"))
+
+        def stopped(_: str) -> Any:
+            yield rows[0]
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(source, "rows", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            move(source, ours, compare=False)
+        assert ours.get_tuple(at()) is None
 
 
 def test_another_database_is_refused(tmp_path: Path) -> None:

@@ -184,14 +184,9 @@ def move(source: _Source, target: ThreadkeepSaver | None, *, compare: bool = Tru
         try:
             if target and next(target.list({"configurable": {"thread_id": thread}}, limit=1), None):
                 raise _NotMoved("the target has a thread of this id")
-            known: set[tuple[str, str]] = set()
-            for row in source.rows(thread):
-                _move_row(store, thread, row, known, report)
-            report.threads += 1
+            _move_thread(source, store, thread, report)
         except (_NotMoved, ThreadkeepError) as error:
             report.problems.append(f"thread {thread!r} was not moved: {error}")
-            if store and not isinstance(error, _NotMoved):
-                store.delete_thread(thread).wait()
     _progress(len(threads), len(threads), "threads")
     if target and compare:
         report.problems += _differences(source.saver(), target, [t for t in threads if not _named(report, t)])
@@ -200,6 +195,20 @@ def move(source: _Source, target: ThreadkeepSaver | None, *, compare: bool = Tru
 
 def _named(report: Report, thread: str) -> bool:
     return any(problem.startswith(f"thread {thread!r} ") for problem in report.problems)
+
+
+def _move_thread(source: _Source, store: Store | None, thread: str, report: Report) -> None:
+    """Moves a thread that the target does not have."""
+    known: set[tuple[str, str]] = set()
+    try:
+        for row in source.rows(thread):
+            _move_row(store, thread, row, known, report)
+    except BaseException:
+        # Also if somebody stops it: a part would be taken for a thread that was moved before.
+        if store and known:
+            store.delete_thread(thread).wait()
+        raise
+    report.threads += 1
 
 
 def _move_row(store: Store | None, thread: str, row: _Row, known: set[tuple[str, str]], report: Report) -> None:

@@ -81,6 +81,25 @@ def runs_again(opened: Callable[[], Any]) -> None:
             assert replayed(opened(), child) == (_DeltaSnapshot(["seed"]), history)
 
 
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+def test_writes_that_another_process_settled_with_fewer_are_a_conflict(open_saver: Opener) -> None:
+    with open_saver() as saver, open_saver() as other:
+        root = put(saver, at(), made({"d": _DeltaSnapshot(["seed"])}))
+        other.put_writes(root, [("d", ["one"])], "a", "p")
+        theirs = put(other, root, made({}, {"d": 2}), COUNTED)
+        # This saver has not seen that.
+        saver.put_writes(root, [("d", ["one"]), ("d", ["two"])], "a", "p")
+        with pytest.raises(ConflictError):
+            put(saver, root, made({}, {"d": 3}), COUNTED)
+        assert read(saver, at()).config == theirs
+        # A run that reads it again has all that it writes.
+        read(saver, root)
+        saver.put_writes(root, [("d", ["one"]), ("d", ["two"])], "a", "p")
+        ours = put(saver, root, made({}, {"d": 3}), COUNTED)
+        assert replayed(saver, ours) == (_DeltaSnapshot(["seed"]), [["one"], ["two"]])
+        assert replayed(other, theirs) == (_DeltaSnapshot(["seed"]), [["one"]])
+
+
 def test_a_write_may_be_any_pair(open_saver: Opener) -> None:
     with open_saver() as saver:
         root = put(saver, at(), made({"a": 1}))

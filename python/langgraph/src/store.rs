@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
+use std::time::Instant;
 
 use futures::future::BoxFuture;
 use futures::{FutureExt, StreamExt, TryStreamExt, stream};
@@ -128,18 +129,33 @@ impl LangGraph {
     /// Stores a checkpoint, and the writes that wait for it. A checkpoint that exists is replaced.
     ///
     /// # Errors
-    /// [`Error::Conflict`] if the thread moved on and the fence is [`Fence::Error`], or if its head is newer than this
-    /// checkpoint. [`Error::Stale`] if the parent changed since [`Self::needs`] was asked: ask again. The saver's.
+    /// [`Error::Conflict`] if the thread moved on and the fence is [`Fence::Error`], if its head is newer than this
+    /// checkpoint, or if a child of its parent that another process stored applies fewer writes of a task than this process
+    /// has put. [`Error::Stale`] if the parent changed since [`Self::needs`] was asked: ask again. The saver's.
     pub async fn put(&self, put: &Put) -> Result<()> {
         let key = put.place.key(put.id);
         let mut last = None;
         for attempt in 0..ATTEMPTS {
+            let mut before = None;
             if attempt > 0
                 && let Some(parent) = put.parent
             {
-                self.memory.forget(&put.place.key(parent));
+                let parent = put.place.key(parent);
+                before = self.memory.checkpoint(&parent);
+                self.memory.forget(&parent);
             }
             let (parent, head) = (self.parent(put).await?, self.head(put).await?);
+            if let (Some(before), Some(parent)) = (before, &parent)
+                && !parent.has_rows_of(&before)
+            {
+                // Another process has settled a row of this run with fewer writes.
+                return Err(Error::Conflict {
+                    thread: key.thread,
+                    namespace: key.namespace,
+                    expected: put.parent,
+                    found: head,
+                });
+            }
             if head >= Some(put.id) {
                 return self.put_late(put, parent.as_deref(), head).await;
             }
@@ -230,7 +246,7 @@ impl LangGraph {
             // A put of the checkpoint may have failed before it had stored what waited for it.
             done => return done.and(self.settle(&key).await),
         }
-        self.waiting.wait(&key, put.clone())?;
+        self.waiting.wait(&key, put.clone(), Instant::now())?;
         // The checkpoint may have been put meanwhile, and its put may have found nobody waiting.
         let load = CheckpointSelector::at(&key).loading(Load::None);
         if self.saver.get(&load).await?.is_some() {

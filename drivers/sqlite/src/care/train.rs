@@ -1,6 +1,7 @@
 //! Training the dictionary of a database, once it has enough data, on a thread of its own.
 
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use threadkeep::Result;
 use tokio::sync::{mpsc, oneshot};
@@ -35,12 +36,21 @@ pub(crate) struct Trainer {
     queue: mpsc::WeakSender<Message>,
     /// The number of stored bytes at which to check next; none once there is nothing left to do.
     next: Option<u64>,
+    /// Whether the writer is closed; held while a training has the file open.
+    closed: Arc<Mutex<bool>>,
+}
+
+/// A closed store has no connection: this waits for that of a training.
+impl Drop for Trainer {
+    fn drop(&mut self) {
+        *self.closed.lock().unwrap_or_else(PoisonError::into_inner) = true;
+    }
 }
 
 impl Trainer {
     pub(crate) fn new(path: PathBuf, options: Options, queue: mpsc::WeakSender<Message>) -> Self {
         let next = options.compression.then_some(FIRST_LOOK);
-        Self { path, options, queue, next }
+        Self { path, options, queue, next, closed: Arc::default() }
     }
 
     /// Starts training if enough was stored since the last check.
@@ -56,7 +66,12 @@ impl Trainer {
             return;
         }
         let (path, options, queue) = (self.path.clone(), self.options.clone(), self.queue.clone());
-        let train = move || match train(&path, &options) {
+        let closed = self.closed.clone();
+        let read = move || {
+            let closed = closed.lock().unwrap_or_else(PoisonError::into_inner);
+            if *closed { Ok(None) } else { samples(&path, &options) }
+        };
+        let train = move || match read().and_then(trained) {
             Ok(Some(dictionary)) => {
                 // The writer may have been closed meanwhile; the answer is not needed.
                 let (reply, _) = oneshot::channel();
@@ -75,8 +90,8 @@ impl Trainer {
     }
 }
 
-/// A dictionary for the database at `path`; none if there is too little data.
-fn train(path: &Path, options: &Options) -> Result<Option<Vec<u8>>> {
+/// What a dictionary for the database at `path` is trained on; none if there is too little data.
+fn samples(path: &Path, options: &Options) -> Result<Option<Vec<Vec<u8>>>> {
     let db = Db::reader(path, options)?;
     let mut samples: Vec<Vec<u8>> = Vec::new();
     let mut size = 0;
@@ -98,9 +113,12 @@ fn train(path: &Path, options: &Options) -> Result<Option<Vec<u8>>> {
             break;
         }
     }
-    if size < ENOUGH {
-        return Ok(None);
-    }
+    Ok((size >= ENOUGH).then_some(samples))
+}
+
+/// A dictionary, if there is something to train it on.
+fn trained(samples: Option<Vec<Vec<u8>>>) -> Result<Option<Vec<u8>>> {
+    let Some(samples) = samples else { return Ok(None) };
     let dictionary = zstd::dict::from_samples(&samples, DICTIONARY);
     dictionary.map(Some).map_err(|error| unavailable(format!("zstd: {error}")))
 }

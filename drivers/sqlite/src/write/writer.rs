@@ -86,6 +86,8 @@ impl Writer {
 
     /// Moves the log into the database file and closes it.
     pub(crate) fn close(self) {
+        // First, so that nobody else has the file open.
+        drop(self.trainer);
         if !self.poisoned
             && let Err(error) = self.store.db.checkpoint_wal()
         {

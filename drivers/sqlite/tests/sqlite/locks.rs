@@ -115,6 +115,22 @@ async fn the_locks_outlive_every_operation() {
     held("a thread is deleted");
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_store_that_is_closed_during_a_training_holds_no_lock() {
+    let dir = tempfile::tempdir().unwrap();
+    for n in 0..8 {
+        let path = dir.path().join(n.to_string());
+        let saver = SqliteSaver::open(&path, &Options::default()).unwrap();
+        let mut talk = Talk::new("t");
+        // The last one makes it enough for a look, on a thread of its own.
+        for _ in 0..90 {
+            say(&saver, &mut talk, 6_000).await;
+        }
+        saver.close().await;
+        assert_eq!(locks(std::process::id(), &path), 0, "{n}");
+    }
+}
+
 /// Reads through SQLite: this process must not open the file in any other way.
 fn trained(path: &Path) -> bool {
     let conn = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_ONLY).unwrap();

@@ -2,7 +2,7 @@ use serde_json::json;
 use threadkeep::saver::{CheckpointSelector, Saver};
 use threadkeep::{Error, Result};
 
-use super::train;
+use super::{samples, trained};
 use crate::tests::common::{MESSAGES, Talk};
 use crate::write::commit::Work;
 use crate::{Options, SqliteSaver};
@@ -42,9 +42,9 @@ async fn a_dictionary_is_trained_used_and_needed() {
     let saver = SqliteSaver::open(&path, &options).unwrap();
     let mut one = Talk::new("t");
     talk(&saver, &mut one, 0..60).await;
-    assert_eq!(train(&path, &options).unwrap(), None, "there is too little to train on");
+    assert_eq!(samples(&path, &options).and_then(trained).unwrap(), None, "there is too little to train on");
     talk(&saver, &mut one, 60..450).await;
-    let dictionary = train(&path, &options).unwrap().unwrap();
+    let dictionary = samples(&path, &options).and_then(trained).unwrap().unwrap();
     saver.write(Work::Dictionary(dictionary.clone())).await.unwrap();
     saver.write(Work::Dictionary(b"another, which comes too late".to_vec())).await.unwrap();
     talk(&saver, &mut one, 450..500).await;

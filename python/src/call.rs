@@ -6,6 +6,8 @@ use std::sync::{Mutex, PoisonError};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
+use tokio::runtime::Handle;
+use tokio::task::block_in_place;
 
 use crate::errors::exception;
 use crate::raw::Output;
@@ -35,7 +37,11 @@ impl Call {
     fn wait(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         let call = self.take()?;
         let runtime = runtime::current()?;
-        let done = py.detach(|| runtime.block_on(call));
+        let done = py.detach(|| match Handle::try_current() {
+            // Python runs on a thread of the runtime where it hands a result over: a destructor, perhaps.
+            Ok(runtime) => block_in_place(|| runtime.block_on(call)),
+            Err(_) => runtime.block_on(call),
+        });
         done.map_err(exception)?.into_python(py)
     }
 

@@ -26,10 +26,18 @@ pub(crate) struct Running(());
 impl Running {
     /// Waits while the process forks.
     pub(crate) async fn begin() -> Self {
-        while !moved(|calls| (calls & FORKING == 0).then_some(calls + 1)) {
-            tokio::time::sleep(PAUSE).await;
+        loop {
+            match Self::now() {
+                Some(running) => return running,
+                None => tokio::time::sleep(PAUSE).await,
+            }
         }
-        Self(())
+    }
+
+    /// Unless the process forks.
+    pub(crate) fn now() -> Option<Self> {
+        // Not made if the process forks: dropping it would count.
+        moved(|calls| (calls & FORKING == 0).then_some(calls + 1)).then(|| Self(()))
     }
 }
 

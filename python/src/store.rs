@@ -21,6 +21,7 @@ use crate::errors::{StaleError, exception};
 use crate::fork::Running;
 use crate::put::{frame, keys, labels, metadata};
 use crate::raw::Output;
+use crate::runtime;
 
 /// Where a store is.
 #[derive(Clone)]
@@ -82,6 +83,27 @@ struct Shared {
     state: Mutex<State>,
     /// Of two calls that find the store closed, one opens it.
     opening: tokio::sync::Mutex<()>,
+}
+
+/// A store that nobody closed is closed on the way: a process that forks meanwhile waits for that, too.
+impl Drop for Shared {
+    fn drop(&mut self) {
+        let state = std::mem::take(self.state.get_mut().unwrap_or_else(PoisonError::into_inner));
+        match state {
+            State::Open(process, Open { closing: Closing::Sqlite(saver), .. })
+                if process == std::process::id() =>
+            {
+                if let (Some(running), Ok(runtime)) = (Running::now(), runtime::current()) {
+                    runtime.spawn(async move {
+                        saver.close().await;
+                        drop(running);
+                    });
+                }
+            }
+            State::Open(process, open) if process != std::process::id() => std::mem::forget(open),
+            _ => {}
+        }
+    }
 }
 
 impl Shared {

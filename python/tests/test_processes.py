@@ -149,6 +149,37 @@ def test_a_forked_process_holds_locks_of_its_own(tmp_path: Path) -> None:
         assert read(again, at("parent")).checkpoint["channel_values"] == {"a": 9}
 
 
+UNTOLD = """
+import ctypes, os, sys
+sys.path.insert(0, sys.argv[2])
+from kit import at, made, put, read
+from threadkeep import UnavailableError
+from threadkeep.langgraph import SqliteSaver
+saver = SqliteSaver(sys.argv[1])
+put(saver, at(), made({"a": 0}))
+# Runs no hooks, as some servers do.
+child = ctypes.PyDLL(None).fork()
+if child == 0:
+    for call in [lambda: saver.get_tuple(at()), lambda: put(saver, at("child"), made({"a": 1}))]:
+        try:
+            call()
+            os._exit(1)
+        except UnavailableError as error:
+            if "make the saver after the fork" not in str(error):
+                os._exit(2)
+    os._exit(0)
+status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+put(saver, at("parent"), made({"a": 2}))
+saver.close()
+sys.exit(status)
+"""
+
+
+def test_a_fork_that_python_is_not_told_of_is_refused(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", UNTOLD, str(tmp_path / "checkpoints.db"), str(Path(__file__).parent)]
+    assert subprocess.run(command, timeout=PATIENCE).returncode == 0
+
+
 def test_a_process_forks_after_a_saver_that_nobody_closed(tmp_path: Path) -> None:
     path = tmp_path / "checkpoints.db"
 

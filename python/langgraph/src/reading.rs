@@ -37,7 +37,7 @@ impl LangGraph {
             Some(_) => None,
         };
         self.memory.read(&key, Known::new(&found)?, rows);
-        Ok(Some(Tuple { head, ..self.shown(found).await? }))
+        Ok(self.shown(found).await?.map(|shown| Tuple { head, ..shown }))
     }
 
     /// Reads a checkpoint. Its values are not read if they are remembered: what they are of, and the rows under it, always
@@ -55,10 +55,12 @@ impl LangGraph {
         self.saver.get(&at).await
     }
 
-    /// A checkpoint as LangGraph has it.
-    async fn shown(&self, mut found: CheckpointTuple) -> Result<Tuple> {
-        foreign::complete(&self.saver, &mut found).await?;
-        read::tuple(&found)
+    /// A checkpoint as LangGraph has it; `None` if it was deleted since it was read, and its values have to be read, too.
+    async fn shown(&self, mut found: CheckpointTuple) -> Result<Option<Tuple>> {
+        match foreign::complete(&self.saver, &mut found).await {
+            Err(Error::NotFound { .. }) => Ok(None),
+            completed => completed.and_then(|()| read::tuple(&found)).map(Some),
+        }
     }
 
     /// Checkpoints, newest first.
@@ -98,7 +100,7 @@ impl LangGraph {
             let all = self.saver.list(&query).await?;
             for tuple in all.into_iter().filter(|tuple| tuple.checkpoint.id == id) {
                 if let Some(tuple) = self.saver.get(&CheckpointSelector::at(&tuple.key())).await? {
-                    found.push(self.shown(tuple).await?);
+                    found.extend(self.shown(tuple).await?);
                 }
             }
             found.truncate(request.limit.unwrap_or(usize::MAX));
@@ -111,10 +113,7 @@ impl LangGraph {
             let page = self.saver.list(&query).await?;
             let (len, last) = (page.len(), page.last().map(|tuple| tuple.checkpoint.id));
             for tuple in page {
-                let tuple = self.shown(tuple).await?;
-                if matches(&tuple) {
-                    found.push(tuple);
-                }
+                found.extend(self.shown(tuple).await?.filter(|tuple| matches(tuple)));
             }
             let Some(limit) = request.limit else { return Ok(found) };
             let left = limit.saturating_sub(found.len());

@@ -8,15 +8,18 @@ use std::sync::{Arc, Mutex};
 use async_trait::async_trait;
 use bytes::Bytes;
 use serde_json::json;
-use threadkeep::checkpoint::{CheckpointKey, CheckpointTuple, Stored, TaskWrites};
-use threadkeep::id::{ChannelName, CheckpointId, ThreadId};
+use threadkeep::checkpoint::{
+    ChannelEntry, Checkpoint, CheckpointKey, CheckpointTuple, Stored, TaskWrites, Write,
+};
+use threadkeep::id::{ChannelName, CheckpointId, TaskId, ThreadId, Version};
+use threadkeep::metadata::{Counters, Metadata, Source};
 use threadkeep::saver::{
-    Capabilities, CheckpointSelector, DeltaHistory, ListQuery, Revision, Rewrite, Saver, StepCommit,
+    Capabilities, CheckpointSelector, DeltaHistory, Flush, ListQuery, Revision, Rewrite, Saver, StepCommit,
     ThreadImage,
 };
 use threadkeep::value::ChannelValue;
 use threadkeep::{Error, Result};
-use threadkeep_langgraph::{Fence, Frame, LangGraph, Place, Put, PutWrites, stored};
+use threadkeep_langgraph::{Fence, Frame, LangGraph, ListRequest, Place, Put, PutWrites, stored};
 use threadkeep_memory::MemorySaver;
 
 /// What somebody else does before the next call of a method.
@@ -24,6 +27,8 @@ use threadkeep_memory::MemorySaver;
 enum Meanwhile {
     /// The store fails a put of writes.
     PutWritesFails,
+    /// The thread is deleted before a get.
+    DeletedBeforeGet,
     /// The thread is deleted before a list.
     DeletedBeforeList,
     /// The thread's head takes the place of all others before a list.
@@ -44,6 +49,9 @@ impl Beside {
 #[async_trait]
 impl Saver for Beside {
     async fn get(&self, at: &CheckpointSelector) -> Result<Option<CheckpointTuple>> {
+        if self.comes(Meanwhile::DeletedBeforeGet) {
+            self.saver.delete_thread(&at.thread).await?;
+        }
         self.saver.get(at).await
     }
 
@@ -198,6 +206,52 @@ async fn writes_that_waited_for_a_checkpoint_outlive_a_store_that_fails() {
         }
         assert_eq!(lab.tasks(1).await, tasks, "after {repeated} is repeated");
     }
+}
+
+/// A checkpoint of the gateway: its messages are stored as the change that a task made.
+async fn change(lab: &Lab) {
+    let message = json!({"type": "human", "id": "m1", "content": "hello"});
+    let messages = |json: serde_json::Value| ChannelValue::from_json(&json).unwrap();
+    let step = |n, stored, parent, counters| StepCommit {
+        thread: lab.place.thread.clone(),
+        namespace: lab.place.namespace.clone(),
+        parent,
+        expected_head: parent,
+        checkpoint: Checkpoint {
+            id: lab.id(n),
+            channels: [(
+                "messages".into(),
+                ChannelEntry { version: Version { counter: u64::from(n) + 1, random: 7 }, stored },
+            )]
+            .into_iter()
+            .collect(),
+            next: Vec::new(),
+            applied: Vec::new(),
+        },
+        metadata: Metadata { delta_marker: n > 0, counters, ..Metadata::new(Source::Loop, i64::from(n)) },
+        writes: Vec::new(),
+        flush: Flush::Now,
+    };
+    let first = step(0, Stored::Value(messages(json!([]))), None, BTreeMap::new());
+    lab.beside.saver.commit(first).await.unwrap();
+    let counted = BTreeMap::from([("messages".into(), Counters { updates: 1, supersteps: 1 })]);
+    let mut second = step(1, Stored::Sentinel, Some(lab.id(0)), counted);
+    let write = Write { channel: "messages".into(), value: messages(json!([message])), overwrite: false };
+    let task = TaskId::from_bytes([5; 16]);
+    second.checkpoint.applied = vec![task];
+    second.writes = vec![TaskWrites { task, node: "agent".into(), index: 0, writes: vec![write] }];
+    lab.beside.saver.commit(second).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_thread_of_the_gateway_that_is_deleted_while_it_is_listed_is_not_listed() {
+    let lab = Lab::new();
+    change(&lab).await;
+    assert_eq!(lab.graphs.list(&ListRequest::default()).await.unwrap().len(), 2);
+    lab.meanwhile(Meanwhile::DeletedBeforeGet);
+    let left = lab.graphs.list(&ListRequest::default()).await.unwrap();
+    assert!(left.iter().all(|tuple| tuple.id == lab.id(0)), "{left:?}");
+    assert_eq!(lab.graphs.list(&ListRequest::default()).await.unwrap().len(), 0);
 }
 
 #[tokio::test]

@@ -38,12 +38,6 @@ struct File {
     doubtful: AtomicBool,
 }
 
-impl File {
-    fn new(db: Database) -> Self {
-        Self { db, doubtful: AtomicBool::new(false) }
-    }
-}
-
 impl fmt::Debug for RedbStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RedbStore").finish_non_exhaustive()
@@ -67,7 +61,7 @@ impl RedbStore {
             DatabaseError::Storage(error) => storage(error),
             other => unavailable(format!("{}: {other}", path.display())),
         })?;
-        let file = File::new(db);
+        let file = File { db, doubtful: AtomicBool::default() };
         // Readers need the table.
         file.write(Flush::Now, &mut |_| Ok(threadkeep_kv::Changes::new()))?;
         Ok(Self(Packed::new(file)))

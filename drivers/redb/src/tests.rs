@@ -42,7 +42,8 @@ impl StorageBackend for Disk {
 }
 
 fn opened(disk: &Disk) -> File {
-    File::new(Builder::new().create_with_backend(disk.clone()).unwrap())
+    let db = Builder::new().create_with_backend(disk.clone()).unwrap();
+    File { db, doubtful: AtomicBool::default() }
 }
 
 fn put(file: &File, key: &[u8]) -> Result<()> {

@@ -10,11 +10,18 @@ use zstd::bulk::{Compressor, Decompressor};
 const LEVEL: i32 = 3;
 /// Shorter ones are stored uncompressed.
 const SHORTEST: usize = 48;
+/// The same without a dictionary. Each element then needs tables of codes of its own: making them takes four times as
+/// long as compressing with those of a dictionary, and below this length the element becomes at most a seventh shorter,
+/// below 160 bytes not at all.
+const SHORTEST_ALONE: usize = 256;
 /// Allocate at most this much up front; a larger declared length must be backed by actual output.
 const AT_ONCE: u64 = 1 << 20;
 
 /// Packs elements.
-pub struct Packer(Compressor<'static>);
+pub struct Packer {
+    compressor: Compressor<'static>,
+    shortest: usize,
+}
 
 impl Packer {
     /// With a dictionary; an empty one means none.
@@ -22,18 +29,19 @@ impl Packer {
     /// # Errors
     /// If memory runs out.
     pub fn new(dictionary: &[u8]) -> Result<Self> {
-        Compressor::with_dictionary(LEVEL, dictionary).map(Self)
+        let shortest = if dictionary.is_empty() { SHORTEST_ALONE } else { SHORTEST };
+        Ok(Self { compressor: Compressor::with_dictionary(LEVEL, dictionary)?, shortest })
     }
 
-    /// The packed bytes; `None` unless they save at least a sixteenth.
+    /// The packed bytes; `None` for short elements, and unless they save at least a sixteenth.
     ///
     /// # Errors
     /// If memory runs out.
     pub fn pack(&mut self, bytes: &[u8]) -> Result<Option<Vec<u8>>> {
-        if bytes.len() < SHORTEST {
+        if bytes.len() < self.shortest {
             return Ok(None);
         }
-        let packed = self.0.compress(bytes)?;
+        let packed = self.compressor.compress(bytes)?;
         Ok((packed.len() < bytes.len() - bytes.len() / 16).then_some(packed))
     }
 }
@@ -99,7 +107,7 @@ mod tests {
             let (mut packer, mut unpacker) =
                 (Packer::new(&dictionary).unwrap(), Unpacker::new(dictionary).unwrap());
             // The last one exceeds what is allocated up front.
-            for bytes in [words(2), words(100), words(50_000)] {
+            for bytes in [words(6), words(100), words(50_000)] {
                 let packed = packer.pack(&bytes).unwrap().unwrap();
                 assert!(packed.len() < bytes.len());
                 assert_eq!(unpacker.unpack(bytes.len() as u64, &packed).unwrap(), bytes);
@@ -108,9 +116,19 @@ mod tests {
     }
 
     #[test]
+    fn short_elements_are_packed_with_a_dictionary_only() {
+        let (mut alone, mut packer) = (Packer::new(b"").unwrap(), Packer::new(&words(3)).unwrap());
+        for len in [SHORTEST, SHORTEST_ALONE - 1] {
+            assert!(alone.pack(&words(6)[..len]).unwrap().is_none());
+            assert!(packer.pack(&words(6)[..len]).unwrap().is_some());
+        }
+        assert!(alone.pack(&words(6)[..SHORTEST_ALONE]).unwrap().is_some());
+        assert!(packer.pack(&words(6)[..SHORTEST - 1]).unwrap().is_none());
+    }
+
+    #[test]
     fn what_does_not_get_shorter_is_not_packed() {
         let mut packer = Packer::new(b"").unwrap();
-        assert!(packer.pack(b"short and short and short and short").unwrap().is_none());
         let noise: Vec<u8> =
             (0..200_u32).flat_map(|n| n.wrapping_mul(2_654_435_769).rotate_left(n).to_le_bytes()).collect();
         assert!(packer.pack(&noise).unwrap().is_none());

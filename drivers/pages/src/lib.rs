@@ -63,6 +63,17 @@ pub fn has_moved(conn: &Connection) -> rusqlite::Result<bool> {
     Ok(moved != 0)
 }
 
+/// A number that changes with every commit of this connection, and when a transaction or query of it begins after
+/// another connection has committed. `PRAGMA data_version` tells only the latter, but is a statement to run.
+///
+/// # Errors
+/// SQLite's own.
+pub fn data_version(conn: &Connection) -> rusqlite::Result<u32> {
+    let mut version: u32 = 0;
+    control(conn, ffi::SQLITE_FCNTL_DATA_VERSION, (&raw mut version).cast())?;
+    Ok(version)
+}
+
 /// A file control operation on the database file. `argument` points to the operation's input and output.
 fn control(conn: &Connection, operation: c_int, argument: *mut c_void) -> rusqlite::Result<()> {
     // SAFETY: the handle is used during this call only, while `conn` is borrowed.

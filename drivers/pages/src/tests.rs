@@ -2,7 +2,7 @@ use std::path::{Path, PathBuf};
 
 use rusqlite::{Connection, OpenFlags};
 
-use super::{PAGE_SIZE, is_damage, is_sealed, open, seal};
+use super::{PAGE_SIZE, data_version, is_damage, is_sealed, open, seal};
 use crate::sum::LARGEST;
 
 const PAGE: usize = PAGE_SIZE as usize;
@@ -411,4 +411,26 @@ fn many_may_open_it_at_once() {
         }
     });
     assert_eq!(reopened(&place.path()).unwrap().len(), 500);
+}
+
+#[test]
+fn the_data_version_changes_with_commits_here_and_once_those_of_others_are_seen() {
+    let place = Folder::new();
+    let (here, other) = (place.fill(), open(place.path(), OpenFlags::default()).unwrap());
+    let write =
+        |conn: &Connection| conn.execute("UPDATE t SET text = text || '.' WHERE key = 1", []).unwrap();
+    write(&here);
+    let committed = data_version(&here).unwrap();
+    write(&other);
+    assert_eq!(data_version(&here).unwrap(), committed, "nothing was read since");
+    here.execute_batch("BEGIN IMMEDIATE").unwrap();
+    let seen = data_version(&here).unwrap();
+    assert_ne!(seen, committed);
+    write(&here);
+    here.execute_batch("COMMIT").unwrap();
+    assert_ne!(data_version(&here).unwrap(), seen);
+
+    let committed = data_version(&here).unwrap();
+    here.execute_batch("BEGIN IMMEDIATE").unwrap();
+    assert_eq!(data_version(&here).unwrap(), committed, "nobody has written");
 }

@@ -279,9 +279,10 @@ impl Db {
         self.conn.is_autocommit()
     }
 
-    /// A number that changes when another connection has written to the database.
-    pub(crate) fn data_version(&self) -> Result<i64> {
-        self.one("PRAGMA data_version", [], |row| integer(row, 0)).map(Option::unwrap_or_default)
+    /// A number that changes with every commit here, and when a transaction begins after another connection has written
+    /// to the database.
+    pub(crate) fn data_version(&self) -> Result<u32> {
+        threadkeep_pages::data_version(&self.conn).map_err(|error| self.error(&error))
     }
 
     /// Moves the WAL into the database file and empties it, as far as other readers allow.

@@ -55,8 +55,8 @@ pub(crate) struct Writer {
     unflushed: bool,
     /// A commit failed: what reached the disk is unknown.
     poisoned: bool,
-    /// The data version at the last transaction.
-    seen: Option<i64>,
+    /// The data version after the last commit, or in the last transaction if that was not committed; none if unknown.
+    seen: Option<u32>,
     /// The checkpoint that the last transaction committed, if that was all it did.
     last: Option<(ThreadId, Namespace, CheckpointId)>,
 }
@@ -307,7 +307,11 @@ impl Writer {
             self.roll_back();
             return Err(gone);
         }
-        let Err(failed) = self.store.db.commit() else { return Ok(()) };
+        let Err(failed) = self.store.db.commit() else {
+            // Commits of other connections do not change it before something is read again.
+            self.seen = self.store.db.data_version().ok();
+            return Ok(());
+        };
         self.roll_back();
         // A full disk is no sign of damage: the next commit overwrites the remains of this one. After any other failure
         // the file system may have dropped data that it had accepted.

@@ -1,7 +1,7 @@
 //! Channel and node names as small numbers. Names are never deleted and are numbered upwards from 1, so what was read
 //! stays valid, and a new name has a greater number.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rusqlite::params;
@@ -21,7 +21,8 @@ pub(crate) struct Names(Mutex<Known>);
 #[derive(Debug, Default)]
 struct Known {
     texts: HashMap<NameKey, Arc<str>>,
-    keys: HashMap<Arc<str>, NameKey>,
+    /// They are few and short, and a step looks up several: comparing them takes less time than hashing one.
+    keys: BTreeMap<Arc<str>, NameKey>,
     last: NameKey,
 }
 

@@ -57,6 +57,9 @@ pub(crate) struct CheckpointRecord {
     pub(crate) channels: Vec<(NameKey, StoredChannel)>,
 }
 
+/// Bytes for most bodies, and for the checksum that [`seal`](crate::rows::seal::seal) appends.
+const USUAL: usize = 128;
+
 // The byte of an entry: its kind, whether its version equals the previous one, and the form of its value.
 const KIND: u8 = 3;
 const AT: u8 = 0;
@@ -76,7 +79,7 @@ impl CheckpointRecord {
             parents: !self.parents.is_empty(),
             counters: !self.counters.is_empty(),
         };
-        let mut out = Vec::new();
+        let mut out = Vec::with_capacity(USUAL);
         heading.put(&mut out);
         put_uint(&mut out, self.parent.map_or(0, |parent| own - parent + 1));
         put_int(&mut out, self.step);
@@ -253,7 +256,8 @@ pub(crate) struct WriteRecord {
 
 /// The bytes of the tasks of a checkpoint.
 pub(crate) fn encode_tasks(tasks: &[TaskRecord]) -> Vec<u8> {
-    let mut out = vec![first_byte(0)];
+    let mut out = Vec::with_capacity(USUAL);
+    out.push(first_byte(0));
     put_len(&mut out, tasks.len());
     for task in tasks {
         task.put(&mut out);

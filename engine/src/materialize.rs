@@ -1,6 +1,7 @@
 //! Computes values from stored entries: a seed and the writes that checkpoints applied since.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
 
 use crate::channel::ChannelTable;
 use crate::checkpoint::{ChannelEntry, CheckpointKey, CheckpointTuple, Stored};
@@ -180,6 +181,6 @@ fn complete(
         next: tuple.checkpoint.next,
         applied: tuple.checkpoint.applied,
         writes: tuple.writes,
-        channels,
+        channels: Arc::new(channels),
     })
 }

@@ -1,5 +1,7 @@
 //! Notes: checkpoints that repeat their parent's state with other metadata.
 
+use std::sync::Arc;
+
 use super::{Plan, StateAccessor, StateSnapshot};
 use crate::checkpoint::{ChannelEntry, Checkpoint, CheckpointKey, Stored};
 use crate::error::{Error, Result};
@@ -49,7 +51,7 @@ impl StateAccessor {
         let stored = self.tuple(thread, Some(*id), Load::None).await?;
         let stored = stored.ok_or_else(|| Error::NotFound { thread: thread.clone(), checkpoint: *id })?;
         let mut state = StateSnapshot { metadata: stored.metadata, ..state.clone() };
-        for (name, channel) in &mut state.channels {
+        for (name, channel) in Arc::make_mut(&mut state.channels) {
             channel.complete = !state.metadata.counters.contains_key(name);
         }
         Ok(state)

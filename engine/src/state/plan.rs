@@ -1,6 +1,7 @@
 //! Plans a superstep: from a state and the writes of tasks to the commit that creates the next state. Pure.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use super::snapshot::{Channel, StateSnapshot};
 use super::{StateAccessor, unknown_channel};
@@ -43,18 +44,20 @@ pub(crate) fn plan(
     let parent = base.map(|base| base.key.id);
     let id = ids.checkpoint_after(parent.max(head));
     let last_version = base.and_then(StateSnapshot::last_version);
-    let mut metadata = Metadata::new(step.source, base.map_or(-1, |base| base.metadata.step + 1));
-    metadata.delta_marker = table.mode() == ChannelMode::Delta;
-    metadata.extra = step.extra;
-    if let Some(base) = base {
-        metadata.parents = base.metadata.parents.clone();
-    }
+    let mut metadata = Metadata {
+        source: step.source,
+        step: base.map_or(-1, |base| base.metadata.step + 1),
+        parents: base.map(|base| base.metadata.parents.clone()).unwrap_or_default(),
+        delta_marker: table.mode() == ChannelMode::Delta,
+        counters: BTreeMap::new(),
+        extra: step.extra,
+    };
 
     let mut written: BTreeMap<&ChannelName, Vec<&Write>> = BTreeMap::new();
     for write in tasks.iter().flat_map(|(row, _)| &row.writes).filter(|w| !w.is_special()) {
         written.entry(&write.channel).or_default().push(write);
     }
-    let mut channels = base.map(|base| base.channels.clone()).unwrap_or_default();
+    let mut channels = base.map(|base| BTreeMap::clone(&base.channels)).unwrap_or_default();
     for (name, writes) in &written {
         let behaviour = table.behaviour(name).ok_or_else(|| unknown_channel(name))?;
         let current = match (channels.get(*name), base) {
@@ -116,7 +119,7 @@ pub(crate) fn plan(
         next: step.next.clone(),
         applied: Vec::clone(&applied),
         writes: Vec::new(),
-        channels,
+        channels: Arc::new(channels),
     };
     let checkpoint = Checkpoint { id, channels: entries, next: step.next, applied };
     let commit = StepCommit {

@@ -1,6 +1,7 @@
 //! A checkpoint's state, materialized.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use serde_json::{Map, Value as Json};
 
@@ -25,7 +26,8 @@ pub struct StateSnapshot {
     pub applied: Vec<TaskId>,
     /// The writes of tasks that ran from it, in stored order.
     pub writes: Vec<TaskWrites>,
-    pub(crate) channels: BTreeMap<ChannelName, Channel>,
+    /// Shared with the cached head, and with whoever keeps a copy.
+    pub(crate) channels: Arc<BTreeMap<ChannelName, Channel>>,
 }
 
 /// A channel that was ever written.

@@ -33,7 +33,7 @@ pub(super) struct Warm {
     id: CheckpointId,
     delta_marker: bool,
     counters: BTreeMap<ChannelName, Counters>,
-    channels: BTreeMap<ChannelName, Channel>,
+    channels: Arc<BTreeMap<ChannelName, Channel>>,
 }
 
 impl Warm {
@@ -63,9 +63,11 @@ impl Warm {
     /// The state that a read with `load` would return.
     pub(super) fn complete(self, tuple: CheckpointTuple, load: &Load) -> StateSnapshot {
         let mut channels = self.channels;
-        for (name, channel) in &mut channels {
-            if !load.wants(name) {
-                *channel = Channel { version: channel.version, value: None, complete: true };
+        if *load != Load::All {
+            for (name, channel) in Arc::make_mut(&mut channels) {
+                if !load.wants(name) {
+                    *channel = Channel { version: channel.version, value: None, complete: true };
+                }
             }
         }
         StateSnapshot {
@@ -200,7 +202,7 @@ mod tests {
             id: CheckpointId::from_bytes([1; 16]),
             delta_marker: false,
             counters: BTreeMap::new(),
-            channels: [("c".into(), channel)].into(),
+            channels: Arc::new([("c".into(), channel)].into()),
         }
     }
 

@@ -20,7 +20,7 @@ use super::super::auth::Caller;
 use super::super::error::{ApiError, OrApiError as _};
 use super::super::exclusive::exclusively;
 use super::super::extract::{ApiPath, ThreadPath};
-use super::checkpoints::argument;
+use super::checkpoints::option;
 use super::session::Viewer;
 use super::threads::head;
 use super::{Page, Parameters};
@@ -71,15 +71,15 @@ impl Policy {
 
     /// The command that does the same.
     fn command(&self, name: &str, thread: &ThreadId) -> String {
-        let thread = argument(thread);
+        let thread = option(thread);
         match self {
             Self::Retention(policy) => {
                 let branches =
                     if policy.prune_leaf_sibling_branches { " --leaf-sibling-branches" } else { "" };
-                format!("threadkeep retention apply --thread {thread}{branches}")
+                format!("threadkeep retention apply {thread}{branches}")
             }
             Self::Prune(_) => {
-                format!("threadkeep prune apply --thread {thread} --keep {name} --boundary fresh-snapshot")
+                format!("threadkeep prune apply {thread} --keep {name} --boundary fresh-snapshot")
             }
         }
     }

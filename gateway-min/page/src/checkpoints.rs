@@ -4,7 +4,7 @@ use maud::{Markup, html};
 
 use crate::layout::{self, Place, Session, Tab, ThreadHead, time};
 use crate::text::{Excerpt, bytes, count, segment, verbatim};
-use crate::tree::{self, Node};
+use crate::tree::{self, Node, Tree};
 
 /// A checkpoint, without its values.
 #[derive(Debug, Clone)]
@@ -127,12 +127,9 @@ fn short(id: &str) -> &str {
 impl Checkpoints {
     /// Its page.
     pub fn page(&self, session: &Session) -> String {
-        let rows = tree::rows(&self.nodes);
-        let shown = rows.get(self.offset..).unwrap_or_default();
-        let shown = &shown[..shown.len().min(self.lines.len())];
-        let columns = shown.iter().map(tree::Row::width).max().unwrap_or(1);
-        let forks = rows.iter().filter(|row| row.children > 1).count();
-        let abandoned = rows.iter().filter(|row| !row.is_main).count();
+        let Tree { rows, forks, abandoned } =
+            tree::tree(&self.nodes, &(self.offset..self.offset + self.lines.len()));
+        let columns = rows.iter().map(tree::Row::width).max().unwrap_or(1);
         let path = self.thread.path();
         let main = html! {
             main #main {
@@ -168,7 +165,7 @@ impl Checkpoints {
                                     }
                                 }
                                 tbody {
-                                    @for (at, (line, row)) in self.lines.iter().zip(shown).enumerate() {
+                                    @for (at, (line, row)) in self.lines.iter().zip(&rows).enumerate() {
                                         (self.row(at + self.offset, line, row, columns))
                                     }
                                 }
@@ -224,7 +221,7 @@ impl Checkpoints {
 
 fn key(form: &str, name: &str) -> Markup {
     let node = Node { id: String::new(), parent: None };
-    html! { @for row in tree::rows(&[node]) { (row.draw(1, form)) } (name) }
+    html! { @for row in tree::tree(&[node], &(0..1)).rows { (row.draw(1, form)) } (name) }
 }
 
 fn fact(number: usize, one: &str, more: &str) -> Markup {

@@ -139,7 +139,7 @@ impl Conversation {
             }
             @for message in &self.messages { (self.message(message)) }
             @if let Some(failure) = &self.failure { p.failure role="alert" dir="auto" { b { "The last run failed. " } (failure) } }
-            @if let Some(waiting) = &self.waiting { (waiting.shown(&|id| self.whole(id))) }
+            @if let Some(waiting) = &self.waiting { (waiting.shown(&|id| self.whole(id), &format!("/api{}/state", self.thread.path()))) }
         }
     }
 

@@ -30,11 +30,11 @@ pub struct Question {
 }
 
 impl Waiting {
-    /// The questions with their form. `whole` is the address of a message's whole text.
-    pub(crate) fn shown(&self, whole: &impl Fn(&str) -> String) -> Markup {
+    /// The questions with their form. `whole` is the address of a message's whole text, `state` that of the thread's state.
+    pub(crate) fn shown(&self, whole: &impl Fn(&str) -> String, state: &str) -> Markup {
         match self {
             Self::Answers(questions) => answers(questions, whole),
-            Self::Continuation { next, asked } => continuation(next, asked, whole),
+            Self::Continuation { next, asked } => continuation(next, asked, state),
         }
     }
 }
@@ -63,11 +63,11 @@ fn answers(questions: &[Question], whole: &impl Fn(&str) -> String) -> Markup {
     }
 }
 
-fn continuation(next: &[String], asked: &[Excerpt], whole: &impl Fn(&str) -> String) -> Markup {
+fn continuation(next: &[String], asked: &[Excerpt], state: &str) -> Markup {
     html! {
         form.panel.asks data-does="continue" data-key={ "continue " (next.join(" ")) } {
             h2.who { "The run was stopped before " (next.join(" and ")) }
-            @for question in asked { (verbatim(question, &whole(""))) }
+            @for question in asked { (verbatim(question, state)) }
             @if !asked.is_empty() {
                 label.hidden for="value" { "Answer" }
                 input #value type="text" name="value" dir="auto" autocomplete="off" placeholder="Answer";

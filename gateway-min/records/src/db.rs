@@ -161,6 +161,15 @@ impl Db {
         Self { flush, ..self.clone() }
     }
 
+    /// The same database, for a caller with a runtime of its own: in Postgres on a connection that only it uses.
+    pub(super) fn apart(&self) -> Self {
+        let pools = match &self.pools {
+            Pools::Postgres(pool) => Pools::Postgres(pool.apart()),
+            sqlite @ Pools::Sqlite { .. } => sqlite.clone(),
+        };
+        Self { pools, ..self.clone() }
+    }
+
     pub(super) async fn close(&self) {
         match &self.pools {
             Pools::Sqlite { writer, readers } => {

@@ -1,5 +1,6 @@
 //! Assembles the gateway's services: threads, streams, runs.
 
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -56,6 +57,9 @@ pub enum StartError {
         /// The maximum in seconds.
         grace: i64,
     },
+    /// The operating system has no thread to renew leases on.
+    #[error("cannot start the thread that renews the leases of runs: {0}")]
+    Leases(io::Error),
 }
 
 impl From<threadkeep::Error> for StartError {
@@ -219,7 +223,7 @@ impl App {
         ));
         runs.roll_back(rollbacks);
         if let Some(terms) = ownership {
-            ownership::keep(&runs, terms);
+            ownership::keep(&runs, terms).map_err(StartError::Leases)?;
         }
         Ok(Arc::new(Self {
             auth: Authenticator::new(&current.auth),

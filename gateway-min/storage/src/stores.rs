@@ -94,8 +94,8 @@ impl Stores {
         })
     }
 
-    /// Identifies the checkpoints in this process; `None` if each opening makes others. Contains a password, so never show
-    /// it.
+    /// Identifies the checkpoints in this process, for as long as these stores or a clone of them exist; `None` if each opening makes
+    /// others. Contains a password, so never show it.
     pub fn identity(&self, config: &Config) -> Option<String> {
         let configured = Checkpoints::identity(config);
         match &self.own {

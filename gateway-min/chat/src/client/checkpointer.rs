@@ -21,6 +21,8 @@ pub(super) struct SharedStore {
     slots: Admission,
     /// The gateway's records, opened by the first client that needs them.
     records: OnceCell<Records>,
+    /// Held, because their address is their identity, which other stores would have when these are gone.
+    _stores: Stores,
 }
 
 impl SharedStore {
@@ -84,7 +86,7 @@ async fn open(stores: &Stores, config: &Config) -> Result<SharedStore, ClientErr
         None => checkpoints.saver(),
     };
     let slots = Admission::new(&config.subagent_runtime);
-    Ok(SharedStore { checkpoints, saver, slots, records: OnceCell::new() })
+    Ok(SharedStore { checkpoints, saver, slots, records: OnceCell::new(), _stores: stores.clone() })
 }
 
 /// Releases a store, and closes it if no other client uses it. A client that opens it meanwhile waits.
@@ -95,5 +97,54 @@ pub(super) async fn close(store: Arc<SharedStore>) {
             records.close().await;
         }
         last.checkpoints.close().await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use async_trait::async_trait;
+    use tempfile::TempDir;
+    use threadkeep_config::{ConfigHandle, Environment, LoadOptions};
+    use threadkeep_storage::OpenSaver;
+
+    use super::*;
+
+    struct InMemory;
+
+    #[async_trait]
+    impl OpenSaver for InMemory {
+        async fn open(&self, config: &Config) -> threadkeep::Result<Arc<dyn Saver>> {
+            let opened = Stores::default().checkpoints(config).await;
+            Ok(opened.expect("memory is always there").saver())
+        }
+    }
+
+    fn in_memory() -> Arc<Config> {
+        let dir = TempDir::new().unwrap();
+        std::fs::write(dir.path().join("config.yaml"), "config_version: 49\ndatabase: {backend: memory}\n")
+            .unwrap();
+        let (config_path, environment) = (None, Environment::default());
+        let options = LoadOptions { config_path, environment, working_dir: dir.path().to_owned() };
+        ConfigHandle::open(&options).unwrap().last_known()
+    }
+
+    /// The next stores may be where the forgotten ones were.
+    #[tokio::test]
+    async fn clients_of_different_savers_share_nothing_also_if_the_program_forgets_its_stores() {
+        let config = in_memory();
+        let mut open: Vec<Arc<SharedStore>> = Vec::new();
+        for _ in 0..100 {
+            let store = process_wide(&Stores::with_saver(InMemory), &config).await.unwrap();
+            assert!(!open.iter().any(|other| Arc::ptr_eq(other, &store)), "that is another saver");
+            open.push(store);
+        }
+    }
+
+    #[tokio::test]
+    async fn clients_of_the_same_stores_share_one() {
+        let config = in_memory();
+        let stores = Stores::with_saver(InMemory);
+        let first = process_wide(&stores, &config).await.unwrap();
+        assert!(Arc::ptr_eq(&first, &process_wide(&stores.clone(), &config).await.unwrap()));
     }
 }

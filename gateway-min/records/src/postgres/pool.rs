@@ -37,10 +37,14 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 
 /// Connections to the primary. Clones share them.
 #[derive(Clone)]
-pub(crate) struct Pool(Arc<Shared>);
+pub(crate) struct Pool {
+    connections: managed::Pool<Opener>,
+    shared: Arc<Shared>,
+}
 
 struct Shared {
-    connections: managed::Pool<Opener>,
+    /// The connection of [`Pool::apart`].
+    apart: managed::Pool<Opener>,
     tables: Tables,
     /// Whether the sessions are those of a pooler, which gives each transaction another one.
     pooled: AtomicBool,
@@ -62,33 +66,31 @@ impl Pool {
         target: &PostgresTarget,
         commits: Arc<Commits>,
     ) -> Result<Self, DatabaseError> {
-        let connections = managed::Pool::builder(Opener(target.clone()))
-            .max_size(target.connections())
-            // The session that was used last has most statements prepared.
-            .queue_mode(QueueMode::Lifo)
-            .runtime(Runtime::Tokio1)
-            .wait_timeout(Some(TURN))
-            .create_timeout(Some(ANSWER))
-            .recycle_timeout(Some(TEST))
-            .build()
-            .map_err(|error| DatabaseError::Internal(error.to_string()))?;
-        let pool = Self(Arc::new(Shared {
-            connections,
+        let shared = Shared {
+            apart: connections(target, 1)?,
             tables: target.tables().clone(),
             pooled: AtomicBool::new(false),
             commits,
             threads: Threads::default(),
             announced: Announced::default(),
             listener: OnceLock::new(),
-        }));
+        };
+        let connections = connections(target, target.connections())?;
+        let pool = Self { connections, shared: Arc::new(shared) };
         let pooled = timeout(ANSWER, pool.is_pooled()).await.map_err(|_| silent())??;
         if pooled {
             tracing::info!(
                 "the database is behind a pooler: runs of other processes are followed by polling"
             );
-            pool.0.pooled.store(true, Ordering::Relaxed);
+            pool.shared.pooled.store(true, Ordering::Relaxed);
         }
         Ok(pool)
+    }
+
+    /// The same database on a connection that nothing else uses. The runtime that uses it first drives it, so that it works also
+    /// while that of the others is busy.
+    pub(crate) fn apart(&self) -> Self {
+        Self { connections: self.shared.apart.clone(), shared: Arc::clone(&self.shared) }
     }
 
     /// Whether transactions of one connection run in different sessions. Of two connections through such a pooler one
@@ -121,32 +123,34 @@ impl Pool {
     }
 
     pub(super) fn tables(&self) -> &Tables {
-        &self.0.tables
+        &self.shared.tables
     }
 
     /// Whether a session is this process's alone, so that statements may stay prepared in it, and it hears others.
     pub(super) fn owns_sessions(&self) -> bool {
-        !self.0.pooled.load(Ordering::Relaxed)
+        !self.shared.pooled.load(Ordering::Relaxed)
     }
 
     /// What other processes announce from now on. Behind a pooler nobody hears anything.
     pub(crate) fn changes(&self) -> Changes {
         if self.owns_sessions() {
-            let Opener(target) = self.0.connections.manager();
-            self.0.listener.get_or_init(|| Listener::start(target.clone(), self.0.announced.clone()));
+            let Opener(target) = self.connections.manager();
+            self.shared
+                .listener
+                .get_or_init(|| Listener::start(target.clone(), self.shared.announced.clone()));
         }
-        self.0.announced.subscribe()
+        self.shared.announced.subscribe()
     }
 
     /// Somebody waits for the server's answer.
     pub(super) fn add_trip(&self) {
-        self.0.commits.trip();
+        self.shared.commits.trip();
     }
 
     /// A connection on which nothing is in progress.
     pub(crate) async fn acquire(&self) -> Result<Held, DatabaseError> {
         let get = || async {
-            self.0.connections.get().await.map_err(|error| match error {
+            self.connections.get().await.map_err(|error| match error {
                 PoolError::Backend(error) => error,
                 PoolError::Closed => DatabaseError::Closed,
                 _ => DatabaseError::Busy,
@@ -158,7 +162,7 @@ impl Pool {
 
     /// Waits until no other transaction of this process works on the thread.
     pub(super) async fn turn(&self, thread_id: &str) -> Result<OwnedMutexGuard<()>, DatabaseError> {
-        let turn = self.0.threads.of(thread_id).lock_owned();
+        let turn = self.shared.threads.of(thread_id).lock_owned();
         timeout(TURN, turn).await.map_err(|_| DatabaseError::Busy)
     }
 
@@ -207,7 +211,7 @@ impl Pool {
             Some("26000" | "42P05") => {
                 if self.owns_sessions() {
                     tracing::warn!("the database is behind a pooler now: nothing is prepared any more");
-                    self.0.pooled.store(true, Ordering::Relaxed);
+                    self.shared.pooled.store(true, Ordering::Relaxed);
                 }
             }
             // What was prepared no longer fits: another process has changed the tables.
@@ -215,18 +219,21 @@ impl Pool {
             _ if is_passing(error) => {}
             _ => return false,
         }
-        self.0.connections.retain(|_, _| false);
+        self.connections.retain(|_, _| false);
         true
     }
 
     /// Waits for transactions in progress and closes everything.
     pub(crate) async fn close(&self) {
-        if let Some(listener) = self.0.listener.get() {
+        if let Some(listener) = self.shared.listener.get() {
             listener.stop();
         }
-        self.0.connections.close();
+        let pools = [&self.connections, &self.shared.apart];
+        for pool in pools {
+            pool.close();
+        }
         let ended = async {
-            while self.0.connections.status().size > 0 {
+            while pools.iter().any(|pool| pool.status().size > 0) {
                 tokio::time::sleep(PAUSE).await;
             }
         };
@@ -269,6 +276,20 @@ fn is_passing(error: &DatabaseError) -> bool {
         },
         _ => false,
     }
+}
+
+/// A pool of at most so many connections, none of which is open yet.
+fn connections(target: &PostgresTarget, number: usize) -> Result<managed::Pool<Opener>, DatabaseError> {
+    managed::Pool::builder(Opener(target.clone()))
+        .max_size(number)
+        // The session that was used last has most statements prepared.
+        .queue_mode(QueueMode::Lifo)
+        .runtime(Runtime::Tokio1)
+        .wait_timeout(Some(TURN))
+        .create_timeout(Some(ANSWER))
+        .recycle_timeout(Some(TEST))
+        .build()
+        .map_err(|error| DatabaseError::Internal(error.to_string()))
 }
 
 /// Opens the connections of a pool.

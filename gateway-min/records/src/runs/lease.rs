@@ -55,7 +55,7 @@ impl Runs {
     }
 
     /// Renews the leases of these runs and of all reservations held by this process. Rows of others and ended rows are
-    /// unchanged.
+    /// unchanged. On Postgres it has a connection of its own, which works on the runtime that it was called on first.
     pub async fn renew(&self, run_ids: &[String]) -> Result<(), RecordsError> {
         let Some(lease) = &self.lease else { return Ok(()) };
         let held: Vec<String> = run_ids.iter().cloned().chain(self.reserved().iter().cloned()).collect();
@@ -68,7 +68,7 @@ impl Runs {
         sql.push(" WHERE status IN ('pending', 'running') AND owner_worker_id = ").push_bind(&lease.owner);
         sql.push(" AND ").push_text_in("run_id", &held);
         let sql = sql.build();
-        self.db.write_everywhere(move |tx| Box::pin(tx.execute(sql))).await.map(drop)
+        self.db.apart().write_everywhere(move |tx| Box::pin(tx.execute(sql))).await.map(drop)
     }
 
     /// Which of these runs were cancelled, were ended, or are followed by another process.

@@ -142,7 +142,11 @@ async fn admitted(app: &App, request: Request) -> Result<Admitted, ApiError> {
     Ok(Admitted { request: Request::from_parts(parts, body), principal, unowned })
 }
 
-async fn principal_of(app: &App, headers: &HeaderMap) -> Result<Principal, ApiError> {
+/// The principal of a request.
+///
+/// # Errors
+/// See [`principal`].
+pub(super) async fn principal_of(app: &App, headers: &HeaderMap) -> Result<Principal, ApiError> {
     principal(app, presented(app, headers)).await
 }
 

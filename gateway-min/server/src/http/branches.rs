@@ -18,6 +18,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 use uuid::Uuid;
 
+use super::auth::Caller;
 use super::error::{ApiError, OrApiError as _};
 use super::exclusive::exclusively;
 use super::extract::{ApiJson, ApiPath, ThreadPath};
@@ -109,6 +110,7 @@ struct Branch {
 async fn branch_thread(
     State(app): State<Arc<App>>,
     ApiPath(ThreadPath { thread_id }): ApiPath<ThreadPath>,
+    Caller(caller): Caller,
     ApiJson(body): ApiJson<BranchThread>,
 ) -> Result<Json<Branch>, ApiError> {
     app.threads.accessor().check(&thread_id, None).await.or_engine(&thread_id, FIND_FAILED)?;
@@ -117,9 +119,8 @@ async fn branch_thread(
         return Err(ApiError::conflict(SIDECAR_ONLY));
     }
     let work = make(Arc::clone(&app), thread_id.clone(), row, body);
-    exclusively(&app.threads, &thread_id, WriterKind::Branch, BUSY.to_owned(), CREATE_FAILED, work)
-        .await
-        .map(Json)
+    let (of, kind) = ((&app, &caller), WriterKind::Branch);
+    exclusively(of, &thread_id, kind, BUSY.to_owned(), CREATE_FAILED, work).await.map(Json)
 }
 
 /// The states that a branch starts with: before the turn, if the source has that, and after it.
@@ -265,6 +266,7 @@ async fn seed(app: &App, branch: &ThreadId, head: &StateSnapshot) -> &'static st
 async fn copy_thread(
     State(app): State<Arc<App>>,
     ApiPath(ThreadPath { thread_id }): ApiPath<ThreadPath>,
+    Caller(caller): Caller,
 ) -> Result<Json<Thread>, ApiError> {
     let has_state =
         app.threads.accessor().check(&thread_id, None).await.or_engine(&thread_id, COPY_FAILED)?;
@@ -273,9 +275,8 @@ async fn copy_thread(
         return Err(absent(&thread_id));
     }
     let work = copy(Arc::clone(&app), thread_id.clone(), row);
-    let copied =
-        exclusively(&app.threads, &thread_id, WriterKind::Branch, COPY_BUSY.to_owned(), COPY_FAILED, work)
-            .await?;
+    let (of, kind) = ((&app, &caller), WriterKind::Branch);
+    let copied = exclusively(of, &thread_id, kind, COPY_BUSY.to_owned(), COPY_FAILED, work).await?;
     Ok(Json(copied.into()))
 }
 

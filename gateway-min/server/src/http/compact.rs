@@ -19,6 +19,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::assistants;
+use super::auth::Caller;
 use super::described::{self, AssistantName};
 use super::error::{ApiError, OrApiError as _};
 use super::exclusive::exclusively;
@@ -115,6 +116,7 @@ struct Compacted {
 async fn compact_thread(
     State(app): State<Arc<App>>,
     ApiPath(ThreadPath { thread_id }): ApiPath<ThreadPath>,
+    Caller(caller): Caller,
     ApiJson(body): ApiJson<CompactThread>,
 ) -> Result<Json<Compacted>, ApiError> {
     app.threads.accessor().check(&thread_id, None).await.or_engine(&thread_id, FAILED)?;
@@ -128,7 +130,7 @@ async fn compact_thread(
     }
     let work = compact(Arc::clone(&app), thread_id.clone(), config, body);
     let kind = WriterKind::CheckpointWrite;
-    exclusively(&app.threads, &thread_id, kind, BUSY.to_owned(), FAILED, work).await.map(Json)
+    exclusively((&app, &caller), &thread_id, kind, BUSY.to_owned(), FAILED, work).await.map(Json)
 }
 
 async fn compact(

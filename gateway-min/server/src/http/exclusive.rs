@@ -4,7 +4,10 @@ use std::sync::Arc;
 
 use threadkeep::id::ThreadId;
 
+use super::auth::check_thread;
 use super::error::ApiError;
+use crate::app::App;
+use crate::auth::Principal;
 use crate::threads::{Refused, Threads};
 use threadkeep_records::{RecordsError, WriterKind};
 
@@ -17,7 +20,7 @@ use threadkeep_records::{RecordsError, WriterKind};
 /// # Errors
 /// 409 with `busy` if a run or another writer holds the thread, 500 with `failed` if the reservation fails, and
 /// errors of `work`.
-pub(crate) async fn exclusively<T: Send + 'static>(
+pub(crate) async fn reserved<T: Send + 'static>(
     threads: &Arc<Threads>,
     thread: &ThreadId,
     kind: WriterKind,
@@ -30,6 +33,26 @@ pub(crate) async fn exclusively<T: Send + 'static>(
         Err(Refused::Reservation(error)) => Err(refused(&error, busy, failed)),
         Err(Refused::Died(error)) => Err(ApiError::internal(failed, &error)),
     }
+}
+
+/// [`reserved`], for what a caller asked for: the thread may have got another owner since the request was admitted.
+///
+/// # Errors
+/// Also 404 if it is another user's by then.
+pub(crate) async fn exclusively<T: Send + 'static>(
+    (app, caller): (&Arc<App>, &Principal),
+    thread: &ThreadId,
+    kind: WriterKind,
+    busy: String,
+    failed: &'static str,
+    work: impl Future<Output = Result<T, ApiError>> + Send + 'static,
+) -> Result<T, ApiError> {
+    let (of, caller, target) = (Arc::clone(app), caller.clone(), thread.clone());
+    let work = async move {
+        check_thread(&of, &caller, &target).await?;
+        work.await
+    };
+    reserved(&app.threads, thread, kind, busy, failed, work).await
 }
 
 /// The response to a failed reservation.

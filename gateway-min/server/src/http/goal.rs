@@ -20,7 +20,9 @@ use super::exclusive::exclusively;
 use super::extract::{ApiJson, ApiPath, ThreadPath};
 use super::fields::{Fields, Flaw, FromFields};
 use super::schema::ErrorBody;
+use super::threads::absent;
 use crate::app::App;
+use crate::auth::Principal;
 use threadkeep_records::{NewThread, WriterKind};
 
 const READ_FAILED: &str = "Failed to read the goal";
@@ -94,9 +96,10 @@ async fn put_goal(
         user_id: Some(caller.user().to_owned()),
         ..NewThread::default()
     };
-    let work = set(Arc::clone(&app), thread_id.clone(), new, goal);
+    let work = set(Arc::clone(&app), caller.clone(), thread_id.clone(), new, goal);
     let kind = WriterKind::CheckpointWrite;
-    let goal = exclusively(&app.threads, &thread_id, kind, SET_BUSY.to_owned(), WRITE_FAILED, work).await?;
+    let goal =
+        exclusively((&app, &caller), &thread_id, kind, SET_BUSY.to_owned(), WRITE_FAILED, work).await?;
     Ok(Json(Goal { goal }))
 }
 
@@ -107,16 +110,27 @@ async fn put_goal(
 async fn delete_goal(
     State(app): State<Arc<App>>,
     ApiPath(ThreadPath { thread_id }): ApiPath<ThreadPath>,
+    Caller(caller): Caller,
 ) -> Result<Json<Goal>, ApiError> {
     let work = clear(Arc::clone(&app), thread_id.clone());
     let kind = WriterKind::CheckpointWrite;
-    exclusively(&app.threads, &thread_id, kind, CLEAR_BUSY.to_owned(), WRITE_FAILED, work).await?;
+    exclusively((&app, &caller), &thread_id, kind, CLEAR_BUSY.to_owned(), WRITE_FAILED, work).await?;
     Ok(Json(Goal { goal: Value::Null }))
 }
 
-async fn set(app: Arc<App>, thread: ThreadId, new: NewThread, goal: Value) -> Result<Value, ApiError> {
+async fn set(
+    app: Arc<App>,
+    caller: Principal,
+    thread: ThreadId,
+    new: NewThread,
+    goal: Value,
+) -> Result<Value, ApiError> {
     let row = app.records.threads().create(new).await;
     let row = row.or_internal(WRITE_FAILED)?.row;
+    // A run that another user is about to begin creates the record before it has the thread.
+    if !row.visible_to(caller.sees()) {
+        return Err(absent(&thread));
+    }
     let extra = json!({"writes": null, "created_at": time(row.created_at)});
     let extra = extra.as_object().cloned().unwrap_or_default();
     goal_state::set(app.threads.accessor(), &thread, extra, &goal).await.or_internal(WRITE_FAILED)?;

@@ -116,10 +116,8 @@ async fn keep_latest(app: &Arc<App>, caller: &Principal, thread: &ThreadId) -> R
         return Err(absent(thread));
     }
     app.threads.accessor().check(thread, None).await.or_engine(thread, FAILED)?;
-    let (work, caller) = (Arc::clone(app), caller.clone());
-    let target = thread.clone();
+    let (work, target) = (Arc::clone(app), thread.clone());
     let work = async move {
-        check_thread(&work, &caller, &target).await?;
         let accessor = work.threads.accessor();
         let what = Prune { boundary: Boundary::FreshSnapshot, ..Prune::keeping(Keep::Latest) };
         let pruned = deletion::prune(&**accessor.saver(), &target, &what, accessor.table()).await;
@@ -128,5 +126,6 @@ async fn keep_latest(app: &Arc<App>, caller: &Principal, thread: &ThreadId) -> R
             error => ApiError::from_engine(&target, FAILED, &error),
         })
     };
-    exclusively(&app.threads, thread, WriterKind::CheckpointWrite, BUSY.to_owned(), FAILED, work).await
+    let kind = WriterKind::CheckpointWrite;
+    exclusively((app, caller), thread, kind, BUSY.to_owned(), FAILED, work).await
 }

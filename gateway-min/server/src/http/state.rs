@@ -20,6 +20,7 @@ use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
+use super::auth::Caller;
 use super::described;
 use super::error::{ApiError, OrApiError as _};
 use super::exclusive::exclusively;
@@ -364,6 +365,7 @@ impl FromFields for UpdateState {
 async fn update_state(
     State(app): State<Arc<App>>,
     ApiPath(ThreadPath { thread_id }): ApiPath<ThreadPath>,
+    Caller(caller): Caller,
     ApiJson(body): ApiJson<UpdateState>,
 ) -> Result<Json<ThreadState>, ApiError> {
     app.threads.accessor().check(&thread_id, None).await.or_engine(&thread_id, UPDATE_FAILED)?;
@@ -378,9 +380,8 @@ async fn update_state(
     let writes = writes(app.threads.accessor(), values)?;
     let node = NodeName::from(body.as_node.as_deref().unwrap_or(DEFAULT_NODE));
     let work = update(Arc::clone(&app), thread_id.clone(), at, node, writes);
-    exclusively(&app.threads, &thread_id, WriterKind::CheckpointWrite, BUSY.to_owned(), UPDATE_FAILED, work)
-        .await
-        .map(Json)
+    let (of, kind) = ((&app, &caller), WriterKind::CheckpointWrite);
+    exclusively(of, &thread_id, kind, BUSY.to_owned(), UPDATE_FAILED, work).await.map(Json)
 }
 
 /// Not supported: the metadata of a checkpoint never changes.

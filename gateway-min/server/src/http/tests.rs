@@ -17,6 +17,7 @@ use threadkeep::state::{HistoryQuery, StateSnapshot, Update};
 use threadkeep::step::StepWriter;
 use threadkeep::value::ChannelValue;
 use threadkeep_agent::duration::RunNotes;
+use threadkeep_agent::goal_state;
 use tokio::sync::OwnedMutexGuard;
 use tokio::time::{Instant, timeout};
 use tower::ServiceExt as _;
@@ -28,7 +29,7 @@ use super::history::{Page, ReadHistory, page};
 use super::turns;
 use crate::app::App;
 use crate::telemetry::recent::{ERRORS, Recent};
-use threadkeep_config::{ConfigHandle, Environment, LoadOptions};
+use threadkeep_config::{ConfigHandle, Environment, KeyFile, LoadOptions, Role};
 use threadkeep_records::{
     ExecutionKind, MultitaskStrategy, NewEvent, NewExecution, NewRun, NewThread, RunEnd, RunStatus,
     RunTotals, ThreadStatus, WriterKind,
@@ -45,9 +46,16 @@ struct Gateway {
 
 impl Gateway {
     async fn start(mode: &str) -> Self {
+        Self::start_with(mode, false).await
+    }
+
+    async fn start_with(mode: &str, has_keys: bool) -> Self {
         let dir = TempDir::new().unwrap();
-        let config =
-            json!({"config_version": 49, "database": {"backend": "memory", "checkpoint_channel_mode": mode}});
+        let config = json!({
+            "config_version": 49,
+            "database": {"backend": "memory", "checkpoint_channel_mode": mode},
+            "auth": {"enabled": has_keys},
+        });
         std::fs::write(dir.path().join("config.yaml"), config.to_string()).unwrap();
         let options = LoadOptions {
             config_path: None,
@@ -308,6 +316,32 @@ async fn nothing_is_noted_on_a_head_with_tasks_left() {
         let read = gateway.page().await;
         assert_eq!(shown(&read), [(json!("r1"), json!(0))]);
         assert!(read.note.is_none());
+    }
+}
+
+/// The request was admitted when there was no such thread, and waits for its turn.
+#[tokio::test]
+async fn a_thread_that_another_user_makes_before_a_request_writes_to_it_is_not_written() {
+    for (method, body) in [("PUT", json!({"objective": "of bob"})), ("DELETE", json!({}))] {
+        let Gateway { app, _dir, .. } = Gateway::start_with("full", true).await;
+        let file = KeyFile::new(&app.config.last_known().auth.keys_file);
+        let (_, key) = file.create("bob", Role::User).unwrap();
+        let lock = app.threads.lock("new").await;
+        let request =
+            Request::builder().method(method).uri("/api/threads/new/goal").header("x-api-key", key.expose());
+        let request = request.body(Body::from(body.to_string())).unwrap();
+        let answer = tokio::spawn(super::router(Arc::clone(&app)).oneshot(request));
+        while app.records.runs().active_for_thread("new").await.unwrap().is_none() {
+            tokio::task::yield_now().await;
+        }
+        let of_ann =
+            NewThread { thread_id: "new".into(), user_id: Some("ann".into()), ..NewThread::default() };
+        app.records.threads().create(of_ann).await.unwrap();
+        let (accessor, thread) = (app.threads.accessor(), ThreadId::from("new"));
+        goal_state::set(accessor, &thread, Map::new(), &json!({"objective": "of ann"})).await.unwrap();
+        drop(lock);
+        assert_eq!(answer.await.unwrap().unwrap().status(), 404, "{method}");
+        assert_eq!(goal_state::read(accessor, &thread).await.unwrap()["objective"], "of ann", "{method}");
     }
 }
 

@@ -236,7 +236,7 @@ async fn create_thread(
     let raise = if_exists == Some("raise");
     let work = create(Arc::clone(&app), thread.clone(), new, raise, steps, caller.clone());
     let created = exclusively(
-        &app.threads,
+        (&app, &caller),
         &thread,
         WriterKind::CheckpointWrite,
         busy.to_string(),

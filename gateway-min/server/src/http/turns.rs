@@ -15,7 +15,7 @@ use threadkeep::state::StateSnapshot;
 use threadkeep_agent::duration::{self, RunNotes};
 
 use super::error::{ApiError, OrApiError as _};
-use super::exclusive::exclusively;
+use super::exclusive::reserved;
 use super::history::HISTORY_FAILED;
 use crate::app::App;
 use threadkeep_records::{RunQuery, WriterKind};
@@ -130,8 +130,7 @@ pub(super) async fn note(app: Arc<App>, thread: ThreadId, missing: RunNotes) {
     let _unnoted = app.threads.unnoted(thread.as_str()).await;
     let work = note_now(Arc::clone(&app), thread.clone(), missing);
     let noted =
-        exclusively(&app.threads, &thread, WriterKind::CheckpointWrite, String::new(), NOTE_FAILED, work)
-            .await;
+        reserved(&app.threads, &thread, WriterKind::CheckpointWrite, String::new(), NOTE_FAILED, work).await;
     // Other failures are already logged.
     if let Err(error) = noted
         && error.status() == StatusCode::CONFLICT

@@ -10,9 +10,12 @@ use std::io;
 use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
+use std::thread;
 use std::time::Duration;
 
 use chrono::{TimeDelta, Utc};
+use tokio::runtime::Builder;
+use tokio::sync::mpsc;
 use tokio::task;
 use tokio::time::{Instant, MissedTickBehavior};
 
@@ -87,14 +90,23 @@ pub(crate) async fn take_over(
     Ok((instance.map_err(unlocked).ok(), recovered))
 }
 
-/// Starts the tasks that maintain the ownership while the gateway lives.
-pub(crate) fn keep(runs: &Arc<Runs>, terms: Terms) {
-    tokio::spawn(own(Arc::downgrade(runs), terms));
+/// Starts what maintains the ownership while the gateway lives. Leases are renewed on a thread and a runtime of their own: a
+/// process whose threads are busy for long is not dead.
+///
+/// # Errors
+/// There can be no such thread.
+pub(crate) fn keep(runs: &Arc<Runs>, terms: Terms) -> io::Result<()> {
+    let (renewed, renewals) = mpsc::channel(1);
+    let own = own(Arc::downgrade(runs), terms, renewed);
+    let runtime = Builder::new_current_thread().enable_all().build()?;
+    thread::Builder::new().name("leases".to_owned()).spawn(move || runtime.block_on(own))?;
+    tokio::spawn(recover(Arc::downgrade(runs), terms, renewals));
     tokio::spawn(look(Arc::downgrade(runs), runs.records.changes()));
+    Ok(())
 }
 
-/// Renews this process's leases, and ends what dead processes left.
-async fn own(runs: Weak<Runs>, terms: Terms) {
+/// Renews this process's leases.
+async fn own(runs: Weak<Runs>, terms: Terms, done: mpsc::Sender<()>) {
     let (pause, mut renewed) = (terms.lease / 3, Instant::now());
     loop {
         let next = Instant::now() + pause;
@@ -111,11 +123,21 @@ async fn own(runs: Weak<Runs>, terms: Terms) {
             Ok(Err(error)) => runs.renewal_failed(&error),
             Err(late) => runs.renewal_failed(&late),
         }
-        if renewed != asked {
+        if renewed == asked {
+            // If the receiver has not seen the last one, it sees both.
+            let _ = done.try_send(());
+        } else {
             runs.lose_expired(renewed, terms.lease);
-            continue;
         }
-        if let Ok(Err(error)) = tokio::time::timeout(pause, runs.recover_expired(terms.grace)).await {
+    }
+}
+
+/// Ends what dead processes left, after each renewal: the rows of this process are renewed by then.
+async fn recover(runs: Weak<Runs>, terms: Terms, mut renewals: mpsc::Receiver<()>) {
+    while renewals.recv().await.is_some() {
+        let Some(runs) = runs.upgrade() else { return };
+        if let Ok(Err(error)) = tokio::time::timeout(terms.lease / 3, runs.recover_expired(terms.grace)).await
+        {
             tracing::warn!(%error, "cannot look for runs of dead processes");
         }
     }

@@ -208,6 +208,10 @@ async fn threads_are_listed_searched_created_and_deleted() {
         "50 lines, each also with its deletion"
     );
     assert!(html(&list).contains("/?offset=50") && html(&list).contains(">51<"), "{}", html(&list));
+    for beyond in ["51", "9223372036854775807", "18446744073709551615", "18446744073709551616", "-1", "x"] {
+        assert_eq!(gateway.get(&format!("/?offset={beyond}")).await.status, 200, "{beyond}");
+        assert_eq!(gateway.get(&format!("/?q=thread&offset={beyond}")).await.status, 200, "{beyond}");
+    }
     let older = gateway.get("/?offset=50").await;
     assert_eq!(html(&older).matches("/delete\"").count(), 1);
     let found = gateway.get("/?q=READ-7").await;
@@ -298,8 +302,10 @@ async fn a_person_signs_in_with_a_key_and_out() {
     let token = guarded.token(&session).await;
     let out = guarded.form("/sign-out", &session, &format!("token={token}"), &[]).await;
     assert_eq!((out.status, out.headers["location"].to_str().unwrap()), (303, "/sign-in"));
-    let gone = out.headers["set-cookie"].to_str().unwrap();
-    assert_eq!(gone, "threadkeep_key=; Path=/; Max-Age=0; HttpOnly; SameSite=Strict");
+    // Also a session that began with HTTPS, or without: the browser may have both.
+    let gone: Vec<_> = out.headers.get_all("set-cookie").iter().map(|gone| gone.to_str().unwrap()).collect();
+    let plain = "threadkeep_key=; Path=/; Max-Age=0; HttpOnly; SameSite=Strict";
+    assert_eq!(gone, [plain, &format!("__Host-{plain}; Secure")]);
 
     guarded.keys.revoke(&id).unwrap();
     assert_eq!(guarded.get("/", &session).await.status, 303, "a session ends with its key");
@@ -396,6 +402,7 @@ async fn another_users_thread_is_not_found_on_any_page() {
         let answer = guarded.get(path, &bob).await;
         assert_eq!(answer.status, 404, "{path}");
         assert!(html(&answer).contains("Thread t not found"), "{}", answer.body);
+        assert!(html(&answer).contains("<bdi>bob</bdi>"), "he is still signed in: {}", answer.body);
     }
     let proof = format!("token={}", guarded.token(&bob).await);
     assert_eq!(guarded.form("/threads/t/delete", &bob, &proof, &[]).await.status, 404);
@@ -600,6 +607,27 @@ async fn figures_are_for_administrators() {
     assert!(
         html(&page).contains("runs_active") && html(&page).contains("Runs that this process is working on.")
     );
+}
+
+/// The link below a text that is cut leads to all of it.
+#[tokio::test]
+async fn a_long_summary_is_cut_and_can_be_read_whole() {
+    let long = "They talked. ".repeat(2_000);
+    let script = json!({"rules": [
+        {"when": {"caller": "middleware"}, "answers": [{"text": long}]},
+        {"answers": [{"text": "You said: {{input}}"}]},
+    ]});
+    let sections = json!({"summarization": {"enabled": true}});
+    let gateway = Setup { script, sections, ..Setup::on("sqlite", "delta") }.start().await;
+    gateway.create("t").await;
+    for text in ["one", "two", "three"] {
+        gateway.ask("t", text).await;
+    }
+    gateway.post("/api/threads/t/compact", json!({"keep": {"type": "messages", "value": 2}})).await.ok();
+    let page = gateway.get("/threads/t").await;
+    let (_, rest) = html(&page).split_once("Cut here. <a href=\"").expect("the summary is cut");
+    let whole = gateway.get(rest.split('"').next().unwrap()).await;
+    assert!(whole.status == 200 && whole.body.as_str().map(str::trim) == Some(long.trim()));
 }
 
 #[tokio::test]

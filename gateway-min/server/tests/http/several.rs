@@ -1,7 +1,8 @@
 //! Several gateways on one database, with a load balancer in front.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Barrier};
+use std::thread;
 use std::time::Duration;
 
 use axum::body::Body;
@@ -320,6 +321,34 @@ async fn a_run_of_one_is_cancelled_on_the_other() {
             assert_eq!(texts(&first.state("t").await).last(), Some(&"You said: after"));
         }
     }
+}
+
+/// Every thread of its runtime is at work for longer than its lease. That is not death: the other process leaves its run alone, and
+/// so does it itself.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_process_whose_threads_are_busy_for_longer_than_its_lease_keeps_its_runs() {
+    let sections = json!({"run_ownership": {"lease_seconds": 2, "grace_seconds": 1}});
+    let setup = Setup { script: script("several-deaf"), sections, ..Setup::on("postgres", "delta") };
+    let first = setup.start().await;
+    let second = first.beside().await;
+    first.create("t").await;
+    let run = first.start_run("t", "work").await;
+    gate("several-deaf").reached().await;
+    let both = Arc::new(Barrier::new(2));
+    let busy = || {
+        let both = Arc::clone(&both);
+        tokio::spawn(async move {
+            both.wait();
+            thread::sleep(Duration::from_secs(7));
+        })
+    };
+    for busy in [busy(), busy()] {
+        busy.await.unwrap();
+    }
+    gate("several-deaf").open();
+    second.join("t", &run).await;
+    let record = second.run("t", &run).await;
+    assert_eq!((&record["status"], &record["error"]), (&json!("success"), &Value::Null), "{record}");
 }
 
 fn said(state: &Value) -> Vec<Value> {

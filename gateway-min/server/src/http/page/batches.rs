@@ -13,7 +13,7 @@ use super::super::extract::ApiPath;
 use super::super::subagent_batches::{BatchPath, found, works_on_batches};
 use super::session::Viewer;
 use super::threads::head;
-use super::{Page, Parameters};
+use super::{Page, Parameters, offset};
 use crate::app::App;
 use crate::auth::Principal;
 use threadkeep_records::{BatchItemRow, BatchItemStatus, BatchRow, BatchStatus, ItemCounts};
@@ -77,7 +77,7 @@ pub(super) async fn show(
     let thread = head(&app, &path.thread_id).await?;
     let row = found(&app, &caller, &path).await?;
     let status = parameters.get("status").and_then(|status| status.parse::<BatchItemStatus>().ok());
-    let offset = parameters.get("offset").and_then(|offset| offset.parse().ok()).unwrap_or(0);
+    let offset = offset(&parameters);
     let batches = app.records.batches();
     let counts = batches.counts(std::slice::from_ref(&row.id)).await.or_internal(FAILED)?;
     let mut items = batches.items(&row.id, status, offset, ITEMS + 1).await.or_internal(FAILED)?;

@@ -25,7 +25,7 @@ use super::super::state::checkpoint_absent;
 use super::message::checkpoint;
 use super::session::Viewer;
 use super::threads::head;
-use super::{Page, Parameters};
+use super::{Page, Parameters, offset};
 use crate::app::App;
 
 const FAILED: &str = "Failed to read checkpoints";
@@ -59,8 +59,7 @@ pub(super) async fn tree(
     let mut tuples = accessor.saver().list(&query).await.or_engine(&thread_id, FAILED)?;
     let all = tuples.len();
     tuples.retain(|tuple| tuple.namespace.as_str().is_empty());
-    let offset =
-        parameters.get("offset").and_then(|offset| offset.parse().ok()).unwrap_or(0).min(tuples.len());
+    let offset = usize::try_from(offset(&parameters)).unwrap_or(usize::MAX).min(tuples.len());
     let family = Family::of(&tuples);
     let end = tuples.len().min(offset + PAGE);
     let view = Checkpoints {
@@ -173,8 +172,8 @@ pub(super) async fn state(
         channels: values.iter().map(channel).collect(),
         metadata: Excerpt::of(&pretty(&Value::Object(metadata))),
         commands: vec![
-            ("state", format!("threadkeep state get --thread {} --checkpoint {id}", argument(&thread_id))),
-            ("checkpoint", format!("threadkeep checkpoints show {id} --thread {}", argument(&thread_id))),
+            ("state", format!("threadkeep state get {} --checkpoint {id}", option(&thread_id))),
+            ("checkpoint", format!("threadkeep checkpoints show {id} {}", option(&thread_id))),
         ],
         line,
         thread,
@@ -182,14 +181,15 @@ pub(super) async fn state(
     Ok(Html(view.page(&session)))
 }
 
-/// An id as an argument of a shell: nothing in it is a command.
-pub(super) fn argument(thread: &ThreadId) -> String {
+/// The option of a command that names a thread, for a shell: nothing in its id is a command, or another option.
+pub(super) fn option(thread: &ThreadId) -> String {
     let is_plain = |char: char| char.is_ascii_alphanumeric() || "-_.".contains(char);
     let id = thread.as_str();
+    let between = if id.starts_with('-') { '=' } else { ' ' };
     if !id.is_empty() && id.chars().all(is_plain) {
-        id.to_owned()
+        format!("--thread{between}{id}")
     } else {
-        format!("'{}'", id.replace('\'', "'\\''"))
+        format!("--thread{between}'{}'", id.replace('\'', "'\\''"))
     }
 }
 
@@ -206,7 +206,7 @@ pub(super) async fn difference(
     let thread = head(&app, &thread_id).await?;
     let (line_a, values_a, _) = read(&app, &thread_id, a).await?;
     let (line_b, values_b, _) = read(&app, &thread_id, b).await?;
-    let command = format!("threadkeep checkpoints diff {a} {b} --thread {}", argument(&thread_id));
+    let command = format!("threadkeep checkpoints diff {a} {b} {}", option(&thread_id));
     Ok(Html(compared(thread, (line_a, &values_a), (line_b, &values_b), command).page(&session)))
 }
 
@@ -310,7 +310,9 @@ mod tests {
 
     #[test]
     fn an_id_is_one_argument_of_a_shell() {
-        assert_eq!(argument(&"t-1_a.b".into()), "t-1_a.b");
-        assert_eq!(argument(&"a'; rm -rf /".into()), "'a'\\''; rm -rf /'");
+        assert_eq!(option(&"t-1_a.b".into()), "--thread t-1_a.b");
+        assert_eq!(option(&"a'; rm -rf /".into()), "--thread 'a'\\''; rm -rf /'");
+        assert_eq!(option(&"--all".into()), "--thread=--all");
+        assert_eq!(option(&"-a b".into()), "--thread='-a b'");
     }
 }

@@ -8,6 +8,7 @@ use threadkeep::channel::MESSAGES_CHANNEL;
 use threadkeep::id::{CheckpointId, ThreadId};
 use threadkeep::saver::Load;
 use threadkeep_agent::model::message::{text, tool_calls};
+use threadkeep_agent::summary::CHANNEL as SUMMARY_CHANNEL;
 
 use super::super::error::{ApiError, OrApiError as _};
 use super::super::extract::{ApiPath, ThreadPath};
@@ -41,20 +42,22 @@ pub(super) fn checkpoint(parameters: &Parameters, name: &str) -> Result<Option<C
         .map_err(|_| ApiError::bad_request(format!("{name}: '{id}' is not the id of a checkpoint")))
 }
 
-/// `GET /threads/{thread_id}/messages/{message_id}`: what it says, then the tools it calls.
+/// `GET /threads/{thread_id}/messages/{message_id}`: what it says, then the tools it calls. The summary of earlier messages is one,
+/// by the name of its channel.
 pub(super) async fn show(
     State(app): State<Arc<App>>,
     ApiPath(MessagePath { thread_id, message_id }): ApiPath<MessagePath>,
     Query(parameters): Query<Parameters>,
 ) -> Result<String, ApiError> {
     let at = checkpoint(&parameters, "at")?;
-    let load = Load::Only([MESSAGES_CHANNEL.into()].into());
+    let channel = if message_id == SUMMARY_CHANNEL { SUMMARY_CHANNEL } else { MESSAGES_CHANNEL };
+    let load = Load::Only([channel.into()].into());
     let state =
         app.threads.accessor().get_loading(&thread_id, at, load).await.or_engine(&thread_id, FAILED)?;
-    let messages =
-        state.map(|state| state.json(MESSAGES_CHANNEL)).transpose().or_engine(&thread_id, FAILED)?;
-    let messages = match messages.flatten() {
+    let value = state.map(|state| state.json(channel)).transpose().or_engine(&thread_id, FAILED)?;
+    let messages = match value.flatten() {
         Some(Value::Array(messages)) => messages,
+        Some(Value::String(summary)) => return Ok(summary),
         _ => Vec::new(),
     };
     let message = messages.iter().find(|message| message["id"] == message_id.as_str());

@@ -41,6 +41,12 @@ type Page = Result<Html<String>, ApiError>;
 /// The parameters of a page's address. Unknown ones are ignored, as in any address that people share.
 type Parameters = BTreeMap<String, String>;
 
+/// How many lines an address skips; none if it does not say, and at most as many as a database counts.
+fn offset(parameters: &Parameters) -> u64 {
+    let offset = parameters.get("offset").and_then(|offset| offset.trim().parse().ok()).unwrap_or(0);
+    i64::MAX.unsigned_abs().min(offset)
+}
+
 /// Whether a route, by its template, belongs to the page.
 pub(super) fn is_page(route: &str) -> bool {
     let first = route.split('/').nth(1).unwrap_or_default();

@@ -4,12 +4,12 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 
 use axum::body::to_bytes;
-use axum::extract::{FromRequestParts as _, MatchedPath, Request, State};
+use axum::extract::{MatchedPath, Request, State};
 use axum::http::{HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{Html, IntoResponse as _, Redirect, Response};
 use serde_json::Value;
-use threadkeep_page::{Session, problem};
+use threadkeep_page::problem;
 
 use super::session::Viewer;
 use super::{SIGN_IN, is_page};
@@ -38,7 +38,7 @@ pub(in crate::http) async fn present(State(app): State<Arc<App>>, request: Reque
     }
     let reads = request.method().is_safe() && request.method() != Method::OPTIONS;
     let address = request.uri().path_and_query().map_or("/", |address| address.as_str()).to_owned();
-    let (mut parts, body) = request.into_parts();
+    let (parts, body) = request.into_parts();
     let response = next.run(Request::from_parts(parts.clone(), body)).await;
     let status = response.status();
     let is_html = |response: &Response| {
@@ -53,9 +53,7 @@ pub(in crate::http) async fn present(State(app): State<Arc<App>>, request: Reque
         let next = if reads { address } else { "/".to_owned() };
         Redirect::to(&format!("{SIGN_IN}?next={}", percent_encoded(&next))).into_response()
     } else {
-        // Without a session there is nothing to show of it.
-        let Viewer(session) =
-            Viewer::from_request_parts(&mut parts, &app).await.unwrap_or_else(|_| Viewer(Session::default()));
+        let Viewer(session) = Viewer::of_error(&app, &parts.headers).await;
         let text = text_of(response).await;
         (status, Html(problem(&session, status.as_u16(), &text))).into_response()
     };

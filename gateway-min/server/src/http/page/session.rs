@@ -11,7 +11,7 @@ use axum::extract::{Form, FromRequest as _, FromRequestParts, Query, Request, St
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use axum::middleware::Next;
-use axum::response::{Html, IntoResponse as _, Redirect, Response};
+use axum::response::{AppendHeaders, Html, IntoResponse as _, Redirect, Response};
 use threadkeep_config::Secret;
 use threadkeep_page::{self as view, Session};
 
@@ -21,6 +21,7 @@ use super::super::extract::collected;
 use super::super::origins;
 use super::Parameters;
 use crate::app::App;
+use crate::auth::Principal;
 
 /// The cookie of a session.
 const COOKIE: &str = "threadkeep_key";
@@ -80,8 +81,23 @@ impl FromRequestParts<Arc<App>> for Viewer {
             return Ok(Self(Session::default()));
         }
         let Caller(principal) = Caller::from_request_parts(parts, app).await?;
-        let token = key(&parts.headers).map(|key| token(&key).to_hex().to_string());
-        Ok(Self(Session { user: Some(principal.user().to_owned()), token }))
+        Ok(Self::of(&principal, &parts.headers))
+    }
+}
+
+impl Viewer {
+    /// Who looks at the page of an error, which may have come before its request was admitted. Nobody, if the key does not say.
+    pub(super) async fn of_error(app: &App, headers: &HeaderMap) -> Self {
+        if !app.auth.is_on() {
+            return Self(Session::default());
+        }
+        let principal = auth::principal_of(app, headers).await;
+        principal.map_or_else(|_| Self(Session::default()), |principal| Self::of(&principal, headers))
+    }
+
+    fn of(principal: &Principal, headers: &HeaderMap) -> Self {
+        let token = key(headers).map(|key| token(&key).to_hex().to_string());
+        Self(Session { user: Some(principal.user().to_owned()), token })
     }
 }
 
@@ -145,18 +161,19 @@ pub(super) async fn sign_in(
     }
     // A key that is valid has no character that ends a cookie; one that could not be checked does not become one.
     auth::principal(&app, Some(key.clone())).await?;
-    let cookie = cookie(&headers, key.expose(), SECONDS)?;
+    let cookie = cookie(is_https(&headers), key.expose(), SECONDS)?;
     Ok(([(header::SET_COOKIE, cookie)], Redirect::to(next)).into_response())
 }
 
-/// Forgets the key.
-pub(super) async fn sign_out(headers: HeaderMap) -> Result<Response, ApiError> {
-    Ok(([(header::SET_COOKIE, cookie(&headers, "", 0)?)], Redirect::to(super::SIGN_IN)).into_response())
+/// Forgets the key, also that of a session which began the other way, with or without HTTPS.
+pub(super) async fn sign_out() -> Result<Response, ApiError> {
+    let gone = [cookie(false, "", 0)?, cookie(true, "", 0)?].map(|cookie| (header::SET_COOKIE, cookie));
+    Ok((AppendHeaders(gone), Redirect::to(super::SIGN_IN)).into_response())
 }
 
 /// The cookie with this key, which the browser keeps for `seconds`.
-fn cookie(headers: &HeaderMap, key: &str, seconds: u32) -> Result<HeaderValue, ApiError> {
-    let (name, secure) = if is_https(headers) { (SECURE_COOKIE, "; Secure") } else { (COOKIE, "") };
+fn cookie(is_https: bool, key: &str, seconds: u32) -> Result<HeaderValue, ApiError> {
+    let (name, secure) = if is_https { (SECURE_COOKIE, "; Secure") } else { (COOKIE, "") };
     let cookie = format!("{name}={key}; Path=/; Max-Age={seconds}; HttpOnly; SameSite=Strict{secure}");
     HeaderValue::from_str(&cookie)
         .map_err(|_| ApiError::bad_request("The key has characters that no key has"))
@@ -218,15 +235,16 @@ mod tests {
 
     #[test]
     fn a_cookie_over_https_stays_there() {
-        let plain = cookie(&headers(&[("origin", "http://localhost:8001")]), "k", 7).unwrap();
+        let of = |pairs: &[(&'static str, &'static str)]| cookie(is_https(&headers(pairs)), "k", 7).unwrap();
+        let plain = of(&[("origin", "http://localhost:8001")]);
         assert_eq!(plain, "threadkeep_key=k; Path=/; Max-Age=7; HttpOnly; SameSite=Strict");
         for https in [("origin", "https://gateway.example"), ("x-forwarded-proto", "https")] {
-            let secure = cookie(&headers(&[https]), "k", 7).unwrap();
+            let secure = of(&[https]);
             assert_eq!(
                 secure,
                 "__Host-threadkeep_key=k; Path=/; Max-Age=7; HttpOnly; SameSite=Strict; Secure"
             );
         }
-        assert!(cookie(&HeaderMap::new(), "a\nb", 7).is_err());
+        assert!(cookie(false, "a\nb", 7).is_err());
     }
 }

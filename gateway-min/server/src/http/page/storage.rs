@@ -16,11 +16,11 @@ use threadkeep::saver::ThreadImage;
 use threadkeep::verify::verify;
 use threadkeep_page::{Plan, Share, Storage, things};
 
-use super::super::auth::{Caller, check_thread};
+use super::super::auth::Caller;
 use super::super::error::{ApiError, OrApiError as _};
 use super::super::exclusive::exclusively;
 use super::super::extract::{ApiPath, ThreadPath};
-use super::checkpoints::argument;
+use super::checkpoints::option;
 use super::session::Viewer;
 use super::threads::head;
 use super::{Page, Parameters};
@@ -71,15 +71,15 @@ impl Policy {
 
     /// The command that does the same.
     fn command(&self, name: &str, thread: &ThreadId) -> String {
-        let thread = argument(thread);
+        let thread = option(thread);
         match self {
             Self::Retention(policy) => {
                 let branches =
                     if policy.prune_leaf_sibling_branches { " --leaf-sibling-branches" } else { "" };
-                format!("threadkeep retention apply --thread {thread}{branches}")
+                format!("threadkeep retention apply {thread}{branches}")
             }
             Self::Prune(_) => {
-                format!("threadkeep prune apply --thread {thread} --keep {name} --boundary fresh-snapshot")
+                format!("threadkeep prune apply {thread} --keep {name} --boundary fresh-snapshot")
             }
         }
     }
@@ -257,7 +257,6 @@ pub(super) async fn remove(
     app.threads.accessor().check(&thread_id, None).await.or_engine(&thread_id, REMOVE_FAILED)?;
     let (work, target) = (Arc::clone(&app), thread_id.clone());
     let work = async move {
-        check_thread(&work, &caller, &target).await?;
         let saver = &**work.threads.accessor().saver();
         let plan = |image: &ThreadImage| {
             let plan = policy.plan(&work, image)?;
@@ -270,7 +269,8 @@ pub(super) async fn remove(
         }
     };
     let kind = WriterKind::CheckpointWrite;
-    let removed = exclusively(&app.threads, &thread_id, kind, BUSY.to_owned(), REMOVE_FAILED, work).await?;
+    let removed =
+        exclusively((&app, &caller), &thread_id, kind, BUSY.to_owned(), REMOVE_FAILED, work).await?;
     Ok(Redirect::to(&format!("/threads/{}/storage?removed={removed}", thread.id)))
 }
 

@@ -18,7 +18,7 @@ use super::super::error::{ApiError, OrApiError as _};
 use super::super::extract::{ApiPath, ThreadPath};
 use super::super::threads::{absent, has_checkpoint, new_thread, status_text};
 use super::session::Viewer;
-use super::{Page, Parameters};
+use super::{Page, Parameters, offset};
 use crate::app::App;
 use crate::auth::Principal;
 use threadkeep_records::{RunQuery, ThreadQuery, ThreadRow, ThreadStatus};
@@ -44,7 +44,7 @@ pub(super) async fn list(
     Query(parameters): Query<Parameters>,
 ) -> Page {
     let parameter = |name: &str| parameters.get(name).map_or("", |value| value.trim());
-    let offset: u64 = parameter("offset").parse().unwrap_or(0);
+    let offset = offset(&parameters);
     let status = match parameter("status") {
         "busy" => Some(ThreadStatus::Running),
         name => name.parse().ok(),

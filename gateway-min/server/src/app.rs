@@ -223,7 +223,7 @@ impl App {
         ));
         runs.roll_back(rollbacks);
         if let Some(terms) = ownership {
-            ownership::keep(&runs, terms).map_err(StartError::Leases)?;
+            ownership::keep(&runs, terms).await.map_err(StartError::Leases)?;
         }
         Ok(Arc::new(Self {
             auth: Authenticator::new(&current.auth),

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use chrono::{TimeDelta, Utc};
 use tokio::runtime::Builder;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tokio::task;
 use tokio::time::{Instant, MissedTickBehavior};
 
@@ -95,11 +95,22 @@ pub(crate) async fn take_over(
 ///
 /// # Errors
 /// There can be no such thread.
-pub(crate) fn keep(runs: &Arc<Runs>, terms: Terms) -> io::Result<()> {
-    let (renewed, renewals) = mpsc::channel(1);
+pub(crate) async fn keep(runs: &Arc<Runs>, terms: Terms) -> io::Result<()> {
+    let ((renewed, renewals), (begun, begins)) = (mpsc::channel(1), oneshot::channel());
     let own = own(Arc::downgrade(runs), terms, renewed);
-    let runtime = Builder::new_current_thread().enable_all().build()?;
-    thread::Builder::new().name("leases".to_owned()).spawn(move || runtime.block_on(own))?;
+    let renewing = move || {
+        // Here, because it may not be dropped on the gateway's runtime.
+        let built = Builder::new_current_thread().enable_all().build();
+        let (runtime, built) =
+            built.map_or_else(|error| (None, Err(error)), |runtime| (Some(runtime), Ok(())));
+        // The gateway may have been given up meanwhile.
+        let _ = begun.send(built);
+        if let Some(runtime) = runtime {
+            runtime.block_on(own);
+        }
+    };
+    thread::Builder::new().name("leases".to_owned()).spawn(renewing)?;
+    begins.await.map_err(io::Error::other)??;
     tokio::spawn(recover(Arc::downgrade(runs), terms, renewals));
     tokio::spawn(look(Arc::downgrade(runs), runs.records.changes()));
     Ok(())

@@ -93,6 +93,8 @@ pub struct Call {
     pub arguments: Excerpt,
     /// The result, and the id of the message that has it.
     pub result: Option<(String, Excerpt)>,
+    /// The batch that it submitted.
+    pub batch: Option<String>,
     /// How it went.
     pub state: CallState,
     /// Whether its result is for the person, such as a question, and so is shown.
@@ -184,7 +186,7 @@ impl Conversation {
     }
 
     fn call(&self, call: &Call, of: &str, whole: &impl Fn(&str) -> String) -> Markup {
-        let details = Self::details(call, of, whole);
+        let details = self.details(call, of, whole);
         match call.delegations.split_last() {
             None => details,
             Some((last, others)) => html! {
@@ -194,7 +196,7 @@ impl Conversation {
         }
     }
 
-    fn details(call: &Call, of: &str, whole: &impl Fn(&str) -> String) -> Markup {
+    fn details(&self, call: &Call, of: &str, whole: &impl Fn(&str) -> String) -> Markup {
         let state = match call.state {
             CallState::Open => "running",
             CallState::Done => "completed",
@@ -212,6 +214,9 @@ impl Conversation {
                 @if let Some((id, result)) = &call.result {
                     h3 { "Result" }
                     (verbatim(result, &whole(id)))
+                }
+                @if let Some(batch) = &call.batch {
+                    p { a href={ (self.thread.path()) "/batches/" (segment(batch)) } { "The batch and its items" } }
                 }
             }
         }
@@ -277,6 +282,7 @@ mod tests {
             summary: hostile.to_owned(),
             arguments: text.clone(),
             result: Some((hostile.to_owned(), text.clone())),
+            batch: Some(hostile.to_owned()),
             state: CallState::Failed,
             is_open: true,
             delegations: vec![delegation],

@@ -351,6 +351,16 @@ impl Executions {
         self.db.fetch_all(query(sql).bind(thread_id)).await
     }
 
+    /// The same without the items of batches, of which there may be thousands.
+    ///
+    /// # Errors
+    /// [`RecordsError::Unavailable`], [`RecordsError::Corrupt`].
+    pub async fn delegated_by_runs(&self, thread_id: &str) -> Result<Vec<ExecutionRow>, RecordsError> {
+        let sql = "SELECT * FROM executions WHERE thread_id = $1 AND kind <> $2 ORDER BY created_at, execution_id, attempt";
+        let sql = query(sql).bind(thread_id).bind(ExecutionKind::BatchItem.as_str());
+        self.db.fetch_all(sql).await
+    }
+
     async fn execute(&self, db: &Db, row: &ExecutionRow, sql: Sql) -> Result<(), RecordsError> {
         db.write(&row.thread_id, move |tx| Box::pin(async move { tx.execute(sql).await.map(|_| ()) })).await
     }

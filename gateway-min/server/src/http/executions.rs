@@ -1,6 +1,6 @@
 //! The executions of a thread's subagents.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use axum::Json;
@@ -12,7 +12,7 @@ use threadkeep::id::ThreadId;
 use threadkeep::saver::Load;
 use threadkeep_agent::model::message::kind;
 use threadkeep_agent::serialize::time;
-use threadkeep_records::{ExecutionKind, ExecutionRow, ExecutionTokens};
+use threadkeep_records::{ExecutionRow, ExecutionTokens};
 use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -121,10 +121,22 @@ struct Executions {
     executions: Vec<Execution>,
 }
 
+/// The rows by what delegated them.
+type Below<'a> = HashMap<Option<&'a str>, Vec<&'a ExecutionRow>>;
+
+/// The rows as a tree. A thread may have thousands, so that none is looked for among all others.
+fn tree(rows: &[ExecutionRow]) -> Vec<Execution> {
+    let mut below = Below::new();
+    for row in rows {
+        below.entry(row.parent_execution.as_deref()).or_default().push(row);
+    }
+    branch(&below, None)
+}
+
 /// The rows below `parent`, each with those below it.
-fn tree(rows: &[ExecutionRow], parent: Option<&str>) -> Vec<Execution> {
-    let below = rows.iter().filter(|row| row.parent_execution.as_deref() == parent);
-    below.map(|row| execution(row, tree(rows, Some(&row.execution_id)))).collect()
+fn branch(below: &Below<'_>, parent: Option<&str>) -> Vec<Execution> {
+    let rows = below.get(&parent).into_iter().flatten();
+    rows.map(|row| execution(row, branch(below, Some(&row.execution_id)))).collect()
 }
 
 fn execution(row: &ExecutionRow, children: Vec<Execution>) -> Execution {
@@ -166,7 +178,7 @@ async fn list_executions(
 ) -> Result<Json<Executions>, ApiError> {
     let rows = app.records.executions().of_thread(thread_id.as_str()).await;
     let rows = rows.or_internal("Failed to list executions")?;
-    Ok(Json(Executions { thread_id: thread_id.to_string(), executions: tree(&rows, None) }))
+    Ok(Json(Executions { thread_id: thread_id.to_string(), executions: tree(&rows) }))
 }
 
 /// What a subagent said or did.
@@ -208,10 +220,9 @@ struct Steps {
 /// # Errors
 /// 404 if the thread has no such execution.
 pub(super) async fn found(app: &App, path: &ExecutionPath) -> Result<ExecutionRow, ApiError> {
-    let rows = app.records.executions().of_thread(path.thread_id.as_str()).await.or_internal(STEPS_FAILED)?;
-    let is_wanted =
-        |row: &ExecutionRow| row.execution_id == path.execution_id && row.kind != ExecutionKind::BatchItem;
-    let attempts = rows.into_iter().filter(is_wanted);
+    let rows = app.records.executions().delegated_by_runs(path.thread_id.as_str()).await;
+    let attempts =
+        rows.or_internal(STEPS_FAILED)?.into_iter().filter(|row| row.execution_id == path.execution_id);
     let newest = attempts.max_by_key(|row| row.attempt);
     newest.ok_or_else(|| ApiError::not_found(format!("Execution {} not found", path.execution_id)))
 }

@@ -66,6 +66,10 @@ async fn a_batch_shows_its_progress_its_items_and_what_can_be_done_with_them() {
         );
 
         let path = format!("/threads/t/batches/{id}");
+        // There may be thousands of items, and the page of the conversation is read again with each step.
+        let conversation = gateway.get("/threads/t").await;
+        let shown = html(&conversation);
+        assert!(!shown.contains("Delegated to") && shown.contains(&format!("href=\"{path}\"")), "{shown}");
         let shown = html(&gateway.get(&path).await).to_owned();
         for part in ["&lt;b&gt;fails", "refused the request", "waits", "/pause\"", "/cancel\"", "data-watch"]
         {

@@ -241,6 +241,9 @@ impl Shown<'_> {
             result: result.map(|result| {
                 (result["id"].as_str().unwrap_or_default().to_owned(), Excerpt::of(&text(result)))
             }),
+            batch: result
+                .and_then(|result| result["additional_kwargs"]["subagent_batch_id"].as_str())
+                .map(str::to_owned),
             state,
             is_open: call["name"] == CLARIFICATION && !(is_of_last_answer && self.waits_for_answers),
             // The model's ids of calls may repeat in another run.

@@ -23,7 +23,7 @@ const FAILED: &str = "Failed to read delegations";
 /// The maximum number of delegations whose steps a conversation shows: those at work.
 const LIVE: usize = 32;
 
-/// The executions of a thread, and what happens in those that are at work.
+/// What the runs of a thread delegated, and what happens in what is at work. The items of batches have pages of their own.
 #[derive(Debug, Default)]
 pub(super) struct Executions {
     rows: Vec<ExecutionRow>,
@@ -33,7 +33,7 @@ pub(super) struct Executions {
 
 impl Executions {
     pub(super) async fn of(app: &App, thread: &ThreadId) -> Result<Self, ApiError> {
-        let rows = app.records.executions().of_thread(thread.as_str()).await.or_internal(FAILED)?;
+        let rows = app.records.executions().delegated_by_runs(thread.as_str()).await.or_internal(FAILED)?;
         let mut steps = HashMap::new();
         for row in
             rows.iter().filter(|row| row.kind == ExecutionKind::Task && !row.status.is_terminal()).take(LIVE)
@@ -118,7 +118,8 @@ pub(super) async fn show(
     let row = executions::found(&app, &path).await?;
     let steps = executions::steps(&app, &row).await?;
     let has_ended = row.status.is_terminal();
-    let rows = app.records.executions().of_thread(path.thread_id.as_str()).await.or_internal(FAILED)?;
+    let rows =
+        app.records.executions().delegated_by_runs(path.thread_id.as_str()).await.or_internal(FAILED)?;
     let all = Executions { rows, steps: HashMap::new() };
     let delegation = Delegation { steps: steps.iter().map(step).collect(), ..all.delegation(&row) };
     Ok(Html(Execution { thread, delegation, has_ended }.page(&session)))

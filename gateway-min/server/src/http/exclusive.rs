@@ -39,20 +39,22 @@ pub(crate) async fn reserved<T: Send + 'static>(
 ///
 /// # Errors
 /// Also 404 if it is another user's by then.
-pub(crate) async fn exclusively<T: Send + 'static>(
+pub(crate) fn exclusively<T: Send + 'static>(
     (app, caller): (&Arc<App>, &Principal),
     thread: &ThreadId,
     kind: WriterKind,
     busy: String,
     failed: &'static str,
     work: impl Future<Output = Result<T, ApiError>> + Send + 'static,
-) -> Result<T, ApiError> {
+) -> impl Future<Output = Result<T, ApiError>> + Send {
     let (of, caller, target) = (Arc::clone(app), caller.clone(), thread.clone());
+    // In a box, because the futures around it would each have a copy of it.
+    let work = Box::pin(work);
     let work = async move {
         check_thread(&of, &caller, &target).await?;
         work.await
     };
-    reserved(&app.threads, thread, kind, busy, failed, work).await
+    reserved(&app.threads, thread, kind, busy, failed, work)
 }
 
 /// The response to a failed reservation.

@@ -338,8 +338,16 @@ pub(crate) fn needs(record: &CheckpointRecord, tasks: &[TaskRecord]) -> Vec<i64>
     let chunks = chunks.flatten().map(|run| Space::Structure.bounds(*run));
     let entries = record.extra.maps.iter().flat_map(|(_, runs)| runs);
     let entries = entries.map(|run| Space::Entries.bounds(*run));
-    let all: BTreeSet<[i64; 2]> = chunks.chain(entries).collect();
-    all.into_iter().flatten().collect()
+    let sorted: BTreeSet<[i64; 2]> = chunks.chain(entries).collect();
+    // Objects that grow together have every second number each, and all of them together.
+    let mut needs: Vec<i64> = Vec::new();
+    for [first, last] in sorted {
+        match needs.last_mut() {
+            Some(end) if first <= *end + 1 => *end = last.max(*end),
+            _ => needs.extend([first, last]),
+        }
+    }
+    needs
 }
 
 #[cfg(test)]

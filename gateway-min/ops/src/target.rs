@@ -13,6 +13,7 @@ use threadkeep::mode::ChannelMode;
 use threadkeep::saver::{CheckpointSelector, ListQuery, Load, Saver, ThreadImage};
 use threadkeep::state::StateAccessor;
 use threadkeep_storage::{BackedUp, Existing, SqliteSaver, Stores};
+use tokio::time::Instant;
 
 use super::error::{OpsError, Result};
 use super::pages::Newest;
@@ -245,6 +246,8 @@ impl Target {
 const TRIES: usize = 6;
 /// The first pause between two tries; each is twice as long as the one before.
 const PAUSE: Duration = Duration::from_millis(100);
+/// No try begins later than this after the first one: each may read a long thread several times.
+const PATIENCE: Duration = Duration::from_mins(1);
 
 /// Retries a change, with pauses, while another process writes to the thread.
 ///
@@ -254,7 +257,11 @@ pub(crate) async fn retried_while_stale<T, F: Future<Output = threadkeep::Result
     change: impl Fn() -> F,
 ) -> threadkeep::Result<T> {
     let pauses = ExponentialBuilder::new().with_min_delay(PAUSE).with_factor(2.0).with_max_times(TRIES - 1);
-    change.retry(pauses).when(|error| matches!(error, threadkeep::Error::Stale { .. })).await
+    let began = Instant::now();
+    let is_worth_it = |error: &threadkeep::Error| {
+        matches!(error, threadkeep::Error::Stale { .. }) && began.elapsed() < PATIENCE
+    };
+    change.retry(pauses).when(is_worth_it).await
 }
 
 /// The channels of threads, compiled for a mode.
@@ -285,6 +292,8 @@ fn distance(a: &str, b: &str) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use super::*;
 
     #[test]
@@ -307,5 +316,20 @@ mod tests {
             (None, None),
             "what is not alike is not suggested"
         );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_change_of_a_busy_thread_is_tried_a_few_times_and_not_for_longer_than_a_minute() {
+        let tried = async |seconds| {
+            let tries = Cell::new(0);
+            let stale = retried_while_stale(|| async {
+                tries.set(tries.get() + 1);
+                tokio::time::sleep(Duration::from_secs(seconds)).await;
+                Err::<(), _>(threadkeep::Error::Stale { thread: "busy".into() })
+            });
+            assert!(matches!(stale.await, Err(threadkeep::Error::Stale { .. })));
+            tries.get()
+        };
+        assert_eq!((tried(0).await, tried(25).await, tried(600).await), (TRIES, 3, 1));
     }
 }

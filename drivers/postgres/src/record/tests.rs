@@ -167,7 +167,29 @@ proptest! {
         for run in record.extra.maps.iter().flat_map(|(_, runs)| runs) {
             prop_assert!(covered(Space::Entries.bounds(*run)));
         }
+        prop_assert!(needs.chunks(2).all(|pair| pair[0] <= pair[1]));
+        prop_assert!(needs.chunks(2).zip(needs.chunks(2).skip(1)).all(|(one, next)| one[1] + 1 < next[0]));
     }
+}
+
+/// A gateway's notes have two objects, each with an entry for each turn of the thread.
+#[test]
+fn what_objects_that_grow_together_need_does_not_grow() {
+    let runs = |first: u32| (0..1000).map(|turn| Run { start: first + 2 * turn, len: 1 }).collect();
+    let maps = vec![("durations".to_owned(), runs(7)), ("messages".to_owned(), runs(8))];
+    let record = CheckpointRecord {
+        parent: None,
+        source: Source::Loop,
+        step: 1,
+        delta_marker: false,
+        next: Vec::new(),
+        applied: Vec::new(),
+        parents: Vec::new(),
+        counters: BTreeMap::new(),
+        extra: Extra { rest: Rest::Empty, maps },
+        channels: BTreeMap::new(),
+    };
+    assert_eq!(needs(&record, &[]), Space::Entries.bounds(Run { start: 7, len: 2000 }));
 }
 
 #[test]

@@ -24,7 +24,7 @@ use super::described::{self, AssistantName};
 use super::error::{ApiError, OrApiError as _};
 use super::exclusive::exclusively;
 use super::extract::{ApiJson, ApiPath, ThreadPath};
-use super::fields::{Fields, Flaw, FromFields};
+use super::fields::{Fields, Flaw, FromFields, positive};
 use super::schema::{ErrorBody, Gated};
 use super::threads::{absent, existing};
 use crate::app::App;
@@ -76,7 +76,7 @@ impl FromFields for CompactThread {
 }
 
 fn keep(sent: Value) -> Result<ContextSize, (Flaw, Value)> {
-    let (count, share) = (sent["value"].as_u64().filter(|count| *count > 0), sent["value"].as_f64());
+    let (count, share) = (positive(&sent["value"]), sent["value"].as_f64());
     let size = match sent["type"].as_str() {
         Some("messages") => count.map(ContextSize::Messages),
         Some("tokens") => count.map(ContextSize::Tokens),

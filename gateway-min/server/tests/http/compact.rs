@@ -31,7 +31,7 @@ async fn a_summary_takes_the_place_of_the_beginning() {
                 gateway.ask("t", text).await;
             }
             let before = gateway.state("t").await;
-            let keep = json!({"type": "messages", "value": 2});
+            let keep = json!({"type": "messages", "value": 2.0});
             let done = compact(&gateway, json!({ "keep": keep })).await.ok();
             let after = gateway.state("t").await;
             assert!(done["total_tokens"].as_u64().unwrap() > 0);
@@ -90,6 +90,7 @@ async fn what_cannot_be_compacted_is_refused_or_left_and_nothing_is_written() {
         }
         for bad in [
             json!({"type": "messages", "value": 0}),
+            json!({"type": "messages", "value": 2.5}),
             json!({"type": "messages", "value": 2, "unit": "turns"}),
         ] {
             compact(&gateway, json!({ "keep": bad })).await.invalid("value_error", &json!(["body", "keep"]));

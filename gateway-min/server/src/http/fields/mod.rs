@@ -12,7 +12,7 @@ mod read;
 use serde_json::{Map, Value};
 
 pub use problem::{Flaw, Loc, Problems};
-pub use read::Field;
+pub use read::{Field, positive};
 pub use threadkeep_agent::Pattern;
 
 /// The input of a route: its body, its query or its path parameters.

@@ -240,6 +240,13 @@ fn object(value: Value) -> Read<Map<String, Value>> {
     }
 }
 
+/// The positive integer that a number is, also if it is written as `3.0`, which is the same number to JSON. What is larger
+/// than a `u64` is the largest.
+pub fn positive(value: &Value) -> Option<u64> {
+    let number = integer(value, false).ok().filter(|number| *number > 0)?;
+    Some(u64::try_from(number).unwrap_or(u64::MAX))
+}
+
 fn integer(value: &Value, spelt: bool) -> Result<i128, Flaw> {
     const INTEGER: &str = "Input should be a valid integer";
     match value {

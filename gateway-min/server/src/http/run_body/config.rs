@@ -6,7 +6,7 @@ use threadkeep_agent::serialize::is_secret;
 
 use super::secrets::redact;
 use super::{RunLimits, delegation};
-use crate::http::fields::{Fields, Pattern};
+use crate::http::fields::{Fields, Pattern, positive};
 use crate::http::threads::OWN_PREFIX;
 use crate::runs::request::{Delegation, RunConfig, Secrets};
 
@@ -151,5 +151,5 @@ fn allowed(mut entries: Map<String, Value>) -> Map<String, Value> {
 
 /// A positive integer up to `max`; the default if unusable.
 fn recursion_limit(sent: &Value, max: u64) -> u64 {
-    sent.as_u64().filter(|limit| *limit > 0).unwrap_or(DEFAULT_RECURSION_LIMIT).min(max)
+    positive(sent).unwrap_or(DEFAULT_RECURSION_LIMIT).min(max)
 }

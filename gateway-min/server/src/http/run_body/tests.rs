@@ -283,6 +283,8 @@ fn the_recursion_limit_is_clamped_and_unusable_ones_are_ignored() {
     for (sent, expected) in [
         (json!(1), 1),
         (json!(250), 250),
+        (json!(250.0), 250),
+        (json!(1e300), 1000),
         (json!(1000), 1000),
         (json!(1001), 1000),
         (json!(u64::MAX), 1000),

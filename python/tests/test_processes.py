@@ -138,7 +138,7 @@ def test_a_forked_process_holds_locks_of_its_own(tmp_path: Path) -> None:
     assert hears.poll(PATIENCE) and hears.recv()
     assert put(saver, at("parent"), made({"a": 9})) and holds_locks(os.getpid())
     saver.close()
-    # Whoever closes a database last moves the log into it and deletes the log.
+    # The last process to close a database moves the log into it and deletes the log.
     subprocess.run([sys.executable, "-c", STRANGER, path], check=True)
     hears.send_bytes(b"go on")
     for number in range(2, 6):

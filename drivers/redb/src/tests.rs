@@ -9,7 +9,7 @@ use threadkeep_kv::Changes;
 
 use super::*;
 
-/// A disk that, once it is told so, writes and does not flush.
+/// A disk whose flushes fail once `fails` is set.
 #[derive(Debug, Clone, Default)]
 struct Disk {
     bytes: Arc<InMemoryBackend>,

@@ -26,7 +26,7 @@ pub struct StateSnapshot {
     pub applied: Vec<TaskId>,
     /// The writes of tasks that ran from it, in stored order.
     pub writes: Vec<TaskWrites>,
-    /// Shared with the cached head, and with whoever keeps a copy.
+    /// Shared with the cached head, and with every copy.
     pub(crate) channels: Arc<BTreeMap<ChannelName, Channel>>,
 }
 

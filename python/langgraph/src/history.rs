@@ -58,7 +58,7 @@ async fn in_pages(
                 walk.step(tuple)?;
             }
         }
-        // The pages are behind it.
+        // The pages have passed it.
         if walk.next().is_some_and(|next| query.before.is_none_or(|before| before < next)) {
             return Err(missing(place, at));
         }

@@ -278,7 +278,7 @@ fn is_passing(error: &DatabaseError) -> bool {
     }
 }
 
-/// A pool of at most so many connections, none of which is open yet.
+/// A pool of at most `number` connections, none of which is open yet.
 fn connections(target: &PostgresTarget, number: usize) -> Result<managed::Pool<Opener>, DatabaseError> {
     managed::Pool::builder(Opener(target.clone()))
         .max_size(number)

@@ -20,6 +20,9 @@ use crate::sql::Db;
 
 /// The pause between two attempts while the database is locked.
 const PAUSE: Duration = Duration::from_millis(50);
+/// The pages that are copied before they are flushed: 2 MB. Where many unflushed pages wait, each flush of another file on the
+/// same disk waits for them too, a writer's commit among them.
+const PAGES: i32 = 512;
 const INTEGRITY: &str = "PRAGMA integrity_check(1)";
 
 /// Copies any SQLite database that may be in use into a new file, readable only by the user. It holds what was
@@ -67,7 +70,7 @@ fn copy(from: &Path, to: &Path, patience: Duration) -> Result<TempPath> {
     // In the same directory, so that it can be renamed. Only the user may read it, from the first byte on.
     let directory = to.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let made = Builder::new().prefix(".threadkeep-backup-").tempfile_in(directory);
-    let copy = made.map_err(|error| not_written(to, &error))?.into_temp_path();
+    let (file, copy) = made.map_err(|error| not_written(to, &error))?.into_parts();
 
     let name = from.display().to_string();
     let failed = |error| from_sqlite(&name, &error);
@@ -84,28 +87,41 @@ fn copy(from: &Path, to: &Path, patience: Duration) -> Result<TempPath> {
     let mut target = target.map_err(failed)?;
     // An unfinished copy is thrown away, and a finished one is flushed at the end.
     target.execute_batch("PRAGMA synchronous = OFF; PRAGMA journal_mode = OFF").map_err(failed)?;
-    run(&source, &mut target, patience).map_err(failed)?;
+    let flush = || file.sync_data().map_err(|error| not_written(to, &error));
+    run(&source, &mut target, patience, flush, failed)?;
     // Without a log the copy is one file, and readable on read-only media.
     target.pragma_update_and_check(None, "journal_mode", "DELETE", |_| Ok(())).map_err(failed)?;
     target.close().map_err(|(_, error)| failed(error))?;
     Ok(copy)
 }
 
-/// Copies all pages in one step: between steps, any write would restart the copy from the first page.
-fn run(source: &Connection, target: &mut Connection, patience: Duration) -> rusqlite::Result<()> {
-    let backup = Backup::new(source, target)?;
+/// Copies all pages in one read transaction: otherwise any write between two steps would restart the copy from the first page.
+/// `flush` is called after each step but the last.
+fn run(
+    source: &Connection,
+    target: &mut Connection,
+    patience: Duration,
+    flush: impl Fn() -> Result<()>,
+    failed: impl Fn(rusqlite::Error) -> Error,
+) -> Result<()> {
+    source.execute_batch("BEGIN").map_err(&failed)?;
+    source.pragma_query_value(None, "schema_version", |_| Ok(())).map_err(&failed)?;
+    let backup = Backup::new(source, target).map_err(&failed)?;
     let started = std::time::Instant::now();
     loop {
-        match backup.step(-1)? {
-            StepResult::Done => return Ok(()),
-            StepResult::More => {}
+        match backup.step(PAGES).map_err(&failed)? {
+            StepResult::Done => break,
+            // A failure that is passed over here might not be reported again.
+            StepResult::More => flush()?,
             _ if started.elapsed() < patience => std::thread::sleep(PAUSE),
             _ => {
                 let busy = rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_BUSY);
-                return Err(rusqlite::Error::SqliteFailure(busy, None));
+                return Err(failed(rusqlite::Error::SqliteFailure(busy, None)));
             }
         }
     }
+    drop(backup);
+    source.execute_batch("COMMIT").map_err(failed)
 }
 
 /// Flushes a copy and gives it its name, unless that name is taken by now.

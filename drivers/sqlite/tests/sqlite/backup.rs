@@ -35,6 +35,13 @@ async fn write(
 async fn a_backup_under_writers_holds_what_was_acknowledged_before_it() {
     let dir = tempfile::tempdir().unwrap();
     let saver = Arc::new(SqliteSaver::open(dir.path().join("db"), &Options::default()).unwrap());
+    // More than is copied in one step: writers commit between the steps.
+    let mut ballast = Talk::new("ballast");
+    for number in 0..300 {
+        let step = ballast.say(&message(number, 100_000));
+        saver.commit(step.clone()).await.unwrap();
+        ballast.accept(&step);
+    }
     let stop = Arc::<AtomicBool>::default();
     let counts: Vec<_> = (0..WRITERS).map(|_| Arc::<AtomicUsize>::default()).collect();
     let writers: Vec<_> = counts
@@ -57,6 +64,7 @@ async fn a_backup_under_writers_holds_what_was_acknowledged_before_it() {
             let metadata = std::fs::metadata(&backup).unwrap();
             assert_eq!(std::os::unix::fs::PermissionsExt::mode(&metadata.permissions()) & 0o777, 0o600);
         }
+        assert!(std::fs::metadata(&backup).unwrap().len() > 5 << 20);
         // Restored where there is no other file.
         let place = tempfile::tempdir().unwrap();
         let path = place.path().join("db");

@@ -1,12 +1,13 @@
 //! Turns of a gateway alone, and beside operators' commands on its store.
 
-use std::sync::Arc;
+use std::cell::{Cell, RefCell};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use futures::future::try_join_all;
+use reqwest::Client;
 use serde::{Deserialize, Serialize};
-use tokio::task::JoinSet;
 
 use super::commands::Commands;
 use super::large::LONG;
@@ -15,8 +16,12 @@ use crate::load::client::{self, Conversation};
 use crate::load::gateway::Gateway;
 use crate::measure::{ms, percentile};
 
-/// Threads whose turns are measured, one client each.
+/// Clients whose turns are measured, each in a thread of its own.
 const CLIENTS: usize = 4;
+
+/// The turns of a thread, after which its client begins another one: so threads are as long beside a command that takes
+/// minutes as they are alone.
+const TURNS: usize = 50;
 
 /// Turns that were measured.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -42,13 +47,10 @@ pub(super) async fn measure(
     commands: &Commands<'_>,
     store: StoreKind,
     turns: usize,
+    say: &mut impl FnMut(&str),
 ) -> Result<Vec<Turns>> {
-    let client = client::http()?;
-    let mut clients = Vec::new();
-    for number in 0..CLIENTS {
-        let frames = ["messages-tuple".to_owned()];
-        clients.push(Conversation::create(&client, gateway.api(), None, number, &frames).await?);
-    }
+    let clients = Clients { client: client::http()?, gateway, begun: AtomicUsize::new(0) };
+    let say = RefCell::new(say);
     let mut rows = Vec::new();
     let mut record = |beside: &str, (mut times, failed): (Vec<Duration>, usize)| -> Result<()> {
         times.sort_unstable();
@@ -65,8 +67,7 @@ pub(super) async fn measure(
         });
         Ok(())
     };
-    // The first turns of a thread are slower.
-    let (mut clients, _) = while_working(clients, turns / 4, async || Ok(())).await?;
+    clients.while_working(turns / 4, async || Ok(())).await?;
     for beside in [
         &["verify", "--all"][..],
         &["retention", "apply", "--all", "--yes"],
@@ -77,65 +78,81 @@ pub(super) async fn measure(
         if beside[0] == "backup" && store == StoreKind::Postgres {
             continue;
         }
-        let alone;
-        (clients, alone) = while_working(clients, turns, async || Ok(())).await?;
-        record("", alone)?;
-        let times;
-        (clients, times) = while_working(clients, turns, async || {
+        record("", clients.while_working(turns, async || Ok(())).await?)?;
+        let failed = Cell::new(false);
+        let times = clients.while_working(turns, async || {
             if beside.len() == 1 {
                 let copy = format!("{}/{}/copy", gateway.api().threads, LONG[0].0);
-                client.post(copy).send().await?.error_for_status()?;
+                clients.client.post(copy).send().await?.error_for_status()?;
             } else {
                 for old in ["beside.db", "beside.gateway.db"] {
                     // There is none the first time.
                     let _ = std::fs::remove_file(commands.directory.join(old));
                 }
-                commands.measure(beside).await.with_context(|| beside.join(" "))?;
+                if let Err(error) = commands.measure(beside).await {
+                    failed.set(true);
+                    say.borrow_mut()(&format!("{}: {error:#}", beside.join(" ")));
+                }
             }
             Ok(())
-        })
-        .await?;
-        record(&beside.join(" "), times)?;
+        });
+        let times = times.await?;
+        record(&format!("{}{}", beside.join(" "), if failed.get() { " (failed)" } else { "" }), times)?;
     }
     Ok(rows)
 }
 
-/// Takes turns in all conversations while `work` is done, again and again until there are enough turns. Returns the time of
-/// each that ended well, and how many did not.
-async fn while_working(
-    clients: Vec<Conversation>,
-    turns: usize,
-    work: impl AsyncFn() -> Result<()>,
-) -> Result<(Vec<Conversation>, (Vec<Duration>, usize))> {
-    let (over, done) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
-    let mut tasks = JoinSet::new();
-    for mut client in clients {
-        let (over, done) = (over.clone(), done.clone());
-        tasks.spawn(async move {
+/// Who takes turns.
+struct Clients<'g> {
+    client: Client,
+    gateway: &'g Gateway,
+    /// The threads that were begun so far.
+    begun: AtomicUsize,
+}
+
+impl Clients<'_> {
+    /// Takes turns while `work` is done, again and again until there are enough turns. Returns the time of each that ended
+    /// well, but for the first of a thread, which is slower; and how many did not.
+    async fn while_working(
+        &self,
+        turns: usize,
+        work: impl AsyncFn() -> Result<()>,
+    ) -> Result<(Vec<Duration>, usize)> {
+        let (over, done) = (AtomicBool::new(false), AtomicUsize::new(0));
+        let client = async || {
             let (mut times, mut failed) = (Vec::new(), 0);
             while !over.load(Ordering::Acquire) {
-                match client.turn().await {
-                    Ok(turn) => times.push(turn.whole),
-                    Err(_) => failed += 1,
+                let number = self.begun.fetch_add(1, Ordering::AcqRel);
+                let frames = ["messages-tuple".to_owned()];
+                let mut thread =
+                    Conversation::create(&self.client, self.gateway.api(), None, number, &frames).await?;
+                for turn in 0..TURNS {
+                    match thread.turn().await {
+                        Ok(taken) if turn > 0 => times.push(taken.whole),
+                        Ok(_) => {}
+                        Err(_) => failed += 1,
+                    }
+                    done.fetch_add(1, Ordering::AcqRel);
+                    if over.load(Ordering::Acquire) {
+                        break;
+                    }
                 }
-                done.fetch_add(1, Ordering::AcqRel);
             }
-            anyhow::Ok((client, times, failed))
-        });
+            anyhow::Ok((times, failed))
+        };
+        let working = async {
+            let mut worked = Ok(());
+            while worked.is_ok() && done.load(Ordering::Acquire) < turns {
+                worked = work().await;
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            over.store(true, Ordering::Release);
+            worked
+        };
+        let clients = try_join_all((0..CLIENTS).map(|_| client()));
+        let (taken, worked) = tokio::join!(clients, working);
+        worked?;
+        let (times, failed): (Vec<_>, Vec<usize>) = taken?.into_iter().unzip();
+        Ok((times.concat(), failed.iter().sum()))
     }
-    let mut worked = Ok(());
-    while worked.is_ok() && done.load(Ordering::Acquire) < turns && !tasks.is_empty() {
-        worked = work().await;
-        tokio::time::sleep(Duration::from_millis(1)).await;
-    }
-    over.store(true, Ordering::Release);
-    let (mut clients, mut all, mut failures) = (Vec::new(), Vec::new(), 0);
-    while let Some(ended) = tasks.join_next().await {
-        let (client, times, failed) = ended??;
-        clients.push(client);
-        all.extend(times);
-        failures += failed;
-    }
-    worked?;
-    Ok((clients, (all, failures)))
 }

@@ -161,7 +161,7 @@ impl Scale {
         if by == 1 && self.beside > 0 {
             say(&format!("{kind}: turns beside commands"));
             let gateway = Gateway::again(&self.gateway, directory)?;
-            let measured = beside::measure(&gateway, &looking, store, self.beside).await;
+            let measured = beside::measure(&gateway, &looking, store, self.beside, say).await;
             gateway.stop().await?;
             report.turns.extend(measured?);
         }

@@ -66,6 +66,16 @@ use self::verify::VerifyCommand;
 #[derive(Debug)]
 pub struct OpsCommand(Command);
 
+impl OpsCommand {
+    /// Whether it may go over a whole store or a long thread, so that it should leave the processors to gateways.
+    pub fn is_long(&self) -> bool {
+        match &self.0 {
+            Command::Store(command) => command.is_long(),
+            Command::Setup(_) | Command::Keys(_) | Command::Config(_) => false,
+        }
+    }
+}
+
 impl FromArgMatches for OpsCommand {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
         Command::from_arg_matches(matches).map(Self)
@@ -175,6 +185,24 @@ impl StoreCommand {
             Self::Import(command) => &command.store,
             Self::Backup(command) => &command.store,
             Self::Vacuum(command) => &command.store,
+        }
+    }
+
+    fn is_long(&self) -> bool {
+        match self {
+            Self::Threads(_)
+            | Self::Checkpoints(_)
+            | Self::State(_)
+            | Self::Delegations(_)
+            | Self::Batches(_) => false,
+            Self::Retention(_)
+            | Self::Prune(_)
+            | Self::Convert(_)
+            | Self::Verify(_)
+            | Self::Export(_)
+            | Self::Import(_)
+            | Self::Backup(_)
+            | Self::Vacuum(_) => true,
         }
     }
 

@@ -35,6 +35,8 @@ const LAST_WORDS: Duration = Duration::from_secs(3);
 const CLOSING: Duration = Duration::from_secs(10);
 /// How long work on the runtime's threads may take to end after everything else.
 const LEFTOVERS: Duration = Duration::from_secs(1);
+/// How much longer others are served than a long command, as `nice` counts.
+const NICE: i32 = 10;
 
 /// Stores the state of agent conversations as checkpoints, and serves the agents that run on them.
 ///
@@ -130,10 +132,25 @@ fn raise_open_files() {
     }
 }
 
+/// Leaves the processors to gateways on this machine, for the threads that this one starts: a command that goes over a
+/// whole store takes as much of them as it gets.
+fn give_way() {
+    #[cfg(unix)]
+    {
+        // If this fails, the command runs as others do.
+        let _ = rustix::process::nice(NICE);
+    }
+}
+
 fn run(cli: Cli, level: LevelFilter, stores: Stores) -> anyhow::Result<ExitCode> {
     process::keep_files_private();
     if !matches!(cli.command, Command::Ops(_)) {
         tracing::subscriber::with_default(telemetry::log(level), process::close_to_commands);
+    }
+    if let Command::Ops(command) = &cli.command
+        && command.is_long()
+    {
+        give_way();
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     match cli.command {

@@ -186,3 +186,36 @@ async fn an_interrupted_pass_reports_what_it_did() {
     assert!(said.contains("interrupted: 2 of 3 files imported"), "{said}");
     assert_eq!(other.run(&["threads", "list", "--json"]).json().len(), 1);
 }
+
+/// A command that may take long leaves the processors to gateways, with all its threads.
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn a_long_command_gives_way() {
+    let nice_of = |stat: &str| {
+        // The name of the program, in brackets, may hold spaces.
+        let fields = stat.rsplit_once(')').unwrap().1;
+        fields.split_whitespace().nth(16).unwrap().parse::<i32>().unwrap()
+    };
+    let ours = nice_of(&std::fs::read_to_string("/proc/self/stat").unwrap());
+    let store = Store::new(MODES[0]).await;
+    let directory = store.file("exported");
+    store.run(&["export", "--all", "--out", &directory]).done();
+    let pipe = format!("{directory}/a-pipe.ndjson");
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let path = store.path().display().to_string();
+    let mut child = command(&["import", &directory, "--sqlite", &path])
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    // Opening waits until the command has opened the pipe too.
+    let writer = std::fs::OpenOptions::new().write(true).open(&pipe).unwrap();
+    let threads = std::fs::read_dir(format!("/proc/{}/task", child.id())).unwrap();
+    let nice = threads.map(|thread| std::fs::read_to_string(thread.unwrap().path().join("stat")).unwrap());
+    let nice: Vec<_> = nice.map(|stat| nice_of(&stat)).collect();
+    assert!(nice.len() > 1 && nice.iter().all(|nice| *nice == (ours + 10).min(19)), "{nice:?}");
+    child.kill().unwrap();
+    child.wait().unwrap();
+    drop(writer);
+}

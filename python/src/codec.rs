@@ -1,5 +1,7 @@
 //! Values between Python and the store: serialized by the graph's serializer, and not again while nothing changed.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -8,7 +10,8 @@ use threadkeep::value::{ChannelValue, Element};
 use threadkeep_langgraph::{elements as elements_of, is_message_pack, list, stored, typed};
 
 use crate::errors::exception;
-use crate::known::Known;
+use crate::known::{Entry, Known};
+use crate::lists::{Channel, List, Lists};
 use crate::shape::Shapes;
 
 /// A serializer, and the elements that it has serialized.
@@ -27,6 +30,7 @@ pub(crate) struct Codec {
 struct Elements {
     shapes: Shapes,
     known: Known,
+    lists: Lists,
 }
 
 #[pymethods]
@@ -40,7 +44,7 @@ impl Codec {
         elements: bool,
     ) -> PyResult<Self> {
         let elements = if elements {
-            Some(Elements { shapes: Shapes::new(py)?, known: Known::default() })
+            Some(Elements { shapes: Shapes::new(py)?, known: Known::default(), lists: Lists::default() })
         } else {
             None
         };
@@ -55,11 +59,11 @@ impl Codec {
 }
 
 impl Codec {
-    /// The value to store.
-    pub(crate) fn encode(&self, value: &Bound<'_, PyAny>) -> PyResult<ChannelValue> {
+    /// The value to store. `at` is the channel that it is the value of.
+    pub(crate) fn encode(&self, value: &Bound<'_, PyAny>, at: Option<&Channel>) -> PyResult<ChannelValue> {
         if let Some(elements) = &self.elements
             && let Ok(items) = value.cast_exact::<PyList>()
-            && let Some(encoded) = self.encode_elements(elements, items)?
+            && let Some(encoded) = self.encode_elements(elements, items, at)?
         {
             return Ok(encoded);
         }
@@ -72,46 +76,82 @@ impl Codec {
         &self,
         elements: &Elements,
         items: &Bound<'_, PyList>,
+        at: Option<&Channel>,
     ) -> PyResult<Option<ChannelValue>> {
+        let Elements { shapes, known, lists } = elements;
+        let mut list = at.map(|at| lists.take(at)).unwrap_or_default();
+        let (mut same, mut more) = (0, Vec::new());
+        for item in items {
+            if more.is_empty() && list.is_of(same, &item, shapes)? {
+                same += 1;
+            } else {
+                more.push(item);
+            }
+        }
+        list.truncate(same);
+        let Some(encoded) = self.encode_each(shapes, known, items.py(), more)? else { return Ok(None) };
+        for (element, entry) in encoded {
+            list.push(element, entry);
+        }
+        let value = list.value();
+        if let Some(at) = at {
+            lists.put(at.clone(), list);
+        }
+        Ok((!value.is_empty()).then(|| value.into()))
+    }
+
+    /// Elements, and what is known of them from now on.
+    #[expect(clippy::type_complexity, reason = "an element with its entry")]
+    fn encode_each(
+        &self,
+        shapes: &Shapes,
+        known: &Known,
+        py: Python<'_>,
+        items: Vec<Bound<'_, PyAny>>,
+    ) -> PyResult<Option<Vec<(Element, Option<Arc<Entry>>)>>> {
         let mut encoded = Vec::with_capacity(items.len());
         let mut unknown = Vec::new();
         let mut key = Vec::new();
         for item in items {
             // Short elements are serialized faster than they are looked up.
-            if !elements.shapes.is_object(&item) {
+            if !shapes.is_object(&item) {
                 return Ok(None);
             }
-            let has_key = elements.shapes.key(&item, &mut key)?;
-            let known = if has_key { elements.known.element(&key) } else { None };
-            if known.is_none() {
+            let has_key = shapes.key(&item, &mut key)?;
+            let entry = if has_key { known.object(&key) } else { None };
+            if entry.is_none() {
                 unknown.push((item, has_key.then(|| std::mem::take(&mut key))));
             }
-            encoded.push(known);
+            encoded.push(entry);
         }
-        if unknown.is_empty() {
-            return Ok((!encoded.is_empty()).then(|| list(encoded.into_iter().flatten())));
-        }
-        // In one call: the bytes of a list are those of its elements.
-        let whole = PyList::new(items.py(), unknown.iter().map(|(item, _)| item))?;
-        let (tag, bytes) = self.dump(whole.as_any())?;
-        if !is_message_pack(&tag) {
-            return Ok(None);
-        }
-        let serialized = stored(&tag, bytes).map_err(exception)?;
-        let Some(serialized) = serialized.as_list().filter(|list| list.len() == unknown.len()) else {
-            return Ok(None);
-        };
-        for ((item, key), element) in unknown.into_iter().zip(serialized.iter()) {
-            // Unless the serializer has changed it, or another thread.
-            if let Some(key) = key
-                && let Some(parts) = elements.shapes.parts(&item)?.filter(|parts| parts.key == key)
-            {
-                elements.known.serialized(parts, element.clone());
+        let mut serialized = Vec::with_capacity(unknown.len());
+        if !unknown.is_empty() {
+            // In one call: the bytes of a list are those of its elements.
+            let whole = PyList::new(py, unknown.iter().map(|(item, _)| item))?;
+            let (tag, bytes) = self.dump(whole.as_any())?;
+            if !is_message_pack(&tag) {
+                return Ok(None);
+            }
+            let stored = stored(&tag, bytes).map_err(exception)?;
+            let Some(stored) = stored.as_list().filter(|list| list.len() == unknown.len()) else {
+                return Ok(None);
+            };
+            for ((item, key), element) in unknown.into_iter().zip(stored.iter()) {
+                // Unless the serializer has changed it, or another thread.
+                let parts = match key {
+                    Some(key) => shapes.parts(&item)?.filter(|parts| parts.key == key),
+                    None => None,
+                };
+                let entry = parts.map(|parts| known.serialized(parts, element.clone()));
+                serialized.push((element.clone(), entry));
             }
         }
-        let mut serialized = serialized.iter().cloned();
-        let all = encoded.into_iter().filter_map(|known| known.or_else(|| serialized.next()));
-        Ok(Some(list(all)))
+        let mut serialized = serialized.into_iter();
+        let encoded = encoded.into_iter().filter_map(|entry| match entry {
+            Some(entry) => Some((entry.element().clone(), Some(entry))),
+            None => serialized.next(),
+        });
+        Ok(Some(encoded.collect()))
     }
 
     fn dump(&self, value: &Bound<'_, PyAny>) -> PyResult<(String, Bytes)> {
@@ -128,57 +168,72 @@ impl Codec {
         self.loads.bind(py).call1(((tag, PyBytes::new(py, bytes)),))
     }
 
-    /// A stored value.
-    pub(crate) fn decode<'py>(&self, py: Python<'py>, value: &ChannelValue) -> PyResult<Bound<'py, PyAny>> {
-        if let (Some(elements), Some(stored)) = (&self.elements, elements_of(value)) {
-            let all: Vec<&Element> = stored.iter().collect();
-            return Ok(PyList::new(py, self.decode_elements(py, elements, &all)?)?.into_any());
+    /// A stored value. `at` is the channel that it is the value of.
+    pub(crate) fn decode<'py>(
+        &self,
+        py: Python<'py>,
+        value: &ChannelValue,
+        at: Option<&Channel>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let (Some(elements), Some(stored)) = (&self.elements, elements_of(value)) else {
+            let (tag, bytes) = typed(value).map_err(exception)?;
+            return self.load(py, &tag, &bytes);
+        };
+        let old = at.map(|at| elements.lists.take(at)).unwrap_or_default();
+        let all: Vec<&Element> = stored.iter().collect();
+        let (items, entries) = self.decode_elements(py, elements, &all, old.entries())?;
+        if let Some(at) = at {
+            elements.lists.put(at.clone(), List::new(stored.clone(), entries));
         }
-        let (tag, bytes) = typed(value).map_err(exception)?;
-        self.load(py, &tag, &bytes)
+        Ok(PyList::new(py, items)?.into_any())
     }
 
     /// Elements of lists: the objects that they were deserialized to before, if nobody holds those any more, or copies of
-    /// them. Unknown ones are deserialized in one call.
+    /// them. Unknown ones are deserialized in one call. `guesses` are what is known of elements that may be the same. Also
+    /// returns what is known of each.
+    #[expect(clippy::type_complexity, reason = "objects, and what is known of them")]
     fn decode_elements<'py>(
         &self,
         py: Python<'py>,
         elements: &Elements,
         all: &[&Element],
-    ) -> PyResult<Vec<Bound<'py, PyAny>>> {
-        let mut items = Vec::with_capacity(all.len());
+        guesses: &[Option<Arc<Entry>>],
+    ) -> PyResult<(Vec<Bound<'py, PyAny>>, Vec<Option<Arc<Entry>>>)> {
+        let Elements { shapes, known, .. } = elements;
+        let (mut items, mut entries) = (Vec::with_capacity(all.len()), Vec::with_capacity(all.len()));
         let mut unknown = Vec::new();
-        for element in all {
-            let item = match elements.known.entry(element) {
-                Some(known) => known.lend(py, &elements.shapes)?,
+        for (place, element) in all.iter().enumerate() {
+            let guess = guesses.get(place).and_then(Option::as_ref).filter(|entry| entry.is_from(element));
+            let entry = guess.cloned().or_else(|| known.deserialized_from(element));
+            let item = match &entry {
+                Some(entry) => entry.lend(py, shapes)?,
                 None => None,
             };
             if item.is_none() {
-                unknown.push(*element);
+                unknown.push((place, *element));
             }
             items.push(item);
+            entries.push(entry);
         }
-        if unknown.is_empty() {
-            return Ok(items.into_iter().flatten().collect());
-        }
-        let (tag, bytes) = typed(&list(unknown.iter().copied().cloned())).map_err(exception)?;
-        let loaded = self.load(py, &tag, &bytes)?;
-        let loaded = loaded.cast_exact::<PyList>()?;
-        if loaded.len() != unknown.len() {
-            let (found, expected) = (loaded.len(), unknown.len());
-            return Err(PyValueError::new_err(format!(
-                "the serializer made {found} objects of a list of {expected}"
-            )));
-        }
-        for (element, item) in unknown.into_iter().zip(loaded) {
-            if elements.shapes.is_object(&item)
-                && let Some(parts) = elements.shapes.parts(&item)?
-            {
-                elements.known.deserialized(parts, element.clone(), item.unbind());
+        if !unknown.is_empty() {
+            let bytes = list(unknown.iter().map(|(_, element)| (*element).clone()));
+            let (tag, bytes) = typed(&bytes).map_err(exception)?;
+            let loaded = self.load(py, &tag, &bytes)?;
+            let loaded = loaded.cast_exact::<PyList>()?;
+            if loaded.len() != unknown.len() {
+                let (found, expected) = (loaded.len(), unknown.len());
+                return Err(PyValueError::new_err(format!(
+                    "the serializer made {found} objects of a list of {expected}"
+                )));
+            }
+            for ((place, element), item) in unknown.into_iter().zip(loaded) {
+                let parts = if shapes.is_object(&item) { shapes.parts(&item)? } else { None };
+                entries[place] =
+                    parts.map(|parts| known.deserialized(parts, element.clone(), item.clone().unbind()));
+                items[place] = Some(item);
             }
         }
-        let mut loaded = loaded.iter();
-        Ok(items.into_iter().filter_map(|item| item.or_else(|| loaded.next())).collect())
+        Ok((items.into_iter().flatten().collect(), entries))
     }
 
     /// Whether elements of lists are decoded one by one.
@@ -193,7 +248,7 @@ impl Codec {
         all: &[&Element],
     ) -> PyResult<Vec<Bound<'py, PyAny>>> {
         match &self.elements {
-            Some(elements) => self.decode_elements(py, elements, all),
+            Some(elements) => self.decode_elements(py, elements, all, &[]).map(|(items, _)| items),
             None => all.iter().map(|element| self.load(py, "msgpack", element.bytes())).collect(),
         }
     }
@@ -210,6 +265,6 @@ impl Codec {
 
     /// The object under which other keys of a checkpoint are stored.
     pub(crate) fn rest(&self, rest: Bound<'_, PyDict>) -> PyResult<ChannelValue> {
-        self.encode(&rest.into_any())
+        self.encode(&rest.into_any(), None)
     }
 }

@@ -38,6 +38,21 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
+    /// The bytes.
+    pub(crate) fn element(&self) -> &Element {
+        &self.element
+    }
+
+    /// Whether an object is that which was serialized, or is made of the same parts.
+    pub(crate) fn is_of(&self, object: &Bound<'_, PyAny>, shapes: &Shapes) -> PyResult<bool> {
+        shapes.is_same(object, &self.parts.key)
+    }
+
+    /// Whether it was deserialized from this element.
+    pub(crate) fn is_from(&self, element: &Element) -> bool {
+        self.loans.is_some() && self.element.hash() == element.hash()
+    }
+
     /// The object, for a reader alone. Objects that readers were given before are checked: one that nobody holds is given
     /// again, one that was not changed is copied. `None` if there is none.
     pub(crate) fn lend<'py>(&self, py: Python<'py>, shapes: &Shapes) -> PyResult<Option<Bound<'py, PyAny>>> {
@@ -98,32 +113,22 @@ impl Hasher for Hashed {
 }
 
 impl Known {
-    /// The element of an object.
-    pub(crate) fn element(&self, key: &[usize]) -> Option<Element> {
+    /// What is known of an object with this key.
+    pub(crate) fn object(&self, key: &[usize]) -> Option<Arc<Entry>> {
         let hash = hash(key);
-        let mut generations = lock(&self.generations);
-        let found = generations.iter().enumerate().find_map(|(age, generation)| {
-            let entry = generation.by_object.get(&hash).filter(|entry| entry.parts.key == key)?;
-            Some((age, entry))
-        });
-        let (age, entry) = found?;
-        let element = entry.element.clone();
-        let again = (age > 0).then(|| entry.clone());
-        let old = again.map(|entry| add(&mut generations, entry));
-        drop(generations);
-        drop(old);
-        Some(element)
+        self.find(|generation| generation.by_object.get(&hash).filter(|entry| entry.parts.key == key))
     }
 
     /// What is known of an element that was deserialized.
-    pub(crate) fn entry(&self, element: &Element) -> Option<Arc<Entry>> {
+    pub(crate) fn deserialized_from(&self, element: &Element) -> Option<Arc<Entry>> {
         let of = short(element);
+        self.find(|generation| generation.by_bytes.get(&of).filter(|entry| entry.is_from(element)))
+    }
+
+    fn find(&self, find: impl Fn(&Generation) -> Option<&Arc<Entry>>) -> Option<Arc<Entry>> {
         let mut generations = lock(&self.generations);
-        let found = generations.iter().enumerate().find_map(|(age, generation)| {
-            let entry = generation.by_bytes.get(&of)?;
-            (entry.element.hash() == element.hash()).then(|| (age, entry.clone()))
-        });
-        let (age, entry) = found?;
+        let mut found = generations.iter().enumerate();
+        let (age, entry) = found.find_map(|(age, generation)| Some((age, find(generation)?.clone())))?;
         let old = (age > 0).then(|| add(&mut generations, entry.clone()));
         drop(generations);
         drop(old);
@@ -131,19 +136,21 @@ impl Known {
     }
 
     /// An object was serialized.
-    pub(crate) fn serialized(&self, parts: Parts, element: Element) {
-        self.insert(Entry { parts, element, loans: None });
+    pub(crate) fn serialized(&self, parts: Parts, element: Element) -> Arc<Entry> {
+        self.insert(Entry { parts, element, loans: None })
     }
 
     /// An element was deserialized to this object.
-    pub(crate) fn deserialized(&self, parts: Parts, element: Element, object: Py<PyAny>) {
-        self.insert(Entry { parts, element, loans: Some(Mutex::new([Some(object), None])) });
+    pub(crate) fn deserialized(&self, parts: Parts, element: Element, object: Py<PyAny>) -> Arc<Entry> {
+        self.insert(Entry { parts, element, loans: Some(Mutex::new([Some(object), None])) })
     }
 
-    fn insert(&self, entry: Entry) {
-        let old = add(&mut lock(&self.generations), Arc::new(entry));
+    fn insert(&self, entry: Entry) -> Arc<Entry> {
+        let entry = Arc::new(entry);
+        let old = add(&mut lock(&self.generations), entry.clone());
         // Dropping objects may run Python, which must not happen under the lock.
         drop(old);
+        entry
     }
 }
 

@@ -7,6 +7,7 @@ mod codec;
 mod errors;
 mod fork;
 mod known;
+mod lists;
 mod put;
 mod raw;
 mod runtime;

@@ -12,6 +12,7 @@ use threadkeep::value::{ChannelValue, Element, ElementHash};
 use threadkeep_langgraph::{ChannelReplay, Label, Pending, Tuple, elements};
 
 use crate::codec::Codec;
+use crate::lists::Channel;
 
 /// The result of a call.
 pub(crate) enum Output {
@@ -70,7 +71,8 @@ impl RawTuple {
         }
         let values = PyDict::new(py);
         for (channel, value) in &tuple.values {
-            let mut decoded = decoder.decode(py, value)?;
+            let at = (tuple.place.clone(), channel.clone());
+            let mut decoded = decoder.decode(py, value, Some(&at))?;
             if tuple.foreign && channel == MESSAGES_CHANNEL {
                 decoded = decoder.messages(&decoded)?;
             }
@@ -90,7 +92,7 @@ impl RawTuple {
             checkpoint.set_item("updated_channels", updated.as_ref())?;
         }
         if let Some(rest) = &tuple.frame.rest {
-            checkpoint.update(decoder.decode(py, rest)?.cast::<PyDict>()?.as_mapping())?;
+            checkpoint.update(decoder.decode(py, rest, None)?.cast::<PyDict>()?.as_mapping())?;
         }
         let metadata = PyDict::new(py);
         for (key, value) in &tuple.metadata {
@@ -114,7 +116,7 @@ impl RawHistory {
             let one = PyDict::new(py);
             one.set_item("writes", decoder.pending(py, &replay.writes)?)?;
             if let Some(seed) = &replay.seed {
-                let value = decoder.decode(py, &seed.value)?;
+                let value = decoder.decode(py, &seed.value, None)?;
                 let value = if seed.snapshot { decoder.snapshot(value)? } else { value };
                 one.set_item("seed", value)?;
             }
@@ -141,10 +143,15 @@ impl Decoder {
 }
 
 impl Decoder {
-    fn decode<'py>(&self, py: Python<'py>, value: &ChannelValue) -> PyResult<Bound<'py, PyAny>> {
+    fn decode<'py>(
+        &self,
+        py: Python<'py>,
+        value: &ChannelValue,
+        at: Option<&Channel>,
+    ) -> PyResult<Bound<'py, PyAny>> {
         let codec = self.codec.get();
         let (Some(shared), Some(stored)) = (&self.shared, elements(value)) else {
-            return codec.decode(py, value);
+            return codec.decode(py, value, at);
         };
         // The lock is not held while Python runs.
         let missing: Vec<&Element> = {
@@ -176,7 +183,7 @@ impl Decoder {
     fn pending<'py>(&self, py: Python<'py>, writes: &[Pending]) -> PyResult<Bound<'py, PyList>> {
         let list = PyList::empty(py);
         for (task, channel, value) in writes {
-            list.append((task, channel, self.decode(py, value)?))?;
+            list.append((task, channel, self.decode(py, value, None)?))?;
         }
         Ok(list)
     }

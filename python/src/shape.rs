@@ -96,7 +96,7 @@ impl Shapes {
     /// Whether an object still has this key.
     pub(crate) fn is_same(&self, value: &Bound<'_, PyAny>, key: &[usize]) -> PyResult<bool> {
         let mut same = Same { key, unheld: false };
-        Ok(self.walk(value, &mut same, DEPTH)? && same.key.is_empty())
+        Ok(same.any(value)? && same.key.is_empty())
     }
 
     /// Whether an object still has this key, and nobody holds it or a part of it that can change, apart from `value`: then
@@ -107,7 +107,7 @@ impl Shapes {
             return Ok(false);
         }
         let mut same = Same { key, unheld: true };
-        Ok(self.walk(value, &mut same, DEPTH)? && same.key.is_empty())
+        Ok(same.any(value)? && same.key.is_empty())
     }
 
     fn walk(&self, value: &Bound<'_, PyAny>, visit: &mut impl Visit, depth: usize) -> PyResult<bool> {
@@ -121,7 +121,7 @@ impl Shapes {
             return self.walk_dict(dict, visit, depth);
         }
         if let Ok(list) = value.cast_exact::<PyList>() {
-            if !visit.holder(value) || !visit.word(LIST) || !visit.word(list.len()) {
+            if !visit.word(LIST) || !visit.word(list.len()) {
                 return Ok(false);
             }
             for item in list {
@@ -133,7 +133,7 @@ impl Shapes {
         }
         if let Ok(tuple) = value.cast_exact::<PyTuple>() {
             // It does not change, but what is in it may.
-            if !visit.holder(value) || !visit.word(TUPLE) || !visit.word(tuple.len()) {
+            if !visit.word(TUPLE) || !visit.word(tuple.len()) {
                 return Ok(false);
             }
             for item in tuple {
@@ -151,7 +151,7 @@ impl Shapes {
             return Ok(false);
         }
         let py = value.py();
-        if !visit.model(value)? || !visit.word(MODEL) || !visit.word(value.get_type_ptr() as usize) {
+        if !visit.word(MODEL) || !visit.word(value.get_type_ptr() as usize) {
             return Ok(false);
         }
         let fields = value.getattr(intern!(py, "__dict__"))?;
@@ -169,7 +169,7 @@ impl Shapes {
         }
         let set = value.getattr(intern!(py, "__pydantic_fields_set__"))?;
         let Ok(names) = set.cast_exact::<PySet>() else { return Ok(false) };
-        if !visit.holder(&set) || !visit.word(names.len()) {
+        if !visit.word(names.len()) {
             return Ok(false);
         }
         // Nothing is known of private attributes.
@@ -177,7 +177,7 @@ impl Shapes {
     }
 
     fn walk_dict(&self, dict: &Bound<'_, PyDict>, visit: &mut impl Visit, depth: usize) -> PyResult<bool> {
-        if !visit.holder(dict) || !visit.word(DICT) || !visit.word(dict.len()) {
+        if !visit.word(DICT) || !visit.word(dict.len()) {
             return Ok(false);
         }
         for (name, value) in dict {
@@ -244,14 +244,6 @@ trait Visit {
     fn leaf(&mut self, leaf: &Bound<'_, PyAny>) -> bool {
         self.word(leaf.as_ptr() as usize)
     }
-    /// Something that holds parts that can change. Its only references should be that of what holds it and this one.
-    fn holder(&self, _: &Bound<'_, PyAny>) -> bool {
-        true
-    }
-    /// A model.
-    fn model(&self, _: &Bound<'_, PyAny>) -> PyResult<bool> {
-        Ok(true)
-    }
 }
 
 impl Visit for Vec<usize> {
@@ -279,32 +271,96 @@ impl Visit for Parts {
     }
 }
 
-/// Compares with the rest of a key.
+/// Compares an object with the rest of a key. A part at whose place the key has its own address never changes, so its type
+/// is not looked at: most parts are seen without being touched.
 struct Same<'k> {
     key: &'k [usize],
     /// Whether nobody else may hold what can change.
     unheld: bool,
 }
 
-impl Visit for Same<'_> {
+impl Same<'_> {
+    /// Whether the key goes on with this word.
     fn word(&mut self, word: usize) -> bool {
         let Some((first, rest)) = self.key.split_first() else { return false };
         self.key = rest;
         *first == word
     }
 
-    fn holder(&self, holder: &Bound<'_, PyAny>) -> bool {
+    /// Whether nobody else holds something, as far as that matters. Its only references should be that of what holds it and
+    /// this one.
+    fn is_free(&self, holder: &Bound<'_, PyAny>) -> bool {
         !self.unheld || references(holder) <= 2
     }
 
-    fn model(&self, model: &Bound<'_, PyAny>) -> PyResult<bool> {
-        if !self.unheld {
-            return Ok(true);
+    fn any(&mut self, value: &Bound<'_, PyAny>) -> PyResult<bool> {
+        let Some((first, rest)) = self.key.split_first() else { return Ok(false) };
+        self.key = rest;
+        match *first {
+            leaf if leaf == value.as_ptr() as usize => Ok(true),
+            DICT => match value.cast_exact::<PyDict>() {
+                Ok(dict) => self.dict(dict),
+                Err(_) => Ok(false),
+            },
+            LIST => match value.cast_exact::<PyList>() {
+                Ok(list) => Ok(self.is_free(list) && self.word(list.len()) && self.all(list.iter())?),
+                Err(_) => Ok(false),
+            },
+            TUPLE => match value.cast_exact::<PyTuple>() {
+                Ok(tuple) => Ok(self.is_free(tuple) && self.word(tuple.len()) && self.all(tuple.iter())?),
+                Err(_) => Ok(false),
+            },
+            // Types with a key are kept alive, so one with this address is that of a model.
+            MODEL => Ok(self.word(value.get_type_ptr() as usize) && self.model(value)?),
+            _ => Ok(false),
         }
+    }
+
+    fn all<'py>(&mut self, items: impl Iterator<Item = Bound<'py, PyAny>>) -> PyResult<bool> {
+        for item in items {
+            if !self.any(&item)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    fn dict(&mut self, dict: &Bound<'_, PyDict>) -> PyResult<bool> {
+        if !self.is_free(dict) || !self.word(dict.len()) {
+            return Ok(false);
+        }
+        for (name, value) in dict {
+            if !self.word(name.as_ptr() as usize) || !self.any(&value)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    fn model(&mut self, model: &Bound<'_, PyAny>) -> PyResult<bool> {
         let py = model.py();
-        // A weak reference would find the object again.
-        let weak = model.getattr_opt(intern!(py, "__weakref__"))?;
-        Ok(references(model) <= 2 && weak.is_none_or(|weak| weak.is_none()))
+        if self.unheld {
+            // A weak reference would find the object again.
+            let weak = model.getattr_opt(intern!(py, "__weakref__"))?;
+            if references(model) > 2 || weak.is_some_and(|weak| !weak.is_none()) {
+                return Ok(false);
+            }
+        }
+        let fields = model.getattr(intern!(py, "__dict__"))?;
+        let Ok(fields) = fields.cast_exact::<PyDict>() else { return Ok(false) };
+        if !self.word(DICT) || !self.dict(fields)? {
+            return Ok(false);
+        }
+        let extra = model.getattr(intern!(py, "__pydantic_extra__"))?;
+        if !(if extra.is_none() { self.word(NO_EXTRA) } else { self.any(&extra)? }) {
+            return Ok(false);
+        }
+        let set = model.getattr(intern!(py, "__pydantic_fields_set__"))?;
+        let Ok(names) = set.cast_exact::<PySet>() else { return Ok(false) };
+        if !self.is_free(&set) || !self.word(names.len()) {
+            return Ok(false);
+        }
+        Ok(model.getattr(intern!(py, "__pydantic_private__"))?.is_none())
     }
 }
 

@@ -323,12 +323,17 @@ impl Store {
             let channel: String = channel.extract()?;
             if !needed.contains(&channel) {
                 held.insert(channel);
-            } else if value.is_instance(codec.snapshot.bind(value.py()))? {
-                values.insert(channel.clone(), codec.encode(&value.getattr("value")?)?);
-                snapshots.insert(channel);
-            } else {
-                values.insert(channel, codec.encode(&value)?);
+                continue;
             }
+            let snapshot = value.is_instance(codec.snapshot.bind(value.py()))?;
+            let value = if snapshot { value.getattr("value")? } else { value };
+            let at = (place.clone(), channel);
+            let encoded = codec.encode(&value, Some(&at))?;
+            let (_, channel) = at;
+            if snapshot {
+                snapshots.insert(channel.clone());
+            }
+            values.insert(channel, encoded);
         }
         let put = Put {
             id: id(&required("id")?.extract::<String>()?)?,
@@ -362,7 +367,7 @@ impl Store {
         for write in writes {
             // A pair is a list where LangGraph's cache of nodes read it.
             let [channel, value]: [Bound<'_, PyAny>; 2] = write.extract()?;
-            encoded.push((channel.extract()?, codec.encode(&value)?));
+            encoded.push((channel.extract()?, codec.encode(&value, None)?));
         }
         let id = place.id(id).map_err(exception)?;
         let put = PutWrites { place, id, task, path, writes: encoded };

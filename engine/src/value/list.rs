@@ -258,6 +258,15 @@ impl ListValue {
         }
     }
 
+    /// Declares that no saver is known to hold any of this list: everything is new.
+    pub fn detach(&mut self) {
+        self.base = None;
+        self.parts.clear();
+        if !self.elements.is_empty() {
+            self.parts.push(Part::New { len: self.elements.len() });
+        }
+    }
+
     /// Replaces the element at `index` in `parts` by `with`, splitting its part.
     fn splice_part(&mut self, index: usize, with: Option<Part>) {
         let mut before = 0;
@@ -330,6 +339,7 @@ mod tests {
         Replace(usize, u8),
         Remove(usize),
         Rebase,
+        Detach,
     }
 
     fn ops() -> impl Strategy<Value = Vec<Op>> {
@@ -338,6 +348,7 @@ mod tests {
             2 => (any::<usize>(), any::<u8>()).prop_map(|(i, v)| Op::Replace(i, v)),
             1 => any::<usize>().prop_map(Op::Remove),
             1 => Just(Op::Rebase),
+            1 => Just(Op::Detach),
         ];
         prop::collection::vec(op, 0..60)
     }
@@ -370,6 +381,11 @@ mod tests {
                         let i = i % model.len();
                         list.remove(i);
                         model.remove(i);
+                    }
+                    Op::Detach => {
+                        list.detach();
+                        base.clear();
+                        prop_assert_eq!(list.base(), None);
                     }
                     Op::Rebase => {
                         list.rebase(Version { counter: 1, random: 1 });

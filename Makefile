@@ -26,8 +26,8 @@ python-test: ## The Python package from its wheel in an empty environment, with 
 langgraph-tests: ## LangGraph's own tests of savers and graphs, from PyPI, on our savers; STORES ("sqlite postgres"); ARGS go to pytest
 	STORES="$(STORES)" scripts/python-test.sh --langgraph $(ARGS)
 
-wheel: ## The wheel of the Python package, optimized, in target/wheels; then used in an empty environment (PYTHON: its interpreter)
-	scripts/python-test.sh --wheel
+wheel: ## The wheel of the Python package, optimized, in target/wheels; then used in an empty environment (PYTHON: its interpreter); FREE_THREADED=3.14t, one more for that
+	FREE_THREADED=$(FREE_THREADED) scripts/python-test.sh --wheel
 	scripts/wheel-check.sh
 
 bench-python: ## LangGraph's savers and ours through a real graph, in one run; TURNS (500)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds the Python package, installs it into an empty environment and runs its tests there. ARGS go to pytest.
-# With --wheel it only builds the wheel, optimized and with the program, into target/wheels; with --library, without it, into
-# target/python/library.
+# With --wheel it only builds the wheel, optimized and with the program, into target/wheels, and if FREE_THREADED names such an
+# interpreter (3.14t), the wheel for it into target/wheels/free-threaded; with --library, without it, into target/python/library.
 # With --langgraph it runs LangGraph's own tests instead of ours (scripts/langgraph-tests.sh).
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -31,11 +31,16 @@ if [ "${1:-}" = --wheel ]; then
     install -D -s "$target/release/threadkeep" threadkeep/bin/threadkeep
     rm -rf "$target/wheels"
     "$venvs/build/bin/maturin" build --release --locked --out "$target/wheels"
+    if [ -n "${FREE_THREADED:-}" ]; then
+        "$venvs/build/bin/maturin" build --release --locked -i "python$FREE_THREADED" --out "$target/wheels/free-threaded"
+    fi
     exit
 fi
 
 wheels="$venvs/wheels"
 rm -rf "$wheels"
+# It must compile for interpreters without the lock, which nothing here has: none is among Debian's packages or PyPI's.
+"$venvs/build/bin/maturin" build --profile dev --locked -i python3.14t --out "$wheels/free-threaded"
 # The profile and the interpreter of the other builds, so that nothing is built twice.
 "$venvs/build/bin/maturin" build --profile dev --locked --out "$wheels"
 if [ -z "${THREADKEEP_POSTGRES_TEST_URL:-}" ]; then

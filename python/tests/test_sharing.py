@@ -6,6 +6,8 @@ import random
 import string
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +130,49 @@ def test_a_changed_message_is_serialized_again(change: Callable[[Any], Any], was
         changed = put(saver, config, made({"messages": messages}, {"messages": 2}))
         assert read(saver, changed).checkpoint["channel_values"]["messages"] == messages
         assert read(saver, config).checkpoint["channel_values"]["messages"] == conversation(4)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_list_comes_back_as_it_was_put_whatever_was_done_to_it_before(seed: int, tmp_path: Path) -> None:
+    """Beside deep copies: edits of the list that was put last, and of those that were read, with forks."""
+    chance = random.Random(seed)
+
+    def edit(items: list[Any]) -> None:
+        place = chance.randrange(len(items)) if items else 0
+        match chance.randrange(12):
+            case 0:
+                items[place : place + 1] = conversation(2)[1:]
+            case 1:
+                del items[place : place + 1]
+            case 2:
+                chance.shuffle(items)
+            case 3:
+                items.append(chance.choice(["plain", {"a": [place]}, 7]))
+            case 4:
+                items.extend(items[place : place + 1])
+            case 5:
+                del items[place:]
+            case 6 | 7:
+                # Some changes need what others took away.
+                with suppress(AttributeError, IndexError, KeyError, TypeError):
+                    chance.choice(CHANGES)(items[place])
+            case _:
+                items.extend(conversation(chance.randrange(1, 4)))
+
+    path = str(tmp_path / "checkpoints.db")
+    with SqliteSaver.from_conn_string(path) as saver, SqliteSaver.from_conn_string(path) as other:
+        stored: list[tuple[Any, list[Any]]] = []
+        config, items = at(), conversation(3)
+        for version in range(1, 100):
+            items = list(items) if chance.random() < 0.5 else items
+            edit(items)
+            config = put(saver, config, made({"items": items}, {"items": version}))
+            stored.append((config, deepcopy(items)))
+            kept, expected = chance.choice(stored)
+            found = read(chance.choice([saver, other]), kept).checkpoint["channel_values"]["items"]
+            assert found == expected
+            if chance.random() < 0.3:
+                config, items = kept, found
 
 
 @pytest.mark.parametrize("change", CHANGES)

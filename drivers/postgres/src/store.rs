@@ -102,12 +102,13 @@ impl Store {
 
     /// Waits for an attempt. While there is no answer, it opens a new connection from time to time: if that leads to
     /// another server, the server that was asked has been replaced, and may never answer. A server that is only slow is
-    /// waited for.
-    async fn watched<T>(&self, mut attempt: Attempt<'_, T>, started: Instant) -> Result<T, Trouble> {
+    /// waited for: the patience counts from when it was last heard of, at first from when the call began.
+    async fn watched<T>(&self, mut attempt: Attempt<'_, T>, began: Instant) -> Result<T, Trouble> {
         if self.patience.is_zero() {
             return attempt.await;
         }
         let pause = self.patience / 4;
+        let mut heard = began;
         loop {
             if let Ok(done) = tokio::time::timeout(pause, &mut attempt).await {
                 return done;
@@ -117,8 +118,8 @@ impl Store {
                 probed = self.connections.probe(pause) => probed,
             };
             match probed {
-                Probed::Same => {}
-                Probed::Silent if started.elapsed() < self.patience => {}
+                Probed::Same => heard = Instant::now(),
+                Probed::Silent if heard.elapsed() < self.patience => {}
                 Probed::Silent | Probed::Other => {
                     return Err(Trouble::Again { reason: SILENT.to_owned(), in_doubt: true, renew: true });
                 }

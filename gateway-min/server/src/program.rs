@@ -35,8 +35,9 @@ const LAST_WORDS: Duration = Duration::from_secs(3);
 const CLOSING: Duration = Duration::from_secs(10);
 /// How long work on the runtime's threads may take to end after everything else.
 const LEFTOVERS: Duration = Duration::from_secs(1);
-/// How much longer others are served than a long command, as `nice` counts.
-const NICE: i32 = 10;
+/// How much longer others are served than a long command, as `nice` counts: a quarter of the time falls to it beside one other
+/// thread. With ten it would be a tenth, and on a machine with too much to do a command would hardly get on.
+const NICE: i32 = 5;
 
 /// Stores the state of agent conversations as checkpoints, and serves the agents that run on them.
 ///

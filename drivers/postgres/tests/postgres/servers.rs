@@ -421,3 +421,40 @@ async fn secrets_are_in_no_text() {
         assert!(!text.contains(password), "{text}");
     }
 }
+
+/// The patience counts from when the server was last heard of, not from when it was asked.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slow_answer_is_waited_for_although_a_new_connection_is_refused() {
+    let database = database().await;
+    let mut other = Url::parse(database.url()).unwrap();
+    let name = other.path().trim_start_matches('/').to_owned();
+    other.set_path("/postgres");
+    let admin = connect(other.as_str()).await;
+    let patience = Duration::from_secs(6);
+    let options = Options { patience, ..Options::default() };
+    setup(database.url(), &options).await.unwrap();
+    let saver = Arc::new(PostgresSaver::connect(database.url(), options).await.unwrap());
+    let mut talk = Talk::new("t");
+    append(&saver, &mut talk, 0, 1).await;
+
+    let locker = connect(database.url()).await;
+    locker.batch_execute("BEGIN; SELECT * FROM threadkeep_thread FOR UPDATE").await.unwrap();
+    let step = talk.say(&note(1));
+    let committed = {
+        let (saver, step) = (saver.clone(), step.clone());
+        tokio::spawn(async move { saver.commit(step).await })
+    };
+    tokio::time::sleep(patience + Duration::from_secs(1)).await;
+    let allow = async |allowed: bool| {
+        let statement = format!("ALTER DATABASE \"{name}\" ALLOW_CONNECTIONS {allowed}");
+        admin.batch_execute(&statement).await.unwrap();
+    };
+    // Long enough for a look at the server, which comes every quarter of the patience.
+    allow(false).await;
+    tokio::time::sleep(patience * 5 / 12).await;
+    allow(true).await;
+    locker.batch_execute("COMMIT").await.unwrap();
+    committed.await.unwrap().unwrap();
+    talk.accept(&step);
+    has(&saver, &talk, 0..2).await;
+}

@@ -82,7 +82,7 @@ impl Codec {
         let mut list = at.map(|at| lists.take(at)).unwrap_or_default();
         let (mut same, mut more) = (0, Vec::new());
         for item in items {
-            if more.is_empty() && list.is_of(same, &item, shapes)? {
+            if more.is_empty() && list.is_of(same, &item)? {
                 same += 1;
             } else {
                 more.push(item);

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use pyo3::prelude::*;
 use threadkeep::value::Element;
 
-use crate::shape::{Parts, Shapes};
+use crate::shape::{Parts, Shapes, is_same};
 
 /// The bytes of a generation, with what surrounds them. There are two.
 const BYTES: usize = 32 << 20;
@@ -44,8 +44,8 @@ impl Entry {
     }
 
     /// Whether an object is that which was serialized, or is made of the same parts.
-    pub(crate) fn is_of(&self, object: &Bound<'_, PyAny>, shapes: &Shapes) -> PyResult<bool> {
-        shapes.is_same(object, &self.parts.key)
+    pub(crate) fn is_of(&self, object: &Bound<'_, PyAny>) -> PyResult<bool> {
+        is_same(object, &self.parts.key)
     }
 
     /// Whether it was deserialized from this element.
@@ -66,7 +66,7 @@ impl Entry {
                 let _others = replace(loans, taken.map(|loan| loan.map(Bound::unbind)));
                 return Ok(Some(lent));
             }
-            if copy.is_none() && shapes.is_same(loan, &self.parts.key)? {
+            if copy.is_none() && is_same(loan, &self.parts.key)? {
                 copy = Some(shapes.copy(loan)?);
             }
         }

@@ -11,8 +11,6 @@ use threadkeep::value::{Element, ListValue};
 use threadkeep_langgraph::Place;
 
 use crate::known::Entry;
-use crate::shape::Shapes;
-
 /// The bytes of all lists, with what is known of their elements.
 const BYTES: usize = 64 << 20;
 /// What is known of an element takes about this many, besides its bytes.
@@ -42,9 +40,9 @@ impl List {
     }
 
     /// Whether an object is the element at this place, unchanged.
-    pub(crate) fn is_of(&self, place: usize, object: &Bound<'_, PyAny>, shapes: &Shapes) -> PyResult<bool> {
+    pub(crate) fn is_of(&self, place: usize, object: &Bound<'_, PyAny>) -> PyResult<bool> {
         match self.entries.get(place) {
-            Some(Some(entry)) => entry.is_of(object, shapes),
+            Some(Some(entry)) => entry.is_of(object),
             _ => Ok(false),
         }
     }

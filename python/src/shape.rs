@@ -93,12 +93,6 @@ impl Shapes {
         Ok(self.walk(value, &mut parts, DEPTH)?.then_some(parts))
     }
 
-    /// Whether an object still has this key.
-    pub(crate) fn is_same(&self, value: &Bound<'_, PyAny>, key: &[usize]) -> PyResult<bool> {
-        let mut same = Same { key, unheld: false };
-        Ok(same.any(value)? && same.key.is_empty())
-    }
-
     /// Whether an object still has this key, and nobody holds it or a part of it that can change, apart from `value`: then
     /// nobody would notice if it were used for something else.
     pub(crate) fn is_same_and_unheld(&self, value: &Bound<'_, PyAny>, key: &[usize]) -> PyResult<bool> {
@@ -269,6 +263,12 @@ impl Visit for Parts {
         self.leaves.push(leaf.clone().unbind());
         self.key.leaf(leaf)
     }
+}
+
+/// Whether an object still has this key.
+pub(crate) fn is_same(value: &Bound<'_, PyAny>, key: &[usize]) -> PyResult<bool> {
+    let mut same = Same { key, unheld: false };
+    Ok(same.any(value)? && same.key.is_empty())
 }
 
 /// Compares an object with the rest of a key. A part at whose place the key has its own address never changes, so its type

@@ -1,7 +1,5 @@
 //! Values between Python and the store: serialized by the graph's serializer, and not again while nothing changed.
 
-use std::sync::Arc;
-
 use bytes::Bytes;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -10,7 +8,7 @@ use threadkeep::value::{ChannelValue, Element};
 use threadkeep_langgraph::{elements as elements_of, is_message_pack, list, stored, typed};
 
 use crate::errors::exception;
-use crate::known::{Entry, Known};
+use crate::known::{Kept, Known};
 use crate::lists::{Channel, List, Lists};
 use crate::shape::Shapes;
 
@@ -101,14 +99,13 @@ impl Codec {
     }
 
     /// Elements, and what is known of them from now on.
-    #[expect(clippy::type_complexity, reason = "an element with its entry")]
     fn encode_each(
         &self,
         shapes: &Shapes,
         known: &Known,
         py: Python<'_>,
         items: Vec<Bound<'_, PyAny>>,
-    ) -> PyResult<Option<Vec<(Element, Option<Arc<Entry>>)>>> {
+    ) -> PyResult<Option<Vec<(Element, Kept)>>> {
         let mut encoded = Vec::with_capacity(items.len());
         let mut unknown = Vec::new();
         let mut key = Vec::new();
@@ -191,19 +188,18 @@ impl Codec {
     /// Elements of lists: the objects that they were deserialized to before, if nobody holds those any more, or copies of
     /// them. Unknown ones are deserialized in one call. `guesses` are what is known of elements that may be the same. Also
     /// returns what is known of each.
-    #[expect(clippy::type_complexity, reason = "objects, and what is known of them")]
     fn decode_elements<'py>(
         &self,
         py: Python<'py>,
         elements: &Elements,
         all: &[&Element],
-        guesses: &[Option<Arc<Entry>>],
-    ) -> PyResult<(Vec<Bound<'py, PyAny>>, Vec<Option<Arc<Entry>>>)> {
+        guesses: &[Kept],
+    ) -> PyResult<(Vec<Bound<'py, PyAny>>, Vec<Kept>)> {
         let Elements { shapes, known, .. } = elements;
         let (mut items, mut entries) = (Vec::with_capacity(all.len()), Vec::with_capacity(all.len()));
         let mut unknown = Vec::new();
         for (place, element) in all.iter().enumerate() {
-            let guess = guesses.get(place).and_then(Option::as_ref).filter(|entry| entry.is_from(element));
+            let guess = guesses.get(place).and_then(Kept::as_ref).filter(|entry| entry.is_from(element));
             let entry = guess.cloned().or_else(|| known.deserialized_from(element));
             let item = match &entry {
                 Some(entry) => entry.lend(py, shapes)?,

@@ -78,6 +78,9 @@ impl Entry {
     }
 }
 
+/// What is known of an element, if anything.
+pub(crate) type Kept = Option<Arc<Entry>>;
+
 type Loans = [Option<Py<PyAny>>; 2];
 
 /// Returns what another reader put there meanwhile. Dropping objects may run Python, which must not happen under the lock.

@@ -3,14 +3,15 @@
 //! The next list of a channel mostly has the same elements and some more, so it is compared with the last one, element by
 //! element: that takes less time than to look each of them up, and what is the same shares the memory of the last value.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use lru::LruCache;
 use pyo3::prelude::*;
 use threadkeep::value::{Element, ListValue};
 use threadkeep_langgraph::Place;
 
-use crate::known::Entry;
+use crate::known::Kept;
+
 /// The bytes of all lists, with what is known of their elements.
 const BYTES: usize = 64 << 20;
 /// What is known of an element takes about this many, besides its bytes.
@@ -25,17 +26,17 @@ pub(crate) type Channel = (Place, String);
 #[derive(Default)]
 pub(crate) struct List {
     value: ListValue,
-    entries: Vec<Option<Arc<Entry>>>,
+    entries: Vec<Kept>,
 }
 
 impl List {
     /// A stored list. No saver is asked what it holds of it: it may belong to another checkpoint when it is used.
-    pub(crate) fn new(mut value: ListValue, entries: Vec<Option<Arc<Entry>>>) -> Self {
+    pub(crate) fn new(mut value: ListValue, entries: Vec<Kept>) -> Self {
         value.detach();
         Self { value, entries }
     }
 
-    pub(crate) fn entries(&self) -> &[Option<Arc<Entry>>] {
+    pub(crate) fn entries(&self) -> &[Kept] {
         &self.entries
     }
 
@@ -55,7 +56,7 @@ impl List {
         }
     }
 
-    pub(crate) fn push(&mut self, element: Element, entry: Option<Arc<Entry>>) {
+    pub(crate) fn push(&mut self, element: Element, entry: Kept) {
         self.value.push(element);
         self.entries.push(entry);
     }
@@ -71,16 +72,16 @@ impl List {
 }
 
 /// The last list of each channel, as long as there is room.
-pub(crate) struct Lists(Mutex<Kept>);
+pub(crate) struct Lists(Mutex<Room>);
 
-struct Kept {
+struct Room {
     lists: LruCache<Channel, List>,
     bytes: usize,
 }
 
 impl Default for Lists {
     fn default() -> Self {
-        Self(Mutex::new(Kept { lists: LruCache::unbounded(), bytes: 0 }))
+        Self(Mutex::new(Room { lists: LruCache::unbounded(), bytes: 0 }))
     }
 }
 
@@ -113,7 +114,7 @@ impl Lists {
         drop(old);
     }
 
-    fn lock(&self) -> MutexGuard<'_, Kept> {
+    fn lock(&self) -> MutexGuard<'_, Room> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

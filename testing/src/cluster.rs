@@ -281,9 +281,11 @@ impl Node {
     fn signal(&self, signal: Signal) -> Result<()> {
         let text = fs::read_to_string(self.pid_file())?;
         let server: i32 = text.lines().next().unwrap_or_default().trim().parse()?;
+        // Once it has ended, nothing says any more which were its sessions, and one that stands still would stay for ever.
+        let before = children(server)?;
         // The server first: it must not notice the end of the others, and must not restart them.
         send(server, signal)?;
-        for child in children(server)? {
+        for child in before.into_iter().chain(children(server)?) {
             let _it_may_be_gone = send(child, signal);
         }
         Ok(())

@@ -6,7 +6,7 @@ use std::net::TcpStream;
 use std::path::Path;
 use std::process::Command;
 
-use threadkeep_testing::{Postgres, Redis, pgbouncer, postgres, redis};
+use threadkeep_testing::{Cluster, Postgres, Redis, Replication, pgbouncer, postgres, redis};
 use tokio_postgres::{Client, NoTls};
 use url::Url;
 
@@ -168,4 +168,23 @@ fn without_programs_and_packages_the_error_says_what_to_install() {
         .output()
         .unwrap();
     assert!(child.status.success(), "{child:?}");
+}
+
+/// Also of a sender that stands still: it would never notice that its server is gone.
+#[cfg(target_os = "linux")]
+#[tokio::test(flavor = "multi_thread")]
+async fn a_killed_primary_leaves_no_process() {
+    let cluster = tokio::task::block_in_place(|| Cluster::start(Replication::Synchronous)).unwrap();
+    let client = connect(&cluster.primary_url("postgres")).await;
+    let sender = number(&client, "SELECT pid::bigint FROM pg_stat_replication").await;
+    tokio::task::block_in_place(|| {
+        cluster.hold_replication().unwrap();
+        cluster.kill_primary().unwrap();
+    });
+    let is_there = || Path::new("/proc").join(sender.to_string()).exists();
+    let began = std::time::Instant::now();
+    while is_there() {
+        assert!(began.elapsed() < std::time::Duration::from_mins(1), "process {sender} is still there");
+        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+    }
 }

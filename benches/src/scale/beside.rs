@@ -1,6 +1,6 @@
 //! Turns of a gateway alone, and beside operators' commands on its store.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
@@ -50,7 +50,6 @@ pub(super) async fn measure(
     say: &mut impl FnMut(&str),
 ) -> Result<Vec<Turns>> {
     let clients = Clients { client: client::http()?, gateway, begun: AtomicUsize::new(0) };
-    let say = RefCell::new(say);
     let mut rows = Vec::new();
     let mut record = |beside: &str, (mut times, failed): (Vec<Duration>, usize)| -> Result<()> {
         times.sort_unstable();
@@ -79,7 +78,7 @@ pub(super) async fn measure(
             continue;
         }
         record("", clients.while_working(turns, async || Ok(())).await?)?;
-        let failed = Cell::new(false);
+        let failure = RefCell::new(None);
         let times = clients.while_working(turns, async || {
             if beside.len() == 1 {
                 let copy = format!("{}/{}/copy", gateway.api().threads, LONG[0].0);
@@ -90,14 +89,18 @@ pub(super) async fn measure(
                     let _ = std::fs::remove_file(commands.directory.join(old));
                 }
                 if let Err(error) = commands.measure(beside).await {
-                    failed.set(true);
-                    say.borrow_mut()(&format!("{}: {error:#}", beside.join(" ")));
+                    failure.replace(Some(error));
                 }
             }
             Ok(())
         });
         let times = times.await?;
-        record(&format!("{}{}", beside.join(" "), if failed.get() { " (failed)" } else { "" }), times)?;
+        let mut name = beside.join(" ");
+        if let Some(error) = failure.take() {
+            say(&format!("{name}: {error:#}"));
+            name += " (failed)";
+        }
+        record(&name, times)?;
     }
     Ok(rows)
 }

@@ -1,6 +1,10 @@
 //! Exporting threads to files and importing them.
 
+#[cfg(unix)]
+use std::fs::{File, OpenOptions};
 use std::io::{BufRead as _, BufReader, Read as _};
+#[cfg(unix)]
+use std::process::Child;
 use std::process::{Command, Stdio};
 
 use threadkeep_ops::archive;
@@ -152,6 +156,22 @@ async fn every_thread_is_exported_to_a_directory_and_imported_from_it() {
     assert_eq!(listed[0]["status"], "idle", "the gateway serves it");
 }
 
+/// An import of a directory, which waits for this pipe in it until the file is closed.
+#[cfg(unix)]
+fn waiting_import(store: &Store, directory: &str, pipe: &str) -> (Child, File) {
+    let pipe = format!("{directory}/{pipe}");
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let path = store.path().display().to_string();
+    let child = command(&["import", directory, "--sqlite", &path])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // Opening waits until the command has opened it too.
+    (child, OpenOptions::new().write(true).open(&pipe).unwrap())
+}
+
 /// Ctrl-C ends a pass after the file that it is working on, and the pass prints what it has done.
 #[cfg(unix)]
 #[tokio::test]
@@ -160,17 +180,8 @@ async fn an_interrupted_pass_reports_what_it_did() {
     let directory = store.file("exported");
     store.run(&["export", "--all", "--out", &directory]).done();
     other.run(&["prune", "apply", "--all", "--keep", "nothing", "--yes"]).done();
-    // The second file is a pipe: the command waits for it until this test closes it.
-    let pipe = format!("{directory}/pipe.ndjson");
-    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
-    let path = other.path().display().to_string();
-    let mut child = command(&["import", &directory, "--sqlite", &path])
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let writer = std::fs::OpenOptions::new().write(true).open(&pipe).unwrap();
+    // It is the second file.
+    let (mut child, writer) = waiting_import(&other, &directory, "pipe.ndjson");
     assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
     let mut errors = BufReader::new(child.stderr.take().unwrap());
     let mut said = String::new();
@@ -200,20 +211,12 @@ async fn a_long_command_gives_way() {
     let store = Store::new(MODES[0]).await;
     let directory = store.file("exported");
     store.run(&["export", "--all", "--out", &directory]).done();
-    let pipe = format!("{directory}/a-pipe.ndjson");
-    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
-    let path = store.path().display().to_string();
-    let mut child = command(&["import", &directory, "--sqlite", &path])
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap();
-    // Opening waits until the command has opened the pipe too.
-    let writer = std::fs::OpenOptions::new().write(true).open(&pipe).unwrap();
+    let (mut child, writer) = waiting_import(&store, &directory, "a-pipe.ndjson");
     let threads = std::fs::read_dir(format!("/proc/{}/task", child.id())).unwrap();
-    let nice = threads.map(|thread| std::fs::read_to_string(thread.unwrap().path().join("stat")).unwrap());
-    let nice: Vec<_> = nice.map(|stat| nice_of(&stat)).collect();
+    // One that ends meanwhile has no file any more.
+    let stats =
+        threads.filter_map(|thread| std::fs::read_to_string(thread.unwrap().path().join("stat")).ok());
+    let nice: Vec<_> = stats.map(|stat| nice_of(&stat)).collect();
     assert!(nice.len() > 1 && nice.iter().all(|nice| *nice == (ours + 5).min(19)), "{nice:?}");
     child.kill().unwrap();
     child.wait().unwrap();

@@ -270,7 +270,7 @@ impl Saver for SqliteSaver {
     async fn rewrite_thread(&self, thread: &ThreadId, expected: &Revision, rewrite: Rewrite) -> Result<()> {
         let most = self.options.long();
         if *expected == Revision::absent() {
-            if rewrite.remove.is_empty() && rewrite.put.len() > self.options.piece() {
+            if rewrite.remove.is_empty() && rewrite.put.len() > self.options.short() {
                 return self.write_in_pieces(thread, rewrite).await;
             }
         } else {

@@ -180,8 +180,8 @@ impl History {
 /// The first acknowledged value that is lost, stale read or refused value that is there.
 pub async fn run(turn: Turn) -> anyhow::Result<()> {
     let Turn { seed, effort, tally, .. } = turn;
-    // A short test needs failovers more than it needs commits.
-    let between = if effort == 1 { 20 } else { 1000 * effort as usize };
+    // A short test needs failovers more than it needs commits. Five units are a hundred failovers and a million commits.
+    let between = if effort == 1 { 20 } else { 1700 * effort as usize };
     let cluster = tokio::task::spawn_blocking(|| Cluster::start(Replication::Synchronous)).await?;
     let cluster = Arc::new(cluster.map_err(|error| anyhow!(error))?);
     let url = cluster.url("postgres");

@@ -87,9 +87,9 @@ batches-torture: ## A batch of ITEMS (5000) on three processes, KILLS (100) of t
 	BATCH_ITEMS=$(or $(ITEMS),5000) BATCH_KILLS=$(or $(KILLS),100) BATCH_CRASHES=$(or $(CRASHES),5) \
 	  cargo test --locked -p threadkeep-gateway --test process -- s62_a_batch_outlives --nocapture
 
-chaos: ## Three gateways while processes and servers fail, for MINUTES (10), with SEED; what was acknowledged must be there; see docs/torture.md
-	CHAOS_SECONDS=$$(($(or $(MINUTES),10) * 60)) $(if $(SEED),CHAOS_SEED=$(SEED)) \
-	  cargo test --locked -p threadkeep-gateway --test process -- chaos --nocapture
+chaos: ## Gateways while processes and servers fail, for MINUTES (10), with SEED; what was acknowledged must be there; ONLY (three_gateways, two_gateways); see docs/torture.md
+	CHAOS_SECONDS=$$(($(or $(MINUTES),10) * $(if $(ONLY),60,30))) $(if $(SEED),CHAOS_SEED=$(SEED)) \
+	  cargo test --locked -p threadkeep-gateway --test process -- chaos::$(ONLY) --nocapture --test-threads 1
 
 patroni: ## Crashes, switchovers and lost machines under Patroni, with two gateways and streaming clients; ROUNDS (1); see docs/failover.md
 	scripts/patroni.py $(ROUNDS)

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use rand::RngExt as _;
 use rand::rngs::StdRng;
 
-use super::{GATEWAYS, Scene};
+use super::Scene;
 
 /// The kinds of faults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -79,7 +79,7 @@ pub(super) async fn one(scene: &Arc<Scene>, choices: &mut StdRng, happened: &mut
     let missing: Vec<Fault> = ALL.into_iter().filter(|fault| !happened.counts.contains_key(fault)).collect();
     let among = if missing.is_empty() { &ALL[..] } else { &missing };
     let fault = among[choices.random_range(0..among.len())];
-    let at = choices.random_range(0..GATEWAYS);
+    let at = choices.random_range(0..scene.dirs.len());
     // One that stands still cannot end in order, and is not stopped twice.
     if happened.still.iter().any(|(still, _)| *still == at)
         && matches!(fault, Fault::KilledGateway | Fault::StoppedInOrder | Fault::StandsStill)

@@ -1,4 +1,4 @@
-//! Three gateways on one Postgres, one of them through PgBouncer, while processes are killed and stand still, servers
+//! Gateways on one Postgres, one of them through PgBouncer, while processes are killed and stand still, servers
 //! restart, operators work on the threads and the cache fills with garbage. Clients remember what was acknowledged to
 //! them, and in the end every thread is judged by that.
 //!
@@ -21,8 +21,16 @@ use tokio_util::sync::CancellationToken;
 
 use super::{Gateway, command, on_postgres};
 
-const GATEWAYS: usize = 3;
 const CLIENTS: usize = 6;
+
+/// Where gateways keep what is not in the database.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Homes {
+    /// Each in a directory of its own.
+    Separate,
+    /// All in one.
+    Shared,
+}
 
 /// The servers and gateways that things happen to.
 struct Scene {
@@ -30,13 +38,16 @@ struct Scene {
     database: Database,
     bouncer: PgBouncer,
     redis: Redis,
+    /// The directories that gateways are started in.
     dirs: Vec<TempDir>,
+    homes: Homes,
     /// The gateways; `None` while one is being started.
     gateways: Mutex<Vec<Option<Gateway>>>,
 }
 
 impl Scene {
-    async fn start() -> Arc<Self> {
+    /// With this many gateways.
+    async fn start(gateways: usize, homes: Homes) -> Arc<Self> {
         let servers = tokio::task::spawn_blocking(|| {
             let postgres = Postgres::start().unwrap();
             let bouncer = PgBouncer::start(&postgres).unwrap();
@@ -44,8 +55,8 @@ impl Scene {
         });
         let (postgres, bouncer, redis) = servers.await.unwrap();
         let database = postgres.database().await.unwrap();
-        let urls = [database.url().to_owned(), bouncer.url(&database), database.url().to_owned()];
-        let dirs: Vec<TempDir> = urls.iter().map(|url| on_postgres(url, "delta")).collect();
+        let url = |at| if at == 1 { bouncer.url(&database) } else { database.url().to_owned() };
+        let dirs: Vec<TempDir> = (0..gateways).map(|at| on_postgres(&url(at), "delta")).collect();
         for dir in &dirs {
             configure(dir, &redis);
         }
@@ -55,10 +66,11 @@ impl Scene {
             bouncer,
             redis,
             dirs,
-            gateways: Mutex::new((0..GATEWAYS).map(|_| None).collect()),
+            homes,
+            gateways: Mutex::new((0..gateways).map(|_| None).collect()),
         };
         let scene = Arc::new(scene);
-        for at in 0..GATEWAYS {
+        for at in 0..gateways {
             scene.start_gateway(at).await;
         }
         scene
@@ -68,9 +80,10 @@ impl Scene {
     /// after it is back.
     async fn start_gateway(self: &Arc<Self>, at: usize) {
         let path: PathBuf = self.dirs[at].path().to_owned();
+        let home = self.dirs[if self.homes == Homes::Shared { 0 } else { at }].path().join("state");
         let started = tokio::task::spawn_blocking(move || {
             loop {
-                match Gateway::try_start(&mut command(&path)) {
+                match Gateway::try_start(command(&path).env("SVC_HOME", &home)) {
                     Ok(gateway) => break gateway,
                     Err(said) => assert!(said.contains("the postgres store is unavailable"), "{said}"),
                 }
@@ -107,11 +120,20 @@ fn number(name: &str, usual: u64) -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_was_acknowledged_is_there_once_and_in_order_whatever_happened_meanwhile() {
+async fn three_gateways_keep_what_they_acknowledged_once_and_in_order_whatever_happens() {
+    chaos(3, Homes::Separate).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_gateways_with_one_state_directory_keep_what_they_acknowledged_whatever_happens() {
+    chaos(2, Homes::Shared).await;
+}
+
+async fn chaos(gateways: usize, homes: Homes) {
     let seconds = number("CHAOS_SECONDS", 20);
     let seed = number("CHAOS_SEED", 1);
     let started = Instant::now();
-    let scene = Scene::start().await;
+    let scene = Scene::start(gateways, homes).await;
     let over = CancellationToken::new();
     let clients: Vec<_> = (0..CLIENTS)
         .map(|number| {
@@ -132,7 +154,7 @@ async fn what_was_acknowledged_is_there_once_and_in_order_whatever_happened_mean
         threads.extend(client.await.unwrap());
     }
     let judged = verdict::judge(&scene, &threads).await;
-    println!("{seconds} s with the seed {seed}\n{happened}\n{judged}");
+    println!("{gateways} gateways, {seconds} s with the seed {seed}\n{happened}\n{judged}");
     assert!(judged.acknowledged > 0, "{judged}");
     assert!(judged.wrong.is_empty(), "{judged}");
 }

@@ -129,6 +129,7 @@ async fn two_gateways_with_one_state_directory_keep_what_they_acknowledged_whate
     chaos(2, Homes::Shared).await;
 }
 
+#[expect(clippy::print_stdout, reason = "make chaos shows it")]
 async fn chaos(gateways: usize, homes: Homes) {
     let seconds = number("CHAOS_SECONDS", 20);
     let seed = number("CHAOS_SEED", 1);

@@ -88,7 +88,9 @@ fn from_server(error: &DbError) -> Trouble {
         SqlState::T_R_SERIALIZATION_FAILURE
         | SqlState::T_R_DEADLOCK_DETECTED
         | SqlState::LOCK_NOT_AVAILABLE
-        | SqlState::TOO_MANY_CONNECTIONS => Trouble::Again { reason: text, in_doubt: false, renew: false },
+        | SqlState::TOO_MANY_CONNECTIONS
+        // The transaction was rolled back, because this process stood still in it.
+        | SqlState::IDLE_IN_TRANSACTION_SESSION_TIMEOUT => Trouble::Again { reason: text, in_doubt: false, renew: false },
         // It starts, stops, or is a standby (55000: it has no timeline of its own).
         SqlState::CANNOT_CONNECT_NOW | SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE => {
             Trouble::Again { reason: text, in_doubt: false, renew: true }

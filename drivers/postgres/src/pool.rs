@@ -171,6 +171,12 @@ impl Drop for Lease {
     }
 }
 
+/// Begins a transaction. It holds the lock of a thread, so the server ends it if this process stands still: others waited for as
+/// long as a stopped process did not go on. A process that works on a long thread on a busy machine takes seconds between two
+/// statements.
+const BEGIN: &str =
+    "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL idle_in_transaction_session_timeout = '30s'";
+
 /// A transaction. Dropped before its end, it takes the connection with it.
 pub(crate) struct Transaction(Lease);
 
@@ -186,7 +192,7 @@ impl Transaction {
         &self,
         first: impl Future<Output = Result<T, Trouble>>,
     ) -> Result<T, Trouble> {
-        let ((), asked) = in_order(self.execute("BEGIN ISOLATION LEVEL READ COMMITTED"), first).await?;
+        let ((), asked) = in_order(self.execute(BEGIN), first).await?;
         Ok(asked)
     }
 

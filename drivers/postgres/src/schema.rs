@@ -223,7 +223,8 @@ async fn migrate(address: &str, options: &Options, version: u32) -> Result<()> {
 }
 
 async fn apply(client: &Client, options: &Options, schema: &str, version: u32) -> Result<(), Trouble> {
-    client.batch_execute("BEGIN").await?;
+    // The server ends it if this process stands still.
+    client.batch_execute("BEGIN; SET LOCAL idle_in_transaction_session_timeout = '30s'").await?;
     // Held until the end of the transaction: other migrations wait, and then find the work done.
     client.batch_execute(&format!("SELECT pg_advisory_xact_lock({})", lock_key(&options.schema))).await?;
     let literal = format!("'{}'", options.schema.replace('\'', "''"));

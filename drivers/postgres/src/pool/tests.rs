@@ -39,6 +39,34 @@ async fn nothing_is_committed_if_the_last_statements_fail_before_all_are_sent() 
     }
 }
 
+/// A process that stands still in a transaction holds its locks, until the server ends the session.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_process_that_stands_still_in_a_transaction_does_not_hold_its_locks_for_ever() {
+    let database = postgres().unwrap().database().await.unwrap();
+    let (other, connection) = tokio_postgres::connect(database.url(), NoTls).await.unwrap();
+    tokio::spawn(connection);
+    other.batch_execute("CREATE TABLE locked (n int)").await.unwrap();
+    let options = Options::default();
+    let target = Target::parse(database.url(), options.patience).unwrap();
+    let connections = Connections::new(target, &options).unwrap();
+
+    let transaction = Transaction::on(connections.lease().await.unwrap());
+    let lock = transaction.execute("LOCK locked IN ACCESS EXCLUSIVE MODE");
+    transaction.begin(lock).await.unwrap();
+    let limit = transaction.query("SELECT current_setting('idle_in_transaction_session_timeout')", &[]);
+    assert_eq!(limit.await.unwrap()[0].get::<_, String>(0), "30s");
+    transaction.execute("SET LOCAL idle_in_transaction_session_timeout = '100ms'").await.unwrap();
+    other.batch_execute("INSERT INTO locked VALUES (1)").await.unwrap();
+    // What it does next is done on another connection.
+    assert!(matches!(transaction.query("SELECT 1", &[]).await, Err(Trouble::Again { .. })));
+    drop(transaction);
+    let mut lease = connections.lease().await.unwrap();
+    let rows = lease.query("SELECT n FROM locked", &[]).await.unwrap();
+    assert_eq!(rows.len(), 1);
+    let limit = lease.query("SELECT current_setting('idle_in_transaction_session_timeout')", &[]);
+    assert_eq!(limit.await.unwrap()[0].get::<_, String>(0), "0", "the limit ends with the transaction");
+}
+
 /// The answers to both parts may come between the looks at the first and at the second.
 #[tokio::test]
 async fn the_part_sent_first_says_why_a_transaction_failed() {

@@ -50,6 +50,9 @@ const COMMANDS: [&[&str]; 5] = [
     &["threads", "du"],
 ];
 
+/// How long a command may take: a pass gives up a busy thread after a minute.
+const LONGEST: Duration = Duration::from_mins(15);
+
 /// How often each fault happened, and which gateways stand still until when.
 #[derive(Default)]
 pub(super) struct Happened {
@@ -143,7 +146,8 @@ pub(super) async fn one(scene: &Arc<Scene>, choices: &mut StdRng, happened: &mut
         Fault::GarbageInRedis => redis(scene, garbage).await,
         Fault::OperatorsCommand => {
             let arguments = COMMANDS[choices.random_range(0..COMMANDS.len())];
-            let (code, said) = command(scene, arguments).await;
+            let ended = tokio::time::timeout(LONGEST, command(scene, arguments)).await;
+            let (code, said) = ended.unwrap_or_else(|_| panic!("{arguments:?} does not end"));
             assert_eq!(code, Some(0), "{arguments:?}: {said}");
         }
     }

@@ -171,11 +171,11 @@ impl Drop for Lease {
     }
 }
 
-/// Begins a transaction. It holds the lock of a thread, so the server ends it if this process stands still: others waited for as
-/// long as a stopped process did not go on. A process that works on a long thread on a busy machine takes seconds between two
-/// statements.
-const BEGIN: &str =
-    "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL idle_in_transaction_session_timeout = '30s'";
+/// Begins a transaction. It holds the lock of a thread, so the server ends it if this process stands still, between two
+/// statements or without taking an answer that fills the buffers of the connection: others waited for as long as a stopped
+/// process did not go on. A process that works on a long thread on a busy machine takes seconds between two statements.
+pub(crate) const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED; \
+    SET LOCAL idle_in_transaction_session_timeout = '30s'; SET LOCAL tcp_user_timeout = '30s'";
 
 /// A transaction. Dropped before its end, it takes the connection with it.
 pub(crate) struct Transaction(Lease);

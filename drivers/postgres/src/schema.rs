@@ -70,6 +70,7 @@ use crate::config::{Options, Target};
 use crate::connect::Connector;
 use crate::error::{NOT_SET_UP, Trouble, unavailable};
 use crate::function;
+use crate::pool::BEGIN;
 use crate::sql::fill;
 
 /// The newest format that this driver reads, and the format that it writes.
@@ -223,8 +224,7 @@ async fn migrate(address: &str, options: &Options, version: u32) -> Result<()> {
 }
 
 async fn apply(client: &Client, options: &Options, schema: &str, version: u32) -> Result<(), Trouble> {
-    // The server ends it if this process stands still.
-    client.batch_execute("BEGIN; SET LOCAL idle_in_transaction_session_timeout = '30s'").await?;
+    client.batch_execute(BEGIN).await?;
     // Held until the end of the transaction: other migrations wait, and then find the work done.
     client.batch_execute(&format!("SELECT pg_advisory_xact_lock({})", lock_key(&options.schema))).await?;
     let literal = format!("'{}'", options.schema.replace('\'', "''"));

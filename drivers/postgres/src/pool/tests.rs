@@ -3,7 +3,7 @@
 use threadkeep_testing::postgres;
 use tokio_postgres::NoTls;
 
-use super::{Connections, Transaction};
+use super::{BEGIN, Connections, Transaction};
 use crate::Options;
 use crate::config::Target;
 use crate::error::Trouble;
@@ -65,6 +65,38 @@ async fn a_process_that_stands_still_in_a_transaction_does_not_hold_its_locks_fo
     assert_eq!(rows.len(), 1);
     let limit = lease.query("SELECT current_setting('idle_in_transaction_session_timeout')", &[]);
     assert_eq!(limit.await.unwrap()[0].get::<_, String>(0), "0", "the limit ends with the transaction");
+}
+
+/// A process that stands still takes no answer either. Then the server is not idle: it waits for the connection.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_process_that_does_not_take_a_long_answer_does_not_hold_its_locks_for_ever() {
+    let database = postgres().unwrap().database().await.unwrap();
+    let (other, connection) = tokio_postgres::connect(database.url(), NoTls).await.unwrap();
+    tokio::spawn(connection);
+    other.batch_execute("CREATE TABLE locked (n int)").await.unwrap();
+    let (client, mut connection) = tokio_postgres::connect(database.url(), NoTls).await.unwrap();
+    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+    tokio::spawn(async move {
+        tokio::select! {
+            _ = &mut connection => {}
+            _ = stopped => {}
+        }
+        // Open, and not read any more.
+        std::future::pending::<()>().await;
+        drop(connection);
+    });
+    client.batch_execute(&BEGIN.replace("30s", "1s")).await.unwrap();
+    client.batch_execute("LOCK locked IN ACCESS EXCLUSIVE MODE").await.unwrap();
+    let asked =
+        tokio::spawn(async move { client.simple_query("SELECT pg_sleep(1), repeat('x', 100000000)").await });
+    let sleeps =
+        "SELECT 1 FROM pg_stat_activity WHERE wait_event = 'PgSleep' AND datname = current_database()";
+    while other.query(sleeps, &[]).await.unwrap().is_empty() {
+        tokio::task::yield_now().await;
+    }
+    stop.send(()).unwrap();
+    other.batch_execute("INSERT INTO locked VALUES (1)").await.unwrap();
+    asked.abort();
 }
 
 /// The answers to both parts may come between the looks at the first and at the second.

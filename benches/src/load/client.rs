@@ -58,6 +58,11 @@ impl Conversation {
         Ok(Self { client: client.clone(), id, api, follower, frames: frames.to_vec(), messages })
     }
 
+    /// The thread's id.
+    pub(crate) fn id(&self) -> &str {
+        &self.id
+    }
+
     /// Sends a question and reads the stream to its end.
     pub(crate) async fn turn(&mut self) -> Result<Turn> {
         let text = self.messages.human()["content"].take();

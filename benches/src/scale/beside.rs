@@ -2,12 +2,14 @@
 
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use futures::future::try_join_all;
 use reqwest::Client;
 use serde::{Deserialize, Serialize};
+use serde_json::Value as Json;
 
 use super::commands::Commands;
 use super::large::LONG;
@@ -49,7 +51,8 @@ pub(super) async fn measure(
     turns: usize,
     say: &mut impl FnMut(&str),
 ) -> Result<Vec<Turns>> {
-    let clients = Clients { client: client::http()?, gateway, begun: AtomicUsize::new(0) };
+    let clients =
+        Clients { client: client::http()?, gateway, begun: AtomicUsize::new(0), added: Mutex::default() };
     let mut rows = Vec::new();
     let mut record = |beside: &str, (mut times, failed): (Vec<Duration>, usize)| -> Result<()> {
         times.sort_unstable();
@@ -82,7 +85,8 @@ pub(super) async fn measure(
         let times = clients.while_working(turns, async || {
             if beside.len() == 1 {
                 let copy = format!("{}/{}/copy", gateway.api().threads, LONG[0].0);
-                clients.client.post(copy).send().await?.error_for_status()?;
+                let copy: Json = clients.client.post(copy).send().await?.error_for_status()?.json().await?;
+                clients.adds(copy["thread_id"].as_str().context("a copy has no id")?);
             } else {
                 for old in ["beside.db", "beside.gateway.db"] {
                     // There is none the first time.
@@ -102,6 +106,7 @@ pub(super) async fn measure(
         }
         record(&name, times)?;
     }
+    clients.remove_added().await?;
     Ok(rows)
 }
 
@@ -111,9 +116,25 @@ struct Clients<'g> {
     gateway: &'g Gateway,
     /// The threads that were begun so far.
     begun: AtomicUsize,
+    /// The threads that were not in the store before, and copies among them.
+    added: Mutex<Vec<String>>,
 }
 
 impl Clients<'_> {
+    fn adds(&self, thread: &str) {
+        self.added.lock().unwrap_or_else(PoisonError::into_inner).push(thread.to_owned());
+    }
+
+    /// Deletes what was added, as much as the machine was slow: the store is compared with a smaller one afterwards.
+    async fn remove_added(&self) -> Result<()> {
+        let added = std::mem::take(&mut *self.added.lock().unwrap_or_else(PoisonError::into_inner));
+        for thread in added {
+            let thread = format!("{}/{thread}", self.gateway.api().threads);
+            self.client.delete(thread).send().await?.error_for_status()?;
+        }
+        Ok(())
+    }
+
     /// Takes turns while `work` is done, again and again until there are enough turns. Returns the time of each that ended
     /// well, but for the first of a thread, which is slower; and how many did not.
     async fn while_working(
@@ -129,6 +150,7 @@ impl Clients<'_> {
                 let frames = ["messages-tuple".to_owned()];
                 let mut thread =
                     Conversation::create(&self.client, self.gateway.api(), None, number, &frames).await?;
+                self.adds(thread.id());
                 for turn in 0..TURNS {
                     match thread.turn().await {
                         Ok(taken) if turn > 0 => times.push(taken.whole),

@@ -122,6 +122,11 @@ impl Elements {
         Self { thread: thread.clone(), loaded: HashMap::new(), objects: Mutex::default() }
     }
 
+    /// How many are loaded.
+    pub(crate) fn len(&self) -> usize {
+        self.loaded.len()
+    }
+
     /// Adds a row. `size` is set if it is packed.
     ///
     /// # Errors

@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 
 mod applied;
+mod aside;
 mod change;
 mod config;
 mod connect;

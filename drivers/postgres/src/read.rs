@@ -1,6 +1,7 @@
 //! The reading methods of the contract: one statement for rows and structure, a second one for values.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use threadkeep::checkpoint::{ChannelEntry, CheckpointKey, CheckpointTuple, Stored};
 use threadkeep::id::{ChannelName, CheckpointId, Namespace, ThreadId};
@@ -10,6 +11,7 @@ use threadkeep::{Error, Result};
 use threadkeep_layout::Run;
 use tokio_postgres::types::Type;
 
+use crate::aside::aside;
 use crate::element::Space;
 use crate::error::{BUSY, Trouble, unavailable};
 use crate::history::Mark;
@@ -38,14 +40,17 @@ impl Store {
             }
             None => &self.sql.head,
         };
-        self.made(&at.thread, statement, &params, |snapshot, values| {
-            let node = match at.id {
-                Some(id) => snapshot.nodes.get(&ns).and_then(|nodes| nodes.get(&id)),
-                None => snapshot.head(&at.thread, &ns)?,
-            };
-            node.map(|node| values.tuple(&at.thread, &at.namespace, node, &at.load)).transpose()
-        })
-        .await
+        let make = {
+            let (at, ns) = (at.clone(), ns.clone());
+            move |snapshot: &Snapshot, values: &mut Values<'_>| {
+                let node = match at.id {
+                    Some(id) => snapshot.nodes.get(&ns).and_then(|nodes| nodes.get(&id)),
+                    None => snapshot.head(&at.thread, &ns)?,
+                };
+                node.map(|node| values.tuple(&at.thread, &at.namespace, node, &at.load)).transpose()
+            }
+        };
+        self.made(&at.thread, statement, &params, make).await
     }
 
     /// The contract's `list`.
@@ -55,18 +60,19 @@ impl Store {
         }
         for _ in 0..ROUNDS {
             let Some((snapshot, chosen)) = self.choose(query).await? else { continue };
-            let made = self.with_values(&query.thread, snapshot, |snapshot, values| {
+            let (thread, load) = (query.thread.clone(), query.load.clone());
+            let make = move |snapshot: &Snapshot, values: &mut Values<'_>| {
                 // From the oldest on, so that a list that grew is built from the previous one.
                 let tuples = chosen.iter().rev().filter_map(|(ns, id)| {
                     let namespace = &snapshot.heads.get(ns)?.0;
                     let node = snapshot.nodes.get(ns)?.get(id)?;
-                    Some(values.tuple(&query.thread, namespace, node, &query.load))
+                    Some(values.tuple(&thread, namespace, node, &load))
                 });
                 let mut tuples = tuples.collect::<Result<Vec<_>>>()?;
                 tuples.reverse();
                 Ok(tuples)
-            });
-            if let Some(tuples) = made.await? {
+            };
+            if let Some(tuples) = self.with_values(&query.thread, snapshot, Arc::new(make)).await? {
                 return Ok(tuples);
             }
         }
@@ -138,33 +144,24 @@ impl Store {
         let (id, until) = (keys::uuid(at.id), keys::uuid(reach.unwrap_or(at.id)));
         let params: [Param<'_>; 4] =
             [(&thread, Type::UUID), (&ns, Type::BYTEA), (&id, Type::UUID), (&until, Type::UUID)];
-        self.made(&at.thread, &self.sql.lineage, &params, |snapshot, values| {
-            let none = BTreeMap::new();
-            let nodes = snapshot.nodes.get(&ns).unwrap_or(&none);
-            history(at, channels, reach, nodes, values)
-        })
-        .await
+        let make = {
+            let (at, ns, channels) = (at.clone(), ns.clone(), channels.clone());
+            move |snapshot: &Snapshot, values: &mut Values<'_>| {
+                let none = BTreeMap::new();
+                let nodes = snapshot.nodes.get(&ns).unwrap_or(&none);
+                history(&at, &channels, reach, nodes, values)
+            }
+        };
+        self.made(&at.thread, &self.sql.lineage, &params, make).await
     }
 
     /// The contract's `read_thread`.
     pub(crate) async fn read_thread(&self, thread: &ThreadId) -> Result<ThreadImage, Trouble> {
         let (key, no_namespace) = (keys::of_thread(thread), None::<Vec<u8>>);
         let params: [Param<'_>; 2] = [(&key, Type::UUID), (&no_namespace, Type::BYTEA)];
-        self.made(thread, &self.sql.all, &params, |snapshot, values| {
-            let Some(row) = &snapshot.thread else { return Ok(ThreadImage::absent(thread)) };
-            check_heads(thread, snapshot, None)?;
-            check_parents(thread, snapshot, None)?;
-            let mut checkpoints = BTreeMap::new();
-            for (ns, nodes) in &snapshot.nodes {
-                let Some((namespace, _)) = snapshot.heads.get(ns) else { continue };
-                for (id, node) in nodes {
-                    let tuple = values.tuple(thread, namespace, node, &Load::All)?;
-                    checkpoints.insert((namespace.clone(), *id), tuple);
-                }
-            }
-            Ok(ThreadImage { thread: thread.clone(), revision: revision(row.history.mark), checkpoints })
-        })
-        .await
+        let of = thread.clone();
+        let make = move |snapshot: &Snapshot, values: &mut Values<'_>| image(&of, snapshot, values);
+        self.made(thread, &self.sql.all, &params, make).await
     }
 
     /// The contract's `threads`.
@@ -180,16 +177,17 @@ impl Store {
     }
 
     /// Reads a thread by one statement, and passes it to `make`.
-    async fn made<T>(
+    async fn made<T: Send + 'static>(
         &self,
         thread: &ThreadId,
         statement: &str,
         params: &[Param<'_>],
-        make: impl Fn(&Snapshot, &mut Values<'_>) -> Result<T> + Send + Sync,
+        make: impl Fn(&Snapshot, &mut Values<'_>) -> Result<T> + Send + Sync + 'static,
     ) -> Result<T, Trouble> {
+        let make = Arc::new(make);
         for _ in 0..ROUNDS {
             let snapshot = self.snapshot(thread, statement, params).await?;
-            if let Some(made) = self.with_values(thread, snapshot, &make).await? {
+            if let Some(made) = self.with_values(thread, snapshot, make.clone()).await? {
                 return Ok(made);
             }
         }
@@ -198,25 +196,40 @@ impl Store {
 
     /// Loads the values that `make` needs and runs it on them. None if the thread was deleted or rewritten since the
     /// snapshot: then elements may be gone, or their numbers reused.
-    async fn with_values<T>(
+    async fn with_values<T: Send + 'static>(
         &self,
         thread: &ThreadId,
-        mut snapshot: Snapshot,
-        make: impl Fn(&Snapshot, &mut Values<'_>) -> Result<T> + Send + Sync,
+        snapshot: Snapshot,
+        make: Arc<impl Fn(&Snapshot, &mut Values<'_>) -> Result<T> + Send + Sync + 'static>,
     ) -> Result<Option<T>, Trouble> {
-        let mut values = Values::collecting(&snapshot.elements);
-        let made = make(&snapshot, &mut values)?;
-        let wanted = values.wanted();
-        if wanted.is_empty() {
-            return Ok(Some(made));
-        }
+        let size = snapshot.size();
+        let collect = {
+            let make = make.clone();
+            move || -> Result<_> {
+                let mut values = Values::collecting(&snapshot.elements);
+                let made = make(&snapshot, &mut values)?;
+                let wanted = values.wanted();
+                Ok(if wanted.is_empty() {
+                    Collected::Made(made)
+                } else {
+                    Collected::Wanted(wanted, snapshot)
+                })
+            }
+        };
+        let (wanted, mut snapshot) = match aside(size, collect).await? {
+            Collected::Made(made) => return Ok(Some(made)),
+            Collected::Wanted(wanted, snapshot) => (wanted, snapshot),
+        };
         let loaded = self.elements(thread, &wanted).await?;
         if epoch(&loaded) != epoch(&snapshot) {
             return Ok(None);
         }
-        snapshot.elements.join(loaded.elements);
-        let mut values = Values::loaded(&snapshot.elements);
-        Ok(Some(make(&snapshot, &mut values)?))
+        let size = size + loaded.elements.len();
+        let load = move || {
+            snapshot.elements.join(loaded.elements);
+            make(&snapshot, &mut Values::loaded(&snapshot.elements))
+        };
+        aside(size, load).await.map(Some)
     }
 
     async fn elements(&self, thread: &ThreadId, runs: &[Run]) -> Result<Snapshot, Trouble> {
@@ -227,6 +240,30 @@ impl Store {
             [(&key, Type::UUID), (&first, Type::INT8_ARRAY), (&last, Type::INT8_ARRAY)];
         self.snapshot(thread, &self.sql.elements, &params).await
     }
+}
+
+/// What the first pass of a read found.
+enum Collected<T> {
+    /// Everything: no value is needed.
+    Made(T),
+    /// The elements that are needed.
+    Wanted(Vec<Run>, Snapshot),
+}
+
+/// A thread's image.
+fn image(thread: &ThreadId, snapshot: &Snapshot, values: &mut Values<'_>) -> Result<ThreadImage> {
+    let Some(row) = &snapshot.thread else { return Ok(ThreadImage::absent(thread)) };
+    check_heads(thread, snapshot, None)?;
+    check_parents(thread, snapshot, None)?;
+    let mut checkpoints = BTreeMap::new();
+    for (ns, nodes) in &snapshot.nodes {
+        let Some((namespace, _)) = snapshot.heads.get(ns) else { continue };
+        for (id, node) in nodes {
+            let tuple = values.tuple(thread, namespace, node, &Load::All)?;
+            checkpoints.insert((namespace.clone(), *id), tuple);
+        }
+    }
+    Ok(ThreadImage { thread: thread.clone(), revision: revision(row.history.mark), checkpoints })
 }
 
 /// The contract's revision of a thread.

@@ -4,7 +4,7 @@
 //! begin elsewhere now. At the end, unreferenced elements are deleted.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use threadkeep::checkpoint::CheckpointTuple;
 use threadkeep::id::{CheckpointId, Namespace, ThreadId};
@@ -16,6 +16,7 @@ use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 use uuid::Uuid;
 
+use crate::aside::aside;
 use crate::change::Change;
 use crate::doubt::{Asked, Fate, Request};
 use crate::draft::Draft;
@@ -41,7 +42,7 @@ impl Store {
     pub(crate) async fn rewrite(
         &self,
         thread: &ThreadId,
-        (expected, rewrite): (&Revision, &Rewrite),
+        (expected, rewrite): (&Revision, &Arc<Rewrite>),
         epoch: i64,
         (asked, again): (&Asked, bool),
     ) -> Result<(), Trouble> {
@@ -53,12 +54,13 @@ impl Store {
             let known = slot.known();
             let transaction = Transaction::on(self.connections.lease().await?);
             let rows = transaction.begin(self.look_at_all(&transaction, thread, &state)).await?;
-            let mut snapshot = Snapshot::of(thread, &rows)?;
+            let mut snapshot = Snapshot::of(thread, rows).await?;
             let found = snapshot.thread.as_ref().map(|row| row.history.clone());
             self.agree(&mut &transaction, thread, &known, found.as_ref()).await?;
             if state.since(&snapshot).is_some_and(|since| since != Since::Contained) {
                 state = ThreadState::absent();
-                snapshot = Snapshot::of(thread, &self.look_at_all(&transaction, thread, &state).await?)?;
+                let rows = self.look_at_all(&transaction, thread, &state).await?;
+                snapshot = Snapshot::of(thread, rows).await?;
             }
             slot.found(&known, found.as_ref());
             state = ThreadState::found(state, &snapshot);
@@ -77,7 +79,14 @@ impl Store {
                 Some(found) => found.rewritten(epoch),
                 None => History::first(Flush::Now),
             };
-            let (change, removal) = match plan(thread, &state, &snapshot, expected, rewrite, &to) {
+            let planned = aside(rewrite.put.len() + snapshot.size(), {
+                let (thread, expected, rewrite) = (thread.clone(), expected.clone(), rewrite.clone());
+                let to = to.clone();
+                move || plan(&thread, &state, &snapshot, &expected, &rewrite, &to)
+            });
+            // As above.
+            state = ThreadState::absent();
+            let (change, removal) = match planned.await {
                 Ok(Planned::Change(change, removal)) => (change, removal),
                 Ok(Planned::Nothing) => return transaction.roll_back().await,
                 Ok(Planned::Deletion) => {
@@ -93,7 +102,7 @@ impl Store {
                 }
                 Err(error) => {
                     transaction.roll_back().await?;
-                    return Err(error.into());
+                    return Err(error);
                 }
             };
             asked.note(Request::Write { to: to.moment(), creates: found.is_none() });

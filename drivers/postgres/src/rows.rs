@@ -8,8 +8,9 @@ use threadkeep_layout::{Malformed, decode_names};
 use tokio_postgres::Row;
 use uuid::Uuid;
 
+use crate::aside::aside;
 use crate::element::{Elements, Space};
-use crate::error::corrupt;
+use crate::error::{Trouble, corrupt};
 use crate::history::{History, Mark};
 use crate::keys;
 use crate::record::{CheckpointRecord, TaskRecord, ThreadBody, decode_tasks, encode_tasks};
@@ -153,7 +154,12 @@ impl Snapshot {
     }
 
     /// Parses the rows `(kind, ns, k1, k2, k3, n1, n2, b1, b2)` of a statement of module `sql`.
-    pub(crate) fn of(thread: &ThreadId, rows: &[Row]) -> Result<Self> {
+    pub(crate) async fn of(thread: &ThreadId, rows: Vec<Row>) -> Result<Self, Trouble> {
+        let thread = thread.clone();
+        aside(rows.len(), move || Self::parse(&thread, &rows)).await
+    }
+
+    fn parse(thread: &ThreadId, rows: &[Row]) -> Result<Self> {
         let mut this = Self::absent(thread);
         let key = keys::of_thread(thread);
         let mut checkpoints = Vec::new();
@@ -200,6 +206,11 @@ impl Snapshot {
         }
         this.check_owners(thread)?;
         Ok(this)
+    }
+
+    /// The number of its rows, but for those of the thread and its heads.
+    pub(crate) fn size(&self) -> usize {
+        self.nodes.values().map(BTreeMap::len).sum::<usize>() + self.elements.len() + self.hashes.len()
     }
 
     /// The union of two pages of the same epoch.

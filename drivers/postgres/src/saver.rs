@@ -235,6 +235,7 @@ impl Saver for PostgresSaver {
 
     async fn rewrite_thread(&self, thread: &ThreadId, expected: &Revision, rewrite: Rewrite) -> Result<()> {
         let (asked, epoch) = (Asked::default(), rand::random());
+        let rewrite = Arc::new(rewrite);
         let change = (expected, &rewrite);
         self.store.writing(|again| self.store.rewrite(thread, change, epoch, (&asked, again)).boxed()).await
     }

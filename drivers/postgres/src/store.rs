@@ -142,7 +142,7 @@ impl Store {
         let slot = self.threads.existing(thread);
         let known = slot.as_deref().map(Slot::known);
         let mut lease = self.connections.lease().await?;
-        let snapshot = Snapshot::of(thread, &lease.query(statement, params).await?)?;
+        let snapshot = Snapshot::of(thread, lease.query(statement, params).await?).await?;
         if let (Some(slot), Some(known)) = (slot, known) {
             let found = snapshot.thread.as_ref().map(|row| &row.history);
             self.agree(&mut lease, thread, &known, found).await?;
@@ -229,7 +229,7 @@ impl Store {
             let known = slot.known();
             let transaction = Transaction::on(self.connections.lease().await?);
             let rows = transaction.begin(self.look(&transaction, &wanted, &state)).await?;
-            let mut snapshot = Snapshot::of(wanted.thread, &rows)?;
+            let mut snapshot = Snapshot::of(wanted.thread, rows).await?;
             let found = snapshot.thread.as_ref().map(|row| row.history.clone());
             self.agree(&mut &transaction, wanted.thread, &known, found.as_ref()).await?;
             if let Err(trouble) = keeps_head(&wanted, &state, &snapshot) {
@@ -240,7 +240,8 @@ impl Store {
             if state.since(&snapshot).is_some_and(|since| since != Since::Contained) {
                 // What is known of elements may be wrong: only later ones were read from the server.
                 state = ThreadState::absent();
-                snapshot = Snapshot::of(wanted.thread, &self.look(&transaction, &wanted, &state).await?)?;
+                let rows = self.look(&transaction, &wanted, &state).await?;
+                snapshot = Snapshot::of(wanted.thread, rows).await?;
             }
             slot.found(&known, found.as_ref());
             state = ThreadState::found(state, &snapshot);

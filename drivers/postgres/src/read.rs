@@ -209,17 +209,13 @@ impl Store {
                 let mut values = Values::collecting(&snapshot.elements);
                 let made = make(&snapshot, &mut values)?;
                 let wanted = values.wanted();
-                Ok(if wanted.is_empty() {
-                    Collected::Made(made)
-                } else {
-                    Collected::Wanted(wanted, snapshot)
-                })
+                Ok((wanted.is_empty().then_some(made), wanted, snapshot))
             }
         };
-        let (wanted, mut snapshot) = match aside(size, collect).await? {
-            Collected::Made(made) => return Ok(Some(made)),
-            Collected::Wanted(wanted, snapshot) => (wanted, snapshot),
-        };
+        let (made, wanted, mut snapshot) = aside(size, collect).await?;
+        if made.is_some() {
+            return Ok(made);
+        }
         let loaded = self.elements(thread, &wanted).await?;
         if epoch(&loaded) != epoch(&snapshot) {
             return Ok(None);
@@ -240,14 +236,6 @@ impl Store {
             [(&key, Type::UUID), (&first, Type::INT8_ARRAY), (&last, Type::INT8_ARRAY)];
         self.snapshot(thread, &self.sql.elements, &params).await
     }
-}
-
-/// What the first pass of a read found.
-enum Collected<T> {
-    /// Everything: no value is needed.
-    Made(T),
-    /// The elements that are needed.
-    Wanted(Vec<Run>, Snapshot),
 }
 
 /// A thread's image.

@@ -32,3 +32,28 @@ where
         },
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn many_rows_are_worked_on_while_other_tasks_go_on() {
+        let (say, heard) = mpsc::channel();
+        let wait = move || {
+            heard.recv_timeout(Duration::from_mins(1)).map_err(|error| unavailable(error.to_string()))
+        };
+        let (heard, said) = futures::join!(aside(MANY, wait), async move { say.send(7) });
+        said.unwrap();
+        assert!(matches!(heard, Ok(7)));
+    }
+
+    #[tokio::test]
+    #[should_panic(expected = "in the work")]
+    async fn a_panic_is_passed_on() {
+        let _ = aside(MANY, || -> Result<(), Trouble> { panic!("in the work") }).await;
+    }
+}

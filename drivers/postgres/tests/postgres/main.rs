@@ -3,6 +3,7 @@
 // Helpers are test code too, but the lint does not know it.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod aside;
 #[path = "../common/mod.rs"]
 mod common;
 mod concurrency;

@@ -20,8 +20,8 @@ pictures: ## Pictures of every place of the page, in target/pictures, and how so
 	cargo build -q --release --locked -p threadkeep-gateway --bin threadkeep
 	python3 scripts/pictures.py $(ARGS)
 
-python-test: ## The Python package from its wheel in an empty environment, with LangGraph's conformance suite; ARGS go to pytest
-	scripts/python-test.sh $(ARGS)
+python-test: ## The Python package from its wheel in an empty environment, with LangGraph's conformance suite; ARGS go to pytest; FREE_THREADED=3.14t: with that interpreter
+	FREE_THREADED=$(FREE_THREADED) scripts/python-test.sh $(ARGS)
 
 langgraph-tests: ## LangGraph's own tests of savers and graphs, from PyPI, on our savers; STORES ("sqlite postgres"); ARGS go to pytest
 	STORES="$(STORES)" scripts/python-test.sh --langgraph $(ARGS)

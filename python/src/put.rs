@@ -10,6 +10,7 @@ use threadkeep_langgraph::{Frame, Label};
 
 use crate::codec::Codec;
 use crate::errors::InvalidInputError;
+use crate::shape::still;
 
 /// Parses metadata, which Python wrote as JSON. An integer that does not fit into 64 bits is refused.
 pub(crate) fn metadata(text: &[u8]) -> PyResult<Map<String, Json>> {
@@ -21,7 +22,7 @@ pub(crate) fn metadata(text: &[u8]) -> PyResult<Map<String, Json>> {
 pub(crate) fn frame(checkpoint: &Bound<'_, PyDict>, codec: &Codec) -> PyResult<Frame> {
     let mut frame = Frame::default();
     let rest = PyDict::new(checkpoint.py());
-    for (key, value) in checkpoint {
+    for (key, value) in still(checkpoint)? {
         let name = key.cast::<PyString>()?.to_str()?.to_owned();
         match name.as_str() {
             "id" | "channel_values" | "channel_versions" => {}
@@ -29,7 +30,7 @@ pub(crate) fn frame(checkpoint: &Bound<'_, PyDict>, codec: &Codec) -> PyResult<F
             "ts" => frame.ts = Some(value.extract()?),
             "updated_channels" => frame.updated = Some(value.extract()?),
             "versions_seen" => {
-                for (node, versions) in value.cast::<PyDict>()? {
+                for (node, versions) in still(value.cast()?)? {
                     frame.seen.insert(node.extract()?, labels(versions.cast::<PyDict>()?)?);
                 }
             }
@@ -44,7 +45,7 @@ pub(crate) fn frame(checkpoint: &Bound<'_, PyDict>, codec: &Codec) -> PyResult<F
 
 /// Versions by channel.
 pub(crate) fn labels(versions: &Bound<'_, PyDict>) -> PyResult<BTreeMap<String, Label>> {
-    versions.iter().map(|(channel, version)| Ok((channel.extract()?, label(&version)?))).collect()
+    still(versions)?.iter().map(|(channel, version)| Ok((channel.extract()?, label(&version)?))).collect()
 }
 
 fn label(version: &Bound<'_, PyAny>) -> PyResult<Label> {

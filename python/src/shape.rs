@@ -4,6 +4,8 @@
 //! parts are alive, an object with the same key has the same contents: if it was changed, some part is another one. What is
 //! not made of such parts has no key.
 
+mod copy;
+
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -32,8 +34,6 @@ pub(crate) struct Shapes {
     new_object: Py<PyAny>,
     /// Whether a type, by its address, is that of models of pydantic. A known type is kept alive.
     types: Mutex<HashMap<usize, (Py<PyType>, bool)>>,
-    /// Whether the interpreter has no lock.
-    free_threaded: bool,
     /// The addresses of types of models that were seen lately, 0 at first.
     recent: [AtomicUsize; 4],
     /// Where the next one goes.
@@ -47,7 +47,6 @@ impl Shapes {
             set_attribute: object.getattr("__setattr__")?.unbind(),
             new_object: object.getattr("__new__")?.unbind(),
             types: Mutex::default(),
-            free_threaded: py.import("sys")?.getattr("abiflags")?.extract::<String>()?.contains('t'),
             recent: Default::default(),
             next: AtomicUsize::new(0),
         })
@@ -91,17 +90,6 @@ impl Shapes {
     pub(crate) fn parts(&self, value: &Bound<'_, PyAny>) -> PyResult<Option<Parts>> {
         let mut parts = Parts::default();
         Ok(self.walk(value, &mut parts, DEPTH)?.then_some(parts))
-    }
-
-    /// Whether an object still has this key, and nobody holds it or a part of it that can change, apart from `value`: then
-    /// nobody would notice if it were used for something else.
-    pub(crate) fn is_same_and_unheld(&self, value: &Bound<'_, PyAny>, key: &[usize]) -> PyResult<bool> {
-        // Without the lock of the interpreter, others may be taking references right now.
-        if self.free_threaded || references(value) > 1 {
-            return Ok(false);
-        }
-        let mut same = Same { key, unheld: true };
-        Ok(same.any(value)? && same.key.is_empty())
     }
 
     fn walk(&self, value: &Bound<'_, PyAny>, visit: &mut impl Visit, depth: usize) -> PyResult<bool> {
@@ -174,59 +162,12 @@ impl Shapes {
         if !visit.word(DICT) || !visit.word(dict.len()) {
             return Ok(false);
         }
-        for (name, value) in dict {
+        for (name, value) in still(dict)? {
             if !is_leaf(&name) || !visit.leaf(&name) || !self.walk(&value, visit, depth - 1)? {
                 return Ok(false);
             }
         }
         Ok(true)
-    }
-
-    /// A copy of an object with a key: it shares the immutable parts and nothing else.
-    pub(crate) fn copy<'py>(&self, value: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
-        let py = value.py();
-        if is_leaf(value) {
-            return Ok(value.clone());
-        }
-        if let Ok(dict) = value.cast_exact::<PyDict>() {
-            return Ok(self.copy_dict(dict)?.into_any());
-        }
-        if let Ok(list) = value.cast_exact::<PyList>() {
-            let copy = PyList::empty(py);
-            for item in list {
-                copy.append(self.copy(&item)?)?;
-            }
-            return Ok(copy.into_any());
-        }
-        if let Ok(tuple) = value.cast_exact::<PyTuple>() {
-            let items = tuple.iter().map(|item| self.copy(&item)).collect::<PyResult<Vec<_>>>()?;
-            return Ok(PyTuple::new(py, items)?.into_any());
-        }
-        let copy = self.new_object.bind(py).call1((value.get_type(),))?;
-        let set = |name: &Bound<'py, PyString>, part: Bound<'py, PyAny>| {
-            self.set_attribute.bind(py).call1((&copy, name, part)).map(drop)
-        };
-        let part = |name: &Bound<'py, PyString>| value.getattr(name);
-        let name = intern!(py, "__dict__");
-        set(name, self.copy(&part(name)?)?)?;
-        let name = intern!(py, "__pydantic_extra__");
-        set(name, self.copy(&part(name)?)?)?;
-        let name = intern!(py, "__pydantic_fields_set__");
-        let fields = part(name)?;
-        let fields = fields.cast::<PySet>()?.call_method0(intern!(py, "copy"))?;
-        set(name, fields)?;
-        set(intern!(py, "__pydantic_private__"), py.None().into_bound(py))?;
-        Ok(copy)
-    }
-
-    fn copy_dict<'py>(&self, dict: &Bound<'py, PyDict>) -> PyResult<Bound<'py, PyDict>> {
-        let copy = dict.copy()?;
-        for (name, value) in dict {
-            if !is_leaf(&value) {
-                copy.set_item(name, self.copy(&value)?)?;
-            }
-        }
-        Ok(copy)
     }
 }
 
@@ -268,6 +209,17 @@ impl Visit for Parts {
 /// Whether an object still has this key.
 pub(crate) fn is_same(value: &Bound<'_, PyAny>, key: &[usize]) -> PyResult<bool> {
     let mut same = Same { key, unheld: false };
+    Ok(same.any(value)? && same.key.is_empty())
+}
+
+/// Whether an object still has this key, and nobody holds it or a part of it that can change, apart from `value`: then
+/// nobody would notice if it were used for something else.
+pub(crate) fn is_same_and_unheld(value: &Bound<'_, PyAny>, key: &[usize]) -> PyResult<bool> {
+    // Without the lock of the interpreter, others may be taking references right now.
+    if cfg!(Py_GIL_DISABLED) || references(value) > 1 {
+        return Ok(false);
+    }
+    let mut same = Same { key, unheld: true };
     Ok(same.any(value)? && same.key.is_empty())
 }
 
@@ -329,7 +281,7 @@ impl Same<'_> {
         if !self.is_free(dict) || !self.word(dict.len()) {
             return Ok(false);
         }
-        for (name, value) in dict {
+        for (name, value) in still(dict)? {
             if !self.word(name.as_ptr() as usize) || !self.any(&value)? {
                 return Ok(false);
             }
@@ -362,6 +314,12 @@ impl Same<'_> {
         }
         Ok(model.getattr(intern!(py, "__pydantic_private__"))?.is_none())
     }
+}
+
+/// A dictionary that does not change while it is iterated: PyO3 panics if one does. Under the interpreter's lock none does as
+/// long as no Python runs.
+pub(crate) fn still<'py>(dict: &Bound<'py, PyDict>) -> PyResult<Bound<'py, PyDict>> {
+    if cfg!(Py_GIL_DISABLED) { dict.copy() } else { Ok(dict.clone()) }
 }
 
 /// The references to an object.

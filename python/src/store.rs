@@ -305,13 +305,14 @@ impl Store {
                 .ok_or_else(|| PyValueError::new_err(format!("the checkpoint has no {key:?}")))
         };
         let given = required("channel_values")?;
-        let given = given.cast::<PyDict>()?;
+        // A copy: serializers run Python, which may change the dictionary.
+        let given = given.cast::<PyDict>()?.copy()?;
         let versions = match checkpoint.get_item("channel_versions")? {
             Some(versions) => labels(versions.cast::<PyDict>()?)?,
             None => BTreeMap::new(),
         };
         let new = keys(new_versions)?;
-        let all = keys(given)?;
+        let all = keys(&given)?;
         let needed = match self.0.opened().map_err(exception)? {
             Some(open) => open.graphs.needs(&place, parent, &versions, &new, all.iter().cloned()),
             // Without a parent nothing is held.

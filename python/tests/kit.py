@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from datetime import datetime, timezone
 from typing import Any
 
@@ -9,6 +10,8 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import Checkpoint, CheckpointTuple
 from langgraph.checkpoint.base.id import uuid6
 
+# Whether the interpreter has its lock. Without it nobody can say that an object is not held, so copies are given out.
+LOCKED = getattr(sys, "_is_gil_enabled", lambda: True)()
 NULL_TASK = "00000000-0000-0000-0000-000000000000"
 
 

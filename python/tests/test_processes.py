@@ -334,23 +334,6 @@ def test_a_loop_that_is_closed_early_does_no_harm(open_saver: Opener) -> None:
         assert read(saver, at()).checkpoint["id"] == checkpoint["id"]
 
 
-def test_threads_share_a_saver(open_saver: Opener) -> None:
-    with open_saver() as saver:
-
-        def run(number: int) -> None:
-            config = at(f"t{number}")
-            for step in range(10):
-                config = put(saver, config, made({"a": [f"{number} {n}" for n in range(step + 1)]}))
-
-        threads = [threading.Thread(target=run, args=(number,)) for number in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(PATIENCE)
-        for number in range(8):
-            assert len(list(saver.list(at(f"t{number}")))) == 10
-
-
 def test_two_writers_of_one_thread_lose_nothing(open_saver: Opener) -> None:
     with open_saver() as saver:
         root = put(saver, at(), made({"a": 0}))

@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help run config-upgrade test page-test pictures python-test langgraph-tests wheel bench-python lint docs sdk-check tools-check openapi-check tour conformance new-saver fuzz torture patroni crash-check size-report bench bench-peers bench-targets bench-criterion load scale instructions batches-torture chaos
+.PHONY: help run config-upgrade test suites page-test pictures python-test langgraph-tests wheel bench-python lint docs sdk-check tools-check openapi-check tour conformance new-saver fuzz torture patroni crash-check size-report bench bench-peers bench-targets bench-criterion load scale instructions batches-torture chaos
 
 help: ## Show what there is to run
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -10,8 +10,11 @@ run: ## Serve the gateway on http://127.0.0.1:8001, with its page for browsers a
 config-upgrade: ## Add what is new to the configuration file (CONFIG, else SVC_CONFIG_PATH, else config.yaml), with a backup
 	cargo run --release --locked -p threadkeep-gateway -- config upgrade $(if $(CONFIG),--config $(CONFIG))
 
-test: ## Run every test, the SDK clients and the tour included; a line a step, the rest in target/test-logs
-	@scripts/test.sh
+test: ## Run every test, the SDK clients and the tour included; a line a step, the rest in target/test-logs; BUSY=4: beside so many busy loops
+	@scripts/test.sh $(if $(BUSY),--busy $(BUSY))
+
+suites: ## The conformance suites and the tests of the drivers, ROUNDS (20) times beside BUSY (4) busy loops
+	@scripts/test.sh --suites $(or $(ROUNDS),20) --busy $(or $(BUSY),4)
 
 page-test: ## The page in Chromium, against the gateway itself; ARGS name tests
 	cargo test --locked -p threadkeep-gateway --test page -- $(ARGS)

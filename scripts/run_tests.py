@@ -4,8 +4,12 @@
 A line per step when it ends: the result, how long it took, its CPU time, how many checks it made, its name. What a step
 prints goes to a file in target/test-logs; a step that fails shows the end of its file. The last lines name every failed
 test and say why it failed, then come the sums.
+
+With --busy N it does so beside N loops that never pause: no test may fail because a machine has other work. With --suites
+ROUNDS it runs only the conformance suites and the tests of the drivers, as many times.
 """
 
+import argparse
 import contextlib
 import json
 import os
@@ -291,7 +295,24 @@ def client_steps(gateway):
     return steps
 
 
+@contextlib.contextmanager
+def busy(loops):
+    """Keeps the processors busy."""
+    children = [subprocess.Popen(["sh", "-c", "while :; do :; done"]) for _ in range(loops)]
+    try:
+        yield children
+    finally:
+        for child in children:
+            child.kill()
+            child.wait()
+
+
 def main():
+    arguments = argparse.ArgumentParser(description="Builds the tests and runs them.")
+    arguments.add_argument("--busy", type=int, default=0, metavar="N", help="beside this many loops that never pause")
+    arguments.add_argument("--suites", type=int, default=0, metavar="ROUNDS",
+                           help="only the conformance suites and the drivers' tests, so many times")
+    given = arguments.parse_args()
     os.chdir(ROOT)
     LOGS.mkdir(parents=True, exist_ok=True)
     for old in LOGS.iterdir():
@@ -299,14 +320,15 @@ def main():
     os.environ["CARGO_TERM_COLOR"] = "never"
     report = Report()
     try:
-        run(report)
+        with busy(given.busy):
+            run(report, given.suites)
     except KeyboardInterrupt:
         report.stop()
         sys.exit(130)
     sys.exit(0 if report.sums() else 1)
 
 
-def run(report):
+def run(report, rounds):
     messages = LOGS / "build.jsonl"
     build = "cargo test --workspace --locked --no-run --message-format=json-render-diagnostics"
     scripts = ("openapi-check.sh", "sdk-check-js.sh", "sdk-check-react.sh")
@@ -317,12 +339,18 @@ def run(report):
         Step("install the SDKs and the tester of the document", ["sh", "-c", clients]),
         Step("the tests of this script", [sys.executable, "scripts/test_run_tests.py"]),
     ]
+    if rounds:
+        before = before[:1]
     run_all(report, before, len(before))
     with open(messages) as lines:
         programs, gateway = built(lines)
     if not programs:
         return
     steps = longest_first([program_step(artifact) for artifact in programs])
+    if rounds:
+        suites = [step for step in steps if step.name.startswith(("conformance/", "drivers/"))]
+        run_all(report, suites * rounds, STREAMS)
+        return
     python = Step("the Python package", ["scripts/python-test.sh"], env={"THREADKEEP_BINARY": gateway})
     examples = Step("examples in the documentation", ["cargo", "test", "--workspace", "--locked", "--doc"])
     run_all(report, [*steps[:len(LONGEST)], python, examples, *client_steps(gateway), *steps[len(LONGEST):]], STREAMS)

@@ -2,6 +2,7 @@
 """What run_tests.py reports of steps that fail."""
 
 import io
+import signal
 import sys
 import tempfile
 import unittest
@@ -110,6 +111,11 @@ class Reports(unittest.TestCase):
         lines, well = self.lines(meets("a", "b"), meets("b", "a"), printing("c", "1 passed, 0 failed\n"), streams=2)
         self.assertTrue(well)
         self.assertEqual(lines[-1], "3 passed, 0 failed")
+
+    def test_busy_loops_run_beside_a_step_and_end_with_it(self):
+        with run_tests.busy(2) as loops:
+            self.assertEqual([loop.poll() for loop in loops], [None, None])
+        self.assertEqual([loop.poll() for loop in loops], [-signal.SIGKILL] * 2)
 
     def test_programs_and_the_gateway_are_found_in_the_messages_of_cargo(self):
         def artifact(name, executable, test):

@@ -294,6 +294,17 @@ def test_an_integer_in_metadata_is_kept_or_refused(open_saver: Opener, number: i
         assert read(saver, at()).config == config
 
 
+@pytest.mark.parametrize("metadata", [{"who": "a\ud800b"}, {"nested": [{"\udfff": 1}]}])
+def test_metadata_that_is_no_unicode_is_refused(open_saver: Opener, metadata: dict[str, Any]) -> None:
+    with open_saver() as saver:
+        config = put(saver, at(), made({"a": 0}), {"step": 1, "who": "ab"})
+        with pytest.raises(InvalidInputError, match="metadata: .*surrogates"):
+            put(saver, config, made({"a": 1}), metadata)
+        with pytest.raises(InvalidInputError, match="metadata: .*surrogates"):
+            list(saver.list(at(), filter=metadata))
+        assert read(saver, at()).config == config
+
+
 @pytest.mark.parametrize("version", [float("nan"), float("inf")])
 def test_a_version_that_cannot_be_stored_is_refused(open_saver: Opener, version: float) -> None:
     with open_saver() as saver:

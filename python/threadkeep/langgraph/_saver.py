@@ -27,7 +27,7 @@ from langgraph.checkpoint.serde.types import (
 
 from typing_extensions import Self
 
-from threadkeep._core import Call, Codec, Decoder, RawHistory, RawTuple, StaleError, Store
+from threadkeep._core import Call, Codec, Decoder, InvalidInputError, RawHistory, RawTuple, StaleError, Store
 
 Fence = Literal["fork", "error"]
 """What happens to a put whose thread moved on since its run read it: it forks the thread, as LangGraph expects, or it
@@ -385,7 +385,10 @@ def _seen(config: RunnableConfig) -> str | None:
 
 
 def _json(value: Mapping[str, Any]) -> bytes:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "ignore")
+    try:
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+    except UnicodeEncodeError as error:
+        raise InvalidInputError(f"metadata: {error}") from error
 
 
 def _decoded(raw: RawTuple, decoder: Decoder) -> CheckpointTuple:

@@ -161,7 +161,7 @@ impl Db {
         Self { flush, ..self.clone() }
     }
 
-    /// The same database, for a caller with a runtime of its own: in Postgres on a connection that only it uses.
+    /// The same database, for a caller with a runtime of its own: in Postgres on a connection that only such callers use.
     pub(super) fn apart(&self) -> Self {
         let pools = match &self.pools {
             Pools::Postgres(pool) => Pools::Postgres(pool.apart()),

@@ -49,6 +49,7 @@ mod failure;
 #[cfg(any(test, feature = "testing"))]
 mod fault;
 mod form;
+mod own_thread;
 mod persist;
 mod postgres;
 mod query;
@@ -86,6 +87,7 @@ pub use executions::{
 };
 pub use failure::{DatabaseError, SqliteFailure};
 pub use form::CheckpointForm;
+pub use own_thread::on_its_own_thread;
 pub use persist::persistently;
 pub use postgres::{Changes, Opener, PostgresTarget};
 pub use runs::{

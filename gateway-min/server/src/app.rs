@@ -211,7 +211,8 @@ impl App {
             stopping: CancellationToken::new(),
             batches: batching.clone(),
         });
-        let batch_worker = BatchWorker::start(&delegator, threads.accessor().clone());
+        let batch_worker =
+            BatchWorker::start(&delegator, threads.accessor().clone()).await.map_err(StartError::Leases)?;
         let runs = Arc::new(Runs::new(
             config.clone(),
             records.clone(),

@@ -129,14 +129,15 @@ impl Batches {
         sql.build()
     }
 
-    /// Renews the lease. False, and nothing happens, if the claim does not hold any more.
+    /// Renews the lease. False, and nothing happens, if the claim does not hold any more. On Postgres it has a connection of
+    /// its own, as [`held`](Self::held) has, which works on the runtime that it was called on first.
     pub async fn renew(&self, claim: &Claim, lease: TimeDelta) -> Result<bool, RecordsError> {
         let now = self.now();
         let mut sql = self.db.builder("UPDATE subagent_batch_items SET lease_expires_at = ");
         now.push_after(&mut sql, lease);
         sql.push(" WHERE ");
         push_held(&mut sql, claim, &now);
-        self.changes(&self.db.unflushed(), sql.build()).await
+        self.changes(&self.db.apart().unflushed(), sql.build()).await
     }
 
     /// Whether a statement changes anything; a transaction of its own.
@@ -162,7 +163,7 @@ impl Batches {
         let ids: Vec<String> = claims.iter().map(|claim| claim.item_id.clone()).collect();
         self.now().push(&mut sql);
         sql.push(" AND ").push_text_in("id", &ids);
-        let held: Vec<(String, String)> = self.db.fetch_all(sql.build()).await?;
+        let held: Vec<(String, String)> = self.db.apart().fetch_all(sql.build()).await?;
         let holds =
             |claim: &Claim| held.iter().any(|(id, owner)| *id == claim.item_id && *owner == claim.owner);
         Ok(claims.into_iter().filter(holds).collect())

@@ -43,7 +43,7 @@ pub(crate) struct Pool {
 }
 
 struct Shared {
-    /// The connection of [`Pool::apart`].
+    /// The connections of [`Pool::apart`]: one for the leases of runs, one for those of batches.
     apart: managed::Pool<Opener>,
     tables: Tables,
     /// Whether the sessions are those of a pooler, which gives each transaction another one.
@@ -67,7 +67,7 @@ impl Pool {
         commits: Arc<Commits>,
     ) -> Result<Self, DatabaseError> {
         let shared = Shared {
-            apart: connections(target, 1)?,
+            apart: connections(target, 2)?,
             tables: target.tables().clone(),
             pooled: AtomicBool::new(false),
             commits,

@@ -10,19 +10,19 @@ use std::io;
 use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
-use std::thread;
 use std::time::Duration;
 
 use chrono::{TimeDelta, Utc};
-use tokio::runtime::Builder;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc;
 use tokio::task;
 use tokio::time::{Instant, MissedTickBehavior};
 
 use super::Runs;
 use super::instance::Instance;
 use threadkeep_config::Config;
-use threadkeep_records::{Changes, Noticed, Records, RecordsError, Recovered, worker_name};
+use threadkeep_records::{
+    Changes, Noticed, Records, RecordsError, Recovered, on_its_own_thread, worker_name,
+};
 
 /// How often a process polls whether its runs were cancelled, ended or followed elsewhere, unless others say so.
 const LOOK: Duration = Duration::from_millis(500);
@@ -96,21 +96,8 @@ pub(crate) async fn take_over(
 /// # Errors
 /// There can be no such thread.
 pub(crate) async fn keep(runs: &Arc<Runs>, terms: Terms) -> io::Result<()> {
-    let ((renewed, renewals), (begun, begins)) = (mpsc::channel(1), oneshot::channel());
-    let own = own(Arc::downgrade(runs), terms, renewed);
-    let renewing = move || {
-        // Here, because it may not be dropped on the gateway's runtime.
-        let built = Builder::new_current_thread().enable_all().build();
-        let (runtime, built) =
-            built.map_or_else(|error| (None, Err(error)), |runtime| (Some(runtime), Ok(())));
-        // The gateway may have been given up meanwhile.
-        let _ = begun.send(built);
-        if let Some(runtime) = runtime {
-            runtime.block_on(own);
-        }
-    };
-    thread::Builder::new().name("leases".to_owned()).spawn(renewing)?;
-    begins.await.map_err(io::Error::other)??;
+    let (renewed, renewals) = mpsc::channel(1);
+    on_its_own_thread("leases", own(Arc::downgrade(runs), terms, renewed)).await?;
     tokio::spawn(recover(Arc::downgrade(runs), terms, renewals));
     tokio::spawn(look(Arc::downgrade(runs), runs.records.changes()));
     Ok(())

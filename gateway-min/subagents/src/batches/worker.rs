@@ -1,6 +1,7 @@
 //! The worker of a process: claims items of batches for the slots that it has.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::io;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
@@ -8,7 +9,7 @@ use std::time::Duration;
 use chrono::TimeDelta;
 use threadkeep::id::ThreadId;
 use threadkeep::state::StateAccessor;
-use threadkeep_records::{BatchRow, BatchesOf, RecordsError, worker_name};
+use threadkeep_records::{BatchRow, BatchesOf, RecordsError, on_its_own_thread, worker_name};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -48,8 +49,11 @@ pub(super) struct Worker {
 
 impl BatchWorker {
     /// Starts the worker of a process that works on batches; `None` if it does not.
-    pub fn start(delegator: &Arc<Delegator>, accessor: StateAccessor) -> Option<Self> {
-        let batching = Arc::clone(delegator.batches.as_ref()?);
+    ///
+    /// # Errors
+    /// There can be no thread that renews leases.
+    pub async fn start(delegator: &Arc<Delegator>, accessor: StateAccessor) -> io::Result<Option<Self>> {
+        let Some(batching) = delegator.batches.clone() else { return Ok(None) };
         let owner = delegator.records.runs().owner();
         let worker = Arc::new(Worker {
             endings: Endings::new(delegator.records.batches().clone()),
@@ -62,11 +66,14 @@ impl BatchWorker {
             batching,
             accessor,
         });
+        // From here, dropping it ends what it has started.
+        let started = Self { worker };
+        let worker = &started.worker;
+        on_its_own_thread("batch-leases", Arc::clone(worker).watch()).await?;
         worker.batching.working.store(true, Ordering::Release);
-        worker.tasks.spawn(Arc::clone(&worker).claim_all());
-        worker.tasks.spawn(Arc::clone(&worker).sweep());
-        tokio::spawn(Arc::clone(&worker).watch());
-        Some(Self { worker })
+        worker.tasks.spawn(Arc::clone(worker).claim_all());
+        worker.tasks.spawn(Arc::clone(worker).sweep());
+        Ok(Some(started))
     }
 
     /// Stops: claims nothing more, stops the subagents at work, and gives their items back, so that another process goes
@@ -91,7 +98,7 @@ impl Worker {
         Duration::from_secs_f64(self.batching.settings.poll_interval_seconds)
     }
 
-    /// Looks after the leases until the last item is done.
+    /// Looks after the leases until the last item is done, on a thread of its own.
     async fn watch(self: Arc<Self>) {
         let every = self.poll().min(self.leases.renewal());
         loop {

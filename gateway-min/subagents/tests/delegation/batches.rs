@@ -32,8 +32,8 @@ fn items(keys: &[&str]) -> Json {
     keys.iter().map(|key| json!({"key": key, "prompt": format!("do {key}")})).collect()
 }
 
-pub(crate) fn worker(house: &House) -> BatchWorker {
-    BatchWorker::start(&house.delegator, house.accessor.clone()).unwrap()
+pub(crate) async fn worker(house: &House) -> BatchWorker {
+    BatchWorker::start(&house.delegator, house.accessor.clone()).await.unwrap().unwrap()
 }
 
 pub(crate) async fn batch(house: &House) -> BatchRow {
@@ -63,7 +63,7 @@ pub(crate) async fn ended(house: &House) -> BatchRow {
 pub(crate) async fn submitted(keys: &[&str], answers: Json, sections: &str) -> House {
     let script = lead(&[call(items(keys))], vec![subagent(answers)]);
     let house = House::new(script, &format!("{SECTIONS}\n{sections}")).await;
-    let first = worker(&house);
+    let first = worker(&house).await;
     let held = hold_slots(&house);
     house.ask("go").await;
     first.stop().await;
@@ -88,7 +88,7 @@ async fn s61_items_are_worked_on_and_their_criteria_checked_without_a_retry() {
         {"text": "done", "usage": {"input_tokens": 5, "output_tokens": 1}},
     ]);
     let house = House::new(lead(&[call(given)], vec![subagent(answers)]), SECTIONS).await;
-    let worker = worker(&house);
+    let worker = worker(&house).await;
     house.ask("go").await;
     let message = house.results().await.remove(0);
     let batch = ended(&house).await;
@@ -143,7 +143,7 @@ async fn the_tools_say_what_is_wrong_and_show_and_cancel_a_batch() {
         of("cancel_batch", json!({"batch_id": "none"})),
     ];
     let house = House::new(lead(&calls, vec![]), SECTIONS).await;
-    let started = worker(&house);
+    let started = worker(&house).await;
     house.ask("go").await;
     let results = house.results().await;
     let texts: Vec<&str> = results.iter().map(|result| result["content"].as_str().unwrap()).collect();
@@ -177,7 +177,7 @@ async fn the_tools_say_what_is_wrong_and_show_and_cancel_a_batch() {
 async fn s53_failures_are_tried_again_on_a_new_thread() {
     let failing = json!([{"error": {"kind": "fatal", "message": "no"}}]);
     let house = submitted(&["a"], failing, "").await;
-    let worker = worker(&house);
+    let worker = worker(&house).await;
     let batch = ended(&house).await;
     worker.stop().await;
     assert_eq!(batch.status, BatchStatus::Failed);
@@ -205,14 +205,14 @@ pub(crate) fn gate_name(test: &str) -> String {
 async fn an_orderly_stop_gives_items_back_and_the_next_process_goes_on_at_once() {
     let name = gate_name("stop");
     let house = submitted(&["a"], two_turns(&name), "").await;
-    let first = worker(&house);
+    let first = worker(&house).await;
     gate(&name).reached().await;
     first.stop().await;
     let row = rows(&house).await.remove(0);
     assert_eq!((row.status, row.attempt), (BatchItemStatus::Queued, 0), "it costs no attempt");
     let next = house.restarted();
     gate(&name).open();
-    let second = worker(&next);
+    let second = worker(&next).await;
     ended(&next).await;
     second.stop().await;
     // The first answer was stored, and is not asked for again.
@@ -222,11 +222,27 @@ async fn an_orderly_stop_gives_items_back_and_the_next_process_goes_on_at_once()
     assert_eq!(rows(&next).await[0].token_usage.unwrap().total_tokens, 13);
 }
 
+/// Its leases are renewed on another thread: a process that is busy for long is not dead.
+#[tokio::test]
+async fn a_worker_whose_threads_are_busy_for_longer_than_a_lease_keeps_its_items() {
+    let name = gate_name("deaf");
+    let house = submitted(&["a"], two_turns(&name), "").await;
+    let worker = worker(&house).await;
+    gate(&name).reached().await;
+    // The only thread of this test. A lease has 10 seconds.
+    std::thread::sleep(Duration::from_secs(12));
+    gate(&name).open();
+    ended(&house).await;
+    worker.stop().await;
+    let row = rows(&house).await.remove(0);
+    assert_eq!((row.status, row.attempt, row.error), (BatchItemStatus::Succeeded, 1, None));
+}
+
 #[tokio::test]
 async fn a_cancelled_batch_stops_its_subagents_and_records_what_they_used() {
     let name = gate_name("cancel");
     let house = submitted(&["a"], two_turns(&name), "").await;
-    let worker = worker(&house);
+    let worker = worker(&house).await;
     gate(&name).reached().await;
     let id = batch(&house).await.id;
     house.delegator.records.batches().cancel(&id).await.unwrap();
@@ -250,7 +266,7 @@ async fn a_thread_is_deleted_while_its_batch_is_at_work() {
         .create(NewThread { thread_id: THREAD.to_owned(), ..NewThread::default() })
         .await
         .unwrap();
-    let worker = worker(&house);
+    let worker = worker(&house).await;
     gate(&name).reached().await;
     let children: Vec<_> = house.executions().await.into_iter().map(|row| row.child_thread).collect();
     assert!(!children.is_empty());
@@ -304,7 +320,7 @@ async fn what_a_dead_process_wrote_of_a_deleted_item_is_removed_by_the_next() {
     let source = Arc::<Held>::default();
     let house = submitted(&["a"], json!([{"text": "ok"}]), "").await;
     let first = house.restarted().with_source(Arc::clone(&source) as Arc<dyn ToolSource>);
-    let at_work = worker(&first);
+    let at_work = worker(&first).await;
     source.reached.notified().await;
     let child = house.executions().await.remove(0).child_thread;
     delete_thread(&house).await;
@@ -314,7 +330,7 @@ async fn what_a_dead_process_wrote_of_a_deleted_item_is_removed_by_the_next() {
     // What a process writes that was a little faster.
     house.accessor.create(&ThreadId::from(child.as_str()), serde_json::Map::new()).await.unwrap();
     let next = house.restarted();
-    let worker = worker(&next);
+    let worker = worker(&next).await;
     until_removed(&next, &child).await;
     worker.stop().await;
 }
@@ -371,7 +387,7 @@ pub(crate) async fn repeated(house: &House) {
     assert_eq!(first.len(), 1, "it was submitted");
     assert!(house.results().await.is_empty(), "and nobody was told");
     let next = house.restarted();
-    let worker = worker(&next);
+    let worker = worker(&next).await;
     next.run("r2", None, &mut Seen::default()).await.unwrap();
     ended(&next).await;
     worker.stop().await;
@@ -387,7 +403,7 @@ pub(crate) async fn repeated(house: &House) {
 #[tokio::test]
 async fn s62_a_call_that_is_repeated_after_its_run_was_dropped_finds_its_batch() {
     let house = two_items().await;
-    let first = worker(&house);
+    let first = worker(&house).await;
     let held = hold_slots(&house);
     let mut observer = Between::default();
     let reached = Arc::clone(&observer.0);
@@ -422,7 +438,7 @@ async fn a_batch_that_is_cancelled_while_tools_are_assembled_starts_nothing() {
     let source = Arc::<Held>::default();
     let house = submitted(&["a"], json!([{"text": "ok"}]), "").await;
     let house = house.with_source(Arc::clone(&source) as Arc<dyn ToolSource>);
-    let worker = worker(&house);
+    let worker = worker(&house).await;
     source.reached.notified().await;
     let id = batch(&house).await.id;
     house.delegator.records.batches().cancel(&id).await.unwrap();
@@ -453,7 +469,7 @@ async fn a_batch_ends_within_the_budget_of_its_run() {
     ]);
     let sections = "token_budget: {enabled: true, max_tokens: 1000}\nsubagent_runtime: {max_running: 1}";
     let house = submitted(&["a", "b", "c", "d"], answers, sections).await;
-    let worker = worker(&house);
+    let worker = worker(&house).await;
     ended(&house).await;
     worker.stop().await;
     let executions = house.executions().await;
@@ -472,7 +488,7 @@ async fn a_result_of_50_mb_fails_its_item_and_costs_no_other() {
     let mut script = lead(&[call(items(&["huge", "large", "small"]))], rules);
     script["chunk_chars"] = json!(2_000_000);
     let house = House::new(script, SECTIONS).await;
-    let worker = worker(&house);
+    let worker = worker(&house).await;
     house.ask("go").await;
     ended(&house).await;
     worker.stop().await;
@@ -491,7 +507,7 @@ async fn a_result_of_50_mb_fails_its_item_and_costs_no_other() {
 async fn s58_a_long_result_is_cut_and_says_so() {
     let text = "x".repeat(100_001);
     let house = submitted(&["a"], json!([{"text": text}]), "").await;
-    let worker = worker(&house);
+    let worker = worker(&house).await;
     ended(&house).await;
     worker.stop().await;
     let batch = batch(&house).await;

@@ -40,7 +40,7 @@ async fn s62_an_item_that_died_with_its_process_goes_on_where_it_stopped() {
     assert!(left.iter().any(|row| row.status == BatchItemStatus::Running), "{left:?}");
     let next = house.restarted();
     gate(&name).open();
-    let second = worker(&next);
+    let second = worker(&next).await;
     let batch = ended(&next).await;
     second.stop().await;
     assert_eq!(batch.status, BatchStatus::Completed);
@@ -97,7 +97,7 @@ async fn a_kill_between_a_deletion_and_the_clean_up_of_an_item_leaves_no_checkpo
     let child = std::thread::scope(|threads| {
         let at_work = threads.spawn(|| {
             let (worker, child) = process.block_on(async {
-                let worker = worker(&first);
+                let worker = worker(&first).await;
                 source.reached.notified().await;
                 let child = house.executions().await.remove(0).child_thread;
                 delete_thread(&house).await;
@@ -119,7 +119,7 @@ async fn a_kill_between_a_deletion_and_the_clean_up_of_an_item_leaves_no_checkpo
         "poll_interval_seconds: 0.1, lease_seconds: 10",
     );
     let next = house.restarted();
-    let second = worker(&next);
+    let second = worker(&next).await;
     until_removed(&next, &child).await;
     second.stop().await;
 }

@@ -88,7 +88,7 @@ async fn worked(beside: bool) -> (u64, Vec<u64>) {
     let answers = json!([{"text": "", "tool_calls": [{"name": "work", "args": {}}]}, {"text": "Done."}]);
     let house = submitted(&keys, answers, "subagent_runtime: {max_running: 3}").await;
     let house = house.with_source(Arc::new(Work(Arc::clone(&clock))));
-    let worker = worker(&house);
+    let worker = worker(&house).await;
     let (mut delegations, mut waits) = (Vec::<Delegation>::new(), Vec::new());
     let mut now = 0;
     loop {

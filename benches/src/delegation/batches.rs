@@ -92,7 +92,7 @@ pub async fn work(url: &str, scratch: &Path) -> Result<()> {
     let location = StoreLocation::existing(url, scratch)?;
     let house = House::open(Backend::Postgres, &location, &script(1), SLOTS).await?;
     let before = Done::by_now(&house);
-    let worker = house.worker()?;
+    let worker = house.worker().await?;
     writeln!(io::stdout(), "ready")?;
     tokio::task::spawn_blocking(|| io::copy(&mut io::stdin(), &mut io::sink())).await??;
     worker.stop().await;
@@ -129,7 +129,7 @@ async fn measured(backend: Backend, processes: usize, items: usize, scratch: &Pa
     let house = House::open(backend, &location, &script(items), SLOTS).await?;
     let others = (1..processes).map(|_| Beside::start(location.url().context("a server")?, scratch));
     let others = others.collect::<Result<Vec<_>>>()?;
-    let worker = house.worker()?;
+    let worker = house.worker().await?;
     let (started, before) = (Instant::now(), Done::by_now(&house));
     house.turn("t", &mut Silent).await?;
     let batches = house.records().batches();
@@ -186,7 +186,7 @@ pub async fn live(items: usize, scratch: &Path) -> Result<Vec<Vec<String>>> {
             args["max_live_items"] = json!(items);
         }
         let house = House::open(backend, &location, &script, MOST_SLOTS).await?;
-        let worker = house.worker()?;
+        let worker = house.worker().await?;
         meter::reset_peak();
         let base = meter::resident();
         house.turn("t", &mut Silent).await?;

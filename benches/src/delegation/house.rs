@@ -110,8 +110,9 @@ impl House {
     }
 
     /// A worker for the batches of this store.
-    pub(super) fn worker(&self) -> Result<BatchWorker> {
-        BatchWorker::start(&self.delegator, self.accessor.clone()).context("this store has no batches")
+    pub(super) async fn worker(&self) -> Result<BatchWorker> {
+        let started = BatchWorker::start(&self.delegator, self.accessor.clone()).await?;
+        started.context("this store has no batches")
     }
 
     /// The records.

@@ -37,13 +37,19 @@ const ERROR_MAX: usize = 4_000;
 /// How often to look whether an earlier attempt of this process, whose claim was lost, has stopped.
 const STOPPED_EVERY: Duration = Duration::from_millis(50);
 
-/// An item that this process has claimed.
+/// An item that this process has claimed. Its lease is renewed until it is dropped, also by a runtime that ends.
 pub(super) struct AtWork {
     pub(super) worker: Arc<Worker>,
     pub(super) batch: Arc<BatchRow>,
     pub(super) item: ClaimedItem,
     /// Cancelled when the claim does not hold any more.
     pub(super) lost: CancellationToken,
+}
+
+impl Drop for AtWork {
+    fn drop(&mut self) {
+        self.worker.leases.remove(&self.item.claim);
+    }
 }
 
 /// What came of a subagent's work.
@@ -65,10 +71,11 @@ impl AtWork {
     pub(super) async fn work(self, slot: Slot) {
         let waited = i64::try_from(slot.waited().as_millis()).unwrap_or(i64::MAX);
         let end = self.attempt(waited).await;
-        self.worker.leases.remove(&self.item.claim);
-        self.worker.batching.count(end);
+        let batching = Arc::clone(&self.worker.batching);
+        drop(self);
+        batching.count(end);
         drop(slot);
-        self.worker.batching.wake();
+        batching.wake();
     }
 
     async fn attempt(&self, waited: i64) -> AttemptEnd {

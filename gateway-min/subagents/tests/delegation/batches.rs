@@ -343,7 +343,7 @@ async fn several_processes_work_on_one_batch() {
     let answers = json!([{"text": "done", "usage": {"input_tokens": 1, "output_tokens": 1}}]);
     let house = submitted(&keys, answers, "subagent_runtime: {max_running: 4}").await;
     let others = [house.restarted(), house.restarted()];
-    let workers: Vec<BatchWorker> = others.iter().map(worker).collect();
+    let workers = futures::future::join_all(others.iter().map(worker)).await;
     let batch = ended(&house).await;
     for worker in workers {
         worker.stop().await;

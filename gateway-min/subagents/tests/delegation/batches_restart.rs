@@ -19,7 +19,7 @@ fn killed_at(house: &House, name: &str) {
     std::thread::scope(|threads| {
         threads.spawn(|| {
             let worker = process.block_on(async {
-                let worker = worker(house);
+                let worker = worker(house).await;
                 gate(name).reached().await;
                 worker
             });
@@ -64,7 +64,7 @@ async fn s62_a_call_that_is_repeated_after_a_kill_finds_its_batch() {
             let mut observer = Between::default();
             let reached = Arc::clone(&observer.0);
             let held: Vec<_> = std::iter::from_fn(|| house.delegator.admission.try_acquire()).collect();
-            let worker = process.block_on(async { worker(&house) });
+            let worker = process.block_on(worker(&house));
             let mut running = Box::pin(house.run_observed("r1", Some("go"), &mut observer));
             process.block_on(async {
                 tokio::select! {

@@ -68,13 +68,13 @@ impl Entry {
             }
             if copy.is_none() && is_same(loan, &self.parts.key)? {
                 copy = shapes.copy(loan)?;
-            }
-            // Without the lock of the interpreter, who holds the loan may have changed it after the look.
-            if cfg!(Py_GIL_DISABLED)
-                && let Some(made) = &copy
-                && !is_same(made, &self.parts.key)?
-            {
-                copy = None;
+                // Without the lock of the interpreter, who holds the loan may have changed it after the look.
+                if cfg!(Py_GIL_DISABLED)
+                    && let Some(made) = &copy
+                    && !is_same(made, &self.parts.key)?
+                {
+                    copy = None;
+                }
             }
         }
         let Some(copy) = copy else { return Ok(None) };

@@ -87,7 +87,7 @@ impl Pool {
         Ok(pool)
     }
 
-    /// The same database on a connection that nothing else uses. The runtime that uses it first drives it, so that it works also
+    /// The same database on connections that nothing else uses. The runtime that uses one first drives it, so that it works also
     /// while that of the others is busy.
     pub(crate) fn apart(&self) -> Self {
         Self { connections: self.shared.apart.clone(), shared: Arc::clone(&self.shared) }

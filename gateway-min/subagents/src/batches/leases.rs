@@ -1,13 +1,14 @@
 //! What this process has claimed, and until when it may work on it.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use chrono::TimeDelta;
 use threadkeep_records::{Batches, Claim};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 
 /// The claims of this process.
 pub(super) struct Leases {
@@ -71,9 +72,22 @@ impl Leases {
         self.lock().get(claim).map_or_else(Instant::now, |held| held.renewed + self.length)
     }
 
+    /// Looks after the claims until the last of these tasks is done.
+    pub(super) async fn watch(self: Arc<Self>, batches: Batches, tasks: TaskTracker, poll: Duration) {
+        let every = poll.min(self.renewal());
+        loop {
+            tokio::select! {
+                biased;
+                () = tasks.wait() => return,
+                () = tokio::time::sleep(every) => {}
+            }
+            self.look(&batches).await;
+        }
+    }
+
     /// Looks after the claims once: those that do not hold are lost, and those that are due are renewed. What the database
     /// does not answer stays as it is until its time is up.
-    pub(super) async fn look(&self, batches: &Batches) {
+    async fn look(&self, batches: &Batches) {
         let now = Instant::now();
         let claims: Vec<Claim> = self.lock().keys().cloned().collect();
         match batches.held(claims.clone()).await {

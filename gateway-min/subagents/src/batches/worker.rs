@@ -37,7 +37,7 @@ pub(super) struct Worker {
     pub(super) delegator: Arc<Delegator>,
     pub(super) batching: Arc<Batching>,
     pub(super) accessor: StateAccessor,
-    pub(super) leases: Leases,
+    pub(super) leases: Arc<Leases>,
     pub(super) endings: Endings,
     /// Set when it stops: nothing is claimed any more, and what was claimed is given back.
     pub(super) stop: CancellationToken,
@@ -57,7 +57,7 @@ impl BatchWorker {
         let owner = delegator.records.runs().owner();
         let worker = Arc::new(Worker {
             endings: Endings::new(delegator.records.batches().clone()),
-            leases: Leases::new(Duration::from_secs(batching.settings.lease_seconds)),
+            leases: Arc::new(Leases::new(Duration::from_secs(batching.settings.lease_seconds))),
             stop: delegator.stopping.child_token(),
             tasks: TaskTracker::new(),
             name: worker_name(&owner.map_or_else(|| Uuid::new_v4().to_string(), str::to_owned)),
@@ -69,7 +69,10 @@ impl BatchWorker {
         // From here, dropping it ends what it has started.
         let started = Self { worker };
         let worker = &started.worker;
-        on_its_own_thread("batch-leases", Arc::clone(worker).watch()).await?;
+        // It holds nothing else of the worker, which is dropped where it was made.
+        let leases = Arc::clone(&worker.leases);
+        let watching = leases.watch(delegator.records.batches().clone(), worker.tasks.clone(), worker.poll());
+        on_its_own_thread("batch-leases", watching).await?;
         worker.batching.working.store(true, Ordering::Release);
         worker.tasks.spawn(Arc::clone(worker).claim_all());
         worker.tasks.spawn(Arc::clone(worker).sweep());
@@ -96,19 +99,6 @@ impl Worker {
     /// How long to wait for something to do.
     pub(super) fn poll(&self) -> Duration {
         Duration::from_secs_f64(self.batching.settings.poll_interval_seconds)
-    }
-
-    /// Looks after the leases until the last item is done, on a thread of its own.
-    async fn watch(self: Arc<Self>) {
-        let every = self.poll().min(self.leases.renewal());
-        loop {
-            tokio::select! {
-                biased;
-                () = self.tasks.wait() => return,
-                () = tokio::time::sleep(every) => {}
-            }
-            self.leases.look(self.delegator.records.batches()).await;
-        }
     }
 
     /// Removes what items of deleted threads have left, now and then, until it is stopped.

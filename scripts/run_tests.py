@@ -5,8 +5,8 @@ A line per step when it ends: the result, how long it took, its CPU time, how ma
 prints goes to a file in target/test-logs; a step that fails shows the end of its file. The last lines name every failed
 test and say why it failed, then come the sums.
 
-With --busy N it does so beside N loops that never pause: no test may fail because a machine has other work. With --suites
-ROUNDS it runs only the conformance suites and the tests of the drivers, as many times.
+With --busy N they run beside N loops that never pause: no test may fail because a machine has other work. With --rounds N
+everything runs N times, and with --suites only the conformance suites and the tests of the drivers.
 """
 
 import argparse
@@ -310,8 +310,8 @@ def busy(loops):
 def main():
     arguments = argparse.ArgumentParser(description="Builds the tests and runs them.")
     arguments.add_argument("--busy", type=int, default=0, metavar="N", help="beside this many loops that never pause")
-    arguments.add_argument("--suites", type=int, default=0, metavar="ROUNDS",
-                           help="only the conformance suites and the drivers' tests, so many times")
+    arguments.add_argument("--rounds", type=int, default=1, metavar="N", help="so many times")
+    arguments.add_argument("--suites", action="store_true", help="only the conformance suites and the drivers' tests")
     given = arguments.parse_args()
     os.chdir(ROOT)
     LOGS.mkdir(parents=True, exist_ok=True)
@@ -320,19 +320,21 @@ def main():
     os.environ["CARGO_TERM_COLOR"] = "never"
     report = Report()
     try:
+        steps = prepare(report, given.suites)
         with busy(given.busy):
-            run(report, given.suites)
+            run_all(report, steps * given.rounds, STREAMS)
     except KeyboardInterrupt:
         report.stop()
         sys.exit(130)
     sys.exit(0 if report.sums() else 1)
 
 
-def run(report, rounds):
+def prepare(report, suites):
+    """Builds the tests and installs what they need; the steps to run then, none if the tests could not be built."""
     messages = LOGS / "build.jsonl"
     build = "cargo test --workspace --locked --no-run --message-format=json-render-diagnostics"
     before = [Step("build the tests", ["sh", "-c", f"{build} > '{messages}'"])]
-    if not rounds:
+    if not suites:
         scripts = ("openapi-check.sh", "sdk-check-js.sh", "sdk-check-react.sh")
         clients = " && ".join(f"scripts/{script} --install" for script in scripts)
         # The clients come over the network; the build does not wait for them, nor they for it.
@@ -344,15 +346,13 @@ def run(report, rounds):
     with open(messages) as lines:
         programs, gateway = built(lines)
     if not programs:
-        return
+        return []
     steps = longest_first([program_step(artifact) for artifact in programs])
-    if rounds:
-        suites = [step for step in steps if step.name.startswith(("conformance/", "drivers/"))]
-        run_all(report, suites * rounds, STREAMS)
-        return
+    if suites:
+        return [step for step in steps if step.name.startswith(("conformance/", "drivers/"))]
     python = Step("the Python package", ["scripts/python-test.sh"], env={"THREADKEEP_BINARY": gateway})
     examples = Step("examples in the documentation", ["cargo", "test", "--workspace", "--locked", "--doc"])
-    run_all(report, [*steps[:len(LONGEST)], python, examples, *client_steps(gateway), *steps[len(LONGEST):]], STREAMS)
+    return [*steps[:len(LONGEST)], python, examples, *client_steps(gateway), *steps[len(LONGEST):]]
 
 
 if __name__ == "__main__":

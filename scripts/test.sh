@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs everything that a change must pass: every Rust test, the official SDK clients, the README's tour.
 #
-#   scripts/test.sh [--busy N] [--suites ROUNDS]
+#   scripts/test.sh [--busy N] [--rounds N] [--suites]
 #
 # A line per step, and at the end what failed and the sums; scripts/run_tests.py says more.
 set -euo pipefail

@@ -8,6 +8,7 @@ mod manifest;
 mod names;
 mod pack;
 mod reader;
+mod related;
 mod row;
 
 pub use codec::{Decoder, Malformed, put_bytes, put_int, put_len, put_uint};
@@ -21,6 +22,7 @@ pub use manifest::{
 pub use names::{decode_names, encode_names};
 pub use pack::{Packer, Unpacker};
 pub use reader::{Refers, ValueSource, Values};
+pub use related::Related;
 pub use row::{
     Heading, Rest, RestKind, bits_of, first_byte, put_counters, put_parents, put_version, put_write,
     take_counters, take_parents, take_plain_start, take_version, take_write,

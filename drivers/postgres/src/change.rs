@@ -143,6 +143,32 @@ impl Change {
         Ok(step)
     }
 
+    /// Takes changes off this one until at most so many checkpoints and elements are left. The transaction that makes this one
+    /// makes them before, in order: the first creates the thread, each other expects it as that one left it. Nothing is taken
+    /// off a change of a thread that exists: nobody else can write to that until the transaction ends.
+    pub(crate) fn pieces(&mut self, most: usize) -> Vec<Self> {
+        let mut pieces = Vec::new();
+        if self.from.is_some() {
+            return pieces;
+        }
+        while self.rows.len().max(self.seqs.len()) > most {
+            pieces.push(Self {
+                thread: self.thread,
+                name: self.name.clone(),
+                from: self.from.replace(self.to),
+                to: self.to,
+                body: self.body.clone(),
+                seqs: end_of(&mut self.seqs, most),
+                hashes: end_of(&mut self.hashes, most),
+                sizes: end_of(&mut self.sizes, most),
+                elements: end_of(&mut self.elements, most),
+                rows: end_of(&mut self.rows, most),
+                heads: Vec::new(),
+            });
+        }
+        pieces
+    }
+
     /// Writes it. Returns whether the thread was as expected.
     pub(crate) async fn write(&self, sql: &Sql, asks: &mut impl Ask) -> Result<bool, Trouble> {
         let rows = Columns::of(&self.rows);
@@ -186,6 +212,11 @@ impl Change {
         let rows = asks.ask(&sql.write, &params).await?;
         Ok(answers(&rows, (1, self.to.nonce))?[0])
     }
+}
+
+/// Takes off the end.
+fn end_of<T>(all: &mut Vec<T>, most: usize) -> Vec<T> {
+    all.split_off(all.len().saturating_sub(most))
 }
 
 /// The columns of rows of checkpoints.

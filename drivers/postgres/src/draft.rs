@@ -1,6 +1,6 @@
 //! Values on their way into the database: existing elements are referred to, new ones are collected.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 
 use bytes::Bytes;
 use serde_json::Value as Json;
@@ -15,7 +15,7 @@ use threadkeep_layout::{
 
 use crate::element::Space;
 use crate::record::{CheckpointRecord, Extra, Rest};
-use crate::thread::{ListKey, StoredObject, ThreadState};
+use crate::thread::{ListKey, SHAPES, StoredObject, ThreadState};
 
 /// What a write adds to the elements of a thread. Nothing counts as stored until [`Draft::done`].
 pub(crate) struct Draft<'s> {
@@ -23,8 +23,15 @@ pub(crate) struct Draft<'s> {
     added: [HashMap<ElementHash, u32>; 3],
     next: [u32; 3],
     elements: Vec<(i64, Element)>,
-    shapes: Vec<(ListKey, Shape)>,
+    /// The last ones: what is rewritten may have any number of lists.
+    shapes: VecDeque<(ListKey, Shape)>,
     objects: HashMap<String, StoredObject>,
+}
+
+#[cfg(test)]
+thread_local! {
+    /// How many elements a test looked up.
+    pub(crate) static LOOKED_UP: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
 }
 
 /// The result of a [`Draft`].
@@ -32,7 +39,7 @@ pub(crate) struct Drafted {
     pub(crate) next: [u32; 3],
     /// The new elements, by sequence number.
     pub(crate) elements: Vec<(i64, Element)>,
-    shapes: Vec<(ListKey, Shape)>,
+    shapes: VecDeque<(ListKey, Shape)>,
     objects: HashMap<String, StoredObject>,
 }
 
@@ -61,7 +68,7 @@ impl<'s> Draft<'s> {
             added: Default::default(),
             next: state.index.next,
             elements: Vec::new(),
-            shapes: Vec::new(),
+            shapes: VecDeque::new(),
             objects: HashMap::new(),
         }
     }
@@ -71,6 +78,8 @@ impl<'s> Draft<'s> {
     }
 
     fn number(&self, space: Space, hash: &ElementHash) -> Option<u32> {
+        #[cfg(test)]
+        LOOKED_UP.set(LOOKED_UP.get() + 1);
         self.state.index.find(space, hash).or_else(|| self.added[space as usize].get(hash).copied())
     }
 
@@ -102,13 +111,22 @@ impl<'s> Draft<'s> {
 
     /// A value of a channel. A list that is stored under a key can be a base of later ones.
     pub(crate) fn value(&mut self, value: &ChannelValue, key: Option<ListKey>) -> Result<Form> {
-        let state = self.state;
+        let (state, shapes) = (self.state, std::mem::take(&mut self.shapes));
         let base = |version: Version| {
             let (namespace, channel, _) = key.as_ref()?;
-            state.shapes.peek(&(namespace.clone(), channel.clone(), version))
+            let wanted = (namespace.clone(), channel.clone(), version);
+            let drafted = shapes.iter().rev().find(|(key, _)| *key == wanted);
+            drafted.map(|(_, shape)| shape).or_else(|| state.shapes.peek(&wanted))
         };
-        let Stored { form, shape } = draft(self, value, base)?;
-        self.shapes.extend(key.zip(shape));
+        let stored = draft(self, value, base);
+        self.shapes = shapes;
+        let Stored { form, shape } = stored?;
+        if let Some(shape) = key.zip(shape) {
+            if self.shapes.len() == SHAPES.get() {
+                self.shapes.pop_front();
+            }
+            self.shapes.push_back(shape);
+        }
         Ok(form)
     }
 

@@ -5,13 +5,14 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
-use threadkeep::checkpoint::CheckpointTuple;
+use threadkeep::checkpoint::{CheckpointTuple, Stored};
 use threadkeep::id::{CheckpointId, Namespace, ThreadId};
 use threadkeep::saver::{Flush, Outline, Revision, Rewrite};
-use threadkeep::value::Element;
+use threadkeep::value::{ChannelValue, Element};
 use threadkeep::{Error, Result};
-use threadkeep_layout::{Form, Run, chunk_runs, push_run};
+use threadkeep_layout::{Form, Related, Run, chunk_runs, push_run};
 use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 use uuid::Uuid;
@@ -35,6 +36,10 @@ use crate::thread::ThreadState;
 
 /// How often a thread may be created or deleted between reading and writing it.
 const ROUNDS: usize = 8;
+/// Checkpoints of a new thread that one statement writes, and elements.
+const PIECE: usize = 128;
+/// The longest pause between two such statements.
+const PAUSE: Duration = Duration::from_millis(100);
 
 impl Store {
     /// One attempt. `epoch` is that of the rewritten thread; `asked` holds the requests of earlier attempts, and
@@ -86,7 +91,7 @@ impl Store {
             });
             // As above.
             state = ThreadState::absent();
-            let (change, removal) = match planned.await {
+            let (mut change, removal) = match planned.await {
                 Ok(Planned::Change(change, removal)) => (change, removal),
                 Ok(Planned::Nothing) => return transaction.roll_back().await,
                 Ok(Planned::Deletion) => {
@@ -105,6 +110,10 @@ impl Store {
                     return Err(error);
                 }
             };
+            if !self.begin_with(&transaction, change.pieces(PIECE)).await? {
+                transaction.roll_back().await?;
+                continue;
+            }
             asked.note(Request::Write { to: to.moment(), creates: found.is_none() });
             let write = async {
                 let mut asks = &transaction;
@@ -121,6 +130,19 @@ impl Store {
             asked.refused();
         }
         Err(unavailable(BUSY).into())
+    }
+
+    /// Makes the first changes of a transaction, with pauses in which the server has time for others. Returns whether the thread
+    /// was as expected.
+    async fn begin_with(&self, transaction: &Transaction, pieces: Vec<Change>) -> Result<bool, Trouble> {
+        for piece in pieces {
+            let began = Instant::now();
+            if !piece.write(&self.sql, &mut &*transaction).await? {
+                return Ok(false);
+            }
+            tokio::time::sleep(began.elapsed().min(PAUSE)).await;
+        }
+        Ok(true)
     }
 
     /// The contract's `delete_thread`. `target` is what the first attempt found: the life of the thread, or none. Only
@@ -260,7 +282,7 @@ fn plan(
         return Ok(Planned::Nothing);
     }
 
-    let mut draft = Draft::new(state);
+    let (mut draft, mut lists) = (Draft::new(state), Related::default());
     let puts: BTreeMap<_, _> =
         rewrite.put.iter().map(|tuple| ((tuple.namespace.clone(), tuple.checkpoint.id), tuple)).collect();
     let places: BTreeSet<_> = stored.keys().chain(puts.keys()).cloned().collect();
@@ -269,7 +291,7 @@ fn plan(
     for place in places.into_iter().filter(|place| !rewrite.remove.contains(place)) {
         let parent = |id: Option<CheckpointId>| Some(&left.get(&(place.0.clone(), id?))?.0);
         let node = match (puts.get(&place), stored.get(&place)) {
-            (Some(tuple), _) => put(&mut draft, tuple, parent(tuple.parent))?,
+            (Some(tuple), _) => put(&mut draft, &mut lists, tuple, parent(tuple.parent))?,
             (None, Some(node)) => stay(node, parent(node.record.parent)),
             (None, None) => continue,
         };
@@ -317,10 +339,21 @@ fn outline(node: &Node) -> Outline {
 }
 
 /// A checkpoint that is put.
-fn put(draft: &mut Draft<'_>, tuple: &CheckpointTuple, parent: Option<&Node>) -> Result<Node> {
+fn put(
+    draft: &mut Draft<'_>,
+    lists: &mut Related,
+    tuple: &CheckpointTuple,
+    parent: Option<&Node>,
+) -> Result<Node> {
     let mut channels = BTreeMap::new();
     for (channel, entry) in &tuple.checkpoint.channels {
-        let kept = kept(draft, &tuple.namespace, channel, entry.version, &entry.stored, parent)?;
+        let mut related = |list| lists.list(&tuple.namespace, channel, entry.version, list).into();
+        let stored = match &entry.stored {
+            Stored::Value(ChannelValue::List(list)) => &Stored::Value(related(list)),
+            Stored::Snapshot(ChannelValue::List(list)) => &Stored::Snapshot(related(list)),
+            other => other,
+        };
+        let kept = kept(draft, &tuple.namespace, channel, entry.version, stored, parent)?;
         channels.insert(channel.clone(), StoredChannel { version: entry.version, kept });
     }
     let record = CheckpointRecord {
@@ -432,3 +465,6 @@ impl<'a> Used<'a> {
         all
     }
 }
+
+#[cfg(test)]
+mod tests;

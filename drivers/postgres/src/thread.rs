@@ -23,7 +23,7 @@ use crate::rows::{Node, Snapshot};
 /// Remembered heads of a thread.
 const HEADS: NonZeroUsize = NonZeroUsize::MIN.saturating_add(63);
 /// Stored lists of a thread whose shapes are remembered.
-const SHAPES: NonZeroUsize = NonZeroUsize::MIN.saturating_add(63);
+pub(crate) const SHAPES: NonZeroUsize = NonZeroUsize::MIN.saturating_add(63);
 /// Remembered large metadata objects of a thread.
 const OBJECTS: NonZeroUsize = NonZeroUsize::MIN.saturating_add(7);
 /// The number of remembered threads.

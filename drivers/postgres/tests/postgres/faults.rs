@@ -35,14 +35,17 @@ impl Write {
     }
 }
 
-const KINDS: [&str; 6] = [
+const KINDS: [&str; 7] = [
     "first commit",
     "commit",
     "commit to an unknown thread",
     "put_writes",
     "delete_thread",
     "rewrite_thread",
+    "rewrite_thread, a long new thread",
 ];
+/// Checkpoints of the long one: three statements.
+const LONG: usize = 260;
 
 /// A thread of its own for each attempt, made by `maker`; `subject` is the saver that will do the write, and may know
 /// the thread already.
@@ -52,6 +55,14 @@ async fn prepare(kind: &str, maker: &PostgresSaver, subject: &PostgresSaver) -> 
     let thread = talk.thread.clone();
     if kind == "first commit" {
         return (thread, Write::Commit(talk.say(&note(0))));
+    }
+    if kind == "rewrite_thread, a long new thread" {
+        let mut put: Vec<_> = long_thread(maker).await.checkpoints.into_values().collect();
+        put.iter_mut().for_each(|tuple| tuple.thread = thread.clone());
+        return (
+            thread,
+            Write::Rewrite(talk.thread, Revision::absent(), Rewrite { put, ..Rewrite::default() }),
+        );
     }
     let writer = if kind == "commit to an unknown thread" { maker } else { subject };
     for n in 0..4 {
@@ -73,6 +84,21 @@ async fn prepare(kind: &str, maker: &PostgresSaver, subject: &PostgresSaver) -> 
         _ => Write::Commit(talk.say(&note(4))),
     };
     (thread, write)
+}
+
+/// The thread that is copied, made when it is first asked for.
+async fn long_thread(maker: &PostgresSaver) -> ThreadImage {
+    let mut talk = Talk::new("long");
+    let image = maker.read_thread(&talk.thread).await.unwrap();
+    if !image.checkpoints.is_empty() {
+        return image;
+    }
+    for n in 0..LONG {
+        let step = talk.say(&note(n));
+        maker.commit(step.clone()).await.unwrap();
+        talk.accept(&step);
+    }
+    maker.read_thread(&talk.thread).await.unwrap()
 }
 
 /// What is stored, without the revision, which differs in each life.
@@ -276,11 +302,29 @@ async fn a_write_of_which_one_statement_fails_leaves_nothing_and_can_be_repeated
             "delete_thread" => [claim, &["DELETE"], &["DELETE"], &["DELETE"]],
             "put_writes" => [&["UPDATE"], &[], both, &[]],
             "rewrite_thread" => [&["UPDATE"], &[], &["INSERT", "DELETE"], both],
+            // The first statement creates it, the others update it.
+            "rewrite_thread, a long new thread" => [both, &["INSERT"], &["INSERT"], &["INSERT"]],
             _ => [&["UPDATE"], &["INSERT"], both, both],
         };
         let expected = [("thread", thread), ("element", element), ("checkpoint", checkpoint), ("head", head)];
         let expected: Vec<_> =
             expected.iter().flat_map(|(table, events)| events.iter().map(|event| (*table, *event))).collect();
         assert_eq!(failed, expected, "{kind}");
+    }
+}
+
+/// Each of them finds no thread, and all but one find it created when they begin to write.
+#[tokio::test(flavor = "multi_thread")]
+async fn of_several_copies_to_one_thread_one_is_made() {
+    let database = database().await;
+    let maker = open(database.url()).await;
+    let savers = futures::future::join_all((0..3).map(|_| open(database.url()))).await;
+    for _ in 0..5 {
+        let (thread, write) = prepare("rewrite_thread, a long new thread", &maker, &maker).await;
+        let done = futures::future::join_all(savers.iter().map(|saver| write.run(saver))).await;
+        let refused = done.iter().filter(|done| matches!(done, Err(Error::Stale { .. }))).count();
+        assert!(refused == 2 && done.contains(&Ok(())), "{done:?}");
+        let (copy, long) = (stored(&maker, &thread).await, long_thread(&maker).await);
+        assert!(copy.checkpoints.keys().eq(long.checkpoints.keys()));
     }
 }

@@ -5,15 +5,16 @@
 //! takes its name, unless somebody wrote to it meanwhile. What a process leaves when it ends in between is found by the
 //! check and deleted by the sweep, see [`directory::is_being_made`].
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use threadkeep::checkpoint::{CheckpointTuple, Stored};
-use threadkeep::id::{ChannelName, IdSource, Namespace, ThreadId, Version};
+use threadkeep::id::{IdSource, ThreadId};
 use threadkeep::saver::{Outline, Revision, Rewrite, ThreadImage};
-use threadkeep::value::{ChannelValue, ListValue};
+use threadkeep::value::ChannelValue;
 use threadkeep::{Error, Result};
+use threadkeep_layout::Related;
 
 use crate::error::{NO_ROOM, SWEPT, unavailable};
 use crate::read::queries;
@@ -59,15 +60,14 @@ impl Piece {
 struct Pieces {
     left: std::vec::IntoIter<CheckpointTuple>,
     most: usize,
-    /// The latest list of each channel: one that extends it is related to it, so that only its end is looked at.
-    lists: HashMap<(Namespace, ChannelName), (Version, ListValue)>,
+    lists: Related,
 }
 
 impl Pieces {
     fn new(rewrite: Rewrite, most: usize) -> Self {
         let mut put = rewrite.put;
         put.sort_by(|a, b| (&a.namespace, a.checkpoint.id).cmp(&(&b.namespace, b.checkpoint.id)));
-        Self { left: put.into_iter(), most, lists: HashMap::new() }
+        Self { left: put.into_iter(), most, lists: Related::default() }
     }
 
     fn relate(&mut self, tuple: &mut CheckpointTuple) {
@@ -77,16 +77,7 @@ impl Pieces {
             else {
                 continue;
             };
-            let place = (tuple.namespace.clone(), name.clone());
-            if let Some((version, known)) = self.lists.get(&place)
-                && list.starts_with(known)
-            {
-                let mut grown = known.clone();
-                grown.rebase(*version);
-                list.iter_from(known.len()).for_each(|element| grown.push(element.clone()));
-                *list = grown;
-            }
-            self.lists.insert(place, (entry.version, list.clone()));
+            *list = self.lists.list(&tuple.namespace, name, entry.version, list);
         }
     }
 }

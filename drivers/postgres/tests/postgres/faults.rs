@@ -58,7 +58,9 @@ async fn prepare(kind: &str, maker: &PostgresSaver, subject: &PostgresSaver) -> 
     }
     if kind == "rewrite_thread, a long new thread" {
         let mut put: Vec<_> = long_thread(maker).await.checkpoints.into_values().collect();
-        put.iter_mut().for_each(|tuple| tuple.thread = thread.clone());
+        for tuple in &mut put {
+            tuple.thread = thread.clone();
+        }
         return (
             thread,
             Write::Rewrite(talk.thread, Revision::absent(), Rewrite { put, ..Rewrite::default() }),

@@ -8,13 +8,13 @@ use super::*;
 use crate::draft::LOOKED_UP;
 
 /// A thread of so many checkpoints, each with a message more, as it is read.
-fn thread(length: usize) -> Vec<CheckpointTuple> {
+fn thread(length: i64) -> Vec<CheckpointTuple> {
     let (ids, mut list, mut parent) = (IdSource::default(), ListValue::default(), None);
     let mut all = Vec::new();
     for n in 0..length {
         let text = format!("a message that is too long to stand in its list {n}");
         list.push(Element::from_json(&json!(text)).unwrap());
-        let version = Version { counter: n as u64 + 1, random: 0 };
+        let version = Version { counter: n.unsigned_abs() + 1, random: 0 };
         let mut read = list.clone();
         read.rebase(version);
         let entry = ChannelEntry { version, stored: Stored::Value(read.into()) };
@@ -30,7 +30,7 @@ fn thread(length: usize) -> Vec<CheckpointTuple> {
             namespace: "".into(),
             checkpoint,
             parent: parent.replace(id),
-            metadata: Metadata::new(Source::Loop, n as i64),
+            metadata: Metadata::new(Source::Loop, n),
             writes: Vec::new(),
         });
     }

@@ -10,7 +10,7 @@ run: ## Serve the gateway on http://127.0.0.1:8001, with its page for browsers a
 config-upgrade: ## Add what is new to the configuration file (CONFIG, else SVC_CONFIG_PATH, else config.yaml), with a backup
 	cargo run --release --locked -p threadkeep-gateway -- config upgrade $(if $(CONFIG),--config $(CONFIG))
 
-test: ## Run every test, the SDK clients and the tour included; a line a step, the rest in target/test-logs; BUSY=4: beside so many busy loops; ROUNDS=3: so many times
+test: ## Run every test, the SDK clients and the tour included; a line a step, the rest in target/test-logs; BUSY=4: beside four busy loops; ROUNDS=3: three times
 	@scripts/test.sh $(if $(BUSY),--busy $(BUSY)) $(if $(ROUNDS),--rounds $(ROUNDS))
 
 suites: ## The conformance suites and the tests of the drivers, ROUNDS (20) times beside BUSY (4) busy loops

@@ -309,8 +309,8 @@ def busy(loops):
 
 def main():
     arguments = argparse.ArgumentParser(description="Builds the tests and runs them.")
-    arguments.add_argument("--busy", type=int, default=0, metavar="N", help="beside this many loops that never pause")
-    arguments.add_argument("--rounds", type=int, default=1, metavar="N", help="so many times")
+    arguments.add_argument("--busy", type=int, default=0, metavar="N", help="run beside N loops that never pause")
+    arguments.add_argument("--rounds", type=int, default=1, metavar="N", help="how often to run everything")
     arguments.add_argument("--suites", action="store_true", help="only the conformance suites and the drivers' tests")
     given = arguments.parse_args()
     os.chdir(ROOT)

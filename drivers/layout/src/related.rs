@@ -1,18 +1,18 @@
-//! Lists that are put together, as of a thread that is copied or imported.
+//! Lists of a thread that is written as a whole: copied, imported or converted.
 
 use std::collections::HashMap;
 
 use threadkeep::id::{ChannelName, Namespace, Version};
 use threadkeep::value::ListValue;
 
-/// The last list of each channel that was put. One that goes on from it is related to it, so that only its end is looked at: a
-/// thread that is written as a whole, oldest checkpoint first, costs its length and not the square of it.
+/// The latest list of each channel. Gives a list that extends it a base, so that a saver looks up only the new elements.
+/// Without it, writing a thread oldest checkpoint first would look up every element of every list: quadratic in its length.
 #[derive(Debug, Default)]
 pub struct Related(HashMap<(Namespace, ChannelName), (Version, ListValue)>);
 
 impl Related {
-    /// The list of this version of a channel. If the last one of the channel is its beginning, that is its
-    /// [`ListValue::base`].
+    /// Returns `list`, the value of `channel` at `version`. If the previous list of the channel is a prefix of it, the result
+    /// has that one's version as [`ListValue::base`].
     pub fn list(
         &mut self,
         namespace: &Namespace,

@@ -143,9 +143,9 @@ impl Change {
         Ok(step)
     }
 
-    /// Takes changes off this one until at most so many checkpoints and elements are left. The transaction that makes this one
-    /// makes them before, in order: the first creates the thread, each other expects it as that one left it. Nothing is taken
-    /// off a change of a thread that exists: nobody else can write to that until the transaction ends.
+    /// Splits off pieces until at most `most` checkpoints and elements remain. The caller writes the pieces in order and then
+    /// the rest, in one transaction: the first piece creates the thread, and each later one checks that the mark is still that
+    /// of the first. A change of an existing thread is not split, because its other writers wait until the transaction ends.
     pub(crate) fn pieces(&mut self, most: usize) -> Vec<Self> {
         let mut pieces = Vec::new();
         if self.from.is_some() {
@@ -214,7 +214,7 @@ impl Change {
     }
 }
 
-/// Takes off the end.
+/// Splits off at most `most` items from the end, which moves no other.
 fn end_of<T>(all: &mut Vec<T>, most: usize) -> Vec<T> {
     all.split_off(all.len().saturating_sub(most))
 }

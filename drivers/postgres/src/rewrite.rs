@@ -36,7 +36,7 @@ use crate::thread::ThreadState;
 
 /// How often a thread may be created or deleted between reading and writing it.
 const ROUNDS: usize = 8;
-/// Checkpoints of a new thread that one statement writes, and elements.
+/// Maximum checkpoints, and elements, of a new thread that one statement writes.
 const PIECE: usize = 128;
 /// The longest pause between two such statements.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -110,7 +110,7 @@ impl Store {
                     return Err(error);
                 }
             };
-            if !self.begin_with(&transaction, change.pieces(PIECE)).await? {
+            if !self.write_pieces(&transaction, change.pieces(PIECE)).await? {
                 transaction.roll_back().await?;
                 continue;
             }
@@ -132,9 +132,9 @@ impl Store {
         Err(unavailable(BUSY).into())
     }
 
-    /// Makes the first changes of a transaction, with pauses in which the server has time for others. Returns whether the thread
-    /// was as expected.
-    async fn begin_with(&self, transaction: &Transaction, pieces: Vec<Change>) -> Result<bool, Trouble> {
+    /// Writes the pieces of a change, and pauses after each for as long as it took, so that the server has time for other
+    /// clients. Returns whether the thread was as expected.
+    async fn write_pieces(&self, transaction: &Transaction, pieces: Vec<Change>) -> Result<bool, Trouble> {
         for piece in pieces {
             let began = Instant::now();
             if !piece.write(&self.sql, &mut &*transaction).await? {

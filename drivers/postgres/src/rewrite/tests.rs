@@ -7,7 +7,7 @@ use threadkeep::value::ListValue;
 use super::*;
 use crate::draft::LOOKED_UP;
 
-/// A thread of so many checkpoints, each with a message more, as it is read.
+/// `length` checkpoints of a thread as `read_thread` returns them, each with one more message.
 fn thread(length: i64) -> Vec<CheckpointTuple> {
     let (ids, mut list, mut parent) = (IdSource::default(), ListValue::default(), None);
     let mut all = Vec::new();

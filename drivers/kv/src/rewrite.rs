@@ -8,7 +8,7 @@ use threadkeep::id::{ChannelName, Namespace, ThreadId, Version};
 use threadkeep::saver::{Outline, Revision, Rewrite};
 use threadkeep::value::{ChannelValue, ListValue};
 use threadkeep::{Error, Result};
-use threadkeep_layout::{Decoder, Form, Rest, Run, Shape};
+use threadkeep_layout::{Decoder, Form, Related, Rest, Run, Shape};
 
 use crate::change::{delete_thread, delete_under};
 use crate::draft::Draft;
@@ -91,10 +91,12 @@ fn put(draft: &mut Draft<'_, '_>, lists: &mut Lists, tuple: &CheckpointTuple) ->
     draft.put((namespace, id), &record)
 }
 
-/// The last list of each channel that was put. One that goes on from it looks only at what it adds, so that a thread that is
-/// copied or imported costs its length, not the square of it.
+/// The previous list of each channel, and its shape.
 #[derive(Default)]
-struct Lists(HashMap<(Namespace, ChannelName), (Version, ListValue, Shape)>);
+struct Lists {
+    related: Related,
+    shapes: HashMap<(Namespace, ChannelName), (Version, Shape)>,
+}
 
 impl Lists {
     fn kept(
@@ -104,26 +106,12 @@ impl Lists {
         version: Version,
         stored: &Stored,
     ) -> Result<crate::record::Kept> {
-        let Some(list) = stored.value().and_then(ChannelValue::as_list) else {
-            return Ok(draft.kept(stored, None)?.0);
-        };
+        let stored = self.related.stored(namespace, channel, version, stored);
+        let base = stored.value().and_then(ChannelValue::as_list).and_then(ListValue::base);
         let place = (namespace.clone(), channel.clone());
-        let known = self.0.remove(&place).filter(|(_, known, _)| list.starts_with(known));
-        let (mut grown, base) = match known {
-            Some((version, mut known, shape)) => {
-                known.rebase(version);
-                (known, Some(shape))
-            }
-            None => (ListValue::default(), None),
-        };
-        list.iter_from(grown.len()).for_each(|element| grown.push(element.clone()));
-        let value = grown.clone().into();
-        let stored = match stored {
-            Stored::Snapshot(_) => Stored::Snapshot(value),
-            _ => Stored::Value(value),
-        };
-        let (kept, shape) = draft.kept(&stored, base.as_ref())?;
-        self.0.extend(shape.map(|shape| (place, (version, grown, shape))));
+        let shape = self.shapes.remove(&place).filter(|(version, _)| Some(*version) == base);
+        let (kept, shape) = draft.kept(&stored, shape.as_ref().map(|(_, shape)| shape))?;
+        self.shapes.extend(shape.map(|shape| (place, (version, shape))));
         Ok(kept)
     }
 }

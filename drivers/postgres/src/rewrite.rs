@@ -7,10 +7,10 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use threadkeep::checkpoint::{CheckpointTuple, Stored};
+use threadkeep::checkpoint::CheckpointTuple;
 use threadkeep::id::{CheckpointId, Namespace, ThreadId};
 use threadkeep::saver::{Flush, Outline, Revision, Rewrite};
-use threadkeep::value::{ChannelValue, Element};
+use threadkeep::value::Element;
 use threadkeep::{Error, Result};
 use threadkeep_layout::{Form, Related, Run, chunk_runs, push_run};
 use tokio_postgres::Row;
@@ -347,13 +347,8 @@ fn put(
 ) -> Result<Node> {
     let mut channels = BTreeMap::new();
     for (channel, entry) in &tuple.checkpoint.channels {
-        let mut related = |list| lists.list(&tuple.namespace, channel, entry.version, list).into();
-        let stored = match &entry.stored {
-            Stored::Value(ChannelValue::List(list)) => &Stored::Value(related(list)),
-            Stored::Snapshot(ChannelValue::List(list)) => &Stored::Snapshot(related(list)),
-            other => other,
-        };
-        let kept = kept(draft, &tuple.namespace, channel, entry.version, stored, parent)?;
+        let stored = lists.stored(&tuple.namespace, channel, entry.version, &entry.stored);
+        let kept = kept(draft, &tuple.namespace, channel, entry.version, &stored, parent)?;
         channels.insert(channel.clone(), StoredChannel { version: entry.version, kept });
     }
     let record = CheckpointRecord {

@@ -1,5 +1,5 @@
 use serde_json::json;
-use threadkeep::checkpoint::{ChannelEntry, Checkpoint};
+use threadkeep::checkpoint::{ChannelEntry, Checkpoint, Stored};
 use threadkeep::id::{IdSource, Version};
 use threadkeep::metadata::{Metadata, Source};
 use threadkeep::value::ListValue;
@@ -69,4 +69,22 @@ fn only_a_long_new_thread_is_written_in_pieces() {
     let (mut change, _) = planned(thread(10));
     assert_eq!(change.pieces(PIECE).len(), 0);
     assert_eq!(change.pieces(3).len(), 3);
+}
+
+/// Their first and last elements are equal, which is all that is checked of a list that names another one as its base.
+#[test]
+fn two_lists_under_one_version_are_both_stored() {
+    let version = Version { counter: 9, random: 0 };
+    let mut put = thread(3);
+    for (tuple, middle) in put[1..].iter_mut().zip(["1", "another 1"]) {
+        let text = |end: &str| json!(format!("a message that is too long to stand in its list {end}"));
+        let mut list: ListValue =
+            ["0", middle, "2"].map(|end| Element::from_json(&text(end)).unwrap()).into_iter().collect();
+        list.rebase(version);
+        let entry = ChannelEntry { version, stored: Stored::Value(list.into()) };
+        tuple.checkpoint.channels = [("messages".into(), entry)].into();
+    }
+    let (mut change, _) = planned(put);
+    // Four messages, and the names of the records.
+    assert_eq!(change.pieces(1).len() + 1, 5);
 }

@@ -9,10 +9,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use threadkeep::checkpoint::{CheckpointTuple, Stored};
+use threadkeep::checkpoint::CheckpointTuple;
 use threadkeep::id::{IdSource, ThreadId};
 use threadkeep::saver::{Outline, Revision, Rewrite, ThreadImage};
-use threadkeep::value::ChannelValue;
 use threadkeep::{Error, Result};
 use threadkeep_layout::Related;
 
@@ -69,17 +68,6 @@ impl Pieces {
         put.sort_by(|a, b| (&a.namespace, a.checkpoint.id).cmp(&(&b.namespace, b.checkpoint.id)));
         Self { left: put.into_iter(), most, lists: Related::default() }
     }
-
-    fn relate(&mut self, tuple: &mut CheckpointTuple) {
-        for (name, entry) in &mut tuple.checkpoint.channels {
-            let (Stored::Value(ChannelValue::List(list)) | Stored::Snapshot(ChannelValue::List(list))) =
-                &mut entry.stored
-            else {
-                continue;
-            };
-            *list = self.lists.list(&tuple.namespace, name, entry.version, list);
-        }
-    }
 }
 
 impl Iterator for Pieces {
@@ -88,7 +76,9 @@ impl Iterator for Pieces {
     fn next(&mut self) -> Option<Vec<CheckpointTuple>> {
         let mut piece: Vec<_> = self.left.by_ref().take(self.most).collect();
         for tuple in &mut piece {
-            self.relate(tuple);
+            for (channel, entry) in &mut tuple.checkpoint.channels {
+                entry.stored = self.lists.stored(&tuple.namespace, channel, entry.version, &entry.stored);
+            }
         }
         (!piece.is_empty()).then_some(piece)
     }

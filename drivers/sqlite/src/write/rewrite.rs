@@ -6,10 +6,11 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use threadkeep::checkpoint::{CheckpointTuple, TaskWrites};
+use threadkeep::checkpoint::{ChannelEntry, CheckpointTuple, TaskWrites};
 use threadkeep::id::{CheckpointId, Namespace, TaskId, ThreadId};
 use threadkeep::saver::{Outline, Revision, Rewrite};
 use threadkeep::{Error, Result};
+use threadkeep_layout::Related;
 
 use crate::care::used::Used;
 use crate::read::view::{Channel, Read, View};
@@ -109,6 +110,7 @@ impl WriterState {
                 chain: chain.chain,
                 plan: Plan::new(),
                 ordinals: HashMap::new(),
+                lists: Related::default(),
             };
             let plan = work.run(thread, chain, rewrite)?;
             left |= !plan.is_empty();
@@ -158,6 +160,9 @@ struct ChainRewrite<'a> {
     chain: Chain,
     plan: Plan,
     ordinals: HashMap<CheckpointId, Ordinal>,
+    /// The lists that it has stored. One that is kept as it is stored is not among them: the thread's state does not
+    /// remember where its elements are.
+    lists: Related,
 }
 
 impl ChainRewrite<'_> {
@@ -225,7 +230,11 @@ impl ChainRewrite<'_> {
             let have = find(&old_channels, name).filter(|have| have.version == entry.version);
             let kept = match have {
                 Some(have) if self.view.stored(key, have)? == entry.stored => have.kept.clone(),
-                _ => store.kept(self.state, (key, name), entry)?,
+                _ => {
+                    let (namespace, version) = (&tuple.namespace, entry.version);
+                    let stored = self.lists.stored(namespace, channel, version, &entry.stored);
+                    store.kept(self.state, (key, name), &ChannelEntry { version, stored })?
+                }
             };
             channels.push(Channel { name, origin: ordinal, version: entry.version, kept });
         }

@@ -105,8 +105,12 @@ impl ThreadState {
         let mut values = Values { db, thread: self.key, index, room, counters };
         let shapes = &mut self.shapes;
         let Stored { form, shape } = draft(&mut values, value, |base| shapes.get(&(chain, channel, base)))?;
-        if let (Some(version), Some(shape)) = (version, shape) {
-            shapes.put((chain, channel, version), shape);
+        if let Some(version) = version {
+            match shape {
+                Some(shape) => drop(shapes.put((chain, channel, version), shape)),
+                // Of an earlier list under this version.
+                None => drop(shapes.pop(&(chain, channel, version))),
+            }
         }
         Ok(form)
     }

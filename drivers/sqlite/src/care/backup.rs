@@ -68,8 +68,7 @@ fn copy(from: &Path, to: &Path, patience: Duration) -> Result<TempPath> {
         return Err(taken(to));
     }
     // In the same directory, so that it can be renamed. Only the user may read it, from the first byte on.
-    let directory = to.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let made = Builder::new().prefix(".threadkeep-backup-").tempfile_in(directory);
+    let made = Builder::new().prefix(".threadkeep-backup-").tempfile_in(directory_of(to));
     let (file, copy) = made.map_err(|error| not_written(to, &error))?.into_parts();
 
     let name = from.display().to_string();
@@ -137,11 +136,18 @@ fn keep(copy: TempPath, to: &Path) -> Result<()> {
         }
     })?;
     #[cfg(unix)]
-    if let Some(directory) = to.parent().filter(|parent| !parent.as_os_str().is_empty()) {
-        let flushed = File::open(directory).and_then(|directory| directory.sync_all());
-        flushed.map_err(|error| not_written(to, &error))?;
-    }
+    File::open(directory_of(to))
+        .and_then(|directory| directory.sync_all())
+        .map_err(|error| not_written(to, &error))?;
     Ok(())
+}
+
+/// The directory that a file is in; of a bare name, the current one.
+fn directory_of(file: &Path) -> &Path {
+    match file.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    }
 }
 
 fn taken(to: &Path) -> Error {
@@ -150,4 +156,16 @@ fn taken(to: &Path) -> Error {
 
 fn not_written(to: &Path, error: &std::io::Error) -> Error {
     unavailable(format!("the backup {} cannot be written: {error}", to.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_directory_of_a_bare_name_is_the_current_one() {
+        for (file, directory) in [("b.db", "."), ("./b.db", "."), ("copies/b.db", "copies"), ("/b.db", "/")] {
+            assert_eq!(directory_of(Path::new(file)), Path::new(directory), "{file}");
+        }
+    }
 }

@@ -59,6 +59,16 @@ pub(crate) fn in_doubt(reason: impl Into<String>) -> Error {
     Error::InDoubt { saver: SAVER, reason: reason.into() }
 }
 
+/// Whether the disk failed, so that the file system may have dropped data that it had accepted. A page that cannot be
+/// trusted and a full disk are no such failures.
+pub(crate) fn io_failed(error: &rusqlite::Error) -> bool {
+    error.sqlite_error().is_some_and(|failure| {
+        failure.code == ErrorCode::SystemIoFailure
+            && !threadkeep_pages::is_damage(error)
+            && !NO_INDEX_CODES.contains(&failure.extended_code)
+    })
+}
+
 /// The error of a statement on `store` (the path of the database) that failed before its transaction was committed.
 pub(crate) fn from_sqlite(store: &str, error: &rusqlite::Error) -> Error {
     if threadkeep_pages::is_damage(error) {

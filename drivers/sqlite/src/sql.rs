@@ -11,7 +11,7 @@ use rusqlite::{Connection, ErrorCode, OpenFlags, Params, Row};
 use threadkeep::{Error, Result};
 
 use crate::config::{Options, Synchronous};
-use crate::error::{GONE, from_sqlite, unavailable};
+use crate::error::{GONE, from_sqlite, in_doubt, io_failed, unavailable};
 use crate::rows::pack::{Packer, Slab};
 use crate::rows::seal::RowKey;
 use crate::schema::APPLICATION_ID;
@@ -29,6 +29,7 @@ const STATEMENTS: usize = 64;
 const ASK_AGAIN: Duration = Duration::from_millis(1);
 
 const COMMIT: &str = "COMMIT";
+const VACUUM: &str = "VACUUM";
 
 /// Why a transaction could not be committed. What reached the disk is unknown.
 #[derive(Debug)]
@@ -266,6 +267,21 @@ impl Db {
         committed.map(|_| ()).map_err(|error| FailedCommit {
             disk_full: error.sqlite_error_code() == Some(ErrorCode::DiskFull),
             reason: format!("{}: the commit failed: {error}", self.store),
+        })
+    }
+
+    /// Writes the whole database again, in a transaction that this statement commits itself.
+    ///
+    /// # Errors
+    /// [`Error::InDoubt`] if what reached the disk is unknown.
+    pub(crate) fn vacuum(&self) -> Result<()> {
+        let written = self.run(VACUUM, || self.conn.prepare_cached(VACUUM)?.execute([]));
+        written.map(|_| ()).map_err(|error| {
+            if io_failed(&error) {
+                in_doubt(format!("{}: the vacuum failed: {error}; reopen the store", self.store))
+            } else {
+                self.error(&error)
+            }
         })
     }
 

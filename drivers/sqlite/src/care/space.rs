@@ -54,9 +54,12 @@ pub(crate) fn give_back(db: &Db, pages: u32) -> Result<()> {
 
 /// Rewrites the database without free pages, so that later ones can be returned gradually. Must run outside any
 /// transaction; other writers are blocked meanwhile.
+///
+/// # Errors
+/// [`threadkeep::Error::InDoubt`] if what reached the disk is unknown.
 pub(crate) fn write_anew(db: &Db) -> Result<()> {
     db.each("PRAGMA auto_vacuum = INCREMENTAL", [], |_| Ok(()))?;
-    db.execute("VACUUM", []).map(|_| ())
+    db.vacuum()
 }
 
 /// Bytes in the rows of a thread.

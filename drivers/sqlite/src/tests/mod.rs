@@ -3,6 +3,7 @@
 #[path = "../../tests/common/mod.rs"]
 pub(crate) mod common;
 pub(crate) mod faults;
+mod groups;
 mod lists;
 mod pieces;
 mod place;

@@ -542,6 +542,36 @@ async fn a_vacuum_with_a_failing_statement_changes_nothing_that_is_stored() {
     }
 }
 
+/// What reached the disk is unknown after a failed flush, as after a failed commit; a full disk and a lock are no such
+/// failures.
+#[tokio::test]
+async fn a_full_vacuum_whose_flush_fails_closes_the_store_for_writing() {
+    for how in [How::NotDone, How::Done, How::NoRoom] {
+        let store = Opened::with(Options { busy_timeout: Duration::from_millis(20), ..Options::default() });
+        let mut talk = Talk::new("t");
+        store.say(&mut talk, 0).await;
+        let lock = store.lock();
+        let error = store.saver.vacuum_fully().await.unwrap_err();
+        assert!(matches!(&error, Error::Unavailable { reason, .. } if reason.contains(LOCKED)), "{error}");
+        drop(lock);
+        store.faults().arm(0, how, "VACUUM");
+        let error = store.saver.vacuum_fully().await.unwrap_err();
+        assert!(store.faults().disarm());
+        let step = talk.say(&message(1, 300));
+        let after = store.saver.commit(step.clone()).await;
+        if how == How::NoRoom {
+            assert!(matches!(&error, Error::Unavailable { reason, .. } if reason.contains(FULL)), "{error}");
+            after.unwrap();
+            continue;
+        }
+        assert!(matches!(error, Error::InDoubt { .. }), "{how:?}: {error}");
+        assert!(matches!(&after, Err(Error::Unavailable { reason, .. }) if reason == POISONED), "{after:?}");
+        let reopened = store.reopen();
+        reopened.commit(step).await.unwrap();
+        assert_eq!(all(&reopened, &talk).await.len(), 2);
+    }
+}
+
 /// A commit whose future is dropped happens all the same, in order.
 #[tokio::test]
 async fn a_dropped_future_does_not_cancel_its_command() {

@@ -2,8 +2,8 @@
 //!
 //! Commands queued before the last one has been executed are committed together, with one flush. A refused command has
 //! changed nothing and does not affect the others. One that fails after it has changed something rolls the transaction
-//! back; the others are executed again without it. That is rare, and savepoints would cost every command copies of
-//! pages.
+//! back, and so does SQLite after some errors, such as a page that cannot be read; the others are executed again without
+//! it. That is rare, and savepoints would cost every command copies of pages.
 //!
 //! A transaction waits for the disk (`synchronous=FULL`) unless all of it may reach the disk later (`NORMAL`). Both
 //! append to the same log, and a flush covers the whole log, so the next transaction that waits flushes the earlier
@@ -147,19 +147,24 @@ impl Writer {
         self.last = None;
         let outcome = begun.and_then(|()| self.transaction(batch));
         self.counters.commands.add(batch.commands.len() as u64);
-        let works = batch.commands.iter().map(|(work, _)| work);
         match outcome {
             Ok(results) => {
                 self.trainer.look(&self.store.db, self.counters.bytes_stored.get());
                 if let ([(Work::Commit(step), _)], [Ok(())]) = (&batch.commands[..], &results[..]) {
                     self.last = Some((step.thread.clone(), step.namespace.clone(), step.checkpoint.id));
                 }
-                let results = works.zip(results);
-                results.map(|(work, result)| result.map_err(|error| self.doubt.error(work, error))).collect()
+                let results = batch.commands.iter().zip(results);
+                results
+                    .map(|((work, _), result)| result.map_err(|error| self.doubt.error(work, error)))
+                    .collect()
             }
             Err(error) => {
                 tracing::warn!(%error, commands = batch.commands.len(), "a transaction failed");
-                works.map(|work| Err(self.doubt.error(work, error.clone()))).collect()
+                let errors = batch.commands.iter().map(|(work, failed)| {
+                    // One that failed on its own was not part of what failed then.
+                    self.doubt.error(work, failed.clone().unwrap_or_else(|| error.clone()))
+                });
+                errors.map(Err).collect()
             }
         }
     }
@@ -182,7 +187,13 @@ impl Writer {
             Vacuum::Fully => {
                 self.set_flush(Flush::Now)?;
                 self.store.db.in_place()?;
-                space::write_anew(&self.store.db)?;
+                if let Err(error) = space::write_anew(&self.store.db) {
+                    if matches!(error, Error::InDoubt { .. }) {
+                        self.poisoned = true;
+                        tracing::error!(%error, "a vacuum failed; the store must be reopened");
+                    }
+                    return Err(error);
+                }
             }
         }
         FileSize::of(&self.store.db)
@@ -235,16 +246,12 @@ impl Writer {
         let (results, mut changed) = loop {
             match self.attempt(batch) {
                 Attempt::Done { results, changed } => break (results, changed),
-                Attempt::Lost(error) => {
-                    self.roll_back();
-                    return Err(nothing_kept(error));
-                }
                 Attempt::Without(place, error) => {
                     self.roll_back();
-                    if self.poisoned {
-                        return Err(nothing_kept(error));
-                    }
                     batch.commands[place].1 = Some(error);
+                    if self.poisoned {
+                        return Err(unavailable(POISONED));
+                    }
                     self.begin(batch.flush)?;
                 }
             }
@@ -259,7 +266,8 @@ impl Writer {
         }
         self.commit().inspect_err(|error| {
             if matches!(error, Error::InDoubt { .. }) {
-                self.doubt.add(batch.commands.iter().map(|(work, _)| work));
+                let tried = batch.commands.iter().filter(|(_, failed)| failed.is_none());
+                self.doubt.add(tried.map(|(work, _)| work));
             }
         })?;
         if changed {
@@ -292,8 +300,9 @@ impl Writer {
             let wrote = self.store.db.rows_written() != before;
             match result {
                 // Some errors roll the whole transaction back.
-                Err(error) if self.store.db.is_autocommit() => return Attempt::Lost(error),
-                Err(error) if wrote => return Attempt::Without(place, error),
+                Err(error) if wrote || self.store.db.is_autocommit() => {
+                    return Attempt::Without(place, error);
+                }
                 result => results.push(result),
             }
             changed |= wrote;
@@ -340,7 +349,7 @@ impl Writer {
 struct Batch<'q> {
     /// What all of them wait for.
     flush: Flush,
-    /// Each with its error if it failed half way.
+    /// Each with its error if it failed and what it had changed was rolled back.
     commands: Vec<(Work, Option<Error>)>,
     /// Where their results go; none for a command that is alone.
     replies: Vec<oneshot::Sender<Result<()>>>,
@@ -382,10 +391,8 @@ impl Batch<'_> {
 enum Attempt {
     /// Each command was executed, or refused without effect.
     Done { results: Vec<Result<()>>, changed: bool },
-    /// The command at this index failed half way.
+    /// The command at this index failed half way, or its error rolled the transaction back.
     Without(usize, Error),
-    /// The transaction was rolled back.
-    Lost(Error),
 }
 
 /// The error for every command of a transaction that was rolled back because of `error`.

@@ -7,7 +7,9 @@ use rmcp::model::{
     CallToolRequestParams, CallToolResult, ElicitRequestParams, ElicitResult, ElicitationCreateRequestMethod,
     ErrorData, JsonObject, ListRootsRequestMethod, PaginatedRequestParams, Tool,
 };
-use rmcp::service::{NotificationContext, RequestContext, RunningService, ServiceError};
+use rmcp::service::{
+    ClientInitializeError, NotificationContext, RequestContext, RunningService, ServiceError,
+};
 use rmcp::transport::StreamableHttpClientTransport;
 use rmcp::transport::streamable_http_client::StreamableHttpClientTransportConfig;
 use rmcp::{ClientHandler, RoleClient, ServiceExt as _};
@@ -23,7 +25,8 @@ const TOOLS_MAX: usize = 512;
 /// How much of a program's standard error is shown.
 const SAID_MAX: usize = 300;
 
-/// Why a server cannot be used. No text contains an address or a header, which may be secrets.
+/// Why a server cannot be used. A text may contain an address or a header, which may be secrets: show it without
+/// what is [`Hidden`](crate::hidden::Hidden).
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ConnectError {
     #[error(transparent)]
@@ -98,8 +101,12 @@ impl Connection {
             };
         }
         let service = listener.serve(http_transport(server)?).await;
-        // Without the address, which may contain a key.
-        let service = service.map_err(|error| ConnectError::Http(root_cause(&error)))?;
+        let service = service.map_err(|error| {
+            ConnectError::Http(match &error {
+                ClientInitializeError::TransportError { error, .. } => root_cause(&*error.error),
+                error => root_cause(error),
+            })
+        })?;
         Ok(Self { service, changed, _program: None })
     }
 
@@ -161,7 +168,7 @@ fn http_transport(
 }
 
 /// The innermost reason.
-fn root_cause(error: &(dyn std::error::Error + 'static)) -> String {
+pub(crate) fn root_cause(error: &(dyn std::error::Error + 'static)) -> String {
     let mut cause = error;
     while let Some(inner) = cause.source() {
         cause = inner;

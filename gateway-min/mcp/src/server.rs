@@ -10,7 +10,8 @@ use threadkeep_processes::Guard;
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout, timeout_at};
 
-use crate::connection::{ConnectError, Connection};
+use crate::connection::{ConnectError, Connection, root_cause};
+use crate::hidden::Hidden;
 use crate::listed::{Listed, listed};
 
 /// How long runs wait for a server that is connected to for the first time, all of them together.
@@ -24,6 +25,7 @@ const TRY_AGAIN_AFTER: Duration = Duration::from_secs(15);
 pub(crate) struct Server {
     pub(crate) name: String,
     pub(crate) config: McpServer,
+    hidden: Hidden,
     guard: Guard,
     status: watch::Sender<Status>,
     /// When the first connection began.
@@ -65,7 +67,8 @@ pub(crate) enum CallError {
 impl Server {
     pub(crate) fn new(name: &str, config: McpServer, guard: Guard) -> Arc<Self> {
         let status = watch::Sender::new(Status::Unused);
-        Arc::new(Self { name: name.to_owned(), config, guard, status, begun: Mutex::default() })
+        let hidden = Hidden::of(&config);
+        Arc::new(Self { name: name.to_owned(), config, hidden, guard, status, begun: Mutex::default() })
     }
 
     /// Connects in the background, unless it is connected or a connection has failed a moment ago.
@@ -90,9 +93,10 @@ impl Server {
             self.begun.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_with(Instant::now);
             // It must not keep a server that is no longer configured.
             let (this, guard, config) = (Arc::downgrade(self), self.guard.clone(), self.config.clone());
-            let name = self.name.clone();
+            let (name, hidden) = (self.name.clone(), self.hidden.clone());
             tokio::spawn(async move {
                 let opened = open(&guard, &config, &name).await;
+                let opened = opened.map_err(|error| hidden.from(&error.to_string()));
                 settle(&this, &name, opened);
             });
         }
@@ -126,7 +130,7 @@ impl Server {
         };
         match timeout_at(deadline, connected.connection.call(tool, args)).await {
             Ok(Ok(result)) => Ok(result),
-            Ok(Err(error)) => Err(CallError::Failed { server, reason: reason(&error) }),
+            Ok(Err(error)) => Err(CallError::Failed { server, reason: self.hidden.from(&reason(&error)) }),
             Err(_) => Err(CallError::TimedOut { server, seconds }),
         }
     }
@@ -147,6 +151,8 @@ fn reason(error: &ServiceError) -> String {
     match error {
         ServiceError::McpError(error) => error.message.to_string(),
         ServiceError::TransportClosed => "the connection ended".to_owned(),
+        // What the transport says of itself around its reason is of no use to a model.
+        ServiceError::TransportSend(error) => root_cause(&*error.error),
         other => other.to_string(),
     }
 }
@@ -168,26 +174,30 @@ async fn open(
 }
 
 /// Publishes what came of a connection. A server that is no longer configured is let go of.
-fn settle(server: &Weak<Server>, name: &str, opened: Result<(Connection, Vec<Listed>), ConnectError>) {
+fn settle(server: &Weak<Server>, name: &str, opened: Result<(Connection, Vec<Listed>), String>) {
     let Some(server) = server.upgrade() else { return };
     let status = match opened {
         Ok((connection, tools)) => {
             tracing::info!(server = name, tools = tools.len(), "connected to an MCP server");
             let (sender, receiver) = watch::channel(tools);
             let connected = Arc::new(Connected { connection, tools: receiver });
-            tokio::spawn(follow(Arc::downgrade(&connected), name.to_owned(), sender));
+            tokio::spawn(follow(Arc::downgrade(&connected), name.to_owned(), server.hidden.clone(), sender));
             Status::Connected(connected)
         }
         Err(error) => {
-            tracing::warn!(server = name, %error, "an MCP server is not available; runs go on without its tools");
-            Status::Failed(error.to_string().into(), Instant::now())
+            tracing::warn!(
+                server = name,
+                error,
+                "an MCP server is not available; runs go on without its tools"
+            );
+            Status::Failed(error.into(), Instant::now())
         }
     };
     server.status.send_replace(status);
 }
 
 /// Lists the tools again whenever the server says that they have changed.
-async fn follow(connected: Weak<Connected>, name: String, tools: watch::Sender<Vec<Listed>>) {
+async fn follow(connected: Weak<Connected>, name: String, hidden: Hidden, tools: watch::Sender<Vec<Listed>>) {
     loop {
         let Some(changed) = connected.upgrade().map(|connected| Arc::clone(&connected.connection.changed))
         else {
@@ -202,7 +212,12 @@ async fn follow(connected: Weak<Connected>, name: String, tools: watch::Sender<V
         match timeout(CONNECT_WITHIN, connected.connection.tools()).await {
             Ok(Ok(found)) => drop(tools.send_replace(listed(&name, found))),
             Ok(Err(error)) => {
-                tracing::warn!(server = name, %error, "the changed tools of an MCP server could not be listed");
+                let error = hidden.from(&reason(&error));
+                tracing::warn!(
+                    server = name,
+                    error,
+                    "the changed tools of an MCP server could not be listed"
+                );
             }
             Err(_) => {
                 tracing::warn!(server = name, "the changed tools of an MCP server were not listed in time");

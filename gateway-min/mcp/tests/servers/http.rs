@@ -1,15 +1,22 @@
 //! A server over streamable HTTP.
 
+use std::fmt::{Debug, Write as _};
+use std::io;
 use std::sync::{Arc, Mutex};
 
-use axum::extract::State;
+use axum::body::{Body, Bytes};
+use axum::extract::{OriginalUri, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse as _, Redirect, Response};
 use axum::routing::post;
 use axum::{Json, Router};
+use futures::stream;
 use serde_json::{Value, json};
 use threadkeep_config::{McpServer, Secret};
 use tokio::net::TcpListener;
+use tracing::field::{Field, Visit};
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Metadata, Subscriber};
 
 use crate::support::{Scene, call, names, server};
 
@@ -82,4 +89,101 @@ async fn a_server_that_nobody_runs_or_with_a_header_that_is_none_is_left_out() {
     broken.headers = [("Not a header".to_owned(), Secret::new("x"))].into();
     scene.configured = [("web".to_owned(), broken)].into();
     assert!(scene.tools().await.is_empty());
+}
+
+/// What is logged at any level, except by the libraries of the client, which are kept out of the log by their targets,
+/// and by the tests' own server.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<String>>);
+
+impl Subscriber for Log {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        let target = metadata.target();
+        !threadkeep_mcp::is_of_client(target) && !target.starts_with("axum")
+    }
+
+    fn new_span(&self, span: &Attributes<'_>) -> Id {
+        span.record(&mut self.clone());
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _: &Id, values: &Record<'_>) {
+        values.record(&mut self.clone());
+    }
+
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+    fn event(&self, event: &Event<'_>) {
+        event.record(&mut self.clone());
+    }
+
+    fn enter(&self, _: &Id) {}
+
+    fn exit(&self, _: &Id) {}
+}
+
+impl Visit for Log {
+    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+        writeln!(self.0.lock().unwrap(), "{}={value:?}", field.name()).unwrap();
+    }
+}
+
+/// A server that answers calls of tools in ways that fail, each of which repeats the address.
+async fn fail(OriginalUri(uri): OriginalUri, headers: HeaderMap, Json(request): Json<Value>) -> Response {
+    let echo = format!("cannot use http://{}{uri}", headers[header::HOST].to_str().unwrap());
+    let result = match request["method"].as_str().unwrap_or_default() {
+        "initialize" => json!({
+            "protocolVersion": "2025-06-18", "capabilities": {"tools": {}},
+            "serverInfo": {"name": "ours", "version": "1"},
+        }),
+        "tools/list" => {
+            let tool = |name: &str| json!({"name": name, "inputSchema": {"type": "object"}});
+            let tools = ["refuse", "page", "garbage", "challenge", "hang_up"].map(tool);
+            json!({ "tools": tools })
+        }
+        "tools/call" => match request["params"]["name"].as_str().unwrap() {
+            "refuse" => {
+                let error = json!({"code": -32000, "message": echo});
+                return Json(json!({"jsonrpc": "2.0", "id": request["id"], "error": error})).into_response();
+            }
+            "page" => return (StatusCode::BAD_REQUEST, echo).into_response(),
+            "garbage" => return ([(header::CONTENT_TYPE, "application/json")], echo).into_response(),
+            "challenge" => {
+                let challenge = format!("Bearer resource_metadata=\"{echo}\"");
+                return (StatusCode::UNAUTHORIZED, [(header::WWW_AUTHENTICATE, challenge)]).into_response();
+            }
+            _ => {
+                let hangs_up =
+                    stream::once(async { Err::<Bytes, _>(io::Error::other("the server is gone")) });
+                let json = [(header::CONTENT_TYPE, "application/json")];
+                return (json, Body::from_stream(hangs_up)).into_response();
+            }
+        },
+        _ => return StatusCode::ACCEPTED.into_response(),
+    };
+    Json(json!({"jsonrpc": "2.0", "id": request["id"], "result": result})).into_response()
+}
+
+#[tokio::test]
+async fn no_text_names_the_address_of_a_server() {
+    let log = Log::default();
+    let _logged = tracing::subscriber::set_default(log.clone());
+    let mut said = Vec::new();
+    let url = format!("{}/key-1?token=key-2", listen(Router::new().fallback(post(fail))).await);
+    for url in [url.as_str(), "http://127.0.0.1:1/mcp/key-1?token=key-2"] {
+        let mut scene = Scene::new("");
+        scene.configured = [("web".to_owned(), at(url))].into();
+        for tool in scene.tools().await {
+            said.push(call(&tool, json!({})).await.unwrap_err().to_string());
+        }
+    }
+    assert_eq!(said.len(), 5, "{said:?}");
+    assert!(said.iter().all(|said| said.contains("the server 'web'")), "{said:?}");
+    let logged = log.0.lock().unwrap().clone();
+    assert!(logged.contains("an MCP server is not available"), "{logged}");
+    for secret in ["key-1", "key-2", "127.0.0.1", "sk-1"] {
+        for text in said.iter().chain([&logged]) {
+            assert!(!text.contains(secret), "{secret} in {text}");
+        }
+    }
 }

@@ -23,8 +23,9 @@ use tracing::level_filters::LevelFilter;
 use tracing::{Metadata, Subscriber};
 use tracing_opentelemetry::OpenTelemetryLayer;
 use tracing_subscriber::filter::{EnvFilter, FilterExt as _, filter_fn};
+use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::layer::{Layer as _, SubscriberExt as _};
-use tracing_subscriber::registry::Registry;
+use tracing_subscriber::registry::{LookupSpan, Registry};
 use tracing_subscriber::util::SubscriberInitExt as _;
 
 use export::Collector;
@@ -135,7 +136,7 @@ fn headers<'a>(
 
 /// The process's log on stderr: as `RUST_LOG` says, else from `level` on.
 pub fn log(level: LevelFilter) -> impl Subscriber + Send + Sync {
-    Registry::default().with(log_layer(level))
+    Registry::default().with(log_layer(level, std::io::stderr))
 }
 
 /// Installs the log and, if enabled, the traces for this process.
@@ -149,19 +150,20 @@ pub fn install(level: LevelFilter, traces: Option<&Traces>) {
             .with_filter(filter_fn(is_traced))
     });
     Registry::default()
-        .with(log_layer(level))
+        .with(log_layer(level, std::io::stderr))
         .with(traces)
-        .with(Recent(&ERRORS).with_filter(LevelFilter::ERROR))
+        .with(Recent(&ERRORS).with_filter(LevelFilter::ERROR.and(filter_fn(is_logged))))
         .init();
 }
 
-fn log_layer<S>(level: LevelFilter) -> impl tracing_subscriber::Layer<S>
+fn log_layer<S, W>(level: LevelFilter, writer: W) -> impl tracing_subscriber::Layer<S>
 where
-    S: Subscriber + for<'a> tracing_subscriber::registry::LookupSpan<'a>,
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    W: for<'a> MakeWriter<'a> + 'static,
 {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level.to_string()));
-    let log = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_ansi(in_colour());
-    log.with_filter(filter.and(filter_fn(|metadata| !is_traced(metadata))))
+    let log = tracing_subscriber::fmt::layer().with_writer(writer).with_ansi(in_colour());
+    log.with_filter(filter.and(filter_fn(is_logged)))
 }
 
 /// Whether the log may have colours: only on a terminal, and not if its user asked for none (<https://no-color.org>).
@@ -170,12 +172,20 @@ fn in_colour() -> bool {
     std::io::IsTerminal::is_terminal(&std::io::stderr()) && !asked_for_none
 }
 
+/// Whether the log may have it, whatever level was asked for. The client of MCP servers logs their addresses, which may
+/// hold keys, and what tools are called with.
+fn is_logged(metadata: &Metadata<'_>) -> bool {
+    !is_traced(metadata) && !threadkeep_mcp::is_of_client(metadata.target())
+}
+
 fn is_traced(metadata: &Metadata<'_>) -> bool {
     metadata.target() == TRACE_TARGET
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::{Arc, Mutex};
+
     use super::*;
 
     fn settings(endpoint: Option<&str>) -> Settings {
@@ -214,5 +224,34 @@ mod tests {
         let bad = Environment::from_iter([("OTEL_EXPORTER_OTLP_ENDPOINT", "not an address")]);
         let error = Traces::start(&Settings { enabled: true, ..settings(None) }, &bad, &runtime).unwrap_err();
         assert!(error.to_string().starts_with("telemetry.traces.endpoint: "), "{error}");
+    }
+
+    /// What a log has written.
+    #[derive(Clone, Default)]
+    struct Written(Arc<Mutex<Vec<u8>>>);
+
+    impl std::io::Write for Written {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().unwrap().write(bytes)
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn what_the_mcp_client_says_is_not_logged() {
+        let written = Written::default();
+        let writer = written.clone();
+        let log = Registry::default().with(log_layer(LevelFilter::TRACE, move || writer.clone()));
+        tracing::subscriber::with_default(log, || {
+            tracing::error!(target: "rmcp::transport::worker", "worker quit for url (http://h/?key=1)");
+            tracing::debug!(target: "reqwest::connect", "starting new connection '1'");
+            tracing::trace!(target: "hyper_util::client::legacy::pool", "put 1");
+            tracing::warn!(target: "threadkeep_mcp::server", "the gateway's own words");
+        });
+        let text = String::from_utf8(written.0.lock().unwrap().clone()).unwrap();
+        assert!(text.contains("the gateway's own words") && text.lines().count() == 1, "{text}");
     }
 }

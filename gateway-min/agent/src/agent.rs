@@ -15,7 +15,7 @@ use threadkeep::step::Durability;
 use threadkeep_config::{LoopDetection, Title, ToolSearch};
 use tracing::Instrument as _;
 
-use crate::model::{Earlier, RetryingModel};
+use crate::model::RetryingModel;
 use crate::prompt::Prompt;
 use crate::skills::{self, Skill};
 use crate::summary::{self, Cut, Summarizer};
@@ -299,10 +299,8 @@ impl Agent {
         if let Some(state) = session.writer.state() {
             session.observer.committed(state)?;
         }
-        *conversation = Conversation {
-            earlier: Earlier::default(),
-            turn: preserved.into_iter().map(conversation::kept).collect(),
-        };
+        // What is preserved may begin before the current turn, which alone is charged to this run.
+        *conversation = Conversation::of(session.writer.state())?;
         Ok(true)
     }
 }
@@ -310,3 +308,6 @@ impl Agent {
 pub(crate) fn next_step(state: Option<&StateSnapshot>) -> i64 {
     state.map_or(-1, |state| state.metadata.step + 1)
 }
+
+#[cfg(test)]
+mod tests;

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 
 use super::calls::Calls;
 use super::{Agent, Conversation, MODEL, Stepped, calls, messages_of, next_step};
-use crate::tools::{Report, Reports, ToolContext};
+use crate::tools::{Report, Reports, ToolContext, is_question};
 use crate::{Added, AgentError, Observer, Session, TaskInput};
 
 impl Agent {
@@ -37,10 +37,13 @@ impl Agent {
         let answered = conversation.turn.iter().rposition(|m| m["type"] == "ai").unwrap_or_default();
         let toolbox = self.tools(&conversation.turn[..answered]);
         let mut results: Vec<Option<Json>> = vec![None; calls.len()];
+        let mut ends_run = false;
         for row in session.writer.recovered().into_iter().cloned().collect::<Vec<TaskWrites>>() {
             let recovered = messages_of(&row.writes)?.pop();
             if let (Some(slot), Some(result)) = (results.get_mut(row.index as usize), recovered) {
                 session.writer.adopt(row.task)?;
+                // It was asked before the run broke off; only the user can answer it.
+                ends_run |= is_question(&result);
                 *slot = Some(result);
             }
         }
@@ -80,7 +83,6 @@ impl Agent {
                 }
             });
         }
-        let mut ends_run = false;
         loop {
             let (task, done) = tokio::select! {
                 biased;

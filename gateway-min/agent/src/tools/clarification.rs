@@ -55,6 +55,11 @@ impl Tool for AskClarification {
     }
 }
 
+/// Whether this tool result is a question to the user.
+pub(crate) fn is_question(result: &Value) -> bool {
+    result["name"] == ASK_CLARIFICATION && result["status"] != "error"
+}
+
 /// Whether a conversation ends with a question to the user.
 pub fn asks(messages: &[Value]) -> bool {
     !questions(messages).is_empty()
@@ -64,9 +69,7 @@ pub fn asks(messages: &[Value]) -> bool {
 pub fn questions(messages: &[Value]) -> Vec<(&Value, &Value)> {
     let Some(last) = messages.iter().rposition(|message| kind(message) != "tool") else { return Vec::new() };
     let calls = tool_calls(&messages[last]);
-    let asked = messages[last + 1..]
-        .iter()
-        .filter(|result| result["name"] == ASK_CLARIFICATION && result["status"] != "error");
+    let asked = messages[last + 1..].iter().filter(|result| is_question(result));
     let call_of = |result: &Value| calls.iter().find(|call| call["id"] == result["tool_call_id"]);
     asked.filter_map(|result| call_of(result).or(calls.first()).map(|call| (call, result))).collect()
 }

@@ -1,0 +1,138 @@
+//! Runs of an agent on a store.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use serde_json::{Map, Value as Json, json};
+use threadkeep::channel::Schema;
+use threadkeep::id::{IdSource, ThreadId};
+use threadkeep::mode::ChannelMode;
+use threadkeep::state::StateAccessor;
+use threadkeep::step::StepWriter;
+use threadkeep_config::{ContextSize, Summarization};
+use threadkeep_memory::MemorySaver;
+
+use super::*;
+use crate::model::message;
+use crate::model::scripted::ScriptedModel;
+use crate::tools::{Tool, ToolError, ToolOutput, ToolSettings, ToolSpec, asks};
+use crate::{Before, Observer, ObserverError, RunTerms, View};
+
+const MODES: [ChannelMode; 2] = [ChannelMode::Full, ChannelMode::Delta];
+
+fn accessor(mode: ChannelMode) -> StateAccessor {
+    let table = Schema::thread_state().compile(mode, 3).unwrap();
+    StateAccessor::new(Arc::new(MemorySaver::default()), Arc::new(table), Arc::new(IdSource::default()))
+}
+
+fn model(answers: &Json) -> RetryingModel {
+    let script = json!({"rules": [{"answers": answers}]}).to_string();
+    RetryingModel::new(Arc::new(ScriptedModel::from_json("m", &script).unwrap()))
+}
+
+/// A run of this agent on the thread; without a question it goes on with what broke off. Returns what came of it and
+/// the thread's messages.
+async fn run(
+    agent: &Agent,
+    accessor: &StateAccessor,
+    observer: &mut dyn Observer,
+    question: Option<&str>,
+) -> (Result<Ended, AgentError>, Vec<Json>) {
+    let mut writer = StepWriter::open(accessor, &ThreadId::from("t"), None).await.unwrap();
+    let input = question.map(|text| Map::from_iter([("messages".to_owned(), json!([message::human(text)]))]));
+    let mut session = Session::new(RunTerms::new("r", 10), &mut writer, observer);
+    let ended = agent.run(&mut session, input.map(Into::into)).await;
+    let messages = conversation(session.writer.state()).unwrap();
+    (ended, messages)
+}
+
+/// Ends after every other call.
+struct Slow;
+
+#[async_trait]
+impl Tool for Slow {
+    fn spec(&self) -> ToolSpec {
+        let (name, description) = ("slow".to_owned(), String::new());
+        ToolSpec { name, description, parameters: json!({"type": "object", "properties": {}}) }
+    }
+
+    async fn call(&self, _: &ToolContext, _: Json) -> Result<ToolOutput, ToolError> {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        Ok(ToolOutput::text("done"))
+    }
+}
+
+/// Stores nothing, and no result of this tool.
+struct Storing {
+    fails_for: &'static str,
+}
+
+#[async_trait]
+impl Observer for Storing {
+    async fn message_added(&mut self, message: Added<'_>) -> Result<(), ObserverError> {
+        match message {
+            Added::ToolResult(result) if result["name"] == self.fails_for => Err("the disk is full".into()),
+            _ => Ok(()),
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_question_that_was_stored_before_its_run_broke_off_still_ends_the_run() {
+    for mode in MODES {
+        let accessor = accessor(mode);
+        let ask = json!({"name": "ask_clarification", "args": {"question": "Which one?"}});
+        let answers = json!([{"tool_calls": [ask, {"name": "slow"}]}, {"text": "The left one."}]);
+        let mut toolbox = Toolbox::builtin(&ToolSettings::default());
+        toolbox.add(Arc::new(Slow));
+        let agent = Agent::new(model(&answers), toolbox, ToolContext::new("t", "r", "/nonexistent"));
+        let (ended, _) = run(&agent, &accessor, &mut Storing { fails_for: "slow" }, Some("go")).await;
+        assert!(matches!(ended, Err(AgentError::Observer(_))), "{ended:?}");
+        let (ended, messages) = run(&agent, &accessor, &mut Storing { fails_for: "" }, None).await;
+        assert!(matches!(ended, Ok(Ended::Done { .. })), "{ended:?}");
+        assert!(asks(&messages), "the user is asked: {messages:?}");
+        assert_eq!(messages.len(), 4, "{messages:?}");
+    }
+}
+
+/// Remembers the kinds of the messages of the turn at each model call.
+struct Turns(Mutex<Vec<Vec<String>>>);
+
+impl Middleware for Turns {
+    fn before_model(&self, view: &View<'_>) -> Result<Before, AgentError> {
+        let kinds = view.turn.iter().map(|message| message::kind(message).to_owned()).collect();
+        self.0.lock().unwrap().push(kinds);
+        Ok(Before::default())
+    }
+}
+
+/// What a run is charged is read from its turn.
+#[tokio::test]
+async fn a_turn_begins_with_its_question_also_after_a_summary() {
+    for mode in MODES {
+        let accessor = accessor(mode);
+        let turns = Arc::new(Turns(Mutex::default()));
+        let context = ToolContext::new("t", "r", "/nonexistent");
+        let mut agent = Agent::new(model(&json!([{"text": "Yes."}])), Toolbox::new(), context);
+        agent.middleware = vec![Arc::clone(&turns) as Arc<dyn Middleware>];
+        agent.summarizer = Some(Summarizer {
+            model: model(&json!([{"text": "They talked."}])),
+            settings: Summarization {
+                trigger: vec![ContextSize::Messages(5)],
+                keep: ContextSize::Messages(3),
+                ..Summarization::default()
+            },
+            window: None,
+        });
+        for question in ["one", "two", "three"] {
+            let (ended, _) = run(&agent, &accessor, &mut Storing { fails_for: "" }, Some(question)).await;
+            assert!(matches!(ended, Ok(Ended::Done { .. })), "{ended:?}");
+        }
+        assert_eq!(*turns.0.lock().unwrap(), [["human"], ["human"], ["human"]]);
+        let writer = StepWriter::open(&accessor, &ThreadId::from("t"), None).await.unwrap();
+        let messages = conversation(writer.state()).unwrap();
+        let kinds: Vec<&str> = messages.iter().map(message::kind).collect();
+        assert_eq!(kinds, ["human", "ai", "human", "ai"], "the first turn is in the summary");
+    }
+}

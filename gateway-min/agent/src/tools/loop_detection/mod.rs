@@ -1,6 +1,7 @@
 //! Detects that the model is going round in circles.
 //!
-//! Two signs: the same set of tool calls repeatedly, and one tool called very often with any arguments. At the first
+//! Two signs: the same set of tool calls repeatedly, and one tool called very often with any arguments, both within a
+//! window of the last answers. At the first
 //! threshold the model gets a warning with its next request, at the second the run ends: the tool calls of its last
 //! message are stripped ([`strip_tool_calls`](crate::model::message::strip_tool_calls)) and the run's stop reason is
 //! [`STOP_REASON`].
@@ -89,8 +90,9 @@ impl Finding {
     }
 }
 
-/// Judges the last assistant message of `messages` (the conversation or its end) by the current turn. Warns once per
-/// turn about the same set of calls, and once about each tool.
+/// Judges the last assistant message of `messages` (the conversation or its end) by the last answers of the current
+/// turn. Warns once about the same set of calls, and once about each tool; again if the count was below the threshold
+/// since.
 pub fn assess(settings: &LoopDetection, messages: &[Value]) -> Verdict {
     let turn = &messages[turn_start(messages).unwrap_or_default()..];
     let last_answer = turn.iter().rfind(|message| kind(message) == "ai");
@@ -112,22 +114,17 @@ pub fn assess(settings: &LoopDetection, messages: &[Value]) -> Verdict {
 
 fn assess_repetition(settings: &LoopDetection, sets: &[Vec<Call<'_>>]) -> Verdict {
     let Some(last) = sets.last() else { return Verdict::Proceed };
-    // How often the set had been called, within the window, after the first `end` answers.
-    let count_at = |end: usize| {
-        sets[end.saturating_sub(settings.window_size)..end].iter().filter(|set| *set == last).count()
-    };
-    let count = count_at(sets.len());
+    let counts = Counts::of(sets, settings.window_size, |set| usize::from(set == last));
+    let count = counts.now;
     let finding = |threshold| Finding {
         layer: Layer::IdenticalCallSet,
         tool_names: names(last.iter().map(|call| call.tool)),
         count,
         threshold,
     };
-    let warned_before =
-        || (1..sets.len()).any(|end| sets[end - 1] == *last && count_at(end) >= settings.warn_threshold);
     if count >= settings.hard_limit {
         Verdict::Stop(finding(settings.hard_limit))
-    } else if count >= settings.warn_threshold && !warned_before() {
+    } else if counts.reach(settings.warn_threshold) {
         Verdict::Warn(finding(settings.warn_threshold))
     } else {
         Verdict::Proceed
@@ -135,12 +132,12 @@ fn assess_repetition(settings: &LoopDetection, sets: &[Vec<Call<'_>>]) -> Verdic
 }
 
 fn assess_frequency(settings: &LoopDetection, sets: &[Vec<Call<'_>>]) -> Verdict {
-    let Some((last, earlier)) = sets.split_last() else { return Verdict::Proceed };
+    let Some(last) = sets.last() else { return Verdict::Proceed };
+    let window = frequency_window(settings);
     let mut verdict = Verdict::Proceed;
     for tool in names(last.iter().map(|call| call.tool)) {
-        let calls_in = |set: &Vec<Call<'_>>| set.iter().filter(|call| call.tool == tool).count();
-        let before: usize = earlier.iter().map(calls_in).sum();
-        let count = before + calls_in(last);
+        let counts = Counts::of(sets, window, |set| set.iter().filter(|call| call.tool == tool).count());
+        let count = counts.now;
         let limits = settings.tool_freq_overrides.get(&tool).unwrap_or(&settings.tool_frequency);
         let finding = |threshold| Finding {
             layer: Layer::ToolFrequency,
@@ -151,11 +148,37 @@ fn assess_frequency(settings: &LoopDetection, sets: &[Vec<Call<'_>>]) -> Verdict
         if count >= limits.hard_limit {
             return Verdict::Stop(finding(limits.hard_limit));
         }
-        if before < limits.warn && limits.warn <= count && verdict == Verdict::Proceed {
+        if counts.reach(limits.warn) && verdict == Verdict::Proceed {
             verdict = Verdict::Warn(finding(limits.warn));
         }
     }
     verdict
+}
+
+/// How many of the last answers are looked at for the calls of one tool: with fewer than the highest limit, a tool that
+/// is called once an answer would never reach it.
+fn frequency_window(settings: &LoopDetection) -> usize {
+    let limits = settings.tool_freq_overrides.values().chain([&settings.tool_frequency]);
+    let limits = limits.map(|limits| limits.hard_limit).chain([settings.hard_limit]);
+    limits.fold(settings.window_size, usize::max)
+}
+
+/// How often something occurred within the window of the last answers, before the last one and with it.
+struct Counts {
+    before: usize,
+    now: usize,
+}
+
+impl Counts {
+    fn of<'a>(sets: &[Vec<Call<'a>>], window: usize, count: impl Fn(&[Call<'a>]) -> usize) -> Self {
+        let after = |end: usize| sets[end.saturating_sub(window)..end].iter().map(|set| count(set)).sum();
+        Self { before: after(sets.len().saturating_sub(1)), now: after(sets.len()) }
+    }
+
+    /// Whether the last answer reached the threshold: later answers do not, until the count has been below it.
+    fn reach(&self, threshold: usize) -> bool {
+        self.before < threshold && threshold <= self.now
+    }
 }
 
 /// A tool call, reduced to what identifies it.

@@ -18,6 +18,11 @@ fn ls(path: &str) -> Value {
     ai(&[call("ls", json!({"path": path}))])
 }
 
+/// A call of a tool that is never called twice.
+fn other(n: usize) -> Value {
+    ai(&[call(&format!("tool_{n}"), json!({}))])
+}
+
 /// A turn with these answers.
 fn turn(answers: impl IntoIterator<Item = Value>) -> Vec<Value> {
     std::iter::once(human()).chain(answers).collect()
@@ -98,9 +103,48 @@ fn only_the_window_counts() {
     // The same call in every eighth answer: three within a window of 20, but fewer in a smaller one.
     let answers: Vec<Value> = (0..26).map(|n| ls(&if n % 8 == 0 { 0 } else { n }.to_string())).collect();
     let wide = LoopDetection::default();
-    assert_eq!(course(&wide, &answers).iter().filter(|verdict| **verdict == "warn").count(), 1);
+    assert_eq!(course(&wide, &answers[..24]).iter().filter(|verdict| **verdict == "warn").count(), 1);
     let narrow = LoopDetection { window_size: 16, ..wide };
     assert!(course(&narrow, &answers).iter().all(|verdict| *verdict == "proceed"));
+}
+
+/// How often each tool is called decides only within the largest of the window and the limits.
+#[test]
+fn a_tool_is_counted_in_the_last_answers_only() {
+    let detection = LoopDetection {
+        window_size: 6,
+        tool_frequency: ToolFrequency { warn: 3, hard_limit: 4 },
+        ..LoopDetection::default()
+    };
+    // Every third answer lists: two in any six.
+    let answers: Vec<Value> =
+        (0..30).map(|n| if n % 3 == 0 { ls(&n.to_string()) } else { other(n) }).collect();
+    assert!(course(&detection, &answers).iter().all(|verdict| *verdict == "proceed"));
+    // A limit beyond the window widens it for all tools.
+    let mut wide = detection;
+    wide.tool_freq_overrides.insert("bash".into(), ToolFrequency { warn: 9, hard_limit: 9 });
+    let verdicts = course(&wide, &answers[..7]);
+    assert_eq!(verdicts, ["proceed", "proceed", "proceed", "proceed", "proceed", "proceed", "warn"]);
+}
+
+#[test]
+fn a_warning_is_armed_again_when_the_count_falls_below_its_threshold() {
+    let detection = LoopDetection {
+        window_size: 5,
+        tool_frequency: ToolFrequency { warn: 3, hard_limit: 5 },
+        ..LoopDetection::default()
+    };
+    let pause = || (0..4).map(other);
+    // Three times the same, four other calls, and three times the same again.
+    let same: Vec<Value> = std::iter::repeat_n(ls("a"), 3).chain(pause()).chain(vec![ls("a"); 3]).collect();
+    // The same course of one tool with different arguments.
+    let different: Vec<Value> =
+        (0..3).map(|n| ls(&n.to_string())).chain(pause()).chain((3..6).map(|n| ls(&n.to_string()))).collect();
+    for answers in [same, different] {
+        let warned: Vec<usize> =
+            (0..).zip(course(&detection, &answers)).filter(|(_, v)| *v == "warn").map(|(n, _)| n).collect();
+        assert_eq!(warned, [2, 9]);
+    }
 }
 
 #[test]

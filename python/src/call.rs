@@ -10,10 +10,27 @@ use tokio::runtime::Handle;
 use tokio::task::block_in_place;
 
 use crate::errors::exception;
+use crate::gate::Gate;
 use crate::raw::Output;
 use crate::runtime;
 
 type Running = Pin<Box<dyn Future<Output = threadkeep::Result<Output>> + Send>>;
+
+/// The results that are being handed to event loops, which runs Python on a thread of the runtime. Python ends a thread
+/// that wants to run it while the interpreter shuts down, and the frames of Rust on that thread abort the process then.
+pub(crate) static HAND_OVERS: Gate = Gate::new();
+
+/// Lets the interpreter wait for results that are being handed over before it shuts down.
+pub(crate) fn watch(py: Python<'_>) -> PyResult<()> {
+    let at_exit = wrap_pyfunction!(at_exit, py)?;
+    py.import("atexit")?.call_method1("register", (at_exit,)).map(drop)
+}
+
+/// Waits until no result is being handed over; later ones are dropped, because nobody waits for them.
+#[pyfunction]
+fn at_exit(py: Python<'_>) {
+    py.detach(|| HAND_OVERS.close());
+}
 
 /// A call that was not made yet.
 #[pyclass(frozen)]
@@ -35,14 +52,7 @@ impl Call {
     /// Makes the call and returns its result. Other Python threads run meanwhile. A signal, such as that of a keyboard
     /// interrupt, is handled when the outcome is known.
     fn wait(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
-        let call = self.take()?;
-        let runtime = runtime::current()?;
-        let done = py.detach(|| match Handle::try_current() {
-            // Python runs on a thread of the runtime where it hands a result over: a destructor, perhaps.
-            Ok(runtime) => block_in_place(|| runtime.block_on(call)),
-            Err(_) => runtime.block_on(call),
-        });
-        done.map_err(exception)?.into_python(py)
+        made(py, self.take()?)
     }
 
     /// Makes the call while the running event loop does other things. A cancelled task does not cancel the call: it is
@@ -51,16 +61,19 @@ impl Call {
         let call = self.take()?;
         let event_loop = running_loop(py)?;
         let future = event_loop.call_method0("create_future")?;
+        if HAND_OVERS.is_closed() {
+            // A function that runs at exit has a loop of its own, to which nothing is handed over any more.
+            let (value, error) = outcome(py, made(py, call));
+            resolve(&future, value.bind(py), error.bind(py))?;
+            return future.call_method0("__await__").map(Bound::unbind);
+        }
         let (waiting, event_loop) = (future.clone().unbind(), event_loop.unbind());
         runtime::current()?.spawn(async move {
             let done = call.await;
-            // While the interpreter shuts down nobody waits.
+            let Some(_inside) = HAND_OVERS.enter() else { return };
             Python::try_attach(|py| {
                 let done = done.map_err(exception).and_then(|output| output.into_python(py));
-                let (value, error) = match done {
-                    Ok(value) => (value, py.None()),
-                    Err(error) => (py.None(), error.into_value(py).into_any()),
-                };
+                let (value, error) = outcome(py, done);
                 let handed = settle(py).and_then(|settle| {
                     event_loop.call_method1(py, "call_soon_threadsafe", (settle, waiting, value, error))
                 });
@@ -69,6 +82,24 @@ impl Call {
             });
         });
         future.call_method0("__await__").map(Bound::unbind)
+    }
+}
+
+fn made(py: Python<'_>, call: Running) -> PyResult<Py<PyAny>> {
+    let runtime = runtime::current()?;
+    let done = py.detach(|| match Handle::try_current() {
+        // Python runs on a thread of the runtime where it hands a result over: a destructor, perhaps.
+        Ok(runtime) => block_in_place(|| runtime.block_on(call)),
+        Err(_) => runtime.block_on(call),
+    });
+    done.map_err(exception)?.into_python(py)
+}
+
+/// What a call returned, and what it raised: one of them is `None`.
+fn outcome(py: Python<'_>, done: PyResult<Py<PyAny>>) -> (Py<PyAny>, Py<PyAny>) {
+    match done {
+        Ok(value) => (value, py.None()),
+        Err(error) => (py.None(), error.into_value(py).into_any()),
     }
 }
 

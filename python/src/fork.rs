@@ -3,25 +3,18 @@
 //! which locks that process holds. A child with its parent's notes takes none, and is nobody for other programs, who then
 //! delete the log that it writes to.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread::sleep;
-use std::time::Duration;
-
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
+use crate::call::HAND_OVERS;
+use crate::gate::{Gate, Inside, PAUSE};
 use crate::{runtime, store};
 
-/// Set in [`CALLS`] while the process forks.
-const FORKING: usize = 1 << (usize::BITS - 1);
-/// How often is asked whether that is over, or may begin.
-const PAUSE: Duration = Duration::from_millis(1);
-
-/// How many calls are running. Not under a lock, which the child could find locked.
-static CALLS: AtomicUsize = AtomicUsize::new(0);
+/// The calls that are running.
+static CALLS: Gate = Gate::new();
 
 /// A call that is running: the process does not fork meanwhile.
-pub(crate) struct Running(());
+pub(crate) struct Running(#[expect(dead_code, reason = "held until the call ends")] Inside);
 
 impl Running {
     /// Waits while the process forks.
@@ -36,19 +29,8 @@ impl Running {
 
     /// Unless the process forks.
     pub(crate) fn now() -> Option<Self> {
-        // Not made if the process forks: dropping it would count.
-        moved(|calls| (calls & FORKING == 0).then_some(calls + 1)).then(|| Self(()))
+        CALLS.enter().map(Self)
     }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        CALLS.fetch_sub(1, Ordering::Release);
-    }
-}
-
-fn moved(to: impl Fn(usize) -> Option<usize>) -> bool {
-    CALLS.fetch_update(Ordering::AcqRel, Ordering::Acquire, to).is_ok()
 }
 
 /// Lets Python say when a process forks.
@@ -68,13 +50,8 @@ pub(crate) fn watch(py: Python<'_>) -> PyResult<()> {
 fn before(py: Python<'_>) -> PyResult<()> {
     let runtime = runtime::current()?;
     py.detach(|| {
-        // Another thread may be forking.
-        while !moved(|calls| (calls & FORKING == 0).then_some(calls | FORKING)) {
-            sleep(PAUSE);
-        }
-        while CALLS.load(Ordering::Acquire) != FORKING {
-            sleep(PAUSE);
-        }
+        // Another thread may be forking: then this waits for it first.
+        CALLS.close();
         runtime.block_on(store::rest());
     });
     Ok(())
@@ -82,10 +59,11 @@ fn before(py: Python<'_>) -> PyResult<()> {
 
 #[pyfunction]
 fn after_in_parent() {
-    CALLS.fetch_and(!FORKING, Ordering::Release);
+    CALLS.open();
 }
 
 #[pyfunction]
 fn after_in_child() {
-    CALLS.store(0, Ordering::Release);
+    CALLS.reset();
+    HAND_OVERS.reset();
 }

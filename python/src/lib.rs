@@ -6,6 +6,7 @@ mod call;
 mod codec;
 mod errors;
 mod fork;
+mod gate;
 mod known;
 mod lists;
 mod put;
@@ -21,6 +22,7 @@ use pyo3::prelude::*;
 fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     errors::add(module)?;
     fork::watch(module.py())?;
+    call::watch(module.py())?;
     module.add_class::<store::Store>()?;
     module.add_class::<call::Call>()?;
     module.add_class::<raw::RawTuple>()?;

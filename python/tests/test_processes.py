@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import random
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -369,6 +370,45 @@ def test_a_closed_saver_says_so(open_saver: Opener) -> None:
         put(saver, at(), made({}))
 
 
+def test_a_saver_that_is_closed_while_it_is_opened_is_closed(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoints.db"
+    SqliteSaver.from_conn_string(str(path)).__enter__().close()
+
+    def opened() -> int:
+        files = (Path("/proc/self/fd") / name for name in os.listdir("/proc/self/fd"))
+        return sum(file.exists() and file.samefile(path) for file in files)
+
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("PRAGMA locking_mode = EXCLUSIVE")
+    other.execute("BEGIN EXCLUSIVE")
+    before = opened()
+    saver = SqliteSaver(path)
+    outcomes: list[Any] = []
+
+    def first_call() -> None:
+        try:
+            outcomes.append(saver.get_tuple(at()))
+        except UnavailableError as error:
+            outcomes.append(error)
+
+    calls = [threading.Thread(target=first_call), threading.Thread(target=saver.close)]
+    calls[0].start()
+    deadline = time.monotonic() + PATIENCE
+    while opened() == before and time.monotonic() < deadline:
+        time.sleep(0.001)
+    calls[1].start()
+    # A close that does not wait for the opening is over by then.
+    calls[1].join(1)
+    other.close()
+    for call in calls:
+        call.join(600)
+        assert not call.is_alive()
+    assert len(outcomes) == 1
+    with pytest.raises(UnavailableError, match="closed"):
+        saver.get_tuple(at())
+    assert opened() == 0
+
+
 async def test_a_saver_may_be_used_without_a_context(tmp_path: Path) -> None:
     saver = AsyncSqliteSaver(tmp_path / "checkpoints.db")
     config = await saver.aput(at(), made({"a": 1}), {"step": 1}, {"a": 1})
@@ -393,3 +433,68 @@ def test_a_call_may_be_made_where_another_one_ends(open_saver: Opener) -> None:
         again = loop.run_until_complete(asyncio.wait_for(saver.aget_tuple(config), PATIENCE))
         loop.close()
         assert found == [again]
+
+
+LAST_CALL = """
+import asyncio, os, sys, time
+sys.path.insert(0, sys.argv[2])
+from kit import at, made
+from threadkeep.langgraph import AsyncSqliteSaver
+
+class Loop(asyncio.SelectorEventLoop):
+    # Hands the result over, and goes on running Python while the loop has it and the process ends.
+    def call_soon_threadsafe(self, *args, **more):
+        handle = super().call_soon_threadsafe(*args, **more)
+        for _ in range(300):
+            time.sleep(0.001)
+        print("handed over", flush=True)
+        return handle
+
+async def work():
+    saver = AsyncSqliteSaver(sys.argv[1])
+    await saver.aput(at(), made({"a": 1}), {"step": 1}, {"a": 1})
+
+for _ in range(int(sys.argv[3])):
+    child = os.fork()
+    if child == 0:
+        loop = asyncio.SelectorEventLoop() if sys.argv[4] == "plain" else Loop()
+        loop.run_until_complete(work())
+        break
+    if status := os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]):
+        print("a child ended with", status, flush=True)
+        sys.exit(1)
+"""
+
+
+@pytest.mark.parametrize(("loop", "runs"), [("plain", 60), ("slow", 3)])
+def test_a_process_may_exit_as_soon_as_its_last_call_returns(tmp_path: Path, loop: str, runs: int) -> None:
+    path = tmp_path / "checkpoints.db"
+    command = [sys.executable, "-c", LAST_CALL, str(path), str(Path(__file__).parent), str(runs), loop]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    assert done.stdout.count("handed over") == (0 if loop == "plain" else runs), "what was begun is complete"
+    with SqliteSaver.from_conn_string(str(path)) as saver:
+        assert len(list(saver.list(at()))) == runs
+
+
+AT_EXIT = """
+import asyncio, atexit, sys
+sys.path.insert(0, sys.argv[2])
+
+async def work():
+    saver = AsyncSqliteSaver(sys.argv[1])
+    await saver.aput(at(), made({"a": 1}), {"step": 1}, {"a": 1})
+    await saver.aclose()
+    print("stored", flush=True)
+
+# Runs after what the package registers when it is imported.
+atexit.register(lambda: asyncio.run(work()))
+from kit import at, made
+from threadkeep.langgraph import AsyncSqliteSaver
+"""
+
+
+def test_a_saver_may_be_used_at_exit(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", AT_EXIT, str(tmp_path / "checkpoints.db"), str(Path(__file__).parent)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "stored\n", "")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
+import multiprocessing
+import os
 import pickle
 import sqlite3
 import uuid
@@ -46,6 +49,40 @@ def test_sqlite_savers_are_made_from_paths_and_connections(tmp_path: Path) -> No
         SqliteSaver(1)  # type: ignore[arg-type]
 
 
+def test_a_relative_path_is_that_of_the_directory_where_the_saver_was_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
+    for folder in (here, elsewhere):
+        folder.mkdir()
+    monkeypatch.chdir(here)
+    saver, other = SqliteSaver("a.db"), AsyncSqliteSaver("a.db")
+    os.chdir(elsewhere)
+    config = put(saver, at(), made({"a": 1}))
+    assert asyncio.run(other.aget_tuple(config)) is not None
+    asyncio.run(other.aclose())
+
+    def child() -> None:
+        # It opens the file again.
+        put(saver, config, made({"a": 2}))
+
+    process = multiprocessing.get_context("fork").Process(target=child)
+    process.start()
+    process.join(600)
+    assert process.exitcode == 0
+    assert read(saver, at()).checkpoint["channel_values"] == {"a": 2}
+    saver.close()
+    assert not list(elsewhere.iterdir())
+
+
+async def test_setup_of_a_saver_for_event_loops_is_awaited(tmp_path: Path) -> None:
+    saver = AsyncSqliteSaver(tmp_path / "a.db")
+    await saver.setup()
+    await saver.setup()
+    assert (tmp_path / "a.db").exists()
+    await works_in_a_loop(saver)
+
+
 async def test_a_connection_of_aiosqlite_is_refused_with_what_to_do(tmp_path: Path) -> None:
     await works_in_a_loop(AsyncSqliteSaver(tmp_path / "a.db"))
     async with aiosqlite.connect(tmp_path / "b.db") as connection:
@@ -74,6 +111,50 @@ def test_postgres_savers_are_made_from_addresses_connections_and_pools(postgres_
         PostgresSaver(ConnectionPool(f"{postgres_url}?sslcert=a&sslkey=b", open=False))
     with pytest.raises(TypeError, match="pass the address of the database.*not int"):
         PostgresSaver(1)
+
+
+def test_the_search_path_of_an_address_chooses_the_schema(postgres_url: str) -> None:
+    schema = f"s{uuid.uuid4().hex}"
+    mark = "&" if "?" in postgres_url else "?"
+    parts = conninfo_to_dict(postgres_url)
+
+    def keywords(options: str) -> str:
+        return psycopg.conninfo.make_conninfo("", **{**parts, "options": options})
+
+    def tables(schema: str) -> int:
+        with psycopg.connect(postgres_url) as connection:
+            query = "SELECT count(*) FROM pg_tables WHERE schemaname = %s"
+            [(count,)] = connection.execute(query, (schema,)).fetchall()
+            return int(count)
+
+    config = at(schema)
+    first = PostgresSaver(f"{postgres_url}{mark}options=-csearch_path%3D{schema}")
+    first.setup()
+    put(first, config, made({"a": 1}))
+    first.close()
+    assert tables(schema) > 0
+    for address in [
+        f"{postgres_url}{mark}options=-csearch_path%3D%22{schema}%22",
+        keywords(f'-csearch_path=other --search-path="{schema}"'),
+        keywords(f"-c statement_timeout=60000 -c search_path={schema.upper()}"),
+    ]:
+        saver = PostgresSaver(address)
+        assert read(saver, config).checkpoint["channel_values"] == {"a": 1}, address
+        saver.close()
+    with ConnectionPool(postgres_url, kwargs={"options": f"-c search_path={schema}"}, open=False) as pool:
+        saver = PostgresSaver(pool)
+        assert read(saver, config).checkpoint["channel_values"] == {"a": 1}
+        saver.close()
+    # What is said with words counts.
+    saver = PostgresSaver(keywords("-c search_path=other,public"), schema=schema)
+    assert read(saver, config).checkpoint["channel_values"] == {"a": 1}
+    saver.close()
+    for several in [r"-c search_path=other,\ public", '-c search_path="$user"', "-csearch_path="]:
+        with pytest.raises(ValueError, match="the address sets search_path to .*pass schema="):
+            PostgresSaver(keywords(several))
+    for name in ("search_path", "currentSchema"):
+        with pytest.raises(ValueError, match=f"the address has {name}.*pass schema='x'"):
+            PostgresSaver(f"{postgres_url}{mark}{name}=x")
 
 
 async def test_async_postgres_savers_are_made_from_addresses_connections_and_pools(postgres_url: str) -> None:

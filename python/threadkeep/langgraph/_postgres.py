@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
+from urllib.parse import parse_qsl, urlsplit
 
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from typing_extensions import Self
@@ -20,23 +22,25 @@ class _Postgres(ThreadkeepSaver):
         pipe: Any = None,
         serde: SerializerProtocol | None = None,
         *,
-        schema: str = "public",
+        schema: str | None = None,
         fence: Fence = "fork",
     ) -> None:
         if pipe is not None:
             raise ValueError("pipe is not supported: a commit is one round trip already; leave it out")
-        super().__init__(Store.postgres(_address(conn), schema, fence), serde=serde)
+        address = _address(conn)
+        super().__init__(Store.postgres(address, schema or _schema_of(address), fence), serde=serde)
 
 
 class PostgresSaver(_Postgres):
     """A saver on a Postgres database. ``conn`` is its address, or a connection or pool of ``psycopg`` to it, of which only
-    the address is used. Call :meth:`setup` once to create the tables.
+    the address is used. Call :meth:`setup` once to create the tables. They are in ``schema``, else in the schema that the
+    address names as its ``search_path``, else in ``public``.
     """
 
     @classmethod
     @contextmanager
     def from_conn_string(
-        cls, conn_string: str, *, pipeline: bool = False, schema: str = "public", fence: Fence = "fork"
+        cls, conn_string: str, *, pipeline: bool = False, schema: str | None = None, fence: Fence = "fork"
     ) -> Generator[Self, None, None]:
         """A saver on the database at an address, closed at the end of the block. A commit is always one round trip, so
         ``pipeline`` changes nothing.
@@ -49,7 +53,9 @@ class PostgresSaver(_Postgres):
 
 
 class AsyncPostgresSaver(_Postgres):
-    """A saver on a Postgres database, for event loops. ``await saver.setup()`` once creates the tables."""
+    """A saver on a Postgres database, for event loops. ``await saver.setup()`` once creates the tables, where
+    :class:`PostgresSaver` does.
+    """
 
     @classmethod
     @asynccontextmanager
@@ -59,7 +65,7 @@ class AsyncPostgresSaver(_Postgres):
         *,
         pipeline: bool = False,
         serde: SerializerProtocol | None = None,
-        schema: str = "public",
+        schema: str | None = None,
         fence: Fence = "fork",
     ) -> AsyncGenerator[Self, None]:
         """A saver on the database at an address, closed at the end of the block."""
@@ -110,3 +116,37 @@ def _joined(parts: dict[str, Any]) -> str:
 
 def _escaped(value: str) -> str:
     return value.replace("\\", "\\\\").replace("'", "\\'")
+
+
+# What other programs call the schema in an address. Postgres knows it as a setting only.
+_SCHEMA_OF_OTHERS = ("search_path", "currentSchema")
+# A parameter in an address of words, as libpq reads it.
+_WORD = re.compile(r"(\w+)\s*=\s*(?:'((?:\\.|[^'\\])*)'|((?:\\.|[^\s'\\])*))", re.DOTALL)
+# The setting in the options of a connection.
+_SEARCH_PATH = re.compile(r"(?:^|\s)(?:-c\s*|--)search[_-]path=((?:\\.|[^\s\\])*)")
+_NAME = re.compile(r'([A-Za-z_][\w$]*)|"([^"]+)"')
+
+
+def _schema_of(address: str) -> str:
+    """The schema that an address names. LangGraph's savers leave it to the server, which looks for it in the search path."""
+    if "://" in address:
+        given = parse_qsl(urlsplit(address).query.replace("+", "%2B"))
+    else:
+        given = [(name, _unescaped(quoted or plain)) for name, quoted, plain in _WORD.findall(address)]
+    for name, value in given:
+        if name in _SCHEMA_OF_OTHERS:
+            raise ValueError(f"the address has {name}, which is no parameter of Postgres: leave it out, and pass schema={value!r}")
+    set_to = [path for name, value in given if name == "options" for path in _SEARCH_PATH.findall(value)]
+    if not set_to:
+        return "public"
+    path = _unescaped(set_to[-1])
+    named = _NAME.fullmatch(path.strip())
+    if not named or named[2] == "$user":
+        raise ValueError(
+            f"the address sets search_path to {path!r}, and a saver has its tables in one schema: pass schema= with its name"
+        )
+    return named[2] or str(named[1]).lower()
+
+
+def _unescaped(value: str) -> str:
+    return re.sub(r"\\(.)", r"\1", value, flags=re.DOTALL)

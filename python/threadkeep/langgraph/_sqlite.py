@@ -35,7 +35,7 @@ class SqliteSaver(ThreadkeepSaver):
         fence: Fence = "fork",
     ) -> None:
         try:
-            path = _file_of(conn) if isinstance(conn, sqlite3.Connection) else os.fspath(conn)
+            path = _file_of(conn) if isinstance(conn, sqlite3.Connection) else os.fsdecode(conn)
         except TypeError:
             given = type(conn).__name__
             raise TypeError(f"SqliteSaver takes the path of a file or a connection of sqlite3 to it, not {given}") from None
@@ -72,7 +72,7 @@ class AsyncSqliteSaver(ThreadkeepSaver):
         fence: Fence = "fork",
     ) -> None:
         try:
-            path = os.fspath(conn)
+            path = os.fsdecode(conn)
         except TypeError:
             raise TypeError(
                 f"AsyncSqliteSaver takes the path of a file, not {type(conn).__name__}: a connection of aiosqlite belongs to "
@@ -86,10 +86,14 @@ class AsyncSqliteSaver(ThreadkeepSaver):
         """A saver on the file at a path, or in memory (``":memory:"``), closed at the end of the block."""
         saver = cls(conn_string, fence=fence)
         try:
-            await saver._store.setup()
+            await saver.setup()
             yield saver
         finally:
             await saver.aclose()
+
+    async def setup(self) -> None:  # type: ignore[override]
+        """Opens the file and creates its tables. Doing it twice is harmless."""
+        await self._store.setup()
 
 
 def _file_of(conn: sqlite3.Connection) -> str:
@@ -99,4 +103,7 @@ def _file_of(conn: sqlite3.Connection) -> str:
 
 
 def _store(path: str, fence: Fence) -> Store:
-    return Store.memory(fence) if path == _MEMORY else Store.sqlite(path, fence)
+    if path == _MEMORY:
+        return Store.memory(fence)
+    # Of the directory where the saver was made: the file is opened by the first call, and again after a fork.
+    return Store.sqlite(os.path.abspath(path), fence)

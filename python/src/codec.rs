@@ -115,7 +115,11 @@ impl Codec {
                 return Ok(None);
             }
             let has_key = shapes.key(&item, &mut key)?;
-            let entry = if has_key { known.object(&key) } else { None };
+            let (entry, read) = match if has_key { known.object(&key) } else { None } {
+                Some(entry) if entry.is_serialized() => (Some(entry), None),
+                // It was read, and is serialized once to learn whether its class filled in something.
+                read => (None, read),
+            };
             if entry.is_none() {
                 // A copy: what is known of an object from now on is that of which these are the bytes, whatever other threads
                 // do to the object while it is serialized.
@@ -124,14 +128,16 @@ impl Codec {
                     Some(copy) => shapes.parts(copy)?,
                     None => None,
                 };
-                unknown.push((copy.unwrap_or(item), parts));
+                // Another thread may have changed it since its key was looked up.
+                let read = read.filter(|read| parts.as_ref().is_some_and(|parts| read.has_key(&parts.key)));
+                unknown.push((copy.unwrap_or(item), parts, read));
             }
             encoded.push(entry);
         }
         let mut serialized = Vec::with_capacity(unknown.len());
         if !unknown.is_empty() {
             // In one call: the bytes of a list are those of its elements.
-            let whole = PyList::new(py, unknown.iter().map(|(item, _)| item))?;
+            let whole = PyList::new(py, unknown.iter().map(|(item, ..)| item))?;
             let (tag, bytes) = self.dump(whole.as_any())?;
             if !is_message_pack(&tag) {
                 return Ok(None);
@@ -140,9 +146,11 @@ impl Codec {
             let Some(stored) = stored.as_list().filter(|list| list.len() == unknown.len()) else {
                 return Ok(None);
             };
-            for ((_, parts), element) in unknown.into_iter().zip(stored.iter()) {
-                let entry = parts.map(|parts| known.serialized(parts, element.clone()));
-                serialized.push((element.clone(), entry));
+            for ((_, parts, read), element) in unknown.into_iter().zip(stored.iter()) {
+                let read = read.filter(|read| read.is_serialized_to(element));
+                let entry = read.or_else(|| parts.map(|parts| known.serialized(parts, element.clone())));
+                let element = entry.as_ref().map_or(element, |entry| entry.element()).clone();
+                serialized.push((element, entry));
             }
         }
         let mut serialized = serialized.into_iter();

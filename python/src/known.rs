@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use pyo3::prelude::*;
@@ -35,6 +36,9 @@ pub(crate) struct Entry {
     /// because a caller often holds the result of one run until it has that of the next. None if the element was never
     /// deserialized.
     loans: Option<Mutex<Loans>>,
+    /// Whether the object is serialized to the element. One that was deserialized may not be: its class may have fields that
+    /// the element lacks, and fills them in.
+    serialized: AtomicBool,
 }
 
 impl Entry {
@@ -43,9 +47,28 @@ impl Entry {
         &self.element
     }
 
-    /// Whether an object is that which was serialized, or is made of the same parts.
+    /// Whether it is known that an object is serialized to the element.
     pub(crate) fn is_of(&self, object: &Bound<'_, PyAny>) -> PyResult<bool> {
-        is_same(object, &self.parts.key)
+        Ok(self.is_serialized() && is_same(object, &self.parts.key)?)
+    }
+
+    /// Whether it is known that its object is serialized to the element.
+    pub(crate) fn is_serialized(&self) -> bool {
+        self.serialized.load(Ordering::Relaxed)
+    }
+
+    /// Whether its object has this key.
+    pub(crate) fn has_key(&self, key: &[usize]) -> bool {
+        self.parts.key == key
+    }
+
+    /// Its object was serialized. Returns whether to this element.
+    pub(crate) fn is_serialized_to(&self, element: &Element) -> bool {
+        let same = self.element.hash() == element.hash();
+        if same {
+            self.serialized.store(true, Ordering::Relaxed);
+        }
+        same
     }
 
     /// Whether it was deserialized from this element.
@@ -147,12 +170,14 @@ impl Known {
 
     /// An object was serialized.
     pub(crate) fn serialized(&self, parts: Parts, element: Element) -> Arc<Entry> {
-        self.insert(Entry { parts, element, loans: None })
+        self.insert(Entry { parts, element, loans: None, serialized: true.into() })
     }
 
     /// An element was deserialized to this object.
     pub(crate) fn deserialized(&self, parts: Parts, element: Element, object: Py<PyAny>) -> Arc<Entry> {
-        self.insert(Entry { parts, element, loans: Some(Mutex::new([Some(object), None])) })
+        // Without a model it is made of what MessagePack has, and nothing is filled in.
+        let serialized = AtomicBool::new(!parts.models);
+        self.insert(Entry { parts, element, loans: Some(Mutex::new([Some(object), None])), serialized })
     }
 
     fn insert(&self, entry: Entry) -> Arc<Entry> {

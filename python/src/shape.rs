@@ -7,12 +7,14 @@
 mod copy;
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyBytes, PyDict, PyFloat, PyInt, PyList, PySet, PyString, PyTuple, PyType};
+use pyo3::types::{
+    PyBool, PyBytes, PyDict, PyFloat, PyInt, PyList, PySet, PyString, PyTuple, PyType, PyWeakrefMethods,
+    PyWeakrefReference,
+};
 
 /// The deepest nesting of an object with a key.
 const DEPTH: usize = 12;
@@ -32,12 +34,7 @@ pub(crate) struct Shapes {
     set_attribute: Py<PyAny>,
     /// `object.__new__`.
     new_object: Py<PyAny>,
-    /// Whether a type, by its address, is that of models of pydantic. A known type is kept alive.
-    types: Mutex<HashMap<usize, (Py<PyType>, bool)>>,
-    /// The addresses of types of models that were seen lately, 0 at first.
-    recent: [AtomicUsize; 4],
-    /// Where the next one goes.
-    next: AtomicUsize,
+    types: Mutex<Types>,
 }
 
 impl Shapes {
@@ -47,8 +44,6 @@ impl Shapes {
             set_attribute: object.getattr("__setattr__")?.unbind(),
             new_object: object.getattr("__new__")?.unbind(),
             types: Mutex::default(),
-            recent: Default::default(),
-            next: AtomicUsize::new(0),
         })
     }
 
@@ -58,26 +53,25 @@ impl Shapes {
     }
 
     fn is_model(&self, value: &Bound<'_, PyAny>) -> bool {
-        let address = value.get_type_ptr() as usize;
-        // Elements of a list are of few types.
-        if self.recent.iter().any(|known| known.load(Ordering::Relaxed) == address) {
-            return true;
-        }
-        if let Some((_, is)) = self.types.lock().unwrap_or_else(PoisonError::into_inner).get(&address) {
-            if *is {
-                let place = self.next.fetch_add(1, Ordering::Relaxed) % self.recent.len();
-                self.recent[place].store(address, Ordering::Relaxed);
-            }
-            return *is;
-        }
         let of = value.get_type();
+        if let Some(is) = self.types().known(&of) {
+            return is;
+        }
         // Only models have both, and only of version 2.
         let is = of.hasattr(intern!(of.py(), "__pydantic_validator__")).unwrap_or(false)
             && of.hasattr(intern!(of.py(), "__pydantic_fields__")).unwrap_or(false)
             && of.hasattr(intern!(of.py(), "model_dump")).unwrap_or(false);
-        let mut types = self.types.lock().unwrap_or_else(PoisonError::into_inner);
-        types.insert(address, (of.clone().unbind(), is));
+        if let Ok(weak) = PyWeakrefReference::new(&of) {
+            let weak = weak.unbind();
+            let gone = self.types().learn(&of, weak, is);
+            // Not under the lock: Python may run then.
+            drop(gone);
+        }
         is
+    }
+
+    fn types(&self) -> MutexGuard<'_, Types> {
+        self.types.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Writes the key of an object. Returns whether it has one.
@@ -133,7 +127,7 @@ impl Shapes {
             return Ok(false);
         }
         let py = value.py();
-        if !visit.word(MODEL) || !visit.word(value.get_type_ptr() as usize) {
+        if !visit.word(MODEL) || !visit.model(value) {
             return Ok(false);
         }
         let fields = value.getattr(intern!(py, "__dict__"))?;
@@ -171,10 +165,51 @@ impl Shapes {
     }
 }
 
+/// The types that were seen, by address. They are not kept alive: a program may make them while it runs.
+#[derive(Default)]
+struct Types {
+    /// Whether a type is that of models of pydantic.
+    known: HashMap<usize, (Py<PyWeakrefReference>, bool)>,
+    /// How many there may be before those that ended are looked for.
+    room: usize,
+}
+
+/// The number of types before any is looked for.
+const TYPES: usize = 64;
+
+impl Types {
+    fn known(&self, of: &Bound<'_, PyType>) -> Option<bool> {
+        let (weak, is) = self.known.get(&(of.as_ptr() as usize))?;
+        // Another type may have had its address.
+        weak.bind(of.py()).upgrade().is_some_and(|found| found.is(of)).then_some(*is)
+    }
+
+    /// Returns what is no longer needed, to be dropped without the lock.
+    #[must_use]
+    fn learn(
+        &mut self,
+        of: &Bound<'_, PyType>,
+        weak: Py<PyWeakrefReference>,
+        is: bool,
+    ) -> Vec<(Py<PyWeakrefReference>, bool)> {
+        let mut gone: Vec<_> = self.known.insert(of.as_ptr() as usize, (weak, is)).into_iter().collect();
+        if self.known.len() > self.room {
+            let ended = |weak: &Py<PyWeakrefReference>| weak.bind(of.py()).upgrade().is_none();
+            gone.extend(self.known.extract_if(|_, (weak, _)| ended(weak)).map(|(_, old)| old));
+            self.room = TYPES.max(2 * self.known.len());
+        }
+        gone
+    }
+}
+
 /// Sees what an object is made of. Each method returns whether to go on.
 trait Visit {
     /// What kind of thing holds the next parts, how many there are, of which type.
     fn word(&mut self, word: usize) -> bool;
+    /// A model, of which the next parts are.
+    fn model(&mut self, model: &Bound<'_, PyAny>) -> bool {
+        self.word(model.get_type_ptr() as usize)
+    }
     /// A part that never changes.
     fn leaf(&mut self, leaf: &Bound<'_, PyAny>) -> bool {
         self.word(leaf.as_ptr() as usize)
@@ -192,12 +227,22 @@ impl Visit for Vec<usize> {
 #[derive(Default)]
 pub(crate) struct Parts {
     pub(crate) key: Vec<usize>,
+    /// Never read: alive, they keep their addresses.
     pub(crate) leaves: Vec<Py<PyAny>>,
+    /// Whether a model is among them.
+    pub(crate) models: bool,
 }
 
 impl Visit for Parts {
     fn word(&mut self, word: usize) -> bool {
         self.key.word(word)
+    }
+
+    fn model(&mut self, model: &Bound<'_, PyAny>) -> bool {
+        self.models = true;
+        // A type that is made while the program runs may end, and another one have its address.
+        self.leaves.push(model.get_type().into_any().unbind());
+        self.key.model(model)
     }
 
     fn leaf(&mut self, leaf: &Bound<'_, PyAny>) -> bool {
@@ -262,7 +307,7 @@ impl Same<'_> {
                 Ok(tuple) => Ok(self.is_free(tuple) && self.word(tuple.len()) && self.all(tuple.iter())?),
                 Err(_) => Ok(false),
             },
-            // Types with a key are kept alive, so one with this address is that of a model.
+            // The type in the key is alive, so one with this address is that of a model.
             MODEL => Ok(self.word(value.get_type_ptr() as usize) && self.model(value)?),
             _ => Ok(false),
         }

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import string
+import sys
+import uuid
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from copy import deepcopy
+from dataclasses import make_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +19,7 @@ import pytest
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.graph import START, MessagesState, StateGraph
-from pydantic import BaseModel, PrivateAttr
+from pydantic import BaseModel, Field, PrivateAttr, create_model
 
 from conftest import Opener
 from kit import LOCKED, at, made, put, read
@@ -73,10 +77,13 @@ def test_a_message_is_serialized_once(open_saver: Opener) -> None:
         again = read(saver, config).checkpoint["channel_values"]["messages"]
         assert counting.loaded == 1
         assert found == again == [*messages, HumanMessage("new", id="n")]
-        put(saver, config, made({"messages": [*again[:-1], HumanMessage("last", id="l")]}, {"messages": 3}))
-        assert counting.dumped == 3 and counting.sizes[-1] < counting.sizes[0] / 10, "what was read is not serialized again"
-        assert len(list(saver.list(at()))) == 3
-        assert counting.loaded == 2
+        config = put(saver, config, made({"messages": [*again[:-1], HumanMessage("last", id="l")]}, {"messages": 3}))
+        assert counting.dumped == 3, "what was read is serialized once: its class may have filled in something"
+        found = read(saver, config).checkpoint["channel_values"]["messages"]
+        put(saver, config, made({"messages": [*found[:-1], HumanMessage("end", id="e")]}, {"messages": 4}))
+        assert counting.dumped == 4 and counting.sizes[-1] < counting.sizes[0] / 10, "and not again"
+        assert len(list(saver.list(at()))) == 4
+        assert counting.loaded == 3
 
 
 def test_an_input_is_stored_once(tmp_path: Path) -> None:
@@ -282,6 +289,59 @@ def test_what_has_other_parts_is_serialized_each_time() -> None:
             for version in range(3):
                 put(saver, at(), made({"items": [item]}, {"items": version}))
             assert counting.dumped == before + 4, item
+
+
+class Note(BaseModel):
+    text: str
+
+
+class LaterNote(BaseModel):
+    text: str
+    key: str = Field(default_factory=lambda: uuid.uuid4().hex)
+
+
+LaterNote.__name__ = "Note"
+
+
+def test_what_a_class_fills_in_when_it_is_read_is_stored_with_the_next_put(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(tmp_path / "checkpoints.db")
+    with SqliteSaver.from_conn_string(path) as saver:
+        first = put(saver, at(), made({"notes": [Note(text="a"), {"deep": [Note(text="b")]}, Note(text="c")]}))
+    # The next version of the program: the class has a field more.
+    monkeypatch.setattr(sys.modules[__name__], "Note", LaterNote)
+    with SqliteSaver.from_conn_string(path) as saver:
+        notes = read(saver, first).checkpoint["channel_values"]["notes"]
+        assert len({notes[0].key, notes[1]["deep"][0].key, notes[2].key}) == 3
+        seen = deepcopy(notes)
+        second = put(saver, first, made({"notes": notes}, {"notes": 2}))
+        again = read(saver, second).checkpoint["channel_values"]["notes"]
+        assert again == seen
+        third = put(saver, second, made({"notes": again}, {"notes": 3}))
+    for config in (second, third):
+        with SqliteSaver.from_conn_string(path) as saver:
+            assert read(saver, config).checkpoint["channel_values"]["notes"] == seen
+
+
+def test_types_that_are_made_while_a_program_runs_are_not_kept() -> None:
+    with SqliteSaver.from_conn_string(":memory:") as saver:
+        # A dataclass is only looked at. A model is known as long as objects of it are.
+        types: list[Callable[[], Any]] = [
+            lambda: make_dataclass("Made", ["text"], namespace={"__module__": __name__}),
+            lambda: create_model("Made", __module__=__name__, text=str),
+        ]
+        made_types = []
+        for make in types:
+            of = make()
+            put(saver, at(), made({"items": [of(text="a"), of(text="b")]}))
+            made_types.append(weakref.ref(of))
+            del of
+        # More than is known at one time, with many parts each.
+        many = [{"n": n, **{f"k{part}": part for part in range(240)}} for n in range(1500)]
+        put(saver, at(), made({"items": many}))
+        gc.collect()
+        assert [of() for of in made_types] == [None, None]
 
 
 def test_elements_have_the_bytes_that_the_whole_list_has() -> None:

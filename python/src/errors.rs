@@ -42,7 +42,7 @@ create_exception!(
     threadkeep,
     InDoubtError,
     ThreadkeepError,
-    "The call may or may not have been executed. Repeating it is safe."
+    "The call may have been executed, or some of its steps. Repeating it is safe."
 );
 
 /// The exception for an error.

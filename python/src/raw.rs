@@ -17,6 +17,7 @@ use crate::lists::Channel;
 /// The result of a call.
 pub(crate) enum Output {
     Nothing,
+    Flag(bool),
     Tuple(Option<Box<Tuple>>),
     Tuples(Vec<Tuple>),
     History(BTreeMap<String, ChannelReplay>),
@@ -26,6 +27,7 @@ impl Output {
     pub(crate) fn into_python(self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         match self {
             Self::Nothing | Self::Tuple(None) => Ok(py.None()),
+            Self::Flag(flag) => flag.into_py_any(py),
             Self::Tuple(Some(tuple)) => RawTuple(*tuple).into_py_any(py),
             Self::Tuples(tuples) => {
                 let tuples = tuples.into_iter().map(|tuple| Py::new(py, RawTuple(tuple)));

@@ -10,7 +10,9 @@ use pyo3::types::PyDict;
 use serde_json::Value as Json;
 use threadkeep::Error;
 use threadkeep::saver::Saver;
-use threadkeep_langgraph::{Fence, LangGraph, ListRequest, Place, Put, PutWrites, Strategy, moved, stored};
+use threadkeep_langgraph::{
+    Fence, LangGraph, ListRequest, Place, Put, PutWrites, Strategy, after, moved, stored,
+};
 use threadkeep_memory::MemorySaver;
 use threadkeep_postgres::PostgresSaver;
 use threadkeep_sqlite::SqliteSaver;
@@ -246,11 +248,19 @@ impl Store {
     fn setup(&self) -> Call {
         let shared = self.0.clone();
         Call::new(async move {
-            if let Kind::Postgres(address, options) = &shared.kind {
-                threadkeep_postgres::setup(address, options).await?;
-            }
+            let on_server = match &shared.kind {
+                Kind::Postgres(address, options) => {
+                    threadkeep_postgres::setup(address, options).await?;
+                    true
+                }
+                Kind::Memory(_) | Kind::Sqlite(..) => false,
+            };
             let _running = Running::begin().await;
-            shared.open().await.map(|_| Output::Nothing)
+            match shared.open().await {
+                Ok(_) => Ok(Output::Nothing),
+                Err(error) if on_server => Err(after("the tables were created", error)),
+                Err(error) => Err(error),
+            }
         })
     }
 
@@ -259,6 +269,8 @@ impl Store {
         let shared = self.0.clone();
         Call::new(async move {
             let _running = Running::begin().await;
+            // A call may be opening it: what is opened is closed.
+            let _alone = shared.opening.lock().await;
             let open = shared.opened().unwrap_or_default();
             *shared.lock() = State::Closed;
             match open.map(|open| open.closing) {
@@ -424,6 +436,19 @@ impl Store {
         self.call(move |graphs| async move { graphs.delete_thread(&thread).await.map(|()| Output::Nothing) })
     }
 
+    /// Deletes a thread that has only these checkpoints, by namespace and id, with writes of these tasks. Returns whether
+    /// nothing of it is left.
+    fn take_back(&self, thread: &str, put: BTreeMap<(String, String), BTreeSet<String>>) -> PyResult<Call> {
+        let id = |namespace: &str, id: &str| place(thread, namespace).id(id).map_err(exception);
+        let put = put.into_iter().map(|((namespace, of), tasks)| {
+            let id = id(&namespace, &of)?;
+            Ok(((namespace.as_str().into(), id), tasks))
+        });
+        let put = put.collect::<PyResult<BTreeMap<_, _>>>()?;
+        let thread = thread.into();
+        Ok(self.call(move |graphs| async move { graphs.take_back(&thread, &put).await.map(Output::Flag) }))
+    }
+
     fn delete_for_runs(&self, runs: BTreeSet<String>) -> Call {
         self.call(move |graphs| async move { graphs.delete_for_runs(&runs).await.map(|()| Output::Nothing) })
     }
@@ -442,11 +467,9 @@ impl Store {
                 return Err(PyValueError::new_err(text));
             }
         };
+        let threads: Vec<_> = threads.into_iter().map(Into::into).collect();
         Ok(self.call(move |graphs| async move {
-            for thread in threads {
-                graphs.prune(&thread.into(), strategy).await?;
-            }
-            Ok(Output::Nothing)
+            graphs.prune(&threads, strategy).await.map(|()| Output::Nothing)
         }))
     }
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from langchain_core.messages import HumanMessage
+from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.checkpoint.serde.types import ERROR, INTERRUPT, RESUME, _DeltaSnapshot
@@ -326,6 +327,41 @@ def test_lists_and_deletions_go_over_all_threads(open_saver: Opener) -> None:
         assert [found.config for found in saver.list(stored[4])] == [stored[4]]
         saver.delete_for_runs(["r0", "none"])
         assert [found.config for found in saver.list(None)] == stored[::-2]
+
+
+def test_filters_compare_as_in_langgraph(open_saver: Opener) -> None:
+    filters: list[dict[str, Any]] = [
+        {"n": 1},
+        {"n": 1.0},
+        {"n": 1.5},
+        {"absent": None},
+        {"none": None},
+        {"who": None},
+        {"step": 2.0},
+        {"step": 2, "who": "x"},
+        {"source": "elsewhere"},
+        {"source": None},
+    ]
+    metadata: list[dict[str, Any]] = [
+        {"step": 1, "n": 1, "who": "x", "source": "loop"},
+        {"step": 2, "n": 1.0, "who": "x", "none": None, "source": "elsewhere"},
+        {"step": 3, "n": 1.5, "who": "y"},
+        {"step": 2, "who": "y", "none": "x", "source": "input"},
+    ]
+    with open_saver() as ours:
+        theirs = InMemorySaver()
+        config = at()
+        for number, one in enumerate(metadata):
+            checkpoint = made({"a": number})
+            put(theirs, config, checkpoint, one)
+            config = put(ours, config, checkpoint, one)
+        for wanted in filters:
+            for limit in (None, 1, 3):
+                expected = [found.metadata for found in theirs.list(at(), filter=wanted, limit=limit)]
+                assert [found.metadata for found in ours.list(at(), filter=wanted, limit=limit)] == expected, wanted
+            assert [found.metadata for found in ours.list(None, filter=wanted, limit=9)] == [
+                found.metadata for found in theirs.list(None, filter=wanted, limit=9)
+            ], wanted
 
 
 def test_a_saver_is_copied_with_its_store(open_saver: Opener) -> None:

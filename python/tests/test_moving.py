@@ -14,7 +14,7 @@ from langgraph.checkpoint.sqlite import SqliteSaver as TheirSqliteSaver
 
 from graphs import conversation, play, shown
 from kit import at, made, put, read
-from threadkeep import UnavailableError
+from threadkeep import ThreadkeepError, UnavailableError
 from threadkeep.langgraph import SqliteSaver
 from threadkeep.langgraph._moving import _SqliteSource, move
 
@@ -133,6 +133,50 @@ def test_a_thread_is_moved_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyte
         with pytest.raises(KeyboardInterrupt):
             move(source, ours, compare=False)
         assert ours.get_tuple(at()) is None
+
+
+def test_what_somebody_else_writes_meanwhile_is_not_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old, new = str(tmp_path / "old.db"), str(tmp_path / "new.db")
+    with TheirSqliteSaver.from_conn_string(old) as theirs:
+        root = put(theirs, at(), made({"a": 1}))
+        put(theirs, root, made({"a": 2}))
+    with SqliteSaver.from_conn_string(new) as ours, SqliteSaver.from_conn_string(new) as graph:
+        source = _SqliteSource(old)
+        rows = list(source.rows("t"))
+
+        def checkpoint() -> Any:
+            return put(graph, root, made({"a": "theirs"}))
+
+        def write() -> Any:
+            return graph.put_writes(root, [("a", "theirs")], "their task")
+
+        for act, ends in [(checkpoint, None), (write, ThreadkeepError), (write, KeyboardInterrupt)]:
+
+            def beside(_: str, act: Any = act, ends: Any = ends) -> Any:
+                yield rows[0]
+                act()
+                if ends:
+                    raise ends("it ends")
+                # Older than the head by now, so it is refused.
+                yield rows[1]
+
+            monkeypatch.setattr(source, "rows", beside)
+            if ends is KeyboardInterrupt:
+                with pytest.raises(KeyboardInterrupt):
+                    move(source, ours, compare=False)
+                said = capsys.readouterr().err
+            else:
+                report = move(source, ours, compare=False)
+                assert report.threads == 0
+                [said] = report.problems
+            assert "thread 't' was not moved" in said and "another program writes to that thread" in said
+            if act is checkpoint:
+                assert [found.checkpoint["channel_values"]["a"] for found in graph.list(at())] == ["theirs", 1]
+            else:
+                assert read(graph, root).pending_writes == [("their task", "a", "theirs")]
+            graph.delete_thread("t")
 
 
 def test_another_database_is_refused(tmp_path: Path) -> None:

@@ -1,10 +1,12 @@
 //! Deletions. What a remaining checkpoint's delta channels are replayed from stays; a checkpoint whose parent goes is
 //! grafted onto its nearest remaining ancestor.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use threadkeep::deletion::{Lineage, RUN_ID_KEY};
 use threadkeep::saver::{LocalKey, Rewrite, ThreadImage};
+
+use crate::task::{self, Author};
 
 /// Keeps the newest checkpoint of each namespace.
 pub(crate) fn keep_latest(image: &ThreadImage) -> Rewrite {
@@ -20,6 +22,16 @@ pub(crate) fn without_runs(image: &ThreadImage, runs: &BTreeSet<String>) -> Rewr
     });
     let others = others.map(|(place, _)| place.clone()).collect();
     keeping(image, &others)
+}
+
+/// Whether a thread has only these checkpoints, and under each only writes of these tasks.
+pub(crate) fn is_part_of(image: &ThreadImage, put: &BTreeMap<LocalKey, BTreeSet<String>>) -> bool {
+    image.checkpoints.iter().all(|(place, tuple)| {
+        put.get(place).is_some_and(|tasks| {
+            let is_theirs = |(author, _): (Author, _)| tasks.contains(&author.task);
+            tuple.writes.iter().all(|row| task::author(row).is_ok_and(is_theirs))
+        })
+    })
 }
 
 fn keeping(image: &ThreadImage, wanted: &BTreeSet<LocalKey>) -> Rewrite {

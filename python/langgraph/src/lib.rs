@@ -2,6 +2,7 @@
 
 mod cut;
 mod delete;
+mod filter;
 mod foreign;
 mod frame;
 mod history;
@@ -11,6 +12,7 @@ pub mod moved;
 mod put;
 mod read;
 mod reading;
+mod steps;
 mod store;
 mod task;
 mod types;
@@ -20,6 +22,7 @@ mod waiting;
 mod writes;
 
 pub use frame::Frame;
+pub use steps::after;
 pub use store::{Fence, LangGraph, is_of_langgraph};
 pub use types::{ChannelReplay, ListRequest, Pending, Place, Put, PutWrites, Seed, Strategy, Tuple};
 pub use value::{Typed, elements, is_message_pack, list, stored, typed};

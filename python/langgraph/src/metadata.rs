@@ -9,6 +9,11 @@ use threadkeep::metadata::{COUNTERS_KEY, Counters, Metadata, Source};
 /// The notes of what the engine's metadata cannot hold, by key: `null` for an absent one.
 const NOTED: [(&str, &str); 4] = [("source", "ms"), ("step", "mp"), ("parents", "mq"), (COUNTERS_KEY, "mc")];
 
+/// Whether what LangGraph gives under a key may be noted.
+pub(crate) fn is_noted(key: &str) -> bool {
+    NOTED.iter().any(|(noted, _)| *noted == key)
+}
+
 /// The counters that LangGraph gives, of each channel.
 pub(crate) fn counters(map: &Map<String, Json>) -> BTreeMap<ChannelName, Counters> {
     let given = map.get(COUNTERS_KEY).and_then(Json::as_object).into_iter().flatten();

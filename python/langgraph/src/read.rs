@@ -63,6 +63,16 @@ pub(crate) fn tuple(stored: &CheckpointTuple) -> Result<Tuple> {
     })
 }
 
+/// The metadata as LangGraph has them. Of the values, only the frame's is needed.
+pub(crate) fn metadata(stored: &CheckpointTuple) -> Result<Map<String, Json>> {
+    let frame = stored.checkpoint.channels.get(FRAME).and_then(|entry| entry.stored.value());
+    let mut notes = match frame {
+        Some(frame) => frame::notes(stored.checkpoint.id, frame)?,
+        None => Map::new(),
+    };
+    Ok(metadata::join(&stored.metadata, &mut notes))
+}
+
 fn plain_frame(stored: &CheckpointTuple) -> Frame {
     Frame {
         v: Some(FORMAT),

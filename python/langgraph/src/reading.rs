@@ -4,20 +4,51 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use futures::future::BoxFuture;
 use futures::{FutureExt, StreamExt, TryStreamExt, stream};
+use serde_json::{Map, Value as Json};
 use threadkeep::checkpoint::CheckpointTuple;
-use threadkeep::id::{CheckpointId, ThreadId};
+use threadkeep::id::{ChannelName, CheckpointId, ThreadId};
 use threadkeep::saver::{CheckpointSelector, ListQuery, Load};
 use threadkeep::{Error, Result};
 
+use crate::frame::FRAME;
 use crate::known::Known;
 use crate::store::{Fence, LangGraph};
 use crate::types::{ChannelReplay, ListRequest, Place, Tuple};
-use crate::{foreign, history, read};
+use crate::{filter, foreign, history, read};
 
 /// Threads listed at once.
 const THREADS: usize = 256;
 /// Threads read at once, where all are. On Postgres each is a wait.
 pub(crate) const AT_ONCE: usize = 16;
+
+/// Checkpoints of a page whose values are not read.
+const PAGE: usize = 256;
+
+/// How checkpoints are searched.
+struct Search {
+    /// The part of the filter that the saver decides.
+    filter: Map<String, Json>,
+    /// Whether the saver chooses all that match, and nothing else.
+    chooses: bool,
+    /// What to load meanwhile. If it is not everything, the values are read of what was found.
+    load: Load,
+}
+
+impl Search {
+    fn new(request: &ListRequest) -> Self {
+        let filter = filter::exact(&request.filter);
+        let chooses = request.id.is_none() && filter.len() == request.filter.len();
+        // More may be looked at than is found.
+        let is_wide =
+            request.id.is_some() || request.limit.is_some() && (request.thread.is_none() || !chooses);
+        let load = match (is_wide, request.filter.is_empty()) {
+            (false, _) => Load::All,
+            (true, true) => Load::None,
+            (true, false) => Load::Only([FRAME].into_iter().map(ChannelName::from).collect()),
+        };
+        Self { filter, chooses, load }
+    }
+}
 
 impl LangGraph {
     /// A checkpoint, or the head.
@@ -72,56 +103,71 @@ impl LangGraph {
             Some(thread) => vec![thread.clone()],
             None => self.threads().await?,
         };
+        let search = Search::new(request);
         let listed: Vec<BoxFuture<'_, _>> =
-            threads.iter().map(|thread| self.list_thread(thread, request).boxed()).collect();
-        let listed: Vec<Vec<Tuple>> = stream::iter(listed).buffered(AT_ONCE).try_collect().await?;
-        let mut found: Vec<Tuple> = listed.into_iter().flatten().collect();
+            threads.iter().map(|thread| self.found_in(thread, request, &search).boxed()).collect();
+        let listed: Vec<Vec<CheckpointTuple>> = stream::iter(listed).buffered(AT_ONCE).try_collect().await?;
+        let mut found: Vec<CheckpointTuple> = listed.into_iter().flatten().collect();
         if threads.len() > 1 {
-            found.sort_by_key(|tuple| std::cmp::Reverse(tuple.id));
-            found.truncate(request.limit.unwrap_or(usize::MAX));
+            found.sort_by_key(|tuple| std::cmp::Reverse(tuple.checkpoint.id));
         }
-        Ok(found)
+        found.truncate(request.limit.unwrap_or(usize::MAX));
+        if search.load != Load::All {
+            let loaded: Vec<BoxFuture<'_, _>> = found
+                .iter()
+                .map(|tuple| async { self.saver.get(&CheckpointSelector::at(&tuple.key())).await }.boxed())
+                .collect();
+            let loaded: Vec<Option<CheckpointTuple>> =
+                stream::iter(loaded).buffered(AT_ONCE).try_collect().await?;
+            // One that is missing was deleted meanwhile.
+            found = loaded.into_iter().flatten().collect();
+        }
+        let mut shown = Vec::with_capacity(found.len());
+        for tuple in found {
+            shown.extend(self.shown(tuple).await?);
+        }
+        Ok(shown)
     }
 
-    async fn list_thread(&self, thread: &ThreadId, request: &ListRequest) -> Result<Vec<Tuple>> {
-        let mut found = Vec::new();
+    /// What is asked for of a thread, with the values that the search loads.
+    async fn found_in(
+        &self,
+        thread: &ThreadId,
+        request: &ListRequest,
+        search: &Search,
+    ) -> Result<Vec<CheckpointTuple>> {
         let mut query = ListQuery {
             thread: thread.clone(),
             namespace: request.namespace.clone(),
             before: request.before,
-            limit: request.limit,
-            filter: request.filter.clone(),
-            load: Load::All,
+            limit: None,
+            filter: search.filter.clone(),
+            load: search.load.clone(),
         };
-        if let Some(id) = request.id {
-            // Nothing is newer than itself: one checkpoint of each namespace has this id.
-            query.limit = None;
-            query.load = Load::None;
-            let all = self.saver.list(&query).await?;
-            for tuple in all.into_iter().filter(|tuple| tuple.checkpoint.id == id) {
-                if let Some(tuple) = self.saver.get(&CheckpointSelector::at(&tuple.key())).await? {
-                    found.extend(self.shown(tuple).await?);
-                }
-            }
-            found.truncate(request.limit.unwrap_or(usize::MAX));
-            return Ok(found);
-        }
         // What LangGraph's metadata lack, the engine's may have: its source, say.
-        let matches =
-            |tuple: &Tuple| request.filter.iter().all(|(key, value)| tuple.metadata.get(key) == Some(value));
+        let matches = |tuple: &CheckpointTuple| {
+            Ok(request.id.is_none_or(|id| tuple.checkpoint.id == id)
+                && (request.filter.is_empty() || filter::matches(&request.filter, &read::metadata(tuple)?)))
+        };
+        let mut found = Vec::new();
         loop {
-            let page = self.saver.list(&query).await?;
-            let (len, last) = (page.len(), page.last().map(|tuple| tuple.checkpoint.id));
-            for tuple in page {
-                found.extend(self.shown(tuple).await?.filter(|tuple| matches(tuple)));
-            }
-            let Some(limit) = request.limit else { return Ok(found) };
-            let left = limit.saturating_sub(found.len());
-            if left == 0 || len < query.limit.unwrap_or(usize::MAX) {
+            let left = request.limit.map(|limit| limit.saturating_sub(found.len()));
+            // Of a page, few may match that the saver does not choose itself.
+            query.limit = left.map(|left| if search.chooses { left } else { left.max(PAGE) });
+            if left == Some(0) {
                 return Ok(found);
             }
-            query.before = last;
-            query.limit = Some(left);
+            let page = self.saver.list(&query).await?;
+            query.before = page.last().map(|tuple| tuple.checkpoint.id);
+            let is_last = query.limit.is_none_or(|limit| page.len() < limit);
+            for tuple in page {
+                if matches(&tuple)? {
+                    found.push(tuple);
+                }
+            }
+            if is_last {
+                return Ok(found);
+            }
         }
     }
 

@@ -3,20 +3,22 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Instant;
 
 use futures::future::BoxFuture;
-use futures::{FutureExt, StreamExt, TryStreamExt, stream};
+use futures::{FutureExt, StreamExt, stream};
 use threadkeep::checkpoint::{CheckpointKey, CheckpointTuple, Stored};
 use threadkeep::deletion;
 use threadkeep::id::{ChannelName, CheckpointId, ThreadId};
-use threadkeep::saver::{self, CheckpointSelector, ListQuery, Load, Rewrite, Saver, ThreadImage};
+use threadkeep::saver::{self, CheckpointSelector, ListQuery, Load, LocalKey, Rewrite, Saver, ThreadImage};
 use threadkeep::{Error, Result};
 
 use crate::frame::{FRAME, REST, SEEN};
 use crate::known::{Known, Memory};
 use crate::put::{Versions, needs, plan};
 use crate::reading::AT_ONCE;
+use crate::steps::after;
 use crate::types::{Place, Put, PutWrites, Strategy, Tuple};
 use crate::version::Label;
 use crate::waiting::WaitingRoom;
@@ -157,7 +159,11 @@ impl LangGraph {
                 });
             }
             if head >= Some(put.id) {
-                return self.put_late(put, parent.as_deref(), head).await;
+                if self.put_late(put, parent.as_deref()).await? {
+                    return self.settle_put(&key).await;
+                }
+                last = Some(Error::Stale { thread: key.thread.clone() });
+                continue;
             }
             let (step, known) = plan(put, parent.as_deref(), head, Versions::Named)?;
             self.memory.expect(&key);
@@ -165,7 +171,7 @@ impl LangGraph {
                 Ok(_) => {
                     self.memory.learned(&key, known);
                     self.memory.is_head(&put.place, Some(put.id));
-                    return self.settle(&key).await;
+                    return self.settle_put(&key).await;
                 }
                 Err(Error::Conflict { found, .. }) if self.fence == Fence::Fork => {
                     self.memory.is_head(&put.place, found);
@@ -178,8 +184,9 @@ impl LangGraph {
         Err(last.unwrap_or_else(|| Error::Stale { thread: key.thread.clone() }))
     }
 
-    /// A put of a checkpoint that is not newer than the head: it exists, or it comes too late.
-    async fn put_late(&self, put: &Put, parent: Option<&Known>, head: Option<CheckpointId>) -> Result<()> {
+    /// A put of a checkpoint that is not newer than the head: it exists, or it comes too late. Returns whether it is stored;
+    /// it is not if the head that was remembered is gone, because another process deleted it.
+    async fn put_late(&self, put: &Put, parent: Option<&Known>) -> Result<bool> {
         let key = put.place.key(put.id);
         // The checkpoint may have other values under the versions of this put.
         let (step, _) = plan(put, parent, None, Versions::Fresh)?;
@@ -187,6 +194,12 @@ impl LangGraph {
             let image = self.saver.read_thread(&key.thread).await?;
             let at = (key.namespace.clone(), key.id);
             let Some(stored) = image.checkpoints.get(&at) else {
+                let here = image.checkpoints.keys().filter(|(namespace, _)| *namespace == key.namespace);
+                let head = here.map(|(_, id)| *id).max();
+                if self.fence == Fence::Fork && head < Some(key.id) {
+                    self.memory.is_head(&put.place, head);
+                    return Ok(false);
+                }
                 return Err(Error::Conflict {
                     thread: key.thread.clone(),
                     namespace: key.namespace.clone(),
@@ -195,7 +208,7 @@ impl LangGraph {
                 });
             };
             if same(&read::tuple(stored)?, put) {
-                return self.settle(&key).await;
+                return Ok(true);
             }
             let parent =
                 put.parent.and_then(|parent| image.checkpoints.get(&(key.namespace.clone(), parent)));
@@ -216,13 +229,15 @@ impl LangGraph {
             self.memory.forget(&key);
             match self.saver.rewrite_thread(&key.thread, &image.revision, rewrite).await {
                 Err(Error::Stale { .. }) => {}
-                done => {
-                    done?;
-                    return self.settle(&key).await;
-                }
+                done => return done.map(|()| true),
             }
         }
         Err(Error::Stale { thread: key.thread.clone() })
+    }
+
+    /// Stores what waited for a checkpoint that was just put.
+    async fn settle_put(&self, key: &CheckpointKey) -> Result<()> {
+        self.settle(key).await.map_err(|error| after(&format!("checkpoint {} is stored", key.id), error))
     }
 
     /// Stores what waited for a checkpoint. What cannot be stored goes on waiting, for a repeated put.
@@ -243,16 +258,26 @@ impl LangGraph {
         let key = put.place.key(put.id);
         match self.store_writes(&key, put).await {
             Err(Error::NotFound { .. }) => {}
-            // A put of the checkpoint may have failed before it had stored what waited for it.
-            done => return done.and(self.settle(&key).await),
+            done => {
+                done?;
+                // A put of the checkpoint may have failed before it had stored what waited for it.
+                let stored = |error| after(&format!("the writes of task {} are stored", put.task), error);
+                return self.settle(&key).await.map_err(stored);
+            }
         }
         self.waiting.wait(&key, put.clone(), Instant::now())?;
-        // The checkpoint may have been put meanwhile, and its put may have found nobody waiting.
-        let load = CheckpointSelector::at(&key).loading(Load::None);
-        if self.saver.get(&load).await?.is_some() {
-            self.settle(&key).await?;
+        self.settle_if_there(&key).await.map_err(|error| {
+            after(&format!("the writes of task {} wait in memory for their checkpoint", put.task), error)
+        })
+    }
+
+    /// Stores what waits for a checkpoint that may have been put meanwhile, by a put that found nobody waiting.
+    async fn settle_if_there(&self, key: &CheckpointKey) -> Result<()> {
+        let load = CheckpointSelector::at(key).loading(Load::None);
+        match self.saver.get(&load).await? {
+            Some(_) => self.settle(key).await,
+            None => Ok(()),
         }
-        Ok(())
     }
 
     /// Deletes a thread.
@@ -265,6 +290,35 @@ impl LangGraph {
         deleted
     }
 
+    /// Deletes a thread that somebody began to put and gave up, unless others have written to it: `put` are the checkpoints
+    /// that it may have, and the tasks with writes under each. Returns whether nothing of it is left.
+    ///
+    /// # Errors
+    /// [`Error::Stale`] if others keep changing it. The saver's.
+    pub async fn take_back(
+        &self,
+        thread: &ThreadId,
+        put: &BTreeMap<LocalKey, BTreeSet<String>>,
+    ) -> Result<bool> {
+        for _ in 0..ATTEMPTS {
+            let image = self.saver.read_thread(thread).await?;
+            if image.checkpoints.is_empty() {
+                return Ok(true);
+            }
+            if !delete::is_part_of(&image, put) {
+                return Ok(false);
+            }
+            let rewrite = Rewrite { remove: image.checkpoints.into_keys().collect(), ..Rewrite::default() };
+            let done = self.saver.rewrite_thread(thread, &image.revision, rewrite).await;
+            self.forget(thread);
+            match done {
+                Err(Error::Stale { .. }) => {}
+                done => return done.map(|()| true),
+            }
+        }
+        Err(Error::Stale { thread: thread.clone() })
+    }
+
     /// Deletes the checkpoints that these runs made, in all threads, except those that a delta channel of another is
     /// replayed from.
     ///
@@ -275,16 +329,43 @@ impl LangGraph {
             return Ok(());
         }
         let threads = self.threads().await?;
-        let deleted: Vec<BoxFuture<'_, _>> =
-            threads.iter().map(|thread| self.delete_runs_of(thread, runs).boxed()).collect();
-        stream::iter(deleted).buffer_unordered(AT_ONCE).try_collect().await
+        // Once a thread fails, no other one is begun; those in progress are completed, so that it is known what was done.
+        let (changed, failed) = (AtomicUsize::new(0), AtomicBool::new(false));
+        let (changed, failed) = (&changed, &failed);
+        let deleted: Vec<BoxFuture<'_, _>> = threads
+            .iter()
+            .map(|thread| {
+                let one = async move {
+                    if failed.load(Ordering::Relaxed) {
+                        return Ok(());
+                    }
+                    let done = self.delete_runs_of(thread, runs).await;
+                    changed.fetch_add(usize::from(matches!(done, Ok(true))), Ordering::Relaxed);
+                    failed.fetch_or(done.is_err(), Ordering::Relaxed);
+                    done.map(drop)
+                };
+                one.boxed()
+            })
+            .collect();
+        let done: Vec<Result<()>> = stream::iter(deleted).buffer_unordered(AT_ONCE).collect().await;
+        let mut errors: Vec<Error> = done.into_iter().filter_map(Result::err).collect();
+        // One that is in doubt says more than one that wrote nothing.
+        errors.sort_by_key(|error| !matches!(error, Error::InDoubt { .. }));
+        match (errors.into_iter().next(), changed.load(Ordering::Relaxed)) {
+            (None, _) => Ok(()),
+            (Some(error), 0) => Err(error),
+            (Some(error), done) => {
+                Err(after(&format!("{done} of {} threads were changed", threads.len()), error))
+            }
+        }
     }
 
-    async fn delete_runs_of(&self, thread: &ThreadId, runs: &BTreeSet<String>) -> Result<()> {
-        if self.has_run(thread, runs).await? {
-            self.rewrite(thread, |image| delete::without_runs(image, runs)).await?;
+    /// Returns whether anything was deleted.
+    async fn delete_runs_of(&self, thread: &ThreadId, runs: &BTreeSet<String>) -> Result<bool> {
+        if !self.has_run(thread, runs).await? {
+            return Ok(false);
         }
-        Ok(())
+        self.rewrite(thread, |image| delete::without_runs(image, runs)).await
     }
 
     /// Whether one of these runs wrote to a thread. Reads no values: most threads have nothing of a run.
@@ -304,15 +385,22 @@ impl LangGraph {
         Ok(false)
     }
 
-    /// Deletes old checkpoints of a thread.
+    /// Deletes old checkpoints of threads, one after the other.
     ///
     /// # Errors
-    /// The saver's.
-    pub async fn prune(&self, thread: &ThreadId, strategy: Strategy) -> Result<()> {
-        match strategy {
-            Strategy::Delete => self.delete_thread(thread).await,
-            Strategy::KeepLatest => self.rewrite(thread, delete::keep_latest).await,
+    /// The saver's. Some threads are done then; repeat it.
+    pub async fn prune(&self, threads: &[ThreadId], strategy: Strategy) -> Result<()> {
+        for (done, thread) in threads.iter().enumerate() {
+            let pruned = match strategy {
+                Strategy::Delete => self.delete_thread(thread).await,
+                Strategy::KeepLatest => self.rewrite(thread, delete::keep_latest).await.map(drop),
+            };
+            pruned.map_err(|error| match done {
+                0 => error,
+                done => after(&format!("{done} of {} threads were pruned", threads.len()), error),
+            })?;
         }
+        Ok(())
     }
 
     /// Copies a thread. Nothing happens if it does not exist.
@@ -328,18 +416,19 @@ impl LangGraph {
         copied.map(drop)
     }
 
-    async fn rewrite(&self, thread: &ThreadId, change: impl Fn(&ThreadImage) -> Rewrite) -> Result<()> {
+    /// Returns whether there was anything to change.
+    async fn rewrite(&self, thread: &ThreadId, change: impl Fn(&ThreadImage) -> Rewrite) -> Result<bool> {
         for _ in 0..ATTEMPTS {
             let image = self.saver.read_thread(thread).await?;
             let rewrite = change(&image);
             if rewrite.is_empty() {
-                return Ok(());
+                return Ok(false);
             }
             let done = self.saver.rewrite_thread(thread, &image.revision, rewrite).await;
             self.memory.forget_thread(thread);
             match done {
                 Err(Error::Stale { .. }) => {}
-                done => return done,
+                done => return done.map(|()| true),
             }
         }
         Err(Error::Stale { thread: thread.clone() })

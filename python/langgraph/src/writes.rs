@@ -9,6 +9,7 @@ use threadkeep::value::ChannelValue;
 use threadkeep::{Error, Result};
 
 use crate::known::{Known, KnownTask};
+use crate::steps::after;
 use crate::store::{ATTEMPTS, LangGraph};
 use crate::task::{Author, Kind, is_special, row};
 use crate::types::PutWrites;
@@ -31,13 +32,19 @@ impl LangGraph {
         // Stored special writes stay if they come among others.
         let stays = if ordinary.is_empty() { BTreeSet::new() } else { special_of(&known, &put.task) };
         let special = last_of_each(special, &stays);
-        if !special.is_empty() {
+        let first = !special.is_empty();
+        if first {
             self.store_row(key, &row(&by, Kind::Special, special)?).await?;
         }
         if ordinary.is_empty() {
             return Ok(());
         }
-        self.store_ordinary(key, &by, ordinary, &known).await
+        match self.store_ordinary(key, &by, ordinary, &known).await {
+            Err(error) if first => {
+                Err(after(&format!("the special writes of task {} are stored", put.task), error))
+            }
+            stored => stored,
+        }
     }
 
     async fn store_row(&self, key: &CheckpointKey, row: &TaskWrites) -> Result<()> {
@@ -63,7 +70,15 @@ impl LangGraph {
         if writes.len() <= end {
             return Ok(());
         }
-        // The saver does not say whether the row was final.
+        self.store_further(key, by, &writes)
+            .await
+            .map_err(|error| after(&format!("some writes of task {} may be stored", by.task), error))
+    }
+
+    /// Stores what a put has more than the rows of its task, after it was added to the last row in vain: the saver does not
+    /// say whether that one was final.
+    async fn store_further(&self, key: &CheckpointKey, by: &Author, writes: &[Write]) -> Result<()> {
+        let from = |at: usize| row(by, Kind::Ordinary(at), writes[at..].to_vec());
         for _ in 0..ATTEMPTS {
             let stored = CheckpointSelector::at(key).loading(Load::None);
             let stored = self.saver.get(&stored).await?;

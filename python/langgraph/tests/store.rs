@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A test.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
@@ -19,7 +20,7 @@ use threadkeep::saver::{
 };
 use threadkeep::value::ChannelValue;
 use threadkeep::{Error, Result};
-use threadkeep_langgraph::{Fence, Frame, LangGraph, ListRequest, Place, Put, PutWrites, stored};
+use threadkeep_langgraph::{Fence, Frame, LangGraph, ListRequest, Place, Put, PutWrites, Strategy, stored};
 use threadkeep_memory::MemorySaver;
 
 /// What somebody else does before the next call of a method.
@@ -27,6 +28,10 @@ use threadkeep_memory::MemorySaver;
 enum Meanwhile {
     /// The store fails a put of writes.
     PutWritesFails,
+    /// The store fails a put of ordinary writes.
+    PutOrdinaryFails,
+    /// The store fails a change of the thread `z`, the last one.
+    LastThreadFails,
     /// The thread is deleted before a get.
     DeletedBeforeGet,
     /// The thread is deleted before a list.
@@ -35,12 +40,33 @@ enum Meanwhile {
     PrunedBeforeList,
 }
 
+#[derive(Default)]
 struct Beside {
     saver: MemorySaver,
     meanwhile: Mutex<Option<Meanwhile>>,
+    /// How many values were read.
+    values: AtomicUsize,
+}
+
+fn fails() -> Error {
+    Error::Unavailable { saver: "beside", reason: "a test".to_owned() }
 }
 
 impl Beside {
+    fn count<'t>(&self, tuples: impl IntoIterator<Item = &'t CheckpointTuple>) {
+        let has_value = |tuple: &&CheckpointTuple| {
+            tuple.checkpoint.channels.get("d").is_some_and(|entry| entry.stored.value().is_some())
+        };
+        self.values.fetch_add(tuples.into_iter().filter(has_value).count(), Ordering::Relaxed);
+    }
+
+    fn change(&self, thread: &ThreadId) -> Result<()> {
+        if *thread == ThreadId::from("z") && self.comes(Meanwhile::LastThreadFails) {
+            return Err(fails());
+        }
+        Ok(())
+    }
+
     fn comes(&self, what: Meanwhile) -> bool {
         self.meanwhile.lock().unwrap().take_if(|next| *next == what).is_some()
     }
@@ -52,7 +78,9 @@ impl Saver for Beside {
         if self.comes(Meanwhile::DeletedBeforeGet) {
             self.saver.delete_thread(&at.thread).await?;
         }
-        self.saver.get(at).await
+        let found = self.saver.get(at).await?;
+        self.count(&found);
+        Ok(found)
     }
 
     async fn list(&self, query: &ListQuery) -> Result<Vec<CheckpointTuple>> {
@@ -73,14 +101,21 @@ impl Saver for Beside {
             let rewrite = Rewrite { remove: image.checkpoints.into_keys().collect(), put: vec![head] };
             self.saver.rewrite_thread(&query.thread, &image.revision, rewrite).await?;
         }
-        self.saver.list(query).await
+        let found = self.saver.list(query).await?;
+        self.count(&found);
+        Ok(found)
     }
 
     async fn put_writes(&self, at: &CheckpointKey, task: &TaskWrites) -> Result<()> {
         if self.saver.get(&CheckpointSelector::at(at)).await?.is_some()
             && self.comes(Meanwhile::PutWritesFails)
         {
-            return Err(Error::Unavailable { saver: "beside", reason: "a test".to_owned() });
+            return Err(fails());
+        }
+        if task.writes.iter().any(|write| write.channel.as_str() == "d")
+            && self.comes(Meanwhile::PutOrdinaryFails)
+        {
+            return Err(fails());
         }
         self.saver.put_writes(at, task).await
     }
@@ -103,6 +138,7 @@ impl Saver for Beside {
     }
 
     async fn delete_thread(&self, thread: &ThreadId) -> Result<()> {
+        self.change(thread)?;
         self.saver.delete_thread(thread).await
     }
 
@@ -115,6 +151,7 @@ impl Saver for Beside {
     }
 
     async fn rewrite_thread(&self, thread: &ThreadId, expected: &Revision, rewrite: Rewrite) -> Result<()> {
+        self.change(thread)?;
         self.saver.rewrite_thread(thread, expected, rewrite).await
     }
 
@@ -131,9 +168,15 @@ struct Lab {
 
 impl Lab {
     fn new() -> Self {
-        let beside = Arc::new(Beside { saver: MemorySaver::default(), meanwhile: Mutex::default() });
+        let beside = Arc::new(Beside::default());
         let graphs = LangGraph::new(beside.clone(), Fence::Fork);
         Self { beside, graphs, place: Place::new("t", "") }
+    }
+
+    /// The same store, and another thread.
+    fn thread(&self, thread: &str) -> Self {
+        let (beside, graphs) = (self.beside.clone(), self.graphs.on(self.beside.clone()));
+        Self { beside, graphs, place: Place::new(thread, "") }
     }
 
     fn meanwhile(&self, what: Meanwhile) {
@@ -146,11 +189,16 @@ impl Lab {
 
     /// Checkpoint `n`, after the one before it. The first one has a value of the channel `d`, the others count its changes.
     async fn put(&self, n: u8) -> Result<()> {
-        let parent = n.checked_sub(1).map(|parent| self.id(parent));
+        self.put_after(n.checked_sub(1), n).await
+    }
+
+    async fn put_after(&self, parent: Option<u8>, n: u8) -> Result<()> {
+        let first = parent.is_none();
+        let parent = parent.map(|parent| self.id(parent));
         let metadata = match n {
-            0 => json!({"source": "input", "step": 0, "parents": {}}),
+            _ if first => json!({"source": "input", "step": 0, "parents": {}, "run_id": "r"}),
             n => json!({
-                "source": "loop", "step": n, "parents": {}, "counters_since_delta_snapshot": {"d": [n, n]},
+                "source": "loop", "step": n, "parents": {}, "run_id": "r", "counters_since_delta_snapshot": {"d": [n, n]},
             }),
         };
         let put = Put {
@@ -161,7 +209,7 @@ impl Lab {
             frame: Frame::default(),
             versions: BTreeMap::from([("d".to_owned(), json!(n))]),
             new: BTreeSet::from(["d".to_owned()]),
-            values: if n == 0 { BTreeMap::from([("d".to_owned(), text("seed"))]) } else { BTreeMap::new() },
+            values: if first { BTreeMap::from([("d".to_owned(), text("seed"))]) } else { BTreeMap::new() },
             held: BTreeSet::new(),
             snapshots: BTreeSet::new(),
             metadata: metadata.as_object().unwrap().clone(),
@@ -170,12 +218,16 @@ impl Lab {
     }
 
     async fn write(&self, n: u8, task: &str) -> Result<()> {
+        self.write_to(n, task, &["d"]).await
+    }
+
+    async fn write_to(&self, n: u8, task: &str, channels: &[&str]) -> Result<()> {
         let put = PutWrites {
             place: self.place.clone(),
             id: self.id(n),
             task: task.to_owned(),
             path: String::new(),
-            writes: vec![("d".to_owned(), text(task))],
+            writes: channels.iter().map(|channel| ((*channel).to_owned(), text(task))).collect(),
         };
         self.graphs.put_writes(&put).await
     }
@@ -199,12 +251,120 @@ async fn writes_that_waited_for_a_checkpoint_outlive_a_store_that_fails() {
         lab.write(1, "a").await.unwrap();
         lab.write(1, "b").await.unwrap();
         lab.meanwhile(Meanwhile::PutWritesFails);
-        assert!(matches!(lab.put(1).await, Err(Error::Unavailable { .. })));
+        let error = lab.put(1).await.unwrap_err();
+        assert!(matches!(error, Error::InDoubt { .. }), "the checkpoint is stored: {error}");
+        assert!(error.to_string().contains(&format!("checkpoint {} is stored", lab.id(1))), "{error}");
         match repeated {
             "the put" => lab.put(1).await.unwrap(),
             _ => lab.write(1, "c").await.unwrap(),
         }
         assert_eq!(lab.tasks(1).await, tasks, "after {repeated} is repeated");
+    }
+}
+
+#[tokio::test]
+async fn a_call_that_fails_after_its_first_step_says_what_was_done() {
+    let lab = Lab::new();
+    lab.put(0).await.unwrap();
+    // Nothing is done before the first step.
+    lab.meanwhile(Meanwhile::PutOrdinaryFails);
+    assert!(matches!(lab.write(0, "a").await, Err(Error::Unavailable { .. })));
+    lab.meanwhile(Meanwhile::PutOrdinaryFails);
+    let error = lab.write_to(0, "a", &["__error__", "d"]).await.unwrap_err();
+    assert!(matches!(error, Error::InDoubt { .. }), "{error}");
+    assert!(error.to_string().contains("the special writes of task a are stored"), "{error}");
+    assert_eq!(lab.tasks(0).await, ["a"]);
+    // What waited for the checkpoint is stored after what is put now.
+    lab.write(1, "a").await.unwrap();
+    lab.meanwhile(Meanwhile::PutWritesFails);
+    assert!(matches!(lab.put(1).await, Err(Error::InDoubt { .. })));
+    lab.write_to(1, "b", &["__error__"]).await.unwrap();
+
+    let threads = ["y", "z"].map(|thread| lab.thread(thread));
+    let names = threads.each_ref().map(|lab| lab.place.thread.clone());
+    let runs = BTreeSet::from(["r".to_owned()]);
+    for strategy in [Some(Strategy::KeepLatest), Some(Strategy::Delete), None] {
+        for thread in &threads {
+            for n in 0..3 {
+                thread.put_after(None, n).await.unwrap();
+            }
+        }
+        if let Some(strategy) = strategy {
+            lab.meanwhile(Meanwhile::LastThreadFails);
+            let error = lab.graphs.prune(&names[1..], strategy).await.unwrap_err();
+            assert!(matches!(error, Error::Unavailable { .. }), "{error}");
+        }
+        lab.meanwhile(Meanwhile::LastThreadFails);
+        let error = match strategy {
+            Some(strategy) => lab.graphs.prune(&names, strategy).await.unwrap_err(),
+            None => lab.graphs.delete_for_runs(&runs).await.unwrap_err(),
+        };
+        assert!(matches!(error, Error::InDoubt { .. }), "{error}");
+        let expected =
+            if strategy.is_some() { "1 of 2 threads were pruned" } else { "2 of 3 threads were changed" };
+        assert!(error.to_string().contains(expected), "{error}");
+        lab.graphs.prune(&names, Strategy::Delete).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_thread_that_another_process_deleted_may_be_put_again() {
+    let lab = Lab::new();
+    lab.put(0).await.unwrap();
+    lab.put(1).await.unwrap();
+    // Not through this process's memory, which has the old head.
+    lab.beside.saver.delete_thread(&lab.place.thread).await.unwrap();
+    lab.put(0).await.unwrap();
+    lab.put(1).await.unwrap();
+    // What is older than the head that exists comes too late.
+    lab.put_after(None, 3).await.unwrap();
+    let error = lab.put_after(None, 2).await.unwrap_err();
+    assert!(matches!(error, Error::Conflict { found, .. } if found == Some(lab.id(3))), "{error}");
+}
+
+#[tokio::test]
+async fn what_others_wrote_to_a_thread_is_not_taken_back() {
+    let lab = Lab::new();
+    let thread = &lab.place.thread;
+    let key = |n| (lab.place.namespace.clone(), lab.id(n));
+    let tasks = |tasks: &[&str]| tasks.iter().map(|task| (*task).to_owned()).collect::<BTreeSet<_>>();
+    let put = BTreeMap::from([(key(0), tasks(&["a"])), (key(1), tasks(&[]))]);
+    assert!(lab.graphs.take_back(thread, &put).await.unwrap(), "nothing is left of nothing");
+    lab.put(0).await.unwrap();
+    lab.write(0, "a").await.unwrap();
+    let less = BTreeMap::from([(key(0), tasks(&[]))]);
+    assert!(!lab.graphs.take_back(thread, &less).await.unwrap(), "somebody else wrote");
+    assert!(!lab.graphs.take_back(thread, &BTreeMap::new()).await.unwrap(), "somebody else put");
+    assert_eq!(lab.tasks(0).await, ["a"]);
+    assert!(lab.graphs.take_back(thread, &put).await.unwrap());
+    assert!(lab.graphs.get(&lab.place, None).await.unwrap().is_none());
+    lab.put(0).await.unwrap();
+    lab.put(1).await.unwrap();
+    lab.put(2).await.unwrap();
+    assert!(!lab.graphs.take_back(thread, &put).await.unwrap());
+    assert!(lab.graphs.get(&lab.place, Some(lab.id(0))).await.unwrap().is_some());
+}
+
+#[tokio::test]
+async fn a_list_of_all_threads_reads_the_values_that_it_answers() {
+    let lab = Lab::new();
+    for n in 0..5 {
+        lab.thread(&format!("t{n}")).put(0).await.unwrap();
+    }
+    let filter = json!({"step": 0.0, "absent": null}).as_object().unwrap().clone();
+    for (request, found) in [
+        (ListRequest { limit: Some(2), ..ListRequest::default() }, 2),
+        (ListRequest { limit: Some(2), filter: filter.clone(), ..ListRequest::default() }, 2),
+        (ListRequest { limit: Some(9), filter: filter.clone(), ..ListRequest::default() }, 5),
+        (ListRequest { limit: Some(1), thread: Some("t3".into()), filter, ..ListRequest::default() }, 1),
+        (ListRequest { id: Some(lab.id(0)), limit: Some(3), ..ListRequest::default() }, 3),
+        (ListRequest { limit: Some(0), ..ListRequest::default() }, 0),
+        (ListRequest::default(), 5),
+    ] {
+        lab.beside.values.store(0, Ordering::Relaxed);
+        let listed = lab.graphs.list(&request).await.unwrap();
+        assert_eq!((listed.len(), lab.beside.values.load(Ordering::Relaxed)), (found, found), "{request:?}");
+        assert!(listed.iter().all(|tuple| tuple.values.get("d") == Some(&text("seed"))));
     }
 }
 

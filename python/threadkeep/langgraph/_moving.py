@@ -197,23 +197,40 @@ def _named(report: Report, thread: str) -> bool:
     return any(problem.startswith(f"thread {thread!r} ") for problem in report.problems)
 
 
+# The checkpoints that were put, by namespace and id, and the tasks with writes under each.
+_Put = dict[tuple[str, str], set[str]]
+
+
 def _move_thread(source: _Source, store: Store | None, thread: str, report: Report) -> None:
     """Moves a thread that the target does not have."""
-    known: set[tuple[str, str]] = set()
+    put: _Put = {}
     try:
         for row in source.rows(thread):
-            _move_row(store, thread, row, known, report)
-    except BaseException:
+            _move_row(store, thread, row, put, report)
+    except BaseException as error:
         # Also if somebody stops it: a part would be taken for a thread that was moved before.
-        if store and known:
-            store.delete_thread(thread).wait()
+        left = _take_back(store, thread, put) if store and put else None
+        if left and isinstance(error, Exception):
+            raise _NotMoved(f"{error}; {left}") from error
+        if left:
+            print(f"thread {thread!r} was not moved: {left}", file=sys.stderr)
         raise
     report.threads += 1
 
 
-def _move_row(store: Store | None, thread: str, row: _Row, known: set[tuple[str, str]], report: Report) -> None:
+def _take_back(store: Store, thread: str, put: _Put) -> str | None:
+    """Deletes what was put of a thread. Returns what is left of it, and why."""
+    try:
+        if store.take_back(thread, put).wait():
+            return None
+    except ThreadkeepError as error:
+        return f"a part of it is in the target: {error}. Delete the thread there before you move it again"
+    return "a part of it stays in the target, because another program writes to that thread"
+
+
+def _move_row(store: Store | None, thread: str, row: _Row, put: _Put, report: Report) -> None:
     parent = row.parent
-    if parent is not None and (row.namespace, parent) not in known:
+    if parent is not None and (row.namespace, parent) not in put:
         place = f"thread {thread!r}, checkpoint {row.id}"
         report.problems.append(f"{place}: its parent {parent} is missing; it was moved without one")
         parent = None
@@ -221,7 +238,7 @@ def _move_row(store: Store | None, thread: str, row: _Row, known: set[tuple[str,
         raise _NotMoved(f"checkpoint {row.id} was written as {row.tag!r}, which cannot be cut apart")
     # Without a store it is only parsed.
     checked = Store.moved(thread, row.namespace, row.id, parent, row.tag, row.checkpoint, row.values, row.metadata)
-    known.add((row.namespace, row.id))
+    tasks = put.setdefault((row.namespace, row.id), set())
     report.checkpoints += 1
     report.writes += len(row.writes)
     if store is None:
@@ -234,6 +251,7 @@ def _move_row(store: Store | None, thread: str, row: _Row, known: set[tuple[str,
     for task, path, channel, tag, value in row.writes:
         parts.setdefault((task, path, channel in WRITES_IDX_MAP), []).append((channel, tag, value))
     for (task, path, _), writes in parts.items():
+        tasks.add(task)
         store.put_moved_writes(thread, row.namespace, row.id, task, path, writes).wait()
 
 

@@ -12,7 +12,7 @@ use tokio::task::block_in_place;
 use crate::errors::exception;
 use crate::gate::Gate;
 use crate::raw::Output;
-use crate::runtime;
+use crate::{logs, runtime};
 
 type Running = Pin<Box<dyn Future<Output = threadkeep::Result<Output>> + Send>>;
 
@@ -28,8 +28,9 @@ pub(crate) fn watch(py: Python<'_>) -> PyResult<()> {
 
 /// Waits until no result is being handed over; later ones are dropped, because nobody waits for them.
 #[pyfunction]
-fn at_exit(py: Python<'_>) {
+fn at_exit(py: Python<'_>) -> PyResult<()> {
     py.detach(|| HAND_OVERS.close());
+    logs::pass_on(py)
 }
 
 /// A call that was not made yet.
@@ -72,6 +73,9 @@ impl Call {
             let done = call.await;
             let Some(_inside) = HAND_OVERS.enter() else { return };
             Python::try_attach(|py| {
+                if let Err(error) = logs::pass_on(py) {
+                    error.write_unraisable(py, None);
+                }
                 let done = done.map_err(exception).and_then(|output| output.into_python(py));
                 let (value, error) = outcome(py, done);
                 let handed = settle(py).and_then(|settle| {
@@ -92,6 +96,8 @@ fn made(py: Python<'_>, call: Running) -> PyResult<Py<PyAny>> {
         Ok(runtime) => block_in_place(|| runtime.block_on(call)),
         Err(_) => runtime.block_on(call),
     });
+    // What Python raises meanwhile, such as the exception of a keyboard interrupt, is raised after the call is complete.
+    logs::pass_on(py)?;
     done.map_err(exception)?.into_python(py)
 }
 

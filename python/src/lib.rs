@@ -9,6 +9,7 @@ mod fork;
 mod gate;
 mod known;
 mod lists;
+mod logs;
 mod put;
 mod raw;
 mod runtime;
@@ -23,6 +24,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     errors::add(module)?;
     fork::watch(module.py())?;
     call::watch(module.py())?;
+    logs::watch();
     module.add_class::<store::Store>()?;
     module.add_class::<call::Call>()?;
     module.add_class::<raw::RawTuple>()?;

@@ -12,15 +12,17 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 from pathlib import Path
 from typing import Any
 
 import pytest
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from conftest import Opener
 from kit import at, made, put, read
 from threadkeep import ConflictError, UnavailableError
-from threadkeep.langgraph import AsyncSqliteSaver, SqliteSaver
+from threadkeep.langgraph import AsyncPostgresSaver, AsyncSqliteSaver, PostgresSaver, SqliteSaver
 
 # Long: all cores may be busy.
 PATIENCE = 120
@@ -407,6 +409,21 @@ def test_a_saver_that_is_closed_while_it_is_opened_is_closed(tmp_path: Path) -> 
     with pytest.raises(UnavailableError, match="closed"):
         saver.get_tuple(at())
     assert opened() == 0
+
+
+async def test_what_a_store_warns_of_is_logged(postgres_url: str, caplog: pytest.LogCaptureFixture) -> None:
+    # A setting with which a crash loses what was acknowledged.
+    parts = conninfo_to_dict(postgres_url)
+    address = make_conninfo("", **{**parts, "options": "-c synchronous_commit=off"})
+    for number in range(2):
+        saver = (PostgresSaver, AsyncPostgresSaver)[number](address, schema=f"t{uuid.uuid4().hex}")
+        if done := saver.setup():
+            await done
+        said = [record for record in caplog.records if record.name == "threadkeep.postgres"]
+        assert any("the server has synchronous_commit=off: " in record.getMessage() for record in said), caplog.text
+        assert all(record.levelname == "WARNING" for record in said)
+        caplog.clear()
+        await saver.aclose()
 
 
 async def test_a_saver_may_be_used_without_a_context(tmp_path: Path) -> None:

@@ -17,7 +17,8 @@ pub(crate) struct Inside(&'static Gate);
 
 impl Drop for Inside {
     fn drop(&mut self) {
-        self.0.0.fetch_sub(1, Ordering::Release);
+        // What was inside when the process forked may end in the child, which counts it no more.
+        self.0.moved(|inside| (inside & !CLOSED > 0).then(|| inside - 1));
     }
 }
 

@@ -258,7 +258,7 @@ impl Store {
             let _running = Running::begin().await;
             match shared.open().await {
                 Ok(_) => Ok(Output::Nothing),
-                Err(error) if on_server => Err(after("the tables were created", error)),
+                Err(error) if on_server => Err(after("the tables are there", error)),
                 Err(error) => Err(error),
             }
         })

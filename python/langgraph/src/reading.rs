@@ -153,7 +153,11 @@ impl LangGraph {
         loop {
             let left = request.limit.map(|limit| limit.saturating_sub(found.len()));
             // Of a page, few may match that the saver does not choose itself.
-            query.limit = left.map(|left| if search.chooses { left } else { left.max(PAGE) });
+            query.limit = match request.id {
+                None => left.map(|left| if search.chooses { left } else { left.max(PAGE) }),
+                // Each namespace may have one of this id, and a page would end between them.
+                Some(_) => None,
+            };
             if left == Some(0) {
                 return Ok(found);
             }

@@ -129,7 +129,7 @@ _NAME = re.compile(r'([A-Za-z_][\w$]*)|"([^"]+)"')
 
 def _schema_of(address: str) -> str:
     """The schema that an address names. LangGraph's savers leave it to the server, which looks for it in the search path."""
-    if "://" in address:
+    if address.startswith(("postgres://", "postgresql://")):
         given = parse_qsl(urlsplit(address).query.replace("+", "%2B"))
     else:
         given = [(name, _unescaped(quoted or plain)) for name, quoted, plain in _WORD.findall(address)]

@@ -298,13 +298,34 @@ def client_steps(gateway):
 @contextlib.contextmanager
 def busy(loops):
     """Keeps the processors busy."""
-    children = [subprocess.Popen(["sh", "-c", "while :; do :; done"]) for _ in range(loops)]
+    children = []
     try:
+        for _ in range(loops):
+            children.append(subprocess.Popen(["sh", "-c", "while :; do :; done"]))
         yield children
     finally:
         for child in children:
             child.kill()
             child.wait()
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, which would end Python at once and leave what it has started."""
+
+
+def terminate(*_):
+    raise Terminated
+
+
+def until_stopped(report, work):
+    """Does the work. If it is interrupted or terminated, ends what runs; returns the exit status then."""
+    signal.signal(signal.SIGTERM, terminate)
+    try:
+        work()
+    except KeyboardInterrupt as stop:
+        report.stop()
+        return 128 + (signal.SIGTERM if isinstance(stop, Terminated) else signal.SIGINT)
+    return None
 
 
 def main():
@@ -319,13 +340,14 @@ def main():
         old.unlink()
     os.environ["CARGO_TERM_COLOR"] = "never"
     report = Report()
-    try:
+
+    def work():
         steps = prepare(report, given.suites)
         with busy(given.busy):
             run_all(report, steps * given.rounds, STREAMS)
-    except KeyboardInterrupt:
-        report.stop()
-        sys.exit(130)
+
+    if stopped := until_stopped(report, work):
+        sys.exit(stopped)
     sys.exit(0 if report.sums() else 1)
 
 

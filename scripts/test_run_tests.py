@@ -3,14 +3,19 @@
 
 import io
 import signal
+import subprocess
 import sys
 import tempfile
+import time
 import unittest
 from pathlib import Path
 
 sys.dont_write_bytecode = True
 import run_tests  # noqa: E402
 from run_tests import Report, Step  # noqa: E402
+
+# How long what must happen may take, in seconds.
+PATIENCE = 600
 
 FAILS = """
 running 3 tests
@@ -45,6 +50,23 @@ def printing(name, text, status=0, **more):
     """A step that prints a text."""
     program = "import sys; sys.stdout.write(sys.argv[1]); sys.exit(int(sys.argv[2]))"
     return Step(name, [sys.executable, "-c", program, text, str(status)], **more)
+
+
+def until(holds):
+    """Waits for what must happen."""
+    end = time.monotonic() + PATIENCE
+    while not holds():
+        if time.monotonic() > end:
+            raise AssertionError("it never happens")
+        time.sleep(0.01)
+
+
+def is_alive(pid):
+    """Whether a process runs. One that was ended, and that nobody has waited for, does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
 
 
 class Reports(unittest.TestCase):
@@ -116,6 +138,39 @@ class Reports(unittest.TestCase):
         with run_tests.busy(2) as loops:
             self.assertEqual([loop.poll() for loop in loops], [None, None])
         self.assertEqual([loop.poll() for loop in loops], [-signal.SIGKILL] * 2)
+
+    def test_a_run_that_is_terminated_or_interrupted_ends_its_loops_and_steps(self):
+        program = """
+import os, pathlib, sys
+import run_tests
+
+def work():
+    with run_tests.busy(2) as loops:
+        step = run_tests.Step("waits", ["sh", "-c", "echo $$; exec sleep 1000"])
+        print(*(loop.pid for loop in loops), flush=True)
+        run_tests.run_all(report, [step], 1)
+
+report = run_tests.Report(pathlib.Path(sys.argv[1]))
+sys.exit(run_tests.until_stopped(report, work))
+"""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            place = Path(self.folder.name, number.name)
+            place.mkdir()
+            run = subprocess.Popen([sys.executable, "-c", program, str(place)], cwd=Path(__file__).parent,
+                                   stdout=subprocess.PIPE, text=True)
+            try:
+                pids = [int(pid) for pid in run.stdout.readline().split()]
+                log = place / "01-waits.log"
+                until(lambda: log.exists() and log.read_text().endswith("\n"))
+                pids.append(int(log.read_text()))
+                run.send_signal(number)
+                self.assertEqual(run.wait(PATIENCE), 128 + number)
+            finally:
+                run.kill()
+                run.stdout.close()
+            self.assertEqual(len(pids), 3)
+            for pid in pids:
+                until(lambda: not is_alive(pid))
 
     def test_programs_and_the_gateway_are_found_in_the_messages_of_cargo(self):
         def artifact(name, executable, test):

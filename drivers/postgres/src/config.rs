@@ -13,6 +13,7 @@ use tokio_postgres::{Client, Notification};
 use url::form_urlencoded;
 
 use crate::connect::Connector;
+use crate::session::is_own;
 use crate::tls::Tls;
 
 /// The settings of a [`crate::PostgresSaver`].
@@ -54,12 +55,15 @@ pub struct Address {
     pub root_certificates: Option<PathBuf>,
 }
 
-/// Opens a connection to the primary as the saver does, with the task that drives it; the sender receives what it hears
-/// after a `LISTEN`.
+/// A connection, the task that drives it, and whether it has a session of the server to itself: a pooler may give each of its
+/// transactions another one.
+pub type Connected = (Client, JoinHandle<()>, bool);
+
+/// Opens a connection to the primary as the saver does; the sender receives what it hears after a `LISTEN`.
 pub type Opener = Arc<
     dyn Fn(
             Option<UnboundedSender<Notification>>,
-        ) -> BoxFuture<'static, Result<(Client, JoinHandle<()>), tokio_postgres::Error>>
+        ) -> BoxFuture<'static, Result<Connected, tokio_postgres::Error>>
         + Send
         + Sync,
 >;
@@ -95,7 +99,12 @@ impl Address {
         let connector = Connector::new(Tls::new(config.get_ssl_mode(), root_certificates)?);
         Ok(Arc::new(move |heard| {
             let (connector, config) = (connector.clone().heard_by(heard), config.clone());
-            async move { connector.open(&config).await }.boxed()
+            let open = async move {
+                let (client, driver) = connector.open(&config).await?;
+                let is_own = is_own(&client).await?;
+                Ok((client, driver, is_own))
+            };
+            open.boxed()
         }))
     }
 }

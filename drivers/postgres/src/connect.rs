@@ -1,12 +1,10 @@
 //! Opening connections to one of several servers, and driving them.
 
 use std::future::poll_fn;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use deadpool_postgres::Connect;
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -105,16 +103,6 @@ struct Primary {
     driver: JoinHandle<()>,
     /// In hexadecimal digits, the same number for each.
     timeline: String,
-}
-
-impl Connect for Connector {
-    fn connect(
-        &self,
-        config: &Config,
-    ) -> Pin<Box<dyn Future<Output = Result<(Client, JoinHandle<()>), Error>> + Send + '_>> {
-        let config = config.clone();
-        Box::pin(async move { self.open(&config).await })
-    }
 }
 
 /// The first host that is not this machine.

@@ -17,6 +17,7 @@ use tokio::sync::oneshot;
 use crate::change::answers;
 use crate::error::{SILENT, Trouble};
 use crate::pool::Connections;
+use crate::sql::Statement;
 use crate::step::{How, MOST, Step, statement};
 
 /// Statements under way from which on further commits wait for each other.
@@ -30,7 +31,7 @@ const LARGE: usize = 1 << 20;
 pub(crate) struct Convoys {
     connections: Arc<Connections>,
     /// For each number of commits.
-    statements: Vec<String>,
+    statements: Vec<Statement>,
     /// [`WAIT`], except in tests.
     wait: Duration,
     state: Mutex<State>,
@@ -75,7 +76,7 @@ impl Convoys {
     }
 
     fn waiting(schema: &str, connections: Arc<Connections>, wait: Duration) -> Arc<Self> {
-        let statements = (1..=MOST).map(|commits| statement(schema, commits)).collect();
+        let statements = (1..=MOST).map(|commits| Statement::call(statement(schema, commits))).collect();
         Arc::new(Self { connections, statements, wait, state: Mutex::default() })
     }
 

@@ -53,6 +53,16 @@ pub(crate) enum Trouble {
     Lost(Error),
 }
 
+impl Trouble {
+    /// The same of something that comes before a statement is sent: nothing can have been carried out.
+    pub(crate) fn before_it_was_sent(self) -> Self {
+        match self {
+            Self::Again { reason, renew, .. } => Self::Again { reason, in_doubt: false, renew },
+            done => done,
+        }
+    }
+}
+
 /// How the client reports an answer that does not match the request.
 const OUT_OF_STEP: [&str; 2] = ["unexpected message from server", "error parsing response from server"];
 
@@ -92,7 +102,9 @@ fn from_server(error: &DbError) -> Trouble {
         // The transaction was rolled back, because this process stood still in it.
         | SqlState::IDLE_IN_TRANSACTION_SESSION_TIMEOUT => Trouble::Again { reason: text, in_doubt: false, renew: false },
         // It starts, stops, or is a standby (55000: it has no timeline of its own).
-        SqlState::CANNOT_CONNECT_NOW | SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE => {
+        SqlState::CANNOT_CONNECT_NOW | SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE
+        // What was prepared is gone, or another client's is there: the session is not what it was. Nothing was executed.
+        | SqlState::INVALID_SQL_STATEMENT_NAME | SqlState::DUPLICATE_PSTATEMENT => {
             Trouble::Again { reason: text, in_doubt: false, renew: true }
         }
         SqlState::READ_ONLY_SQL_TRANSACTION => {

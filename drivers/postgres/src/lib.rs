@@ -25,13 +25,15 @@ mod rows;
 mod saver;
 pub mod schema;
 mod seal;
+mod session;
 mod sql;
 mod step;
 mod store;
 mod thread;
 mod tls;
 mod view;
+mod watch;
 
-pub use config::{Address, Opener, Options};
+pub use config::{Address, Connected, Opener, Options};
 pub use saver::PostgresSaver;
 pub use schema::setup;

@@ -6,13 +6,14 @@
 //! noticed. In a transaction statements may be pipelined: PgBouncer closes a connection whose client left a transaction.
 
 use std::pin::pin;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::task::Poll;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use deadpool_postgres::{
-    Hook, HookError, Manager, ManagerConfig, Object, Pool, PoolError, RecyclingMethod, Runtime, TimeoutType,
+use deadpool::Runtime;
+use deadpool::managed::{
+    Manager, Metrics, Object, Pool, PoolError, QueueMode, RecycleError, RecycleResult, TimeoutType,
 };
 use futures::future::join;
 use futures::{FutureExt as _, poll};
@@ -23,72 +24,103 @@ use tokio_postgres::{Client, Config, Row};
 use crate::config::{Options, Target};
 use crate::connect::Connector;
 use crate::error::{CLOSED, SILENT, Trouble, unavailable};
+use crate::session::Session;
+use crate::sql::Statement;
+use crate::watch::{Probed, SERVER, Server, Watch};
 
-/// A parameter of a statement with its type, so that no statement needs to be prepared: no state is kept in a session,
-/// and a pooler may give each transaction another one.
+/// How long a connection stays open without being used: a burst of calls opens many, and servers have a limit.
+const IDLE: Duration = Duration::from_mins(3);
+
+/// A parameter of a statement with its type, so that no statement needs to be prepared: behind a pooler each transaction
+/// may have another session.
 pub(crate) type Param<'a> = (&'a (dyn ToSql + Sync), Type);
 
 /// The connections of a saver.
 pub(crate) struct Connections {
-    pool: Pool,
-    /// Connections opened before this moment are not used any more.
-    renewed: Arc<Mutex<Option<Instant>>>,
-    /// For [`Self::probe`].
-    config: Config,
-    connector: Connector,
-    /// The server that answered the last probe.
-    server: Mutex<Option<String>>,
+    pool: Pool<Opener>,
+    watch: Watch,
 }
 
-/// Identifies a server since its last start, and says whether it is a primary.
-const SERVER: &str =
-    "SELECT pg_catalog.concat(pg_catalog.pg_postmaster_start_time(), pg_catalog.pg_is_in_recovery())";
+/// Opens the connections of a pool.
+struct Opener {
+    config: Config,
+    connector: Connector,
+    /// Raised by [`Connections::renew`]: connections of an earlier generation are not used again.
+    generation: AtomicU64,
+    idle: Duration,
+}
 
-/// The result of a probe.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Probed {
-    /// The server is the same as before.
-    Same,
-    /// It is another one, or was restarted.
-    Other,
-    /// There is no answer.
-    Silent,
+/// A connection of the pool.
+struct Pooled {
+    session: Session,
+    generation: u64,
+}
+
+impl Manager for Opener {
+    type Type = Pooled;
+    type Error = tokio_postgres::Error;
+
+    async fn create(&self) -> Result<Pooled, tokio_postgres::Error> {
+        // Read before it is opened: it may lead to the server that is being left.
+        let generation = self.generation.load(Ordering::SeqCst);
+        // Most calls find an open connection, and need no room for this.
+        let opened = Box::pin(self.connector.open(&self.config)).await?;
+        Ok(Pooled { session: Session::of(opened).await?, generation })
+    }
+
+    async fn recycle(&self, pooled: &mut Pooled, metrics: &Metrics) -> RecycleResult<tokio_postgres::Error> {
+        if pooled.generation != self.generation.load(Ordering::SeqCst) {
+            return Err(RecycleError::message("its server may have been replaced"));
+        }
+        if pooled.session.client().is_closed() {
+            return Err(RecycleError::message("the server has closed it"));
+        }
+        if metrics.last_used() > self.idle {
+            return Err(RecycleError::message("it was idle for long"));
+        }
+        Ok(())
+    }
 }
 
 impl Connections {
     pub(crate) fn new(target: Target, options: &Options) -> Result<Self> {
+        Self::idle_for(target, options, IDLE)
+    }
+
+    /// Connections that stay open without being used for this long.
+    fn idle_for(target: Target, options: &Options, idle: Duration) -> Result<Self> {
         let size = options.connections.max(2);
-        let recycling = ManagerConfig { recycling_method: RecyclingMethod::Fast };
         let Target { config, tls } = target;
-        let connector = Connector::new(tls);
-        let manager = Manager::from_connect(config.clone(), connector.clone(), recycling);
-        let renewed = Arc::new(Mutex::new(None::<Instant>));
-        let limit = renewed.clone();
-        let mut pool = Pool::builder(manager).max_size(size).runtime(Runtime::Tokio1).pre_recycle(
-            Hook::sync_fn(move |_, metrics| {
-                let limit = *limit.lock().unwrap_or_else(PoisonError::into_inner);
-                if limit.is_some_and(|limit| metrics.created <= limit) {
-                    return Err(HookError::message("its server may have been replaced"));
-                }
-                Ok(())
-            }),
-        );
+        let opener = Opener { config, connector: Connector::new(tls), generation: AtomicU64::new(0), idle };
+        // The one that was used last has most statements prepared; the others can become idle.
+        let mut pool =
+            Pool::builder(opener).max_size(size).runtime(Runtime::Tokio1).queue_mode(QueueMode::Lifo);
         if !options.patience.is_zero() {
             pool = pool.wait_timeout(Some(options.patience)).create_timeout(Some(options.patience));
         }
         let pool = pool.build().map_err(|error| unavailable(error.to_string()))?;
-        let server = Mutex::default();
-        Ok(Self { pool, renewed, config, connector, server })
+        Ok(Self { pool, watch: Watch::default() })
+    }
+
+    /// Closes connections that become idle, until the last user of these drops them or they are closed.
+    pub(crate) fn close_idle(self: &Arc<Self>) {
+        let connections = Arc::downgrade(self);
+        let idle = self.pool.manager().idle;
+        tokio::spawn(async move {
+            loop {
+                tokio::time::sleep(idle / 3).await;
+                let Some(connections) = connections.upgrade().filter(|all| !all.pool.is_closed()) else {
+                    return;
+                };
+                connections.pool.retain(|_, metrics| metrics.last_used() <= idle);
+            }
+        });
     }
 
     /// A connection for one statement after the other.
     pub(crate) async fn lease(&self) -> Result<Lease, Trouble> {
         let object = self.pool.get().await.map_err(|error| match error {
-            // Nothing was sent on it yet.
-            PoolError::Backend(error) => match Trouble::from(error) {
-                Trouble::Again { reason, renew, .. } => Trouble::Again { reason, in_doubt: false, renew },
-                done => done,
-            },
+            PoolError::Backend(error) => Trouble::from(error).before_it_was_sent(),
             PoolError::Timeout(TimeoutType::Create) => {
                 Trouble::Again { reason: SILENT.to_owned(), in_doubt: false, renew: true }
             }
@@ -98,23 +130,26 @@ impl Connections {
         Ok(Lease { object: Some(object), open: AtomicUsize::new(0) })
     }
 
-    /// Asks on a new connection which server answers now.
-    pub(crate) async fn probe(&self, patience: Duration) -> Probed {
+    /// The server that answers, for [`Self::probe`].
+    pub(crate) fn server(&self) -> Server {
+        self.watch.server()
+    }
+
+    /// Asks on a new connection whether the server that a call began with still answers.
+    pub(crate) async fn probe(&self, began: Server, patience: Duration) -> Probed {
+        let Opener { config, connector, .. } = self.pool.manager();
         let ask = async {
-            let (client, _driver) = self.connector.open(&self.config).await.ok()?;
+            let (client, _driver) = Box::pin(connector.open(config)).await.ok()?;
             let rows = client.query_typed(SERVER, &[]).await.ok()?;
             rows.first()?.try_get::<_, String>(0).ok()
         };
-        let Ok(Some(found)) = tokio::time::timeout(patience, ask).await else { return Probed::Silent };
-        let mut server = self.server.lock().unwrap_or_else(PoisonError::into_inner);
-        let same = server.as_ref() == Some(&found);
-        *server = Some(found);
-        if same { Probed::Same } else { Probed::Other }
+        let ask = tokio::time::timeout(patience, ask).map(|found| found.ok().flatten());
+        self.watch.probe(began, ask, || self.renew()).await
     }
 
     /// Closes idle connections; those in use finish what is in progress on them and are not reused.
     pub(crate) fn renew(&self) {
-        *self.renewed.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+        self.pool.manager().generation.fetch_add(1, Ordering::SeqCst);
         self.pool.retain(|_, _| false);
     }
 
@@ -127,15 +162,19 @@ impl Connections {
 /// A connection that is in use. It goes back to the pool when everything that was sent on it is answered: dropped
 /// before, it is closed, as its next user would have two statements under way.
 pub(crate) struct Lease {
-    object: Option<Object>,
+    object: Option<Object<Opener>>,
     /// Statements and transactions under way.
     open: AtomicUsize,
 }
 
 impl Lease {
     /// Runs one statement.
-    pub(crate) async fn query(&mut self, statement: &str, params: &[Param<'_>]) -> Result<Vec<Row>, Trouble> {
-        self.sent(self.client()?.query_typed(statement, params)).await
+    pub(crate) async fn query(
+        &mut self,
+        statement: &Statement,
+        params: &[Param<'_>],
+    ) -> Result<Vec<Row>, Trouble> {
+        self.sent(self.session()?.query(statement, params)).await
     }
 
     /// Runs `work`, which sends one statement after the other.
@@ -157,9 +196,14 @@ impl Lease {
         Ok(answer?)
     }
 
-    /// Present until the end.
     fn client(&self) -> Result<&Client, Trouble> {
-        self.object.as_deref().map(|client| &**client).ok_or_else(|| unavailable(CLOSED).into())
+        Ok(self.session()?.client())
+    }
+
+    /// Present until the end.
+    fn session(&self) -> Result<&Session, Trouble> {
+        let pooled = self.object.as_deref().ok_or_else(|| unavailable(CLOSED))?;
+        Ok(&pooled.session)
     }
 }
 
@@ -196,7 +240,7 @@ impl Transaction {
         Ok(asked)
     }
 
-    /// Runs a statement. Several may be under way.
+    /// Runs a statement. Several may be under way. None is prepared before: what commits could be sent meanwhile.
     pub(crate) async fn query(&self, statement: &str, params: &[Param<'_>]) -> Result<Vec<Row>, Trouble> {
         self.0.sent(self.0.client()?.query_typed(statement, params)).await
     }
@@ -256,19 +300,19 @@ pub(crate) trait Ask {
     /// Runs the statement.
     fn ask(
         &mut self,
-        statement: &str,
+        statement: &Statement,
         params: &[Param<'_>],
     ) -> impl Future<Output = Result<Vec<Row>, Trouble>> + Send;
 }
 
 impl Ask for Lease {
-    async fn ask(&mut self, statement: &str, params: &[Param<'_>]) -> Result<Vec<Row>, Trouble> {
+    async fn ask(&mut self, statement: &Statement, params: &[Param<'_>]) -> Result<Vec<Row>, Trouble> {
         self.query(statement, params).await
     }
 }
 
 impl Ask for &Transaction {
-    async fn ask(&mut self, statement: &str, params: &[Param<'_>]) -> Result<Vec<Row>, Trouble> {
+    async fn ask(&mut self, statement: &Statement, params: &[Param<'_>]) -> Result<Vec<Row>, Trouble> {
         self.query(statement, params).await
     }
 }

@@ -19,6 +19,7 @@ use crate::keys;
 use crate::pool::Param;
 use crate::record::Kept;
 use crate::rows::{Node, Snapshot, thread_name};
+use crate::sql::Statement;
 use crate::store::Store;
 use crate::view::{Values, metadata};
 
@@ -180,7 +181,7 @@ impl Store {
     async fn made<T: Send + 'static>(
         &self,
         thread: &ThreadId,
-        statement: &str,
+        statement: &Statement,
         params: &[Param<'_>],
         make: impl Fn(&Snapshot, &mut Values<'_>) -> Result<T> + Send + Sync + 'static,
     ) -> Result<T, Trouble> {

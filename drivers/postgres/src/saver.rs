@@ -69,8 +69,9 @@ impl PostgresSaver {
             lease.run(async |client| schema::check(client, &options, &quoted).await).await
         };
         store.reading(|| check().boxed()).await?;
+        store.connections.close_idle();
         if !options.patience.is_zero() {
-            store.connections.probe(options.patience).await;
+            store.connections.probe(store.connections.server(), options.patience).await;
         }
         Ok(Self { schema: options.schema, store })
     }

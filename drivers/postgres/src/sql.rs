@@ -16,36 +16,66 @@ pub(crate) const EMIT: &str = "SELECT pg_catalog.pg_logical_emit_message(true, '
 const FLUSHING: &str = "CASE WHEN pg_catalog.current_setting('synchronous_commit') = 'off'
     THEN pg_catalog.set_config('synchronous_commit', 'on', true) END";
 
+/// The text of a statement.
+pub(crate) struct Statement {
+    text: String,
+    is_call: bool,
+}
+
+impl Statement {
+    /// A call of a function, whose own statements are planned by keys. A session may keep it prepared.
+    pub(crate) fn call(text: String) -> Self {
+        Self { text, is_call: true }
+    }
+
+    /// A statement that is planned each time: a plan that a session keeps was made for tables of the size of that time.
+    pub(crate) fn planned(text: String) -> Self {
+        Self { text, is_call: false }
+    }
+
+    pub(crate) fn is_call(&self) -> bool {
+        self.is_call
+    }
+}
+
+impl std::ops::Deref for Statement {
+    type Target = str;
+
+    fn deref(&self) -> &str {
+        &self.text
+    }
+}
+
 /// The statements, with the schema inserted.
 pub(crate) struct Sql {
     /// `thread, ns, id`: one checkpoint.
-    pub(crate) by_id: String,
+    pub(crate) by_id: Statement,
     /// `thread, ns`: the head.
-    pub(crate) head: String,
+    pub(crate) head: Statement,
     /// `thread, ns or null, id and ns of the last one or null, limit or null`: the newest checkpoints after that one.
-    pub(crate) newest: String,
+    pub(crate) newest: Statement,
     /// `thread, ns, id, reach`: the lineage back to the seeds.
-    pub(crate) lineage: String,
+    pub(crate) lineage: Statement,
     /// `thread, null`: everything but values.
-    pub(crate) all: String,
+    pub(crate) all: Statement,
     /// `thread, first[], last[]`: elements, and the thread's row.
-    pub(crate) elements: String,
+    pub(crate) elements: Statement,
     /// `after or null, limit`: names of threads.
-    pub(crate) threads: String,
+    pub(crate) threads: Statement,
     /// `thread`: locks its row until the end of the transaction, and returns it.
-    pub(crate) lock: String,
+    pub(crate) lock: Statement,
     /// `thread`: locks it until the end of the transaction whether it exists or not, by inserting an empty row if there
     /// is none, and returns its row.
     pub(crate) claim: String,
     /// `thread, life[]`: whether one of these lives of the thread was deleted.
-    pub(crate) buried: String,
+    pub(crate) buried: Statement,
     /// `thread, ns, ids, epoch, next[]`: what a writer must know: head, these checkpoints, hashes.
     pub(crate) look: String,
     /// `thread, null, epoch, next[]`: the same of a whole thread.
     pub(crate) look_at_all: String,
     /// Stores a change of a thread if it is unchanged, and returns its new nonce and whether it was: see
     /// [`crate::change::Change`].
-    pub(crate) write: String,
+    pub(crate) write: Statement,
     /// `thread, epoch, revision`, and what to remove: see [`crate::change::Removal`].
     pub(crate) remove: String,
     /// The schema, for [`Self::delete`].
@@ -160,15 +190,15 @@ impl Sql {
         let one_ns = of_namespace();
         let all = format!("SELECT {COLUMNS} FROM {{s}}.threadkeep_checkpoint WHERE thread = $1");
         Self {
-            by_id: call("SELECT * FROM", "by_id", 3),
-            head: call("SELECT * FROM", "head", 2),
-            newest: about(&format!(
+            by_id: Statement::call(call("SELECT * FROM", "by_id", 3)),
+            head: Statement::call(call("SELECT * FROM", "head", 2)),
+            newest: Statement::planned(about(&format!(
                 "{all} AND ($2::bytea IS NULL OR ns = $2) AND ($3::uuid IS NULL OR (id <= $3 AND (id, ns) < ($3, $4)))
                  ORDER BY id DESC, ns DESC LIMIT $5"
-            ), ""),
-            lineage: call("SELECT * FROM", "lineage", 4),
-            all: about(&all, ""),
-            elements: fill(
+            ), "")),
+            lineage: Statement::call(call("SELECT * FROM", "lineage", 4)),
+            all: Statement::planned(about(&all, "")),
+            elements: Statement::planned(fill(
                 "SELECT 0 AS kind, NULL::bytea AS ns, t.nonce AS k1, NULL::uuid AS k2, NULL::uuid AS k3,
                         t.epoch AS n1, t.revision AS n2, t.name AS b1, t.body AS b2
                  FROM {s}.threadkeep_thread t WHERE t.id = $1
@@ -178,30 +208,30 @@ impl Sql {
                      SELECT * FROM {s}.threadkeep_element x
                      WHERE x.thread = $1 AND x.seq BETWEEN w.first AND w.last OFFSET 0
                  ) e",
-            ),
-            threads: fill(
+            )),
+            threads: Statement::planned(fill(
                 "SELECT id, epoch, revision, name, body, nonce FROM {s}.threadkeep_thread
                  WHERE $1::bytea IS NULL OR (substring(name, 1, 512), name) > (substring($1::bytea, 1, 512), $1)
                  ORDER BY substring(name, 1, 512), name LIMIT $2",
-            ),
-            lock: fill(&format!(
+            )),
+            lock: Statement::planned(fill(&format!(
                 "SELECT id, epoch, revision, name, body, nonce, {FLUSHING}
                  FROM {{s}}.threadkeep_thread WHERE id = $1 FOR UPDATE",
-            )),
+            ))),
             claim: fill(&format!(
                 "INSERT INTO {{s}}.threadkeep_thread AS t (id, epoch, revision, name, body) VALUES ($1, 0, 0, '', '')
                  ON CONFLICT (id) DO UPDATE SET epoch = t.epoch
                  RETURNING id, epoch, revision, name, body, nonce, {FLUSHING}",
             )),
-            buried: fill(
+            buried: Statement::planned(fill(
                 "SELECT 1 FROM {s}.threadkeep_grave WHERE thread = $1 AND life = ANY ($2) LIMIT 1",
-            ),
+            )),
             look: about(
                 &format!("({one_ns} ORDER BY id DESC LIMIT 1) UNION {one_ns} AND id = ANY ($3)"),
                 &hashes("$4", "$5"),
             ),
             look_at_all: about(&all, &hashes("$3", "$4")),
-            write: call("SELECT $8,", "write", 27),
+            write: Statement::call(call("SELECT $8,", "write", 27)),
             remove: fill(REMOVE),
             schema: schema.to_owned(),
         }

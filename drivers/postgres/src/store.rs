@@ -17,10 +17,11 @@ use crate::error::{BUSY, OVERTAKEN, SILENT, Trouble, in_doubt, unavailable};
 use crate::history::{History, Since, lost};
 use crate::keys;
 use crate::plan::Planned;
-use crate::pool::{Ask, Connections, Param, Probed, Transaction, in_order};
+use crate::pool::{Ask, Connections, Param, Transaction, in_order};
 use crate::rows::{Snapshot, ThreadRow};
-use crate::sql::{EMIT, Sql};
+use crate::sql::{EMIT, Sql, Statement};
 use crate::thread::{Agreement, Known, Slot, ThreadState, Threads};
+use crate::watch::Probed;
 
 /// The first pause before a retry; each one is twice as long, up to the longest.
 const PAUSE: Duration = Duration::from_millis(10);
@@ -100,14 +101,17 @@ impl Store {
         }
     }
 
-    /// Waits for an attempt. While there is no answer, it opens a new connection from time to time: if that leads to
-    /// another server, the server that was asked has been replaced, and may never answer. A server that is only slow is
-    /// waited for: the patience counts from when it was last heard of, at first from when the call began.
+    /// Waits for an attempt. While there is no answer, a new connection is opened from time to time: if that leads to
+    /// another server than the attempt began with, the one that was asked has been replaced, and may never answer. A server
+    /// that is only slow is waited for: the patience counts from when it was last heard of, at first from when the call
+    /// began.
     async fn watched<T>(&self, mut attempt: Attempt<'_, T>, began: Instant) -> Result<T, Trouble> {
         if self.patience.is_zero() {
             return attempt.await;
         }
         let pause = self.patience / 4;
+        // Before the attempt takes a connection: it may be one to a server that is about to be left.
+        let server = self.connections.server();
         let mut heard = began;
         loop {
             if let Ok(done) = tokio::time::timeout(pause, &mut attempt).await {
@@ -115,7 +119,7 @@ impl Store {
             }
             let probed = tokio::select! {
                 done = &mut attempt => return done,
-                probed = self.connections.probe(pause) => probed,
+                probed = self.connections.probe(server, pause) => probed,
             };
             match probed {
                 Probed::Same => heard = Instant::now(),
@@ -128,7 +132,11 @@ impl Store {
     }
 
     /// Runs a statement on a connection of its own.
-    pub(crate) async fn query(&self, statement: &str, params: &[Param<'_>]) -> Result<Vec<Row>, Trouble> {
+    pub(crate) async fn query(
+        &self,
+        statement: &Statement,
+        params: &[Param<'_>],
+    ) -> Result<Vec<Row>, Trouble> {
         self.connections.lease().await?.query(statement, params).await
     }
 
@@ -136,7 +144,7 @@ impl Store {
     pub(crate) async fn snapshot(
         &self,
         thread: &ThreadId,
-        statement: &str,
+        statement: &Statement,
         params: &[Param<'_>],
     ) -> Result<Snapshot, Trouble> {
         let slot = self.threads.existing(thread);

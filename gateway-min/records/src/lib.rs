@@ -89,7 +89,7 @@ pub use failure::{DatabaseError, SqliteFailure};
 pub use form::CheckpointForm;
 pub use own_thread::on_its_own_thread;
 pub use persist::persistently;
-pub use postgres::{Changes, Opener, PostgresTarget};
+pub use postgres::{Changes, Connected, Opener, PostgresTarget};
 pub use runs::{
     Admission, CancelAction, CancelOutcome, DecideOutcome, FinishOutcome, FrameBatch, LEASE_EXPIRED_ERROR,
     Lease, MESSAGE_PREVIEW_MAX_CHARS, MultitaskStrategy, NewRun, Noticed, OperationKind, QUEUE_MAX,

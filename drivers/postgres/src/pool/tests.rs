@@ -1,12 +1,16 @@
-//! Transactions with a real server.
+//! Connections and transactions with a real server.
+
+use std::sync::Arc;
+use std::time::Duration;
 
 use threadkeep_testing::postgres;
 use tokio_postgres::NoTls;
 
-use super::{BEGIN, Connections, Transaction};
+use super::{BEGIN, Connections, Lease, Transaction};
 use crate::Options;
 use crate::config::Target;
 use crate::error::Trouble;
+use crate::sql::Statement;
 
 /// A mixed-up answer can come before the next statement of a transaction is sent. What was sent so far must not be
 /// committed without it.
@@ -61,9 +65,11 @@ async fn a_process_that_stands_still_in_a_transaction_does_not_hold_its_locks_fo
     assert!(matches!(transaction.query("SELECT 1", &[]).await, Err(Trouble::Again { .. })));
     drop(transaction);
     let mut lease = connections.lease().await.unwrap();
-    let rows = lease.query("SELECT n FROM locked", &[]).await.unwrap();
-    assert_eq!(rows.len(), 1);
-    let limit = lease.query("SELECT current_setting('idle_in_transaction_session_timeout')", &[]);
+    let asked = Statement::planned("SELECT n FROM locked".to_owned());
+    assert_eq!(lease.query(&asked, &[]).await.unwrap().len(), 1);
+    let asked =
+        Statement::planned("SELECT current_setting('idle_in_transaction_session_timeout')".to_owned());
+    let limit = lease.query(&asked, &[]);
     assert_eq!(limit.await.unwrap()[0].get::<_, String>(0), "0", "the limit ends with the transaction");
 }
 
@@ -112,4 +118,55 @@ async fn the_part_sent_first_says_why_a_transaction_failed() {
         Err(Trouble::Again { reason, .. }) => assert_eq!(reason, "the cause"),
         other => panic!("{other:?}"),
     }
+}
+
+/// The session of a connection.
+async fn process(lease: &mut Lease) -> i32 {
+    let asked = Statement::planned("SELECT pg_backend_pid()".to_owned());
+    lease.query(&asked, &[]).await.unwrap()[0].get(0)
+}
+
+#[tokio::test]
+async fn the_connection_that_was_used_last_is_used_next() {
+    let database = postgres().unwrap().database().await.unwrap();
+    let options = Options::default();
+    let target = Target::parse(database.url(), options.patience).unwrap();
+    let connections = Connections::new(target, &options).unwrap();
+    let (mut one, mut two) = (connections.lease().await.unwrap(), connections.lease().await.unwrap());
+    let (first, second) = (process(&mut one).await, process(&mut two).await);
+    assert_ne!(first, second);
+    drop(two);
+    drop(one);
+    for _ in 0..3 {
+        assert_eq!(process(&mut connections.lease().await.unwrap()).await, first);
+    }
+    // While it is in use, the other one is.
+    let _used = connections.lease().await.unwrap();
+    assert_eq!(process(&mut connections.lease().await.unwrap()).await, second);
+}
+
+#[tokio::test]
+async fn a_connection_that_nobody_uses_is_closed() {
+    let database = postgres().unwrap().database().await.unwrap();
+    let (other, connection) = tokio_postgres::connect(database.url(), NoTls).await.unwrap();
+    tokio::spawn(connection);
+    let options = Options::default();
+    let target = || Target::parse(database.url(), options.patience).unwrap();
+    let open = async || {
+        let count = "SELECT count(*) FROM pg_stat_activity
+                     WHERE datname = current_database() AND pid <> pg_backend_pid()";
+        other.query_one(count, &[]).await.unwrap().get::<_, i64>(0)
+    };
+    // By whoever takes it next.
+    let connections = Connections::idle_for(target(), &options, Duration::ZERO).unwrap();
+    let first = process(&mut connections.lease().await.unwrap()).await;
+    assert_ne!(process(&mut connections.lease().await.unwrap()).await, first);
+    drop(connections);
+    // And if nobody does.
+    let connections = Arc::new(Connections::idle_for(target(), &options, Duration::from_millis(30)).unwrap());
+    connections.close_idle();
+    let (one, two) = (connections.lease().await.unwrap(), connections.lease().await.unwrap());
+    drop((one, two));
+    let closed = async { while open().await > 0 {} };
+    tokio::time::timeout(Duration::from_mins(10), closed).await.unwrap();
 }

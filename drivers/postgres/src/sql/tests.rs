@@ -157,7 +157,7 @@ async fn no_read_of_a_long_thread_looks_costly() {
         assert!(cost.parse::<f64>().unwrap() < 50_000.0, "{name}: {first}");
     };
     for (name, statement, params) in [
-        ("list", sql.newest, everything),
+        ("list", sql.newest.text, everything),
         ("lineage", function::lineage("public"), vec![thread.clone(), ns.clone(), id.clone(), id]),
         ("head", function::head("public"), vec![thread, ns]),
     ] {

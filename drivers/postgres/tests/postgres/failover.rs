@@ -1,7 +1,9 @@
 //! A primary with a standby: the outcome of writes when one of them stops, hangs, or takes over.
 
 use std::sync::Arc;
+use std::time::Duration;
 
+use futures::future::join_all;
 use threadkeep::Error;
 use threadkeep::id::IdSource;
 use threadkeep::saver::{CheckpointSelector, Saver, StepCommit};
@@ -188,6 +190,41 @@ async fn a_primary_that_hangs_is_left_for_the_new_one() {
     talk.accept(&step);
     say(&saver, &mut talk, 2).await.unwrap();
     assert_eq!(notes(&saver, &talk).await, 3);
+}
+
+/// Several calls wait for a primary that hangs. The first one that learns of the new one is not the only one that goes there.
+#[tokio::test(flavor = "multi_thread")]
+async fn every_call_leaves_a_primary_that_hangs() {
+    let cluster = cluster(Replication::Asynchronous).await;
+    let saver = Arc::new(open(&cluster.url("postgres")).await);
+    let mut talks: Vec<_> = (0..6).map(|n| talk(&format!("t{n}"))).collect();
+    for talk in &mut talks {
+        say(&saver, talk, 0).await.unwrap();
+    }
+    // A connection for each.
+    join_all(talks.iter().map(|talk| notes(&saver, talk))).await;
+    block_in_place(|| cluster.wait_until_standby_has_everything().unwrap());
+    cluster.freeze_primary().unwrap();
+    let calls: Vec<_> = talks
+        .iter()
+        .map(|talk| {
+            let (saver, thread, step) = (saver.clone(), talk.thread.clone(), talk.say(&note(1)));
+            tokio::spawn(async move {
+                let head = saver.get(&CheckpointSelector::head(&thread)).await.unwrap();
+                (head.map_or(0, |head| texts(&head).len()), saver.commit(step).await.map(|_| ()))
+            })
+        })
+        .collect();
+    block_in_place(|| cluster.promote().unwrap());
+    // The old primary never answers.
+    let done = tokio::time::timeout(Duration::from_mins(10), join_all(calls)).await;
+    for done in done.expect("a call waits for a primary that hangs") {
+        assert_eq!(done.unwrap(), (1, Ok(())));
+    }
+    for talk in &talks {
+        assert_eq!(notes(&saver, talk).await, 2);
+    }
+    block_in_place(|| cluster.thaw_old_primary().unwrap());
 }
 
 /// The standby lacked some writes: acknowledged ones are gone, which is reported before anything else is acknowledged

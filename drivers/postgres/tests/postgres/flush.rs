@@ -168,6 +168,11 @@ async fn a_commit_that_waits_for_a_flush_is_one_request_and_so_is_the_flush() {
     let database = database().await;
     let proxy = Proxy::before(database.url()).await;
     let saver = open(proxy.url()).await;
+    // Prepares the calls.
+    let mut another = Thread { talk: Talk::new("another"), said: Vec::new() };
+    for n in 0..2 {
+        another.say(&saver, n, Flush::Now).await;
+    }
     let mut thread = Thread { talk: Talk::new("t"), said: Vec::new() };
     for n in 0..10 {
         let before = proxy.requests();

@@ -97,10 +97,17 @@ impl Drop for Listener {
     }
 }
 
-/// Listens on one connection until it ends.
+/// Listens on one connection until it ends. Behind a pooler it would hear nothing.
 async fn hear(target: &PostgresTarget, announced: &Announced) -> Result<(), DatabaseError> {
     let (sender, mut heard) = mpsc::unbounded_channel();
     let session = target.open_heard_by(Some(sender)).await?;
+    if !session.is_own() {
+        tracing::debug!("the database is behind a pooler: runs of other processes are followed by polling");
+        drop(session);
+        // The address may lead elsewhere by then.
+        tokio::time::sleep(SILENCE).await;
+        return Ok(());
+    }
     let listen = format!("LISTEN {}", target.tables().channel());
     timeout(CONNECT, session.batch_execute(&listen)).await.map_err(|_| silent())??;
     // What was said before is missed.

@@ -19,12 +19,15 @@ const STATEMENTS: usize = 128;
 /// How long a server may take to accept a connection.
 const CONNECT: Duration = Duration::from_secs(10);
 
-/// Opens a connection to the primary, with the task that drives it; the sender receives what it hears after a `LISTEN`. It
-/// may take for ever.
+/// A connection, the task that drives it, and whether it has a session of the server to itself: a pooler may give each of its
+/// transactions another one.
+pub type Connected = (Client, JoinHandle<()>, bool);
+
+/// Opens a connection to the primary; the sender receives what it hears after a `LISTEN`. It may take for ever.
 pub type Opener = Arc<
     dyn Fn(
             Option<UnboundedSender<Notification>>,
-        ) -> BoxFuture<'static, Result<(Client, JoinHandle<()>), tokio_postgres::Error>>
+        ) -> BoxFuture<'static, Result<Connected, tokio_postgres::Error>>
         + Send
         + Sync,
 >;
@@ -79,8 +82,8 @@ impl PostgresTarget {
         heard: Option<UnboundedSender<Notification>>,
     ) -> Result<Session, DatabaseError> {
         let opened = timeout(CONNECT, (self.opener)(heard)).await.map_err(|_| silent())?;
-        let (client, driver) = opened?;
-        Ok(Session { client, driver, prepared: Mutex::default() })
+        let (client, driver, is_own) = opened?;
+        Ok(Session { client, driver, is_own, prepared: Mutex::default() })
     }
 }
 
@@ -88,6 +91,7 @@ impl PostgresTarget {
 pub(crate) struct Session {
     client: Client,
     driver: JoinHandle<()>,
+    is_own: bool,
     prepared: Mutex<HashMap<String, Statement>>,
 }
 
@@ -100,6 +104,12 @@ impl std::ops::Deref for Session {
 }
 
 impl Session {
+    /// Whether the server's session is this connection's alone: then statements may stay prepared in it, and it hears other
+    /// processes. Behind a pooler another client may have prepared something else there under the same name.
+    pub(crate) fn is_own(&self) -> bool {
+        self.is_own
+    }
+
     /// The statement, if it is prepared.
     pub(super) fn prepared(&self, text: &str) -> Option<Statement> {
         self.statements().get(text).cloned()

@@ -3,7 +3,6 @@
 use std::collections::HashMap;
 use std::error::Error;
 use std::io;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -46,8 +45,6 @@ struct Shared {
     /// The connections of [`Pool::apart`]: one for the leases of runs, one for those of batches.
     apart: managed::Pool<Opener>,
     tables: Tables,
-    /// Whether the sessions are those of a pooler, which gives each transaction another one.
-    pooled: AtomicBool,
     commits: Arc<Commits>,
     threads: Threads,
     announced: Announced,
@@ -69,7 +66,6 @@ impl Pool {
         let shared = Shared {
             apart: connections(target, 2)?,
             tables: target.tables().clone(),
-            pooled: AtomicBool::new(false),
             commits,
             threads: Threads::default(),
             announced: Announced::default(),
@@ -77,13 +73,13 @@ impl Pool {
         };
         let connections = connections(target, target.connections())?;
         let pool = Self { connections, shared: Arc::new(shared) };
-        let pooled = timeout(ANSWER, pool.is_pooled()).await.map_err(|_| silent())??;
-        if pooled {
+        let mut first = timeout(ANSWER, pool.acquire()).await.map_err(|_| silent())??;
+        if !first.dirty()?.is_own() {
             tracing::info!(
                 "the database is behind a pooler: runs of other processes are followed by polling"
             );
-            pool.shared.pooled.store(true, Ordering::Relaxed);
         }
+        first.clean();
         Ok(pool)
     }
 
@@ -93,52 +89,14 @@ impl Pool {
         Self { connections: self.shared.apart.clone(), shared: Arc::clone(&self.shared) }
     }
 
-    /// Whether transactions of one connection run in different sessions. Of two connections through such a pooler one
-    /// gets the session that the other one has just used, or one changes its session; the first round shows it, unless
-    /// others are as quick.
-    async fn is_pooled(&self) -> Result<bool, DatabaseError> {
-        const ROUNDS: usize = 4;
-        const SESSION: &str = "SELECT pg_catalog.pg_backend_pid()";
-        let session = async |held: &mut Held, statement: &'static str| {
-            held.dirty()?
-                .query_typed_one(statement, &[])
-                .await?
-                .try_get::<_, i32>(0)
-                .map_err(DatabaseError::from)
-        };
-        let (mut one, mut two) = (self.acquire().await?, self.acquire().await?);
-        let here = session(&mut one, SESSION).await?;
-        for _ in 0..ROUNDS {
-            two.dirty()?.batch_execute("BEGIN").await?;
-            let there = session(&mut two, SESSION).await?;
-            let again = session(&mut one, SESSION).await?;
-            two.dirty()?.batch_execute("ROLLBACK").await?;
-            if there == here || again != here {
-                return Ok(true);
-            }
-        }
-        one.clean();
-        two.clean();
-        Ok(false)
-    }
-
     pub(super) fn tables(&self) -> &Tables {
         &self.shared.tables
     }
 
-    /// Whether a session is this process's alone, so that statements may stay prepared in it, and it hears others.
-    pub(super) fn owns_sessions(&self) -> bool {
-        !self.shared.pooled.load(Ordering::Relaxed)
-    }
-
     /// What other processes announce from now on. Behind a pooler nobody hears anything.
     pub(crate) fn changes(&self) -> Changes {
-        if self.owns_sessions() {
-            let Opener(target) = self.connections.manager();
-            self.shared
-                .listener
-                .get_or_init(|| Listener::start(target.clone(), self.shared.announced.clone()));
-        }
+        let Opener(target) = self.connections.manager();
+        self.shared.listener.get_or_init(|| Listener::start(target.clone(), self.shared.announced.clone()));
         self.shared.announced.subscribe()
     }
 
@@ -187,13 +145,13 @@ impl Pool {
         Ok(done.rows)
     }
 
-    /// Prepares what this session does not know yet, if it is this process's alone.
+    /// Prepares what this session does not know yet, if it is this connection's alone.
     pub(super) async fn prepare(
         &self,
         session: &Session,
         statements: &[Sql],
     ) -> Result<(), tokio_postgres::Error> {
-        if self.owns_sessions() && prepare(session, statements, self.tables()).await? {
+        if session.is_own() && prepare(session, statements, self.tables()).await? {
             self.add_trip();
         }
         Ok(())
@@ -207,15 +165,9 @@ impl Pool {
             _ => None,
         };
         match code {
-            // A prepared statement is missing or there twice.
-            Some("26000" | "42P05") => {
-                if self.owns_sessions() {
-                    tracing::warn!("the database is behind a pooler now: nothing is prepared any more");
-                    self.shared.pooled.store(true, Ordering::Relaxed);
-                }
-            }
-            // What was prepared no longer fits: another process has changed the tables.
-            Some("0A000") => {}
+            // A prepared statement is missing or there twice: the session is not what it was. Or what was prepared no longer
+            // fits: another process has changed the tables.
+            Some("26000" | "42P05" | "0A000") => {}
             _ if is_passing(error) => {}
             _ => return false,
         }

@@ -89,7 +89,7 @@ pub(crate) struct Answer {
     pub(crate) count: u64,
 }
 
-/// Prepares statements in a session that is this process's alone: those that it has not seen yet, in one round trip.
+/// Prepares statements in a session that is this connection's alone: those that it has not seen yet, in one round trip.
 /// Returns whether there were any.
 pub(super) async fn prepare(session: &Session, statements: &[Sql], tables: &Tables) -> Result<bool, Error> {
     let text_of = |sql: &Sql| {

@@ -140,6 +140,33 @@ async fn records_work_behind_a_pooler_in_transaction_mode() {
     assert_eq!(count(&admin, all).await, 80);
 }
 
+/// Each connection knows it by itself, whatever others do at the pooler meanwhile.
+#[tokio::test]
+async fn a_connection_knows_whether_it_has_a_session_to_itself() {
+    let database = postgres().unwrap().database().await.unwrap();
+    for (url, own) in [(database.url().to_owned(), true), (pgbouncer().unwrap().url(&database), false)] {
+        assert_eq!(target(&url, "public").open().await.unwrap().is_own(), own, "{url}");
+    }
+}
+
+/// What a connection had prepared is gone: its statement is asked on another one.
+#[tokio::test]
+async fn a_statement_that_is_not_prepared_any_more_is_asked_on_another_connection() {
+    let database = postgres().unwrap().database().await.unwrap();
+    let records =
+        Records::open_postgres(&target(database.url(), "public"), RecordsOptions::default()).await.unwrap();
+    create_thread(&records, "t").await;
+    assert!(records.threads().get("t", None).await.unwrap().is_some());
+    for _ in 0..3 {
+        let forget =
+            records.db.write("t", |tx| Box::pin(async move { tx.queue(query::query("DEALLOCATE ALL")) }));
+        // It goes with the commit, on the connection that is used next.
+        forget.await.unwrap();
+        assert!(records.threads().get("t", None).await.unwrap().is_some());
+        records.threads().set_status("t", ThreadStatus::Running).await.unwrap();
+    }
+}
+
 /// A transaction that is dropped, or a future in the middle of a statement, gives its session back.
 #[tokio::test]
 async fn sessions_do_not_pile_up() {

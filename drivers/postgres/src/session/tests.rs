@@ -1,0 +1,98 @@
+//! Sessions of a server, with and without TLS, and of a pooler.
+
+use std::time::Duration;
+
+use threadkeep::Error;
+use threadkeep::id::ThreadId;
+use threadkeep::saver::{CheckpointSelector, Saver};
+use threadkeep_testing::{Postgres, pgbouncer, postgres};
+
+use super::*;
+use crate::config::{Options, Target};
+use crate::connect::Connector;
+use crate::pool::Connections;
+use crate::{PostgresSaver, setup};
+
+async fn session(address: &str) -> Session {
+    let Target { config, tls } = Target::parse(address, Duration::ZERO).unwrap();
+    Session::of(Connector::new(tls).open(&config).await.unwrap()).await.unwrap()
+}
+
+/// What is prepared in the session that answers.
+async fn prepared(session: &Session) -> Vec<String> {
+    let rows = session.client.query_typed("SELECT statement FROM pg_prepared_statements", &[]).await.unwrap();
+    rows.iter().map(|row| row.get(0)).collect()
+}
+
+#[tokio::test]
+async fn a_server_gives_each_connection_a_session_of_its_own_and_a_pooler_does_not() {
+    let server = Postgres::start().unwrap();
+    let database = server.database().await.unwrap();
+    let certificate = server.certificate().unwrap().display().to_string();
+    let trusted = format!("?sslmode=require&sslrootcert={certificate}");
+    for more in ["", "?sslmode=prefer", "?sslmode=disable", &trusted] {
+        let session = session(&format!("{}{more}", database.url())).await;
+        assert!(session.is_own, "{more}");
+        let process = session.client.query_typed_one(PROCESS, &[]).await.unwrap().get::<_, i32>(0);
+        assert_eq!(announced(&session.client).await, Some(process), "{more}");
+    }
+    // Nobody else uses this pooler's sessions: two connections would not notice that they share them.
+    let database = postgres().unwrap().database().await.unwrap();
+    let session = session(&pgbouncer().unwrap().url(&database)).await;
+    assert!(!session.is_own);
+}
+
+#[tokio::test]
+async fn calls_stay_prepared_in_a_session_of_its_own_only() {
+    let database = postgres().unwrap().database().await.unwrap();
+    let call = Statement::call("SELECT pg_catalog.abs($1)".to_owned());
+    for (url, is_own) in [(database.url().to_owned(), true), (pgbouncer().unwrap().url(&database), false)] {
+        let session = session(&url).await;
+        for n in [-7_i32, 7, -7] {
+            let rows = session.query(&call, &[(&n, Type::INT4)]).await.unwrap();
+            assert_eq!(rows[0].get::<_, i32>(0), 7);
+        }
+        let expected = if is_own { vec![call.to_string()] } else { Vec::new() };
+        assert_eq!(prepared(&session).await, expected);
+    }
+}
+
+/// What a session had prepared is gone, as after the server or a pooler between has reset it: nothing of the call was
+/// carried out, and it is done on another connection.
+#[tokio::test]
+async fn a_prepared_statement_that_is_gone_is_asked_on_another_connection() {
+    let database = postgres().unwrap().database().await.unwrap();
+    let options = Options::default();
+    setup(database.url(), &options).await.unwrap();
+    let target = Target::parse(database.url(), options.patience).unwrap();
+    let connections = Connections::new(target, &options).unwrap();
+    let call = Statement::call("SELECT pg_catalog.abs($1)".to_owned());
+    for reset in ["DISCARD ALL", "DEALLOCATE ALL"] {
+        let mut lease = connections.lease().await.unwrap();
+        lease.query(&call, &[(&7_i32, Type::INT4)]).await.unwrap();
+        lease.run(async |client| Ok(client.batch_execute(reset).await?)).await.unwrap();
+        match lease.query(&call, &[(&7_i32, Type::INT4)]).await {
+            Err(Trouble::Again { in_doubt: false, renew: true, reason }) => {
+                assert!(reason.contains("26000"), "{reason}");
+            }
+            other => panic!("{other:?}"),
+        }
+        drop(lease);
+        connections.renew();
+    }
+
+    let saver = PostgresSaver::connect(database.url(), options).await.unwrap();
+    let (thread, process) = (ThreadId::from("t"), Statement::call(PROCESS.to_owned()));
+    let read = async || saver.get(&CheckpointSelector::head(&thread)).await;
+    let used = async || {
+        let mut lease = saver.store.connections.lease().await.unwrap();
+        lease.query(&process, &[]).await.map(|rows| rows[0].get::<_, i32>(0))
+    };
+    assert_eq!(read().await, Ok(None));
+    let before = used().await.unwrap();
+    let mut lease = saver.store.connections.lease().await.unwrap();
+    lease.run(async |client| Ok(client.batch_execute("DISCARD ALL").await?)).await.unwrap();
+    drop(lease);
+    assert_eq!(read().await, Ok::<_, Error>(None));
+    assert_ne!(used().await.unwrap(), before);
+}

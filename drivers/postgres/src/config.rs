@@ -144,15 +144,18 @@ fn split_root_certificate(address: &str) -> (String, Option<PathBuf>) {
         return (address.to_owned(), None);
     };
     let mut roots = None;
-    let mut kept = form_urlencoded::Serializer::new(String::new());
-    for (key, value) in form_urlencoded::parse(query.as_bytes()) {
-        match (&*key, &*value) {
-            ("sslrootcert", path) => roots = Some(PathBuf::from(path)),
-            ("sslmode", "verify-ca" | "verify-full") => drop(kept.append_pair("sslmode", "require")),
-            _ => drop(kept.append_pair(&key, &value)),
+    let mut kept = Vec::new();
+    for parameter in query.split('&') {
+        // A `+` is a plus here, as for libpq: this is no form.
+        let literal = parameter.replace('+', "%2B");
+        let decoded = form_urlencoded::parse(literal.as_bytes()).next();
+        match decoded.as_ref().map(|(key, value)| (&**key, &**value)) {
+            Some(("sslrootcert", path)) => roots = Some(PathBuf::from(path)),
+            Some(("sslmode", "verify-ca" | "verify-full")) => kept.push("sslmode=require"),
+            _ => kept.push(parameter),
         }
     }
-    (format!("{place}?{}", kept.finish()), roots)
+    (format!("{place}?{}", kept.join("&")), roots)
 }
 
 #[cfg(test)]
@@ -182,6 +185,27 @@ mod tests {
         assert_eq!(config.get_password(), Some(&b"p@"[..]));
         assert_eq!(root_certificates, Some("/r".into()));
         assert_eq!(Address::parse("postgres://u@a,b/d").unwrap().config.get_hosts().len(), 2);
+    }
+
+    #[test]
+    fn parameters_are_read_as_libpq_reads_them() {
+        let read = |query: &str| Address::parse(&format!("postgres://u@h/d?{query}")).unwrap();
+        let named = |query: &str| read(query).config.get_application_name().map(str::to_owned);
+        for (query, expected) in [
+            ("application_name=a+b", "a+b"),
+            ("application_name=a%2Bb%20c", "a+b c"),
+            ("sslmode=verify-full&application_name=a+b&sslrootcert=/r", "a+b"),
+            ("applicatio%6E_name=a%26b%3Dc", "a&b=c"),
+        ] {
+            assert_eq!(named(query).as_deref(), Some(expected), "{query}");
+        }
+        let options = read("options=-c%20lock_timeout=5+0").config;
+        assert_eq!(options.get_options(), Some("-c lock_timeout=5+0"));
+        for (query, file) in
+            [("sslrootcert=/a+b%20c", "/a+b c"), ("ssl%72ootcert=/r&connect_timeout=1", "/r")]
+        {
+            assert_eq!(read(query).root_certificates, Some(file.into()), "{query}");
+        }
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::fmt;
 
 use threadkeep::Error;
 use threadkeep::id::ThreadId;
-use tokio_postgres::error::{DbError, SqlState};
+use tokio_postgres::error::{DbError, Severity, SqlState};
 
 /// The saver's name in errors and reports.
 pub(crate) const SAVER: &str = "postgres";
@@ -14,6 +14,10 @@ pub(crate) const SAVER: &str = "postgres";
 pub(crate) const NOT_SET_UP: &str = "the tables are missing or of an older version; run `threadkeep setup` (or threadkeep_postgres::setup) as their owner, then retry";
 /// The role lacks a right that the saver needs.
 pub(crate) const NOT_ALLOWED: &str = "the role lacks a right; it needs USAGE on the schema, SELECT, INSERT, UPDATE, DELETE on its tables and EXECUTE on its functions";
+/// The role that runs `setup` may not create or change the tables.
+pub(crate) const NOT_ITS_OWNER: &str = "setup creates and changes the tables and functions: run it as the role that owns them and the schema, or give \
+    this one CREATE on the schema (on the database, if the schema is missing) and the tables with ALTER TABLE and ALTER \
+    FUNCTION ... OWNER TO";
 /// The server's disk is full.
 pub(crate) const FULL: &str = "the server's disk is full; free some space, then retry";
 /// The server is a standby.
@@ -126,7 +130,7 @@ fn from_server(error: &DbError) -> Trouble {
             Trouble::Final(Error::InvalidInput(format!("a value is too large for Postgres: {text}")))
         }
         // An administrator, a crash or a pooler may end the session after the commit.
-        _ if error.severity() != "ERROR" || code.code().starts_with("08") => match *code {
+        _ if !is_refusal(error) || code.code().starts_with("08") => match *code {
             SqlState::INVALID_PASSWORD
             | SqlState::INVALID_AUTHORIZATION_SPECIFICATION
             | SqlState::INVALID_CATALOG_NAME => Trouble::Final(unavailable(text)),
@@ -138,6 +142,12 @@ fn from_server(error: &DbError) -> Trouble {
         },
         _ => Trouble::Final(unavailable(text)),
     }
+}
+
+/// Whether the server refused a statement, and the session goes on. The word for it is in the language of the server; a
+/// field of newer servers has it in English.
+fn is_refusal(error: &DbError) -> bool {
+    error.parsed_severity().map_or(error.severity() == "ERROR", |severity| severity == Severity::Error)
 }
 
 /// An error with its causes, neither of which contains a password.
@@ -170,4 +180,49 @@ pub(crate) fn corrupt(
     reason: impl fmt::Display,
 ) -> Error {
     Error::corrupt(format!("table threadkeep_{table}, thread {thread}, {row}"), reason)
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::AsyncWriteExt;
+    use tokio_postgres::config::SslMode;
+    use tokio_postgres::{Config, NoTls};
+
+    use super::*;
+
+    /// What the client makes of an error with these fields.
+    async fn reported(fields: &[(u8, &str)]) -> Trouble {
+        let body: Vec<u8> = fields
+            .iter()
+            .flat_map(|(of, text)| [&[*of], text.as_bytes(), &[0]].concat())
+            .chain([0])
+            .collect();
+        let length = u32::try_from(body.len() + 4).unwrap().to_be_bytes();
+        let (client, mut server) = tokio::io::duplex(1024);
+        server.write_all(&[&b"E"[..], &length, &body].concat()).await.unwrap();
+        let connected = Config::new().user("u").ssl_mode(SslMode::Disable).connect_raw(client, NoTls).await;
+        connected.err().unwrap().into()
+    }
+
+    #[tokio::test]
+    async fn a_refusal_is_one_in_any_language() {
+        let text = (b'M', "etwas");
+        for severity in [
+            &[(b'S', "FEHLER"), (b'V', "ERROR")][..],
+            &[(b'S', "ERROR"), (b'V', "ERROR")],
+            &[(b'S', "ERROR")],
+        ] {
+            let trouble = reported(&[severity, &[(b'C', "42601"), text]].concat()).await;
+            assert!(
+                matches!(trouble, Trouble::Final(Error::Unavailable { .. })),
+                "{severity:?}: {trouble:?}"
+            );
+        }
+        for severity in
+            [&[(b'S', "PANIK"), (b'V', "PANIC")][..], &[(b'S', "FATAL"), (b'V', "FATAL")], &[(b'S', "FATAL")]]
+        {
+            let trouble = reported(&[severity, &[(b'C', "XX000"), text]].concat()).await;
+            assert!(matches!(trouble, Trouble::Again { in_doubt: true, .. }), "{severity:?}: {trouble:?}");
+        }
+    }
 }

@@ -63,12 +63,14 @@
 //! append-only list of any length takes a few bytes. Runs beyond sixteen are packed in groups of eight into chunks,
 //! which are elements themselves.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use threadkeep::{Error, Result};
 use tokio_postgres::{Client, SimpleQueryMessage};
 
 use crate::config::{Options, Target};
 use crate::connect::Connector;
-use crate::error::{NOT_SET_UP, Trouble, unavailable};
+use crate::error::{NOT_ALLOWED, NOT_ITS_OWNER, NOT_SET_UP, SILENT, Trouble, in_doubt, unavailable};
 use crate::function;
 use crate::pool::BEGIN;
 use crate::sql::fill;
@@ -201,30 +203,67 @@ const MIGRATIONS: [fn(&str) -> String; FORMAT_VERSION as usize] = [
 /// Creates the tables in the database at `address`, or migrates them to the newest format. Run it once, as the role
 /// that will own them; any number of processes may run it at the same time. The schema is created if it is missing.
 ///
+/// It waits for at most [`Options::patience`], unless that is zero.
+///
 /// # Errors
 /// [`Error::NewerFormat`] if a newer version of this program created them; [`Error::Unavailable`] if the server cannot
-/// be reached or the role may not create them; [`Error::InvalidInput`] for an invalid address or schema name.
+/// be reached, does not finish in time, or the role may not create them: nothing was changed; [`Error::InDoubt`] if the
+/// answer to the commit was lost; [`Error::InvalidInput`] for an invalid address or schema name.
 pub async fn setup(address: &str, options: &Options) -> Result<()> {
     migrate(address, options, FORMAT_VERSION).await
+}
+
+/// Whether [`setup`] mends this error of [`crate::PostgresSaver::connect`]: the tables are missing or older, which the
+/// server has said. One that does not answer, or a role without rights, does not want it.
+pub fn is_wanted(error: &Error) -> bool {
+    matches!(error, Error::Unavailable { reason, .. } if reason.starts_with(NOT_SET_UP))
 }
 
 /// [`setup`], up to a version.
 async fn migrate(address: &str, options: &Options, version: u32) -> Result<()> {
     let schema = options.quoted_schema()?;
     let Target { config, tls } = Target::parse(address, options.patience)?;
-    let done = async {
+    // What is dropped before the commit is rolled back.
+    let committing = AtomicBool::new(false);
+    let setting_up = async {
         // The connection ends with its client.
-        let (client, _driver) = Connector::new(tls).open(&config).await?;
-        apply(&client, options, &schema, version).await
+        let (client, _driver) = Box::pin(Connector::new(tls).open(&config)).await?;
+        apply(&client, options, &schema, version).await?;
+        committing.store(true, Ordering::Relaxed);
+        client.batch_execute("COMMIT").await?;
+        warn_of_losses(&client).await
     };
-    done.await.map_err(|trouble| match trouble {
+    let done = if options.patience.is_zero() {
+        setting_up.await
+    } else {
+        let late =
+            format!("{SILENT} within {:?}, or another session holds a lock on the tables", options.patience);
+        let late = |_| Err(Trouble::Again { reason: late, in_doubt: true, renew: false });
+        tokio::time::timeout(options.patience, setting_up).await.unwrap_or_else(late)
+    };
+    done.map_err(|trouble| match trouble {
+        Trouble::Final(Error::Unavailable { reason, .. }) if reason.starts_with(NOT_ALLOWED) => {
+            unavailable(reason.replacen(NOT_ALLOWED, NOT_ITS_OWNER, 1))
+        }
         Trouble::Final(error) | Trouble::Lost(error) => error,
+        Trouble::Again { reason, in_doubt: true, .. } if committing.load(Ordering::Relaxed) => {
+            in_doubt(format!("{reason}; run setup again"))
+        }
         Trouble::Again { reason, .. } => unavailable(format!("{reason}; run setup again")),
     })
 }
 
+/// Migrates in a transaction, and leaves it open.
 async fn apply(client: &Client, options: &Options, schema: &str, version: u32) -> Result<(), Trouble> {
     client.batch_execute(BEGIN).await?;
+    if !options.patience.is_zero() {
+        // A session whose client has gone would go on to wait for a lock, and everybody else for that session.
+        let limit = format!(
+            "SET LOCAL lock_timeout = '{}ms'",
+            options.patience.as_millis().clamp(1, i32::MAX as u128)
+        );
+        client.batch_execute(&limit).await?;
+    }
     // Held until the end of the transaction: other migrations wait, and then find the work done.
     client.batch_execute(&format!("SELECT pg_advisory_xact_lock({})", lock_key(&options.schema))).await?;
     let literal = format!("'{}'", options.schema.replace('\'', "''"));
@@ -232,11 +271,16 @@ async fn apply(client: &Client, options: &Options, schema: &str, version: u32) -
     if first_column(client, &there).await?.is_none() {
         client.batch_execute(&format!("CREATE SCHEMA {schema}")).await?;
     }
-    client
-        .batch_execute(&format!(
-            "CREATE TABLE IF NOT EXISTS {schema}.threadkeep_format (version int NOT NULL)"
-        ))
-        .await?;
+    // Whoever finds nothing to do needs no right to create anything.
+    let there = format!(
+        "SELECT 1 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+         WHERE n.nspname = {literal} AND c.relname = 'threadkeep_format'"
+    );
+    if first_column(client, &there).await?.is_none() {
+        client
+            .batch_execute(&format!("CREATE TABLE {schema}.threadkeep_format (version int NOT NULL)"))
+            .await?;
+    }
     let have = first_column(client, &format!("SELECT version FROM {schema}.threadkeep_format")).await?;
     let have = have.map_or(Ok(0), |have| known(&options.schema, &have))?;
     for migration in MIGRATIONS.iter().take(version as usize).skip(have as usize) {
@@ -248,8 +292,7 @@ async fn apply(client: &Client, options: &Options, schema: &str, version: u32) -
         );
         client.batch_execute(&set).await?;
     }
-    client.batch_execute("COMMIT").await?;
-    warn_of_losses(client).await
+    Ok(())
 }
 
 /// Warns of server settings with which a crash loses, or hides, what was acknowledged.
@@ -312,97 +355,4 @@ fn lock_key(schema: &str) -> i64 {
 }
 
 #[cfg(test)]
-mod tests {
-    use threadkeep_testing::{Database, postgres};
-    use tokio_postgres::NoTls;
-
-    use super::*;
-
-    /// Every column, index, constraint and setting that the tables of a database have, and every function.
-    async fn shape(database: &Database) -> Vec<String> {
-        let (client, connection) = tokio_postgres::connect(database.url(), NoTls).await.unwrap();
-        tokio::spawn(connection);
-        let tables = "SELECT concat_ws(' ', c.relname, c.reloptions::text, a.attnum::text, a.attname, a.atttypid::regtype::text,
-                             a.attnotnull::text, a.attstorage::text, pg_get_indexdef(c.oid))
-                      FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid
-                      WHERE c.relnamespace = 'public'::regnamespace AND a.attnum > 0 ORDER BY 1";
-        let functions = "SELECT pg_get_functiondef(oid) FROM pg_proc
-                         WHERE pronamespace = 'public'::regnamespace ORDER BY 1";
-        let version = "SELECT 'version ' || version FROM threadkeep_format";
-        let mut lines = Vec::new();
-        for query in [tables, functions, version] {
-            lines.extend(client.query(query, &[]).await.unwrap().iter().map(|row| row.get(0)));
-        }
-        lines
-    }
-
-    async fn database() -> Database {
-        postgres().unwrap().database().await.unwrap()
-    }
-
-    #[test]
-    fn each_setting_that_loses_or_hides_commits_is_a_risk_and_no_other_is() {
-        let safe =
-            ["fsync=on", "full_page_writes=on", "synchronous_commit=remote_apply", "data_checksums=on"];
-        assert_eq!(risks(&safe).count(), 0);
-        for (setting, _) in RISKS {
-            let found: Vec<_> = risks(&[&safe[..], &[setting]].concat()).map(|(risk, _)| risk).collect();
-            assert_eq!(found, [setting]);
-        }
-    }
-
-    #[tokio::test]
-    async fn every_older_version_becomes_what_a_fresh_one_is() {
-        let options = Options::default();
-        let fresh = database().await;
-        setup(fresh.url(), &options).await.unwrap();
-        let expected = shape(&fresh).await;
-        assert!(expected.contains(&format!("version {FORMAT_VERSION}")), "{expected:?}");
-        assert!(expected.len() > 25, "{expected:?}");
-        assert_eq!(expected.iter().filter(|line| line.starts_with("CREATE OR REPLACE FUNCTION")).count(), 5);
-        for version in 0..=FORMAT_VERSION {
-            let old = database().await;
-            migrate(old.url(), &options, version).await.unwrap();
-            for time in ["once", "twice"] {
-                setup(old.url(), &options).await.unwrap();
-                assert_eq!(shape(&old).await, expected, "from version {version}, {time}");
-            }
-        }
-    }
-
-    /// A database that has a version was created by the migrations as they were then: to change one, add a version.
-    #[test]
-    fn what_leads_to_a_version_never_changes() {
-        let hash = |migration: &fn(&str) -> String| {
-            blake3::hash(migration("s").as_bytes()).to_hex()[..16].to_owned()
-        };
-        let found: Vec<_> = MIGRATIONS.iter().map(hash).collect();
-        assert_eq!(
-            found,
-            [
-                "86909961b440b6fc",
-                "2051a18c0d595085",
-                "629fe3b5ffa63a53",
-                "b496f8f8fcba77d3",
-                "5b85ac3b2b085522"
-            ]
-        );
-    }
-
-    #[tokio::test]
-    async fn a_migration_that_fails_leaves_nothing_behind() {
-        let database = database().await;
-        let (client, connection) = tokio_postgres::connect(database.url(), NoTls).await.unwrap();
-        tokio::spawn(connection);
-        // Takes the name of the last table.
-        client.batch_execute("CREATE VIEW threadkeep_element AS SELECT 1").await.unwrap();
-        let error = setup(database.url(), &Options::default()).await.unwrap_err();
-        assert!(matches!(error, Error::Unavailable { .. }), "{error}");
-        let left = "SELECT relname::text FROM pg_class WHERE relname LIKE 'threadkeep%'
-                    UNION ALL SELECT proname::text FROM pg_proc WHERE proname LIKE 'threadkeep%'";
-        let left: Vec<String> = client.query(left, &[]).await.unwrap().iter().map(|row| row.get(0)).collect();
-        assert_eq!(left, ["threadkeep_element"]);
-        client.batch_execute("DROP VIEW threadkeep_element").await.unwrap();
-        setup(database.url(), &Options::default()).await.unwrap();
-    }
-}
+mod tests;

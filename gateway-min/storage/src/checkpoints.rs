@@ -134,12 +134,11 @@ async fn open_sqlite(config: &Config) -> threadkeep::Result<SqliteSaver> {
     SqliteSaver::open_async(directory.join(CHECKPOINT_FILE), sqlite_options(config)).await
 }
 
-/// Connects to the Postgres server. First creates missing tables and upgrades old ones, for which the role must own
-/// them.
+/// Connects to the Postgres server. Creates missing tables and upgrades old ones, for which the role must own them.
 async fn open_postgres(config: &Config) -> threadkeep::Result<PostgresSaver> {
     let (url, options) = (postgres::url(&config.database), postgres::options(&config.database));
     match PostgresSaver::connect(url, options.clone()).await {
-        Err(threadkeep::Error::Unavailable { .. }) => {
+        Err(error) if threadkeep_postgres::schema::is_wanted(&error) => {
             threadkeep_postgres::setup(url, &options).await?;
             PostgresSaver::connect(url, options).await
         }

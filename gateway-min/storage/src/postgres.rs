@@ -52,7 +52,7 @@ fn place(config: &tokio_postgres::Config) -> String {
 
 /// The database that a URL names, without its secrets.
 pub(crate) fn name(url: &str) -> String {
-    let Ok(config) = url.parse::<tokio_postgres::Config>() else { return "Postgres".to_owned() };
+    let Ok(Address { config, .. }) = Address::parse(url) else { return "Postgres".to_owned() };
     let host = config.get_hosts().first().map(|host| match host {
         Host::Tcp(name) => name.clone(),
         #[cfg(unix)]
@@ -89,6 +89,10 @@ mod tests {
     fn the_name_of_a_postgres_database_has_no_secrets() {
         let shown = name("postgres://ann:hidden@db.example:5433/threads?sslmode=require");
         assert_eq!(shown, "Postgres db.example, database threads");
+        assert_eq!(
+            name("postgres://ann:hidden@db/threads?sslmode=verify-full&sslrootcert=/r"),
+            "Postgres db, database threads"
+        );
         assert_eq!(name("port=none"), "Postgres");
     }
 }

@@ -16,6 +16,7 @@ mod history;
 mod pooler;
 mod round_trips;
 mod servers;
+mod setup;
 mod size;
 mod third_party;
 mod versions;

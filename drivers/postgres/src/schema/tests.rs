@@ -1,0 +1,84 @@
+use threadkeep_testing::{Database, postgres};
+use tokio_postgres::NoTls;
+
+use super::*;
+
+/// Every column, index, constraint and setting that the tables of a database have, and every function.
+async fn shape(database: &Database) -> Vec<String> {
+    let (client, connection) = tokio_postgres::connect(database.url(), NoTls).await.unwrap();
+    tokio::spawn(connection);
+    let tables = "SELECT concat_ws(' ', c.relname, c.reloptions::text, a.attnum::text, a.attname, a.atttypid::regtype::text,
+                         a.attnotnull::text, a.attstorage::text, pg_get_indexdef(c.oid))
+                  FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid
+                  WHERE c.relnamespace = 'public'::regnamespace AND a.attnum > 0 ORDER BY 1";
+    let functions = "SELECT pg_get_functiondef(oid) FROM pg_proc
+                     WHERE pronamespace = 'public'::regnamespace ORDER BY 1";
+    let version = "SELECT 'version ' || version FROM threadkeep_format";
+    let mut lines = Vec::new();
+    for query in [tables, functions, version] {
+        lines.extend(client.query(query, &[]).await.unwrap().iter().map(|row| row.get(0)));
+    }
+    lines
+}
+
+async fn database() -> Database {
+    postgres().unwrap().database().await.unwrap()
+}
+
+#[test]
+fn each_setting_that_loses_or_hides_commits_is_a_risk_and_no_other_is() {
+    let safe = ["fsync=on", "full_page_writes=on", "synchronous_commit=remote_apply", "data_checksums=on"];
+    assert_eq!(risks(&safe).count(), 0);
+    for (setting, _) in RISKS {
+        let found: Vec<_> = risks(&[&safe[..], &[setting]].concat()).map(|(risk, _)| risk).collect();
+        assert_eq!(found, [setting]);
+    }
+}
+
+#[tokio::test]
+async fn every_older_version_becomes_what_a_fresh_one_is() {
+    let options = Options::default();
+    let fresh = database().await;
+    setup(fresh.url(), &options).await.unwrap();
+    let expected = shape(&fresh).await;
+    assert!(expected.contains(&format!("version {FORMAT_VERSION}")), "{expected:?}");
+    assert!(expected.len() > 25, "{expected:?}");
+    assert_eq!(expected.iter().filter(|line| line.starts_with("CREATE OR REPLACE FUNCTION")).count(), 5);
+    for version in 0..=FORMAT_VERSION {
+        let old = database().await;
+        migrate(old.url(), &options, version).await.unwrap();
+        for time in ["once", "twice"] {
+            setup(old.url(), &options).await.unwrap();
+            assert_eq!(shape(&old).await, expected, "from version {version}, {time}");
+        }
+    }
+}
+
+/// A database that has a version was created by the migrations as they were then: to change one, add a version.
+#[test]
+fn what_leads_to_a_version_never_changes() {
+    let hash =
+        |migration: &fn(&str) -> String| blake3::hash(migration("s").as_bytes()).to_hex()[..16].to_owned();
+    let found: Vec<_> = MIGRATIONS.iter().map(hash).collect();
+    assert_eq!(
+        found,
+        ["86909961b440b6fc", "2051a18c0d595085", "629fe3b5ffa63a53", "b496f8f8fcba77d3", "5b85ac3b2b085522"]
+    );
+}
+
+#[tokio::test]
+async fn a_migration_that_fails_leaves_nothing_behind() {
+    let database = database().await;
+    let (client, connection) = tokio_postgres::connect(database.url(), NoTls).await.unwrap();
+    tokio::spawn(connection);
+    // Takes the name of the last table.
+    client.batch_execute("CREATE VIEW threadkeep_element AS SELECT 1").await.unwrap();
+    let error = setup(database.url(), &Options::default()).await.unwrap_err();
+    assert!(matches!(error, Error::Unavailable { .. }), "{error}");
+    let left = "SELECT relname::text FROM pg_class WHERE relname LIKE 'threadkeep%'
+                UNION ALL SELECT proname::text FROM pg_proc WHERE proname LIKE 'threadkeep%'";
+    let left: Vec<String> = client.query(left, &[]).await.unwrap().iter().map(|row| row.get(0)).collect();
+    assert_eq!(left, ["threadkeep_element"]);
+    client.batch_execute("DROP VIEW threadkeep_element").await.unwrap();
+    setup(database.url(), &Options::default()).await.unwrap();
+}

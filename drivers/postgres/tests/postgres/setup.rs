@@ -1,0 +1,71 @@
+//! How long `setup` waits, and when a program needs it.
+
+use std::time::Duration;
+
+use threadkeep::{Error, Result};
+use threadkeep_postgres::schema::is_wanted;
+use threadkeep_postgres::{Options, PostgresSaver, setup};
+use threadkeep_testing::postgres;
+use tokio::net::TcpListener;
+
+use crate::common::damage::connect;
+use crate::common::database;
+
+fn hasty() -> Options {
+    Options { patience: Duration::from_millis(500), ..Options::default() }
+}
+
+/// The error of `call`, which has an end.
+async fn error<T>(call: impl Future<Output = Result<T>>) -> Error {
+    let done = tokio::time::timeout(Duration::from_mins(10), call).await.expect("it never ends");
+    done.err().expect("it succeeds")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn setup_waits_no_longer_than_its_patience_and_is_wanted_only_for_missing_tables() {
+    // It accepts connections, and says nothing.
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let silent = format!("postgres://u@{}/d?sslmode=disable", listener.local_addr().unwrap());
+    let accepting = tokio::spawn(async move {
+        let mut held = Vec::new();
+        while let Ok(accepted) = listener.accept().await {
+            held.push(accepted);
+        }
+    });
+    for error in
+        [error(setup(&silent, &hasty())).await, error(PostgresSaver::connect(&silent, hasty())).await]
+    {
+        assert!(matches!(error, Error::Unavailable { .. }), "{error}");
+        assert!(!is_wanted(&error), "{error}");
+    }
+    accepting.abort();
+
+    // Another session has a lock.
+    let locked = database().await;
+    let holder = connect(locked.url()).await;
+    holder.batch_execute("BEGIN; LOCK threadkeep_format IN ACCESS EXCLUSIVE MODE").await.unwrap();
+    let refused = error(setup(locked.url(), &hasty())).await;
+    assert!(matches!(&refused, Error::Unavailable { .. }), "{refused}");
+    assert!(!is_wanted(&refused), "{refused}");
+    // Its session waits no longer either.
+    let waits = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'";
+    let gone = async { while holder.query_one(waits, &[]).await.unwrap().get::<_, i64>(0) > 0 {} };
+    tokio::time::timeout(Duration::from_mins(10), gone).await.unwrap();
+    holder.batch_execute("COMMIT").await.unwrap();
+    setup(locked.url(), &Options::default()).await.unwrap();
+
+    let empty = postgres().unwrap().database().await.unwrap();
+    let missing = error(PostgresSaver::connect(empty.url(), Options::default())).await;
+    assert!(is_wanted(&missing), "{missing}");
+    setup(empty.url(), &Options::default()).await.unwrap();
+    let older = "UPDATE threadkeep_format SET version = version - 1";
+    connect(empty.url()).await.batch_execute(older).await.unwrap();
+    let older = error(PostgresSaver::connect(empty.url(), Options::default())).await;
+    assert!(is_wanted(&older), "{older}");
+
+    let nowhere = error(PostgresSaver::connect("postgres://u@127.0.0.1:1/d", hasty())).await;
+    assert!(!is_wanted(&nowhere), "{nowhere}");
+    let wrong = empty.url().replacen("threadkeep:", "threadkeep:wrong", 1);
+    let wrong = error(PostgresSaver::connect(&wrong, hasty())).await;
+    assert!(!is_wanted(&wrong), "{wrong}");
+}

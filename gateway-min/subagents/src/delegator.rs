@@ -1,5 +1,6 @@
 //! Delegation in one process: what every run's `task` calls share, and giving a run the means to delegate.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use threadkeep::id::ThreadId;
@@ -26,9 +27,9 @@ use crate::task::Task;
 
 /// The error of a delegation that no run goes on with.
 const ABANDONED: &str = "The run that delegated it ended, and the conversation went on without it";
-/// The error of an execution whose result the conversation has, and whose end could not be recorded.
 /// The error of an external agent's work whose run has ended without its end.
 const INTERRUPTED: &str = "Its run ended before it";
+/// The error of an execution whose result the conversation has, and whose end could not be recorded.
 const STUCK: &str = "It did not stop, and its end could not be recorded";
 
 /// The subagents of a process.
@@ -198,9 +199,15 @@ impl Delegator {
     }
 }
 
-/// Those of them that runs wait for: batches go on without their run.
+/// Those of them that runs wait for. Batches go on without their run, and so do the calls of external agents that an item
+/// at work makes; what an item has left that has ended belongs to nobody.
 fn tasks(rows: Vec<ExecutionRow>) -> impl Iterator<Item = ExecutionRow> {
-    rows.into_iter().filter(|row| row.kind != ExecutionKind::BatchItem)
+    let items = rows.iter().filter(|row| row.kind == ExecutionKind::BatchItem && !row.status.is_terminal());
+    let at_work: HashSet<String> = items.map(|item| item.execution_id.clone()).collect();
+    rows.into_iter().filter(move |row| {
+        row.kind != ExecutionKind::BatchItem
+            && !row.parent_execution.as_ref().is_some_and(|parent| at_work.contains(parent))
+    })
 }
 
 /// Whether models did something for an execution that has ended and no run has counted it: the process of its run died.

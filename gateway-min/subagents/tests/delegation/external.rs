@@ -12,6 +12,7 @@ use threadkeep_subagents::external::{ENDING, TIMED_OUT};
 use threadkeep_subagents::{delete_checkpoints, recheck};
 use tokio::sync::Notify;
 
+use crate::batches;
 use crate::support::{House, Seen, THREAD, lead, subagent, task};
 
 const AGENTS: &str =
@@ -20,8 +21,10 @@ const AGENTS: &str =
 /// Does what its prompt says.
 #[derive(Default)]
 struct Fake {
-    /// The prompt `hang` was read.
+    /// The prompt `hang` or `wait` was read.
     hangs: Notify,
+    /// Ends a `wait`.
+    goes_on: Notify,
 }
 
 #[async_trait]
@@ -37,6 +40,11 @@ impl Tool for Fake {
             (Some("coder"), Some("hang")) => {
                 self.hangs.notify_one();
                 std::future::pending().await
+            }
+            (Some("coder"), Some("wait")) => {
+                self.hangs.notify_one();
+                self.goes_on.notified().await;
+                Ok(ToolOutput::text("waited"))
             }
             (Some("coder"), Some("take long")) => {
                 Ok(ToolOutput { artifact: json!({ENDING: TIMED_OUT}), ..failed("Error: timed out") })
@@ -172,4 +180,38 @@ async fn a_call_that_its_process_did_not_survive_is_made_again() {
         ends(&last.executions().await),
         [(1, "cancelled", interrupted, true), (2, "cancelled", interrupted, true)]
     );
+}
+
+/// A batch goes on without the run that submitted it, and so does what its items have asked external agents for.
+#[tokio::test]
+async fn the_call_of_a_batch_item_is_left_alone_by_the_runs_of_its_thread() {
+    let manager = "subagents: {custom_agents: {manager: {description: Manages, system_prompt: Manage, tools: \
+                   [invoke_acp_agent]}}}\nsubagent_batches: {enabled: true, poll_interval_seconds: 0.1}";
+    let submit = json!({"name": "batch_task", "args": {"title": "One", "items": [{"key": "a", "prompt": "do it"}],
+        "subagent_type": "manager"}});
+    let item =
+        subagent(json!([{"text": "", "tool_calls": [call("coder", "wait")]}, {"text": "{{tool_result}}"}]));
+    let mut script = lead(&[submit], vec![item]);
+    let other = json!({"when": {"contains": ["Anything else"]}, "answers": [{"text": "No."}]});
+    script["rules"].as_array_mut().unwrap().insert(0, other);
+    let fake = Arc::<Fake>::default();
+    let house = house(script, &format!("{AGENTS}\n{manager}"), &fake).await;
+    let worker = batches::worker(&house).await;
+    house.ask("go").await;
+    fake.hangs.notified().await;
+    let external = async || {
+        let rows = house.executions().await.into_iter();
+        rows.filter(|row| row.kind == ExecutionKind::Acp).collect::<Vec<_>>()
+    };
+    let before = external().await;
+    assert_eq!(ends(&before), [(1, "running", None, false)]);
+    let ended = house.run("r2", Some("Anything else?"), &mut Seen::default()).await.unwrap();
+    assert!(matches!(ended, Ended::Done { .. }));
+    house.delegator.abandon(&house.accessor, THREAD, "r3").await.unwrap();
+    assert_eq!(external().await, before);
+    fake.goes_on.notify_one();
+    batches::ended(&house).await;
+    assert_eq!(ends(&external().await), [(1, "completed", None, true)]);
+    assert_eq!(batches::rows(&house).await[0].result_preview.as_deref(), Some("waited"));
+    worker.stop().await;
 }

@@ -292,6 +292,23 @@ impl Executions {
         db.write(thread_id, move |tx| Box::pin(async move { tx.execute(sql).await.map(|_| ()) })).await
     }
 
+    /// The thread's newest attempt at this execution, unless its result was delivered.
+    ///
+    /// # Errors
+    /// [`RecordsError::Unavailable`], [`RecordsError::Corrupt`].
+    pub async fn undelivered(
+        &self,
+        thread_id: &str,
+        execution_id: &str,
+    ) -> Result<Option<ExecutionRow>, RecordsError> {
+        let sql = query(
+            "SELECT * FROM executions WHERE thread_id = $1 AND execution_id = $2 ORDER BY attempt DESC LIMIT 1",
+        );
+        let newest: Option<ExecutionRow> =
+            self.db.fetch_optional(sql.bind(thread_id).bind(execution_id)).await?;
+        Ok(newest.filter(|row| !row.delivered))
+    }
+
     /// The sums of this run, which is in no row, contain the tokens of these executions of it, each with its attempt. For
     /// a run with a row, its [`RunTotals`](crate::RunTotals) say so.
     pub async fn counted(

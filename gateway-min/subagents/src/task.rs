@@ -11,7 +11,7 @@ use threadkeep::id::ThreadId;
 use threadkeep::state::StateAccessor;
 use threadkeep_agent::model::message;
 use threadkeep_agent::tools::{Report, Tool, ToolContext, ToolError, ToolOutput, ToolSpec, ToolStatus};
-use threadkeep_records::{ExecutionKind, NewExecution, Opened};
+use threadkeep_records::{ExecutionKind, ExecutionRow, NewExecution, Opened};
 use tokio::sync::OnceCell;
 
 use crate::acceptance::Criteria;
@@ -184,9 +184,7 @@ impl Task {
     ) -> Result<TaskOutcome, Failure> {
         let args: Args =
             serde_json::from_value(args).map_err(|error| refused(&format!("invalid arguments: {error}")))?;
-        let definition = self.available.get(&args.subagent_type).map_err(|error| refused(&error))?;
-        let config = self.delegator.config.current_async().await;
-        let model = definition.model_within(Some(&self.model), &config).map_err(|error| refused(&error))?;
+        let (definition, model) = self.worker(context, &args.subagent_type, entry).await?;
         let description = ledger::description(args.description.as_deref().unwrap_or_default(), &args.prompt);
         let criteria = args.acceptance_criteria.as_deref().and_then(Criteria::normalise);
         let snapshot = match args.context_mode {
@@ -196,12 +194,11 @@ impl Task {
             Some(ContextMode::Isolated) | None => None,
         };
         self.counted.get_or_try_init(|| self.count(context)).await?;
-        let opened = self.open(context, definition, entry, description).await?;
+        let opened = self.open(context, &definition, entry, description).await?;
         let row = &opened.row;
         // An execution that goes on after a restart keeps what it began with.
-        let definition: Definition = serde_json::from_value(Json::Object(row.definition.clone()))
-            .map_err(|error| Failure::Unexpected { class: "ValueError", detail: error.to_string() })?;
-        let model = row.model_name.clone().unwrap_or_else(|| model.name.clone());
+        let definition = stored_definition(row)?;
+        let model = row.model_name.clone().unwrap_or(model);
         let task_id = context.tool_call_id.as_str();
         self.report(context, events::started(task_id, description, &model)).await;
         let outcome = self
@@ -217,6 +214,35 @@ impl Task {
         let outcome = outcome.ok_or(Failure::LeftToNextRun)?;
         self.report(context, events::ended(task_id, &outcome)).await;
         Ok(outcome)
+    }
+
+    /// The subagent and the model of a call, as they are configured. If they are not any more, and the subagent has ended
+    /// and only its result was not delivered: those that it worked with.
+    async fn worker(
+        &self,
+        context: &ToolContext,
+        subagent: &str,
+        entry: Option<&Entry>,
+    ) -> Result<(Definition, String), Failure> {
+        let refusal = match self.available.get(subagent) {
+            Ok(definition) => {
+                let config = self.delegator.config.current_async().await;
+                match definition.model_within(Some(&self.model), &config) {
+                    Ok(model) => return Ok((Definition::clone(definition), model.name.clone())),
+                    Err(error) => refused(&error),
+                }
+            }
+            Err(error) => refused(&error),
+        };
+        let executions = self.delegator.records.executions();
+        let left = executions.undelivered(&context.thread_id, &execution_id(context, entry)).await;
+        match left.map_err(ExecutionError::from)?.filter(|row| row.status.is_terminal()) {
+            Some(row) => {
+                let definition = stored_definition(&row)?;
+                Ok((definition, row.model_name.unwrap_or_else(|| self.model.clone())))
+            }
+            None => Err(refusal),
+        }
     }
 
     /// Counts what an earlier run has used, if this one goes on with its calls: a restart gives no budget back.
@@ -304,6 +330,12 @@ impl Task {
     async fn report(&self, context: &ToolContext, event: Json) {
         context.reports.send(Report::Custom(event)).await;
     }
+}
+
+/// The definition that an execution began with.
+fn stored_definition(row: &ExecutionRow) -> Result<Definition, Failure> {
+    serde_json::from_value(Json::Object(row.definition.clone()))
+        .map_err(|error| Failure::Unexpected { class: "ValueError", detail: error.to_string() })
 }
 
 /// The answer that the call is part of.

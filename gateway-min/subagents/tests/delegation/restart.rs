@@ -135,6 +135,25 @@ async fn a_result_that_was_not_delivered_is_delivered_without_another_call() {
     assert_eq!(next.results().await.len(), 1, "one tool message");
 }
 
+/// The same, and the next process has the subagent, or its model, no longer.
+#[tokio::test]
+async fn a_result_that_was_not_delivered_outlives_its_subagent() {
+    const CUSTOM: &str =
+        "subagents: {custom_agents: {helper: {description: Helps, system_prompt: Help, model: other}}}";
+    for (from, to) in [(CUSTOM, ""), ("{name: other,", "{name: another,")] {
+        let house = House::new(lead(&[task("work", "helper")], vec![three_turns()]), CUSTOM).await;
+        killed_at(&house, Some("go"), 7);
+        let before = house.requests("subagent:helper").len();
+        house.reconfigure(from, to);
+        let next = house.restarted();
+        next.run("r2", None, &mut Seen::default()).await.unwrap();
+        assert_eq!(next.results().await[0]["content"], "Task Succeeded. Result: Three.");
+        assert_eq!(next.requests("subagent:helper").len(), before, "no further call");
+        let [row] = &next.executions().await[..] else { panic!("one execution") };
+        assert_eq!((row.status, row.delivered), (ExecutionStatus::Completed, true));
+    }
+}
+
 /// A process that stops in order cancels its runs, but not the work of their subagents.
 #[tokio::test]
 async fn a_subagent_of_a_process_that_stops_goes_on_in_the_next_one() {

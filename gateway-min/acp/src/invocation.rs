@@ -19,6 +19,8 @@ use crate::protocol::{self, Initialized, Prompted, SessionCreated, VERSION};
 /// it is less than three seconds.
 pub(crate) const CANCEL_WITHIN: Duration = Duration::from_secs(2);
 
+/// The longest time limit: a hundred years. A clock has no time that is much later.
+const LONGEST: Duration = Duration::from_hours(100 * 365 * 24);
 /// An agent that said nothing.
 const NO_RESPONSE: &str = "(no response)";
 /// The reason to stop of an agent that has done what it was asked for.
@@ -70,7 +72,7 @@ impl Invocation<'_> {
     /// Calls the agent and returns its answer. When this returns, none of its processes is left. Nothing is left either, a
     /// little later, if the future is dropped.
     pub(crate) async fn carry_out(&self) -> Result<String, InvocationError> {
-        let deadline = Instant::now() + Duration::from_secs(self.agent.timeout_seconds);
+        let deadline = Instant::now() + Duration::from_secs(self.agent.timeout_seconds).min(LONGEST);
         let (guarded, stdin, stdout) = self.guard.spawn(&self.program())?;
         let mut connection = Connection::new(stdout, stdin);
         let mut dialogue = Dialogue {

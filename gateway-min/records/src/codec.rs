@@ -42,9 +42,14 @@ impl fmt::Debug for Clock {
     }
 }
 
-/// `2026-01-02T03:04:05.000006+00:00`: fixed width, so that text order is time order.
+/// The last second whose year has four digits. A later time has no text that can be read or compared.
+const LAST_SECOND: i64 = 253_402_300_799;
+
+/// `2026-01-02T03:04:05.000006+00:00`: fixed width, so that text order is time order. A time after the last one that has
+/// such a text, as a deadline of thousands of years, is that one.
 pub(super) fn time_text(time: DateTime<Utc>) -> String {
-    time.to_rfc3339_opts(SecondsFormat::Micros, false)
+    let last = DateTime::from_timestamp(LAST_SECOND, 999_999_000).unwrap_or(time);
+    time.min(last).to_rfc3339_opts(SecondsFormat::Micros, false)
 }
 
 pub(super) fn object_text(object: &JsonObject) -> String {

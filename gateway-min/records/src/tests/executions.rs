@@ -1,6 +1,6 @@
 use std::collections::BTreeMap;
 
-use chrono::TimeDelta;
+use chrono::{DateTime, TimeDelta, Utc};
 use serde_json::json;
 
 use super::support::*;
@@ -64,12 +64,25 @@ async fn an_execution_is_opened_started_and_ended_once() {
 }
 
 #[tokio::test]
+async fn a_deadline_beyond_all_times_is_the_last_one() {
+    let fixture = fixture().await;
+    let executions = fixture.records.executions();
+    let endless = NewExecution { deadline: DateTime::<Utc>::MAX_UTC, ..new(&fixture, "e") };
+    let row = executions.open(endless).await.unwrap().row;
+    assert_eq!(row.deadline.to_rfc3339(), "9999-12-31T23:59:59.999999+00:00");
+    assert_eq!(executions.of_thread("t").await.unwrap(), [row]);
+}
+
+#[tokio::test]
 async fn an_undelivered_attempt_is_found_again_and_a_delivered_one_is_followed_by_another() {
     let fixture = fixture().await;
     let executions = fixture.records.executions();
     let first = executions.open(new(&fixture, "e")).await.unwrap().row;
     executions.finish(&first, end(ExecutionStatus::Failed)).await.unwrap();
     fixture.clock.advance_seconds(60);
+    let undelivered = executions.undelivered("t", "e").await.unwrap().unwrap();
+    assert_eq!((undelivered.attempt, undelivered.status), (1, ExecutionStatus::Failed));
+    assert_eq!(executions.undelivered("u", "e").await.unwrap(), None, "of another thread");
     let again = NewExecution { run_id: "r2".to_owned(), ..new(&fixture, "e") };
     let Opened { row: found, counted } = executions.open(again.clone()).await.unwrap();
     assert!(!counted, "the run before did not");
@@ -78,6 +91,7 @@ async fn an_undelivered_attempt_is_found_again_and_a_delivered_one_is_followed_b
     assert_eq!((found.attempt, found.status, found.run_id.as_str()), (1, ExecutionStatus::Failed, "r2"));
     assert_eq!(found.deadline, first.deadline, "it goes on over a restart");
     executions.delivered("t", "e").await.unwrap();
+    assert_eq!(executions.undelivered("t", "e").await.unwrap(), None);
     let next = executions.open(again).await.unwrap().row;
     assert_eq!(
         (next.attempt, next.status, next.child_thread.as_str()),

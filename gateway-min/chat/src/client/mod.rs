@@ -149,7 +149,7 @@ impl Client {
         deletion::delete(&self.core, self.accessor()?, &self::thread_id(thread_id)?).await
     }
 
-    /// Runs a turn, and returns the text of its last answer.
+    /// Runs a turn, and returns the text of its last answer, and the question to the user with which it may end.
     ///
     /// # Errors
     /// The error that ends the turn's stream. A failing model is not an error: the fallback answer reports it.

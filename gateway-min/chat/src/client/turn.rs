@@ -11,7 +11,7 @@ use threadkeep::state::{StateAccessor, StateSnapshot};
 use threadkeep::step::{StepWriter, Task};
 use threadkeep_agent::model::message;
 use threadkeep_agent::serialize;
-use threadkeep_agent::tools::WorkUsage;
+use threadkeep_agent::tools::{WorkUsage, questions};
 use threadkeep_agent::{
     AGENT_BINDING, AgentSpec, Breakpoints, DEFAULT_AGENT, Durability, Observer, Origin, RunTerms, Session,
     Tokens,
@@ -53,7 +53,8 @@ impl Turn {
         self.cancel.cancel();
     }
 
-    /// Waits for the end of the turn, and returns the text of its last answer.
+    /// Waits for the end of the turn, and returns the text of its last answer, and the question to the user with which
+    /// the turn may end.
     ///
     /// # Errors
     /// The error that ends the stream.
@@ -62,26 +63,40 @@ impl Turn {
         while let Some(event) = self.next().await {
             answer.hear(&event?);
         }
-        Ok(answer.text)
+        Ok(answer.into_text())
     }
 }
 
-/// Collects the text of a turn's last answer from its events.
+/// Collects the text of a turn's last answer from its events, and the questions with which the turn ends.
 #[derive(Debug, Default)]
 pub(crate) struct Answer {
     id: String,
-    pub(crate) text: String,
+    text: String,
+    questions: Vec<String>,
 }
 
 impl Answer {
     /// Adds the next event.
     pub(crate) fn hear(&mut self, event: &Event) {
-        if let Event::MessagesTuple(Message::Ai { content, id, .. }) = event {
-            if *id != self.id {
-                (self.id, self.text) = (id.clone(), String::new());
+        match event {
+            Event::MessagesTuple(Message::Ai { content, id, .. }) => {
+                if *id != self.id {
+                    (self.id, self.text) = (id.clone(), String::new());
+                }
+                self.text.push_str(content);
             }
-            self.text.push_str(content);
+            Event::Values(values) => {
+                let asked = questions(&values.messages).into_iter();
+                self.questions = asked.map(|(_, question)| message::text(question)).collect();
+            }
+            Event::MessagesTuple(Message::Tool { .. }) | Event::Custom(_) | Event::End(_) => {}
         }
+    }
+
+    /// What the user reads: a question is in no answer, but in the result of the tool that asks it.
+    pub(crate) fn into_text(self) -> String {
+        let said = (!self.text.is_empty()).then_some(self.text);
+        said.into_iter().chain(self.questions).collect::<Vec<_>>().join("\n")
     }
 }
 

@@ -134,7 +134,7 @@ async fn show(client: &Client, form: Form, mut turn: Turn) -> Result<(), Failure
         }
     }
     if form == Form::Text {
-        put(form, &answer.text)?;
+        put(form, &answer.into_text())?;
     }
     if let Some(signal) = stopped {
         return Err(Failure::Stopped(signal));

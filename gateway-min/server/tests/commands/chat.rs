@@ -16,6 +16,11 @@ pub(crate) fn in_mode(mode: &str) -> TempDir {
         {"when": {"contains": ["hang"]}, "answers": [{"text": "never", "gate": {"name": "shut"}}]},
         {"when": {"contains": ["fail"]}, "answers": [{"error": {"kind": "fatal", "message": "no such model"}}]},
         {"when": {"contains": ["loop"]}, "repeat_last": true, "answers": [{"tool_calls": [{"name": "ls"}]}]},
+        {"when": {"contains": ["ask me"]}, "answers": [
+            {"text": "I have to know.", "tool_calls": [{"name": "ask_clarification",
+                "args": {"question": "Which one?", "options": ["red", "blue"]}}]}]},
+        {"when": {"contains": ["only a question"]}, "answers": [
+            {"tool_calls": [{"name": "ask_clarification", "args": {"question": "Why?"}}]}]},
         {"when": {"contains": ["look"]}, "answers": [
             {"text": "Wait.", "tool_calls": [{"name": "ls", "id": "c"}]}, {"text": "Nothing here."}]},
         {"answers": [{"text": "You said: {{input}}", "usage": {"input_tokens": 3, "output_tokens": 4}}]},
@@ -67,6 +72,9 @@ fn print_answers_on_stdout_and_fails_on_stderr() {
     assert_eq!(ran(&mut chat(&dir, &["--print", "hi"])), said(0, "You said: hi\n", ""));
     assert_eq!(ran(&mut chat(&dir, &["hi"])), said(0, "You said: hi\n", ""), "there is no terminal");
     assert_eq!(ran(&mut chat(&dir, &["--print", "look"])), said(0, "Nothing here.\n", ""), "the last answer");
+    let asked = "I have to know.\nWhich one?\n1. red\n2. blue\n";
+    assert_eq!(ran(&mut chat(&dir, &["--print", "ask me"])), said(0, asked, ""), "a question ends the turn");
+    assert_eq!(ran(&mut chat(&dir, &["--print", "only a question"])), said(0, "Why?\n", ""));
     let limit = ["--print", "loop", "--recursion-limit", "3"];
     let told = "Error: Recursion limit of 3 reached without hitting a stop condition.\n";
     assert_eq!(ran(&mut chat(&dir, &limit)), said(1, "", told));

@@ -49,8 +49,14 @@ pub(super) const HELP: [(&str, &str); 14] = [
     ("/quit", "quit; Ctrl-C stops a running turn, otherwise quits"),
 ];
 
-/// Commands of the service for features that this gateway does not have.
-const NOT_HERE: [&str; 5] = ["skills", "mcp", "memory", "uploads", "artifacts"];
+/// Commands of the service that this terminal UI does not have, each with why, or what to do instead.
+const NOT_HERE: [(&str, &str); 5] = [
+    ("skills", "the agent has the skills of the configuration; docs/tools.md says where they are"),
+    ("mcp", "/tools lists the tools of the MCP servers in the configuration"),
+    ("memory", "this gateway has no memory"),
+    ("uploads", "this gateway has no uploads"),
+    ("artifacts", "this gateway has no artifacts"),
+];
 
 /// Parses a line; `None` if it is a message and not a command.
 pub(super) fn parse(line: &str) -> Option<Command> {
@@ -74,10 +80,10 @@ pub(super) fn parse(line: &str) -> Option<Command> {
         ("details", _) => Command::Details,
         ("config", _) => Command::Config,
         ("quit" | "exit", _) => Command::Quit,
-        (name, _) if NOT_HERE.contains(&name) => {
-            Command::Refused(format!("/{name} is not supported: this gateway has no {name}"))
-        }
-        (name, _) => Command::Refused(format!("unknown command /{name}; /help lists the commands")),
+        (name, _) => Command::Refused(match NOT_HERE.iter().find(|(missing, _)| *missing == name) {
+            Some((_, why)) => format!("/{name} is not supported: {why}"),
+            None => format!("unknown command /{name}; /help lists the commands"),
+        }),
     })
 }
 
@@ -101,7 +107,13 @@ mod tests {
             ("/model", Some(Command::Model(None))),
             ("/model m", Some(Command::Model(Some("m".to_owned())))),
             ("/exit", Some(Command::Quit)),
-            ("/mcp x", refused("/mcp is not supported: this gateway has no mcp")),
+            (
+                "/mcp x",
+                refused(
+                    "/mcp is not supported: /tools lists the tools of the MCP servers in the configuration",
+                ),
+            ),
+            ("/memory", refused("/memory is not supported: this gateway has no memory")),
             ("/", refused("unknown command /; /help lists the commands")),
             ("/etc/passwd is a file", refused("unknown command /etc/passwd; /help lists the commands")),
         ] {
@@ -115,7 +127,7 @@ mod tests {
                 "{name}"
             );
         }
-        for name in NOT_HERE {
+        for (name, _) in NOT_HERE {
             assert!(matches!(parse(&format!("/{name}")), Some(Command::Refused(_))));
         }
     }

@@ -88,7 +88,7 @@ pub use executions::{
 pub use failure::{DatabaseError, SqliteFailure};
 pub use form::CheckpointForm;
 pub use own_thread::on_its_own_thread;
-pub use persist::persistently;
+pub use persist::{persistently, until_available};
 pub use postgres::{Changes, Connected, Opener, PostgresTarget};
 pub use runs::{
     Admission, CancelAction, CancelOutcome, DecideOutcome, FinishOutcome, FrameBatch, LEASE_EXPIRED_ERROR,

@@ -1,13 +1,18 @@
 //! Writing while the database is briefly unavailable.
 
+use std::iter::successors;
 use std::time::Duration;
 
 use backon::Retryable as _;
 
 use crate::error::RecordsError;
+use crate::failure::DatabaseError;
 
 /// The pause before each further attempt.
 const RETRY_DELAYS: [Duration; 2] = [Duration::from_millis(100), Duration::from_millis(500)];
+
+/// The longest pause between attempts that do not end.
+const LONGEST_DELAY: Duration = Duration::from_secs(5);
 
 /// Tries `write` up to three times while the database is unavailable, with pauses of 0.1 s and 0.5 s. It must be
 /// idempotent.
@@ -21,6 +26,30 @@ where
     write
         .retry(RETRY_DELAYS.into_iter())
         .when(RecordsError::is_unavailable)
+        .notify(|error, delay| tracing::debug!(%error, ?delay, "writing again"))
+        .await
+}
+
+/// Tries `write` until the database is available, with pauses from 0.1 s to 5 s, or until it is closed. For a write on which
+/// others wait however long that takes; it must be idempotent.
+///
+/// # Errors
+/// That of an attempt that failed for another reason, or found the database closed.
+pub async fn until_available<T, F>(write: impl FnMut() -> F) -> Result<T, RecordsError>
+where
+    F: Future<Output = Result<T, RecordsError>>,
+{
+    let delays = successors(Some(Duration::from_millis(100)), |delay| Some((*delay * 2).min(LONGEST_DELAY)));
+    let is_closed = |error: &RecordsError| {
+        matches!(
+            error,
+            RecordsError::Unavailable { cause: DatabaseError::Closed }
+                | RecordsError::InDoubt { cause: DatabaseError::Closed }
+        )
+    };
+    write
+        .retry(delays)
+        .when(|error| error.is_unavailable() && !is_closed(error))
         .notify(|error, delay| tracing::debug!(%error, ?delay, "writing again"))
         .await
 }
@@ -49,5 +78,21 @@ mod tests {
         assert_eq!(attempts(1).await, (vec![0, 100], true));
         assert_eq!(attempts(2).await, (vec![0, 100, 600], true));
         assert_eq!(attempts(3).await, (vec![0, 100, 600], false));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_write_that_others_wait_for_is_repeated_until_it_succeeds_or_the_database_is_closed() {
+        let busy = || RecordsError::Unavailable { cause: DatabaseError::Busy };
+        let closed = || RecordsError::Unavailable { cause: DatabaseError::Closed };
+        for (last, expected) in [(Ok(()), true), (Err(closed()), false)] {
+            let (start, mut made, mut last) = (Instant::now(), Vec::new(), Some(last));
+            let written = until_available(|| {
+                made.push(start.elapsed().as_millis());
+                let result = if made.len() < 9 { Err(busy()) } else { last.take().unwrap() };
+                std::future::ready(result)
+            });
+            assert_eq!(written.await.is_ok(), expected);
+            assert_eq!(made, [0, 100, 300, 700, 1500, 3100, 6300, 11300, 16300]);
+        }
     }
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::Runs;
-use threadkeep_records::{CancelAction, CancelOutcome, RecordsError};
+use threadkeep_records::{CancelAction, CancelOutcome, RecordsError, until_available};
 
 /// How often the row of another process's run is polled.
 const POLL: Duration = Duration::from_millis(250);
@@ -28,6 +28,13 @@ impl Runs {
             control.cancel.cancel();
         }
         Ok(outcome)
+    }
+
+    /// Interrupts a run whose client has left, as soon as that can be recorded.
+    pub(super) async fn interrupt_left(&self, run_id: &str) {
+        if let Err(error) = until_available(|| self.cancel(run_id, CancelAction::Interrupt)).await {
+            tracing::warn!(run_id, %error, "a run goes on although its client has left");
+        }
     }
 
     /// Waits until the run has done its last write, here or in another process. Returns early if the database fails.

@@ -406,6 +406,35 @@ async fn leaving_the_stream_of_a_run_elsewhere_cancels_it_if_the_client_said_so(
     first.join("t", &run).await;
 }
 
+/// The cancellation waits for the transaction in which the run decides how it ends, and that goes on meanwhile.
+#[tokio::test]
+async fn a_client_that_leaves_while_its_run_is_written_does_not_fail_it() {
+    for mode in MODES {
+        let name = format!("several-left-{mode}");
+        let (first, second) = two(mode, &name).await;
+        let mut body = question("work");
+        body["on_disconnect"] = json!("cancel");
+        let request = Request::post("/api/threads/t/runs/stream").header("content-type", "application/json");
+        let stream = first.open_answer(request.body(body.to_string().into()).unwrap()).await;
+        gate(&name).reached().await;
+        let run = first.get("/api/threads/t/runs").await.ok()[0]["run_id"].as_str().unwrap().to_owned();
+        let events = lock(&first, "threadkeep_gateway_run_events").await;
+        gate(&name).open();
+        let asking = second.postgres().await;
+        while asking.query("SELECT 1 FROM pg_locks WHERE NOT granted", &[]).await.unwrap().is_empty() {}
+        assert_eq!(texts(&second.state("t").await).last(), Some(&"Done."), "only its end is to be written");
+        drop(stream);
+        // The run's task learns that its client is gone before the transaction goes on.
+        tokio::task::yield_now().await;
+        drop(events);
+        second.join("t", &run).await;
+        let record = second.run("t", &run).await;
+        assert_eq!((&record["status"], &record["error"]), (&json!("success"), &Value::Null), "{record}");
+        let next = second.ask("t", "on").await;
+        assert_eq!(first.run("t", &next).await["status"], "success");
+    }
+}
+
 #[tokio::test]
 async fn a_run_on_one_keeps_writers_on_the_other_out_and_gives_way_to_a_run_that_takes_over() {
     for mode in MODES {

@@ -26,7 +26,7 @@ use super::usage::UsageLedger;
 use crate::streams::bridge::Publisher;
 use crate::telemetry::spans;
 use crate::threads::lineage::RESTORED;
-use threadkeep_records::{CancelAction, Records, RecordsError, RunEnd, persistently};
+use threadkeep_records::{Records, RecordsError, RunEnd, persistently};
 use threadkeep_subagents::hooks::{TaskConclusion, TaskInfo};
 use threadkeep_subagents::ledger::Limits;
 
@@ -139,13 +139,17 @@ async fn work(runs: Arc<Runs>, spec: RunSpec, publisher: Arc<Publisher>, frames:
     let abandoned = publisher.abandoned();
     let lived = async {
         let mut living = std::pin::pin!(run.live());
+        // Its client disconnected, and requested that the run end with it. The run works on meanwhile: it may be in the
+        // transaction for whose end the cancellation waits.
+        let interrupted = async {
+            abandoned.cancelled().await;
+            runs.interrupt_left(&spec.run_id).await;
+        };
         tokio::select! {
             biased;
             lived = &mut living => return lived,
-            () = abandoned.cancelled() => {}
+            () = interrupted => {}
         }
-        // Its client disconnected, and requested that the run end with it.
-        runs.cancel(&spec.run_id, CancelAction::Interrupt).await?;
         living.await
     };
     let lived = Box::pin(lived).await;

@@ -1,7 +1,7 @@
-//! Makes the k-th statement of a write fail, or loses the response to the k-th commit.
+//! Makes the k-th statement of a write fail, or all from it on, or loses the response to the k-th commit.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use crate::RecordsError;
 use crate::failure::DatabaseError;
@@ -11,12 +11,27 @@ use crate::failure::DatabaseError;
 pub(crate) struct Fault {
     statement: Arc<AtomicUsize>,
     answer: Arc<AtomicUsize>,
+    /// Whether the statements after the armed one fail, too.
+    lasts: Arc<AtomicBool>,
+    /// How many statements failed since it was armed.
+    failed: Arc<AtomicUsize>,
 }
 
 impl Fault {
     /// Makes the `k`-th statement from now, from 1, fail.
     pub(crate) fn arm(&self, k: usize) {
         self.statement.store(k, Ordering::SeqCst);
+    }
+
+    /// Makes the `k`-th statement from now, from 1, and all later ones fail.
+    pub(crate) fn arm_lasting(&self, k: usize) {
+        self.lasts.store(true, Ordering::SeqCst);
+        self.arm(k);
+    }
+
+    /// How many statements failed since the last [`Self::disarm`].
+    pub(crate) fn failed(&self) -> usize {
+        self.failed.load(Ordering::SeqCst)
     }
 
     /// Makes the `k`-th commit from now, from 1, happen without a response.
@@ -27,11 +42,17 @@ impl Fault {
     /// Disarms; `true` if an armed fault was not used.
     pub(crate) fn disarm(&self) -> bool {
         let left = [&self.statement, &self.answer].map(|armed| armed.swap(0, Ordering::SeqCst));
-        left.iter().any(|left| *left > 0)
+        let (lasted, failed) =
+            (self.lasts.swap(false, Ordering::SeqCst), self.failed.swap(0, Ordering::SeqCst));
+        left.iter().any(|left| *left > 0) && !(lasted && failed > 0)
     }
 
     pub(crate) fn statement_done(&self) -> Result<(), RecordsError> {
         if is_next(&self.statement) {
+            if self.lasts.load(Ordering::SeqCst) {
+                self.statement.store(1, Ordering::SeqCst);
+            }
+            self.failed.fetch_add(1, Ordering::SeqCst);
             return Err(RecordsError::Unavailable { cause: injected() });
         }
         Ok(())

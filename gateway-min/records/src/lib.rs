@@ -280,6 +280,19 @@ impl Records {
         left
     }
 
+    /// Makes the `k`-th statement of a write from now, from 1, and all later ones fail, until [`Self::fail_statement`] is
+    /// called. What [`Self::doubt_commit`] armed stays.
+    #[cfg(any(test, feature = "testing"))]
+    pub fn fail_from(&self, k: usize) {
+        self.db.fault.arm_lasting(k);
+    }
+
+    /// How many statements have failed because of [`Self::fail_from`].
+    #[cfg(any(test, feature = "testing"))]
+    pub fn failed(&self) -> usize {
+        self.db.fault.failed()
+    }
+
     /// Makes the `k`-th commit of a write from now, from 1, happen but return that it is in doubt. Otherwise as
     /// [`Self::fail_statement`].
     #[cfg(any(test, feature = "testing"))]

@@ -8,6 +8,7 @@ use super::{MultitaskStrategy, NewRun, OperationKind, RunRow, RunStatus, Runs, S
 use crate::codec::time_text;
 use crate::db::detached;
 use crate::error::RecordsError;
+use crate::persist::until_available;
 use crate::query::query;
 
 /// The writers other than runs that hold a thread.
@@ -37,7 +38,7 @@ impl From<WriterKind> for OperationKind {
 /// The right to write to a thread: while it exists, no run or other writer gets the thread.
 ///
 /// Call [`Reservation::release`] when the work is done. A reservation that is dropped instead, by an error or with a
-/// cancelled request, is released in the background.
+/// cancelled request, is released in the background, as soon as the database is available.
 #[derive(Debug)]
 #[must_use = "dropping a reservation releases the thread"]
 pub struct Reservation {
@@ -70,7 +71,7 @@ impl Reservation {
     }
 
     /// Releases the thread, to the first waiting run if there is one. After an error, or if the future is dropped,
-    /// another attempt is made in the background.
+    /// further attempts are made in the background.
     pub async fn release(mut self) -> Result<(), RecordsError> {
         delete_row(&self.runs, &self.thread_id, &self.row_id).await?;
         self.held = false;
@@ -96,7 +97,8 @@ impl Drop for Reservation {
         if let (true, Ok(runtime)) = (self.held, tokio::runtime::Handle::try_current()) {
             let (runs, row_id, thread_id) = (self.runs.clone(), self.row_id.clone(), self.thread_id.clone());
             runtime.spawn(async move {
-                if let Err(error) = delete_row(&runs, &thread_id, &row_id).await {
+                // Without leases nobody else would release it. With them another process may have, which is no error.
+                if let Err(error) = until_available(|| delete_row(&runs, &thread_id, &row_id)).await {
                     tracing::error!(%thread_id, %error, "a thread stays reserved until its lease expires or the next start");
                 }
             });

@@ -1,3 +1,5 @@
+use std::time::Duration;
+
 use super::support::*;
 use crate::*;
 
@@ -66,6 +68,30 @@ async fn failed_release_is_repeated_in_the_background() {
         let error = reservation.release().await.unwrap_err();
         assert!(matches!(error, RecordsError::Unavailable { .. }), "{error}");
         until_free(&fixture.records, "t").await;
+    }
+}
+
+/// However long the database is unavailable when the writer leaves: nothing else would ever free the thread of a process
+/// without leases.
+#[tokio::test]
+async fn a_reservation_that_cannot_be_released_is_released_when_the_database_is_back() {
+    let fixture = fixture().await;
+    for dropped in [true, false] {
+        let reservation = fixture.records.runs().reserve("t", WriterKind::CheckpointWrite).await.unwrap();
+        fixture.records.fail_from(1);
+        if dropped {
+            drop(reservation);
+        } else {
+            reservation.release().await.unwrap_err();
+        }
+        while fixture.records.failed() < 3 {
+            tokio::task::yield_now().await;
+        }
+        assert!(holder(&fixture.records, "t").await.is_some());
+        fixture.records.fail_statement(0);
+        tokio::time::timeout(Duration::from_mins(10), until_free(&fixture.records, "t"))
+            .await
+            .expect("the thread stays reserved");
     }
 }
 

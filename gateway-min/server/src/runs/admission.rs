@@ -236,13 +236,19 @@ impl Runs {
     }
 
     /// The run, if an admission with an unknown outcome stored it: it then holds its thread and must be worked on. Runs
-    /// that it cancels are notified as if another process had cancelled them.
+    /// that it cancels are notified as if another process had cancelled them. A run of which that stays unknown is not
+    /// worked on, and ends once the database is available.
     async fn settle(self: &Arc<Self>, new: &NewRun) -> Option<RunRow> {
         let run_id = &new.run_id;
-        let found = persistently(|| self.records.runs().admitted(new)).await.unwrap_or_else(|error| {
-            tracing::error!(run_id, %error, "a run may hold its thread until its lease expires or the next start");
-            None
-        });
+        let found = match persistently(|| self.records.runs().admitted(new)).await {
+            Ok(found) => found,
+            Err(error) => {
+                tracing::error!(run_id, %error, "whether a run was admitted is unknown; it ends if it was");
+                let (runs, run_id) = (Arc::clone(self), run_id.clone());
+                tokio::spawn(async move { runs.bury(&run_id, None).await });
+                None
+            }
+        };
         if found.is_some()
             && let Err(error) = self.notice().await
         {

@@ -4,6 +4,7 @@ pub(crate) mod admission;
 mod cancel;
 mod control;
 mod delivery;
+mod ending;
 mod error;
 mod frames;
 pub(crate) mod instance;

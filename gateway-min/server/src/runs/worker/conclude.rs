@@ -193,17 +193,13 @@ impl Worker<'_> {
     async fn end_row(&mut self, end: &End, title: Option<String>) -> Result<(), RecordsError> {
         let status = end.status;
         let end = RunEnd { display_name: title, ..self.row_end(end) };
-        let outcome = persistently(|| self.runs.records.runs().finish(&self.spec.run_id, &end)).await?;
+        self.ends_as = Some(end.clone());
+        let outcome = self.runs.finish(&self.spec.run_id, &end).await?;
         if matches!(outcome, FinishOutcome::Finished { .. }) {
             self.runs.metrics.run_ended(status, self.guard.control.entered.elapsed());
             spans::run_ended(status);
         }
         self.taken_over |= matches!(outcome, FinishOutcome::AlreadyTerminal(_));
-        if let FinishOutcome::Finished { promoted: Some(next) } = &outcome
-            && let Some(control) = self.runs.local.get(next)
-        {
-            control.promoted.notify_one();
-        }
         Ok(())
     }
 

@@ -18,6 +18,7 @@ use tracing::Instrument as _;
 
 use super::Runs;
 use super::control::RunGuard;
+use super::ending::DIED;
 use super::frames::Frames;
 use super::journal::Journal;
 use super::report::Reporter;
@@ -26,12 +27,9 @@ use super::usage::UsageLedger;
 use crate::streams::bridge::Publisher;
 use crate::telemetry::spans;
 use crate::threads::lineage::RESTORED;
-use threadkeep_records::{Records, RecordsError, RunEnd, persistently};
+use threadkeep_records::{RecordsError, RunEnd};
 use threadkeep_subagents::hooks::{TaskConclusion, TaskInfo};
 use threadkeep_subagents::ledger::Limits;
-
-/// The error of a run whose task panicked, or could not write its records.
-const DIED: &str = "The gateway failed while it worked on this run; its log says more.";
 
 /// The work of a run.
 pub(crate) struct RunSpec {
@@ -91,7 +89,7 @@ pub(crate) fn start(
     frames: Frames,
     guard: RunGuard,
 ) {
-    let (records, run_id, stream) = (runs.records.clone(), spec.run_id.clone(), Arc::clone(&publisher));
+    let (ending, run_id, stream) = (Arc::clone(&runs), spec.run_id.clone(), Arc::clone(&publisher));
     let span = spans::run(&spec.thread_id, &spec.run_id);
     let task = tokio::spawn(work(runs, spec, publisher, frames, guard).instrument(span));
     tokio::spawn(async move {
@@ -99,7 +97,7 @@ pub(crate) fn start(
         if task.await.is_err_and(|error| error.is_panic()) {
             stream.fail(&died());
             stream.end();
-            bury(&records, &run_id).await;
+            ending.bury(&run_id, None).await;
         }
     });
 }
@@ -107,14 +105,6 @@ pub(crate) fn start(
 /// The data of the `error` frame of such a run.
 fn died() -> Json {
     json!({"message": DIED, "name": "RunError"})
-}
-
-/// Ends a run whose task panicked or could not write its records, unless it has ended.
-async fn bury(records: &Records, run_id: &str) {
-    let end = RunEnd::failed(DIED);
-    if let Err(error) = persistently(|| records.runs().finish(run_id, &end)).await {
-        tracing::error!(run_id, %error, "a run's task failed and its row could not be ended");
-    }
 }
 
 /// Works on a run until everything of it is written.
@@ -132,6 +122,7 @@ async fn work(runs: Arc<Runs>, spec: RunSpec, publisher: Arc<Publisher>, frames:
         rollback: None,
         workspace: None,
         taken_over: false,
+        ends_as: None,
         runs: &runs,
         spec: &spec,
         guard: &guard,
@@ -158,10 +149,13 @@ async fn work(runs: Arc<Runs>, spec: RunSpec, publisher: Arc<Publisher>, frames:
     }
     if let Err(error) = lived {
         tracing::error!(run_id = spec.run_id, thread_id = spec.thread_id, %error, "cannot write the run's records");
-        publisher.fail(&died());
+        // Otherwise it was shown how the run ends.
+        if run.ends_as.is_none() {
+            publisher.fail(&died());
+        }
         // Its clients need not wait for an unavailable database.
         publisher.end();
-        bury(&runs.records, &spec.run_id).await;
+        runs.bury(&spec.run_id, run.ends_as.take()).await;
     }
     publisher.end();
 }
@@ -185,6 +179,8 @@ struct Worker<'a> {
     workspace: Option<Snapshot>,
     /// Whether another process has ended the run.
     taken_over: bool,
+    /// How its row ends, once everything else is written.
+    ends_as: Option<RunEnd>,
 }
 
 impl Worker<'_> {
@@ -234,26 +230,4 @@ pub(super) fn restoring(checkpoint: CheckpointId, extra: &Map<String, Json>) -> 
     let mut extra = binding(extra);
     extra.insert(RESTORED.to_owned(), checkpoint.to_string().into());
     extra
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use threadkeep_records::{MultitaskStrategy, NewRun, NewThread, RecordsOptions, RunStatus};
-
-    #[tokio::test]
-    async fn a_run_whose_task_died_ends_in_error_and_frees_its_thread() {
-        let records = Records::open_memory(RecordsOptions::default()).await.unwrap();
-        records.threads().create(NewThread { thread_id: "t".into(), ..NewThread::default() }).await.unwrap();
-        let run = |id: &str| NewRun { run_id: id.into(), thread_id: "t".into(), ..NewRun::default() };
-        records.runs().admit(run("r"), MultitaskStrategy::Reject).await.unwrap();
-        bury(&records, "r").await;
-        let row = records.runs().get("r").await.unwrap().unwrap();
-        assert_eq!((row.status, row.error.as_deref()), (RunStatus::Error, Some(DIED)));
-        records.runs().admit(run("next"), MultitaskStrategy::Reject).await.unwrap();
-        bury(&records, "r").await;
-        assert_eq!(records.runs().get("r").await.unwrap().unwrap(), row, "once");
-        let held = records.runs().active_for_thread("t").await.unwrap().unwrap();
-        assert_eq!(held.run_id, "next", "another run keeps its thread");
-    }
 }

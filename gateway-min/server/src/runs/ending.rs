@@ -1,0 +1,80 @@
+//! Ending the row of a run, which frees its thread.
+
+use std::sync::Arc;
+
+use super::Runs;
+use threadkeep_records::{FinishOutcome, RecordsError, RunEnd, RunStatus, persistently, until_available};
+
+/// The error of a run whose task panicked, or could not write its records.
+pub(super) const DIED: &str = "The gateway failed while it worked on this run; its log says more.";
+
+impl Runs {
+    /// Ends the row of a run of this process, and wakes the run that waited for it.
+    pub(super) async fn finish(&self, run_id: &str, end: &RunEnd) -> Result<FinishOutcome, RecordsError> {
+        let outcome = persistently(|| self.records.runs().finish(run_id, end)).await?;
+        self.wake_next(&outcome);
+        Ok(outcome)
+    }
+
+    fn wake_next(&self, outcome: &FinishOutcome) {
+        if let FinishOutcome::Finished { promoted: Some(next) } = outcome
+            && let Some(control) = self.local.get(next)
+        {
+            control.promoted.notify_one();
+        }
+    }
+
+    /// Ends the row of a run whose task panicked or could not write its records, unless it has ended: as its task
+    /// would have, if that is known. While the database is unavailable, the row stays active. One with a lease is ended
+    /// by any process when that expires, and may be another's by then; one without a lease has only this process, which
+    /// tries until it stops.
+    pub(super) async fn bury(self: &Arc<Self>, run_id: &str, end: Option<RunEnd>) {
+        let buried = persistently(|| self.end_unfinished(run_id, end.as_ref())).await;
+        match buried {
+            Err(error) if error.is_unavailable() && self.records.runs().owner().is_none() => {
+                tracing::error!(run_id, %error, "the row of a run cannot be ended; trying until it can");
+                let (runs, run_id) = (Arc::clone(self), run_id.to_owned());
+                tokio::spawn(async move {
+                    let ending = until_available(|| runs.end_unfinished(&run_id, end.as_ref()));
+                    tokio::select! {
+                        ended = ending => log_end(&run_id, ended),
+                        // The next process ends it.
+                        () = runs.delegator.stopping.cancelled() => {}
+                    }
+                });
+            }
+            buried => log_end(run_id, buried),
+        }
+    }
+
+    async fn end_unfinished(&self, run_id: &str, end: Option<&RunEnd>) -> Result<(), RecordsError> {
+        let runs = self.records.runs();
+        let outcome = if let Some(end) = end {
+            runs.finish(run_id, end).await?
+        } else {
+            // Deleted with its thread.
+            let Some(row) = runs.get(run_id).await? else { return Ok(()) };
+            let (status, error) = match row.decided_status {
+                Some(status) => (status, row.error),
+                None => (RunStatus::Error, Some(DIED.to_owned())),
+            };
+            let end = RunEnd {
+                status,
+                error,
+                stop_reason: row.stop_reason,
+                display_name: None,
+                totals: row.totals,
+            };
+            runs.finish(run_id, &end).await?
+        };
+        self.wake_next(&outcome);
+        Ok(())
+    }
+}
+
+fn log_end(run_id: &str, ended: Result<(), RecordsError>) {
+    match ended {
+        Ok(()) => tracing::warn!(run_id, "ended a run whose task could not"),
+        Err(error) => tracing::error!(run_id, %error, "a run's task failed and its row could not be ended"),
+    }
+}

@@ -261,6 +261,11 @@ function follow() {
     }
   });
   for (const name of ["updates", "values", "custom"]) on(name, refreshSoon);
+  // Events are lost, so the texts that stream have holes: what is stored takes their place.
+  on("gap", () => {
+    clearLive();
+    refreshSoon();
+  });
 }
 
 // An answer with an error closes an EventSource for good: 401 needs a key, 404 says that the thread is gone.

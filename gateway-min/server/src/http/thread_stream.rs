@@ -44,7 +44,8 @@ impl FromFields for ThreadStreamParams {
 /// Follow all runs of a thread, from the active one on.
 ///
 /// Each run begins with its `metadata` frame; after its last frame comes a `metadata` frame with the status `run_done`. The
-/// stream does not end by itself. A client that reconnects with `Last-Event-ID` continues after that event.
+/// stream does not end by itself. A client that reconnects with `Last-Event-ID` continues after that event. After a `gap` frame
+/// the stream goes on with the oldest frame that is kept; what was lost is in the state of the thread.
 #[utoipa::path(get, path = "/api/threads/{thread_id}/stream", tag = "threads",
     params(("thread_id" = String, Path), ("stream_mode" = inline(Option<Vec<ThreadStreamMode>>), Query)),
     responses((status = 200, description = "Server-sent events", content_type = "text/event-stream", body = ref("#/components/schemas/StreamEvent")),
@@ -88,16 +89,17 @@ impl Following {
     async fn next(&mut self) -> Option<Vec<Bytes>> {
         loop {
             if let Some((run_id, stream)) = &mut self.current {
-                let Some(frame) = stream.next().await else {
-                    self.current = None;
-                    continue;
-                };
-                match frame {
+                match stream.next().await.unwrap_or(Frame::End) {
                     Frame::Event(event) if self.frames || &*event.name == "metadata" => {
                         return Some(sse::encode_event_of(run_id, &event));
                     }
                     Frame::Event(_) => {}
-                    Frame::Heartbeat | Frame::Gap(_) => return Some(sse::encode(&frame)),
+                    Frame::Heartbeat => return Some(sse::encode(&Frame::Heartbeat)),
+                    // The client was too slow: it gets what is still there, and the end of the run.
+                    gap @ Frame::Gap(_) => {
+                        *stream = self.runs.app().streams.subscribe(run_id);
+                        return Some(sse::encode(&gap));
+                    }
                     Frame::End => {
                         let thread = self.runs.thread();
                         let done = json!({"run_id": run_id, "thread_id": thread, "status": "run_done"});

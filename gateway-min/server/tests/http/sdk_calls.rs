@@ -6,6 +6,7 @@ use futures::StreamExt as _;
 use serde_json::{Value, json};
 use threadkeep_agent::model::scripted::gate;
 
+use crate::sse::Frames;
 use crate::support::{ALL, Gateway, MODES, Setup, question, texts};
 
 #[tokio::test]
@@ -189,6 +190,41 @@ async fn the_stream_of_a_thread_begins_with_its_active_run() {
     let shown = frames(&gateway, join("", None), async || gate(name).open(), ("run_done", 1)).await;
     assert!(shown[0].starts_with("event: metadata") && shown[0].contains(&run), "{shown:?}");
     assert!(shown.iter().any(|frame| frame.contains("late")), "{shown:?}");
+}
+
+/// A client that reads too slowly loses events of a run, but neither the rest of them nor its end.
+#[tokio::test]
+async fn the_stream_of_a_thread_goes_on_after_a_gap() {
+    let name = "thread-gap";
+    let script = json!({"rules": [
+        {"when": {"contains": ["wait"]}, "answers": [{"text": "late", "gate": {"name": name}}]},
+        {"answers": [{"text": "You said: {{input}}"}]},
+    ]});
+    let sections = json!({"stream_bridge": {"queue_maxsize": 2}});
+    let gateway = Setup { script, sections, ..Setup::default() }.start().await;
+    gateway.create("t").await;
+    let mut body = question("wait");
+    body["stream_mode"] = json!(["values", "updates", "messages-tuple"]);
+    let run = gateway.post("/api/threads/t/runs", body).await.ok()["run_id"].as_str().unwrap().to_owned();
+    gate(name).reached().await;
+    let mut stream = Frames::of(gateway.open_answer(join("", None)).await);
+    stream.next().await.unwrap();
+    gate(name).open();
+    gateway.join("t", &run).await;
+    // Two runs have ended by the time the client reads on.
+    let next = gateway.ask("t", "more").await;
+    let mut names = Vec::new();
+    for run in [&run, &next] {
+        loop {
+            let frame = stream.next().await.unwrap();
+            if frame.data["status"] == "run_done" {
+                assert_eq!(frame.data["run_id"], **run, "after {names:?}");
+                break;
+            }
+            names.push(frame.name);
+        }
+    }
+    assert_eq!(names[..3], ["gap", "updates", "values"], "{names:?}");
 }
 
 #[tokio::test]

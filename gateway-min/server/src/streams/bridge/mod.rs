@@ -126,7 +126,7 @@ pub struct Gap {
 pub enum Frame {
     /// The next event.
     Event(Event),
-    /// Events are missing; nothing follows.
+    /// Events are missing; nothing follows in this subscription.
     Gap(Gap),
     /// No event for [`HEARTBEAT`].
     Heartbeat,

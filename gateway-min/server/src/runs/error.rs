@@ -36,6 +36,23 @@ pub(super) enum RunError {
 }
 
 impl RunError {
+    /// Whether the same attempt may succeed later: a store is unavailable, or another writer was in the way.
+    pub(super) fn may_pass(&self) -> bool {
+        use threadkeep::Error as Engine;
+        match self {
+            Self::Agent(AgentError::Engine(error)) => matches!(
+                error,
+                Engine::Unavailable { .. }
+                    | Engine::InDoubt { .. }
+                    | Engine::Conflict { .. }
+                    | Engine::Stale { .. }
+                    | Engine::HistoryLost { .. }
+            ),
+            Self::Records(error) => error.is_unavailable(),
+            _ => false,
+        }
+    }
+
     /// Whether the head that was read is gone and an older one is there: an operator's pass removed it, and the run has
     /// written nothing since.
     pub(super) fn is_head_removed(&self, read: Option<CheckpointId>) -> bool {

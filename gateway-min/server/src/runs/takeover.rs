@@ -1,13 +1,15 @@
 //! Rollbacks that were requested of a process that is gone: the one that takes the run over carries them out.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use chrono::DateTime;
 use serde_json::{Map, Value as Json};
 use threadkeep::id::{CheckpointId, TaskId, ThreadId};
 use threadkeep::saver::Load;
 use threadkeep::state::{HistoryQuery, StateAccessor, StateSnapshot};
-use threadkeep_records::{FinishOutcome, RecordsError, RunEnd, RunRow, persistently};
+use threadkeep_records::{RecordsError, RunEnd, RunRow};
+use tokio::time::Instant;
 
 use super::Runs;
 use super::control::RunGuard;
@@ -17,6 +19,11 @@ use crate::threads::lineage::RESTORED;
 
 /// Checkpoints read at once while looking for the state before a run.
 const PAGE: usize = 20;
+/// How long a store that is unavailable is waited for. Without it no other run could work on the thread either.
+const PATIENCE: Duration = Duration::from_mins(10);
+/// The pauses between the attempts.
+const PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
 impl Runs {
     /// Restores the state before each of these runs, which this process has taken over, and ends them.
@@ -30,29 +37,51 @@ impl Runs {
             let runs = Arc::clone(self);
             // Before anyone can ask for the run: who waits for its end finds it here, and its lease is renewed.
             let guard = self.local.enter(&row.run_id);
-            tokio::spawn(async move {
-                if let Err(error) = runs.roll_back_one(&row, guard).await {
-                    // It is not ended, so a process takes it over again when this one's lease is over.
-                    tracing::error!(run_id = row.run_id, %error, "cannot roll back a run whose process is gone");
-                }
-            });
+            tokio::spawn(async move { runs.roll_back_one(row, guard).await });
         }
     }
 
-    /// Holds `guard` until the run has ended.
-    async fn roll_back_one(&self, row: &RunRow, guard: RunGuard) -> Result<(), RunError> {
-        let lock = self.threads.lock(&row.thread_id).await;
+    /// Holds `guard` until the run has ended. One that cannot be rolled back ends, too: its thread is needed.
+    async fn roll_back_one(self: &Arc<Self>, row: RunRow, guard: RunGuard) {
+        let _lock = self.threads.lock(&row.thread_id).await;
         guard.control.begun();
-        self.restore_before(row).await?;
-        let end = RunEnd::failed(ROLLED_BACK);
-        let outcome = persistently(|| self.records.runs().finish(&row.run_id, &end)).await?;
-        if let FinishOutcome::Finished { promoted: Some(next) } = &outcome
-            && let Some(control) = self.local.get(next)
-        {
-            control.promoted.notify_one();
+        let error = match self.restore_when_possible(&row).await {
+            Ok(()) => ROLLED_BACK.to_owned(),
+            // It is another process's, or will be: that one rolls it back.
+            Err(error @ RunError::TakenOver) => {
+                return tracing::warn!(run_id = row.run_id, %error, "not rolled back");
+            }
+            Err(error) if self.is_stopping() => {
+                return tracing::warn!(run_id = row.run_id, %error, "left to be rolled back by the next process");
+            }
+            Err(error) => {
+                tracing::error!(run_id = row.run_id, %error, "cannot roll back a run whose process is gone");
+                format!("Run {} could not be rolled back, and what it committed is kept: {error}", row.run_id)
+            }
+        };
+        let end = RunEnd { totals: row.totals, ..RunEnd::failed(&error) };
+        if let Err(error) = self.finish(&row.run_id, &end).await {
+            tracing::error!(run_id = row.run_id, %error, "cannot end a run that was rolled back");
+            self.bury(&row.run_id, Some(end)).await;
         }
-        drop(lock);
-        Ok(())
+    }
+
+    /// Restores the state before the run, again while the store is unavailable or another writer is in the way.
+    async fn restore_when_possible(&self, row: &RunRow) -> Result<(), RunError> {
+        let (until, mut pause) = (Instant::now() + PATIENCE, PAUSE);
+        loop {
+            match self.restore_before(row).await {
+                Err(error) if error.may_pass() && Instant::now() + pause < until => {
+                    tracing::warn!(run_id = row.run_id, %error, "cannot roll back a run yet");
+                    tokio::select! {
+                        () = tokio::time::sleep(pause) => {}
+                        () = self.delegator.stopping.cancelled() => return Err(error),
+                    }
+                }
+                done => return done,
+            }
+            pause = (2 * pause).min(LONGEST_PAUSE);
+        }
     }
 
     async fn restore_before(&self, row: &RunRow) -> Result<(), RunError> {

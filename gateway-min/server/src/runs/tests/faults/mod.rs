@@ -3,6 +3,7 @@
 
 mod records;
 mod saver;
+mod takeover;
 
 use std::sync::Arc;
 

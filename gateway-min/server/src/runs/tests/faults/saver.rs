@@ -32,6 +32,7 @@ struct Armed {
     before_read: Option<BoxFuture<'static, ()>>,
     write: Option<(usize, Fault)>,
     read: Option<usize>,
+    away: usize,
     damaged: Option<CheckpointId>,
 }
 
@@ -44,6 +45,11 @@ impl Faults {
     /// Makes the `k`-th read from now, from 1, fail.
     pub(super) fn read(&self, k: usize) {
         self.0.lock().unwrap().read = Some(k);
+    }
+
+    /// Makes the store unavailable to the next `reads` reads.
+    pub(super) fn away(&self, reads: usize) {
+        self.0.lock().unwrap().away = reads;
     }
 
     /// Does this before the next write, as another process may.
@@ -64,7 +70,7 @@ impl Faults {
     /// Disarms; `true` if the fault was not used.
     pub(super) fn disarm(&self) -> bool {
         let armed = std::mem::take(&mut *self.0.lock().unwrap());
-        armed.write.is_some() || armed.read.is_some()
+        armed.write.is_some() || armed.read.is_some() || armed.away > 0
     }
 
     async fn reads(&self) -> Result<()> {
@@ -73,6 +79,10 @@ impl Faults {
             before.await;
         }
         let mut armed = self.0.lock().unwrap();
+        if armed.away > 0 {
+            armed.away -= 1;
+            return Err(Error::Unavailable { saver: "faulty", reason: "injected fault".to_owned() });
+        }
         match armed.read.as_mut() {
             Some(1) => {
                 armed.read = None;

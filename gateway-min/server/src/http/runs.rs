@@ -9,6 +9,7 @@ use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value, json};
 use threadkeep::Error;
 use threadkeep::id::ThreadId;
+use threadkeep::saver::Load;
 use threadkeep_agent::serialize;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -228,20 +229,24 @@ async fn finished(
     stream.ended().await;
     app.runs.ended(run_id).await;
     let run = app.records.runs().get(run_id).await.or_internal("Failed to read run")?;
-    let (status, error) = run.map_or((RunStatus::Error, None), |run| (run.reported_status(), run.error));
-    Ok((sse::run_headers(thread, run_id), Json(outcome(app, thread, status, error).await)).into_response())
+    Ok((sse::run_headers(thread, run_id), Json(outcome(app, thread, run).await)).into_response())
 }
 
-/// The channel values of the head. For a run that did not finish, or whose head cannot be read, also its status and
-/// error as the contract defines; for a failed run, in the form in which SDK clients raise it.
-async fn outcome(app: &App, thread: &ThreadId, status: RunStatus, error: Option<String>) -> Value {
-    let head = app.threads.accessor().get(thread, None).await;
-    let values = head.and_then(|head| head.as_ref().map(serialize::values).transpose());
+/// The channel values of the state in which the run ended. For a run that did not finish, or whose state cannot be read, also
+/// its status and error as the contract defines; for a failed run, in the form in which SDK clients raise it. A run that was
+/// deleted meanwhile left no state.
+async fn outcome(app: &App, thread: &ThreadId, run: Option<RunRow>) -> Value {
+    let left = match &run {
+        Some(run) => app.threads.left_by(run, &Load::All).await,
+        None => Ok(None),
+    };
+    let (status, error) = run.map_or((RunStatus::Error, None), |run| (run.reported_status(), run.error));
+    let values = left.and_then(|left| left.as_ref().map(serialize::values).transpose());
     let mut body = match values {
         Ok(Some(values)) if status == RunStatus::Success => return Value::Object(values),
         Ok(values) => values.unwrap_or_default(),
         Err(error) => {
-            tracing::warn!(%thread, %error, "cannot read the head of a finished run");
+            tracing::warn!(%thread, %error, "cannot read the state that a run left");
             Map::new()
         }
     };

@@ -2,13 +2,13 @@
 //!
 //! The process that works on the run is asked for its frames ([`super::mirror`]), which are published here under their
 //! own ids. If there are none, because the process is gone or the run ended first, the run's result is shown instead:
-//! the head as a `values` frame, a failure as an `error` frame, and the end.
+//! the state in which it ended as a `values` frame, a failure as an `error` frame, and the end.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value as Json, json};
-use threadkeep::id::ThreadId;
+use threadkeep::saver::Load;
 use tokio::time::Instant;
 
 use super::Streams;
@@ -109,18 +109,17 @@ async fn look(
 
 /// Publishes the result of an ended run, to clients that may have seen only part of it.
 async fn show_outcome(streams: &Streams, row: &RunRow, from_the_start: bool, publisher: &Publisher) {
-    let thread = ThreadId::from(row.thread_id.as_str());
     if from_the_start {
         publisher.publish("metadata", &json!({"run_id": row.run_id, "thread_id": row.thread_id}));
     }
-    let head = streams.threads.accessor().get(&thread, None).await;
-    match head.and_then(|head| head.map(|head| streams.rendered.values(&head, &[])).transpose()) {
+    let left = streams.threads.left_by(row, &Load::All).await;
+    match left.and_then(|left| left.map(|left| streams.rendered.values(&left, &[])).transpose()) {
         Ok(Some(values)) => {
             publisher.publish_text("values", values.into());
         }
         Ok(None) => {}
         Err(error) => {
-            tracing::debug!(%thread, %error, "cannot read the head that a run of another process left");
+            tracing::debug!(run_id = row.run_id, %error, "cannot read the state that a run of another process left");
         }
     }
     tell(streams, row, publisher).await;

@@ -1,6 +1,7 @@
 //! Threads: the only access to their state, and the rule of who may write to it.
 
 pub(crate) mod branch;
+mod left;
 pub(crate) mod lineage;
 mod locks;
 

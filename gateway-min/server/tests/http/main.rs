@@ -45,6 +45,7 @@ mod run_gate;
 mod run_goal;
 mod run_idempotency;
 mod run_queue;
+mod run_results;
 mod run_resume;
 mod run_stream;
 mod run_workspace;

@@ -165,12 +165,12 @@ impl Following {
             }
         };
         let speaker = Speaker::of(&row.run_id, last);
-        let head = self.head_of(&row).await;
-        let questions = match &head {
-            Some(head) if row.status == RunStatus::Success => asked(head).unwrap_or_default(),
+        let left = self.left_by(&row).await;
+        let questions = match &left {
+            Some(left) if row.status == RunStatus::Success => asked(left).unwrap_or_default(),
             _ => Vec::new(),
         };
-        let waits = !questions.is_empty() || head.as_ref().is_some_and(|head| !head.next.is_empty());
+        let waits = !questions.is_empty() || left.as_ref().is_some_and(|left| !left.next.is_empty());
         let status = match row.reported_status() {
             RunStatus::Interrupted => "interrupted",
             RunStatus::Error | RunStatus::Timeout => "failed",
@@ -185,8 +185,8 @@ impl Following {
             translator.failed = Some(error.clone().unwrap_or_default());
             data["error"] = error.into();
         }
-        if let Some(head) = &head {
-            data["checkpoint"] = json!({ "id": head.key.id.to_string() });
+        if let Some(left) = &left {
+            data["checkpoint"] = json!({ "id": left.key.id.to_string() });
         }
         self.said.extend(translator.end(&speaker));
         let asks = questions.into_iter().map(|asked| {
@@ -198,14 +198,13 @@ impl Following {
         Some(())
     }
 
-    /// The head with its messages, if this run has left it.
-    async fn head_of(&self, run: &RunRow) -> Option<StateSnapshot> {
-        let (accessor, thread) = (self.app().threads.accessor(), self.runs.thread());
-        let head = accessor.get_loading(thread, None, Load::Only([MESSAGES_CHANNEL.into()].into())).await;
-        let head = head.inspect_err(|error| tracing::debug!(%thread, %error, "cannot read what a run left"));
-        let head = head.ok().flatten()?;
-        let run_id = Value::from(run.run_id.as_str());
-        (serialize::metadata(&head.metadata).get("run_id") == Some(&run_id)).then_some(head)
+    /// The checkpoint that the run has left, with its messages; `None` if it wrote none.
+    async fn left_by(&self, run: &RunRow) -> Option<StateSnapshot> {
+        let left = self.app().threads.left_by(run, &Load::Only([MESSAGES_CHANNEL.into()].into())).await;
+        let run_id = &run.run_id;
+        let left = left.inspect_err(|error| tracing::debug!(run_id, %error, "cannot read what a run left"));
+        let left = left.ok().flatten()?;
+        (serialize::metadata(&left.metadata).get("run_id") == Some(&json!(run_id))).then_some(left)
     }
 }
 

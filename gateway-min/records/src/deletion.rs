@@ -4,7 +4,7 @@ use super::Records;
 use super::db::detached;
 use super::error::{Entity, RecordsError};
 use super::query::query;
-use super::runs::{Reservation, RunRow, WriterKind};
+use super::runs::{Reservation, RunRow, WriterKind, select_run};
 
 /// What [`Records::delete_thread`] deleted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,7 +43,7 @@ impl Records {
         let id = run_id.to_owned();
         let deleted = self.db.write_of_run(run_id, move |tx| {
             Box::pin(async move {
-                let run = query("SELECT * FROM runs WHERE run_id = $1 AND operation_kind = 'run'").bind(&id);
+                let run = query(select_run!("run_id = $1 AND operation_kind = 'run'")).bind(&id);
                 let run: RunRow =
                     tx.fetch_optional(run).await?.ok_or_else(|| RecordsError::run_not_found(&id))?;
                 if run.status.is_active() {

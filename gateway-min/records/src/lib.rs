@@ -93,8 +93,8 @@ pub use postgres::{Changes, Connected, Opener, PostgresTarget};
 pub use runs::{
     Admission, CancelAction, CancelOutcome, DecideOutcome, FinishOutcome, FrameBatch, LEASE_EXPIRED_ERROR,
     Lease, MESSAGE_PREVIEW_MAX_CHARS, MultitaskStrategy, NewRun, Noticed, OperationKind, QUEUE_MAX,
-    RECOVERY_ERROR, RECOVERY_STOP_REASON, Recovered, Reservation, RunEnd, RunQuery, RunRow, RunStatus,
-    RunTotals, Runs, StartOutcome, WriterKind,
+    RECOVERY_ERROR, RECOVERY_STOP_REASON, Recovered, Reservation, RunBrief, RunEnd, RunQuery, RunRow,
+    RunStatus, RunTotals, RunUsage, Runs, StartOutcome, WriterKind,
 };
 pub use subagents::{ReplaceOutcome, Subagents};
 pub use thread_search::{

@@ -22,6 +22,7 @@ use chrono::{DateTime, Utc};
 
 use super::{
     CancelAction, Lease, MultitaskStrategy, NewRun, OperationKind, RunRow, RunStatus, Runs, SELECT_HOLDER,
+    run_columns, select_run,
 };
 use crate::codec::{cut, object_text, time_text};
 use crate::commits::Flush;
@@ -134,7 +135,7 @@ impl Runs {
     /// The run, if an admission with an [unknown outcome](RecordsError::InDoubt) stored it: read after that transaction,
     /// which by then has either happened or never will.
     pub async fn admitted(&self, run: &NewRun) -> Result<Option<RunRow>, RecordsError> {
-        let sql = query("SELECT * FROM runs WHERE run_id = $1").bind(&run.run_id);
+        let sql = query(select_run!("run_id = $1")).bind(&run.run_id);
         self.db.write(&run.thread_id, move |tx| Box::pin(tx.fetch_optional(sql))).await
     }
 }
@@ -165,7 +166,7 @@ async fn admit_after_messages(
 async fn admit_again(tx: &mut WriteTx<'_>, row: RowToInsert<'_>) -> Result<Admission, RecordsError> {
     let run = row.run;
     if let Some(key) = &run.idempotency_key {
-        let sql = query("SELECT * FROM runs WHERE idempotency_key = $1").bind(key);
+        let sql = query(select_run!("idempotency_key = $1")).bind(key);
         if let Some(existing) = tx.fetch_optional(sql).await? {
             return Ok(Admission::Existing(existing));
         }
@@ -284,7 +285,8 @@ macro_rules! insertion {
              SELECT $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $17 \
              WHERE $6 <> 'run' OR EXISTS (SELECT 1 FROM threads_meta WHERE thread_id = $2)",
             $condition,
-            " ON CONFLICT DO NOTHING RETURNING *"
+            " ON CONFLICT DO NOTHING RETURNING ",
+            run_columns!()
         )
     };
 }

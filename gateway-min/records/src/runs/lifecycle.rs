@@ -6,7 +6,7 @@
 //! rest is as of some earlier step, from each of which a run is recovered the same way, or the run is not known at all.
 
 use super::admission::mark_cancelled;
-use super::{CancelAction, MESSAGE_PREVIEW_MAX_CHARS, RunRow, RunStatus, RunTotals, Runs};
+use super::{CancelAction, MESSAGE_PREVIEW_MAX_CHARS, RunRow, RunStatus, RunTotals, Runs, select_run};
 use crate::codec::{cut, object_text, time_text};
 use crate::error::RecordsError;
 use crate::executions::mark_counted;
@@ -378,8 +378,7 @@ fn check_end(end: &RunEnd) -> Result<(), RecordsError> {
 }
 
 async fn run(tx: &mut WriteTx<'_>, run_id: &str) -> Result<Option<RunRow>, RecordsError> {
-    tx.fetch_optional(query("SELECT * FROM runs WHERE run_id = $1 AND operation_kind = 'run'").bind(run_id))
-        .await
+    tx.fetch_optional(query(select_run!("run_id = $1 AND operation_kind = 'run'")).bind(run_id)).await
 }
 
 async fn existing(tx: &mut WriteTx<'_>, run_id: &str) -> Result<RunRow, RecordsError> {

@@ -3,9 +3,10 @@
 //! The table alone decides who may write to a thread, across tasks and processes: a unique index allows one *active*
 //! row (`pending` or `running`) per thread. [`admission`] is how a run becomes that row, [`reservation`] how another
 //! writer does, [`lifecycle`] how a run moves on, [`lease`] how a process shows that it is alive, [`frames`] how other
-//! processes see the streams of its runs, and [`recovery`] how abandoned rows are ended.
+//! processes see the streams of its runs, [`recovery`] how abandoned rows are ended, and [`brief`] what reads few columns.
 
 mod admission;
+mod brief;
 mod frames;
 mod lease;
 mod lifecycle;
@@ -16,6 +17,7 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 
 pub use admission::{Admission, QUEUE_MAX};
+pub use brief::{RunBrief, RunUsage};
 use chrono::{DateTime, Utc};
 pub use frames::FrameBatch;
 pub use lease::{Lease, Noticed};
@@ -165,7 +167,8 @@ pub struct RunTotals {
     pub executions: Vec<(String, i64)>,
 }
 
-/// A row of `runs`. Its request fields hold what [`NewRun`] contained.
+/// A row of `runs`, without the request's input and configuration, which may be large ([`Runs::kwargs`]). Its other request
+/// fields hold what [`NewRun`] contained.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RunRow {
     /// The run's id.
@@ -190,8 +193,6 @@ pub struct RunRow {
     pub multitask_strategy: MultitaskStrategy,
     /// The request's metadata.
     pub metadata: JsonObject,
-    /// The request's input and configuration.
-    pub kwargs: Value,
     /// Why it failed, for example the mismatch text (service reference, "Thread, checkpoint and run records").
     pub error: Option<String>,
     /// Why it stopped early.
@@ -215,6 +216,27 @@ pub struct RunRow {
     /// When the row last changed.
     pub updated_at: DateTime<Utc>,
 }
+
+/// The columns of a [`RunRow`].
+macro_rules! run_columns {
+    () => {
+        "run_id, thread_id, assistant_id, user_id, status, operation_kind, waiting, idempotency_key, model_name, \
+         multitask_strategy, metadata_json, error, stop_reason, message_count, first_human_message, \
+         last_ai_message, total_input_tokens, total_output_tokens, total_tokens, llm_call_count, \
+         lead_agent_tokens, subagent_tokens, middleware_tokens, token_usage_by_model, follow_up_to_run_id, \
+         owner_worker_id, lease_expires_at, cancel_action, cancel_requested_at, decided_status, created_at, \
+         updated_at"
+    };
+}
+pub(crate) use run_columns;
+
+/// The statement `SELECT` of a [`RunRow`], with this condition and what follows it.
+macro_rules! select_run {
+    ($rest:literal) => {
+        concat!("SELECT ", crate::runs::run_columns!(), " FROM runs WHERE ", $rest)
+    };
+}
+pub(crate) use select_run;
 
 impl RunRow {
     /// The status shown to clients: a run is `interrupted` as soon as its cancellation was accepted, while the stored
@@ -243,7 +265,6 @@ impl FromRow for RunRow {
             model_name: cells.opt_text("model_name")?,
             multitask_strategy: cells.name("multitask_strategy")?,
             metadata: cells.json("metadata_json")?,
-            kwargs: cells.json("kwargs_json")?,
             error: cells.opt_text("error")?,
             stop_reason: cells.opt_text("stop_reason")?,
             totals: RunTotals {
@@ -320,13 +341,13 @@ impl Runs {
 
     /// The run with this id; reservations are not found.
     pub async fn get(&self, run_id: &str) -> Result<Option<RunRow>, RecordsError> {
-        let sql = query("SELECT * FROM runs WHERE run_id = $1 AND operation_kind = 'run'");
+        let sql = query(select_run!("run_id = $1 AND operation_kind = 'run'"));
         self.db.fetch_optional(sql.bind(run_id)).await
     }
 
     /// The run admitted with this key; see [`NewRun::idempotency_key`].
     pub async fn get_by_idempotency_key(&self, key: &str) -> Result<Option<RunRow>, RecordsError> {
-        self.db.fetch_optional(query("SELECT * FROM runs WHERE idempotency_key = $1").bind(key)).await
+        self.db.fetch_optional(query(select_run!("idempotency_key = $1")).bind(key)).await
     }
 
     /// The thread's runs, last admitted first, without reservations.
@@ -335,7 +356,7 @@ impl Runs {
         thread_id: &str,
         query: &RunQuery,
     ) -> Result<Vec<RunRow>, RecordsError> {
-        let mut sql = self.db.builder("SELECT * FROM runs WHERE operation_kind = 'run' AND thread_id = ");
+        let mut sql = self.db.builder(select_run!("operation_kind = 'run' AND thread_id = "));
         sql.push_bind(thread_id);
         push_status(&mut sql, query.status);
         sql.push(" ORDER BY admission_seq DESC LIMIT ").push_bind(i64::from(query.limit));
@@ -350,7 +371,7 @@ impl Runs {
         owner: Option<&str>,
         query: &RunQuery,
     ) -> Result<Vec<RunRow>, RecordsError> {
-        let mut sql = self.db.builder("SELECT * FROM runs WHERE operation_kind = 'run'");
+        let mut sql = self.db.builder(select_run!("operation_kind = 'run'"));
         if query.status.is_some_and(RunStatus::is_active) {
             sql.push(" AND status IN ('pending', 'running')");
         } else {
@@ -371,10 +392,9 @@ impl Runs {
 
     /// The runs that are pending or running and not cancelled, first admitted first; of one thread, or all.
     pub async fn list_active(&self, thread_id: Option<&str>) -> Result<Vec<RunRow>, RecordsError> {
-        let mut sql = self.db.builder(
-            "SELECT * FROM runs WHERE operation_kind = 'run' AND status IN ('pending', 'running') \
-             AND cancel_action IS NULL",
-        );
+        let mut sql = self.db.builder(select_run!(
+            "operation_kind = 'run' AND status IN ('pending', 'running') AND cancel_action IS NULL"
+        ));
         if let Some(thread_id) = thread_id {
             sql.push(" AND thread_id = ").push_bind(thread_id);
         }
@@ -396,4 +416,4 @@ impl Runs {
 
 /// The row that holds the thread `$1`: the condition of the index `runs_one_active_per_thread`.
 const SELECT_HOLDER: &str =
-    "SELECT * FROM runs WHERE thread_id = $1 AND status IN ('pending', 'running') AND NOT waiting";
+    select_run!("thread_id = $1 AND status IN ('pending', 'running') AND NOT waiting");

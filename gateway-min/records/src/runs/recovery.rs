@@ -3,7 +3,7 @@
 use chrono::{DateTime, TimeDelta, Utc};
 
 use super::lifecycle::promote_waiting;
-use super::{RunRow, Runs};
+use super::{RunRow, Runs, run_columns};
 use crate::codec::time_text;
 use crate::error::RecordsError;
 use crate::query::{Sql, query};
@@ -99,7 +99,7 @@ impl Runs {
         let lease = self.lease.as_deref();
         let take_over = sql
             .with(dead)
-            .with(" RETURNING *")
+            .with(concat!(" RETURNING ", run_columns!()))
             .build()
             .bind(&parameter)
             .bind(lease.map(|lease| lease.owner.as_str()))
@@ -115,7 +115,7 @@ impl Runs {
         );
         let end = sql
             .with(dead)
-            .with(" RETURNING *")
+            .with(concat!(" RETURNING ", run_columns!()))
             .build()
             .bind(&parameter)
             .bind(&now)

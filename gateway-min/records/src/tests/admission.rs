@@ -40,7 +40,6 @@ async fn admitted_run_reads_back() {
         model_name: Some("m".to_owned()),
         multitask_strategy: Reject,
         metadata: object(json!({"a": 1})),
-        kwargs: json!({"input": {"messages": []}, "config": null}),
         error: None,
         stop_reason: None,
         totals: RunTotals { first_human_message: Some("é".repeat(2000)), ..RunTotals::default() },
@@ -55,7 +54,11 @@ async fn admitted_run_reads_back() {
     };
     assert_eq!(admission, Admission::Admitted(expected.clone()));
     assert_eq!(run(&fixture.records, "r").await, expected);
-    assert_eq!(fixture.records.runs().active_for_thread("t").await.unwrap(), Some(expected));
+    let runs = fixture.records.runs();
+    assert_eq!(runs.active_for_thread("t").await.unwrap(), Some(expected));
+    let asked = runs.kwargs(&["r".to_owned(), "none".to_owned()]).await.unwrap();
+    assert_eq!(asked, [("r".to_owned(), json!({"input": {"messages": []}, "config": null}))].into());
+    assert_eq!(runs.kwargs(&[]).await.unwrap(), [].into());
 }
 
 /// A feed without messages is first filled from the thread's checkpoints.

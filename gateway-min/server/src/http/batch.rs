@@ -85,9 +85,9 @@ async fn create_batch(
                 Err(error) => Err(error),
             };
             match started {
-                Ok(started) => created.push(started.run),
+                Ok(started) => created.push((started.run, started.kwargs)),
                 Err(error) => {
-                    for run in &created {
+                    for (run, _) in &created {
                         if let Err(error) = app.runs.cancel(&run.run_id, CancelAction::Interrupt).await {
                             tracing::warn!(run_id = run.run_id, %error, "cannot cancel a run of a refused batch");
                         }
@@ -96,7 +96,7 @@ async fn create_batch(
                 }
             }
         }
-        Ok(created.iter().map(record).collect())
+        Ok(created.into_iter().map(|(run, kwargs)| record(&run, kwargs)).collect())
     });
     task.await.map_err(|error| ApiError::internal("Failed to create runs", &error))?.map(Json)
 }

@@ -34,6 +34,8 @@ use threadkeep_records::{CancelAction, CancelOutcome, RecordsError, RunQuery, Ru
 
 /// The maximum number of runs in a list.
 const LIST_MAX: i64 = 100;
+const READ_FAILED: &str = "Failed to read run";
+const LIST_FAILED: &str = "Failed to list runs";
 /// The header that lets a client repeat a request and get the run of the first attempt.
 const IDEMPOTENCY_KEY: &str = "Idempotency-Key";
 /// The maximum length of the key, in characters.
@@ -77,8 +79,22 @@ pub(crate) fn routes() -> OpenApiRouter<Arc<App>> {
         .routes(routes!(join_stream, stop_stream))
 }
 
-/// The record of a run, as sent to clients.
-pub(crate) fn record(run: &RunRow) -> Value {
+/// The records of runs, as sent to clients.
+///
+/// # Errors
+/// 500 with `failed` if the records cannot be read.
+pub(super) async fn records(
+    app: &App,
+    runs: &[RunRow],
+    failed: &'static str,
+) -> Result<Vec<Value>, ApiError> {
+    let ids: Vec<String> = runs.iter().map(|run| run.run_id.clone()).collect();
+    let mut kwargs = app.records.runs().kwargs(&ids).await.or_internal(failed)?;
+    Ok(runs.iter().map(|run| record(run, kwargs.remove(&run.run_id).unwrap_or_default())).collect())
+}
+
+/// The record of a run whose request was this.
+pub(super) fn record(run: &RunRow, kwargs: Value) -> Value {
     let time =
         |time: &chrono::DateTime<chrono::Utc>| time.to_rfc3339_opts(chrono::SecondsFormat::Micros, false);
     let totals = &run.totals;
@@ -88,7 +104,7 @@ pub(crate) fn record(run: &RunRow) -> Value {
         "assistant_id": run.assistant_id,
         "status": run.reported_status().as_str(),
         "metadata": run.metadata,
-        "kwargs": run.kwargs,
+        "kwargs": kwargs,
         "multitask_strategy": run.multitask_strategy.as_str(),
         "created_at": time(&run.created_at),
         "updated_at": time(&run.updated_at),
@@ -113,7 +129,7 @@ pub(super) async fn existing(app: &App, thread: &ThreadId) -> Result<ThreadRow, 
 
 /// The run of a request, if it belongs to the thread.
 pub(super) async fn run_of(app: &App, path: &RunPath) -> Result<RunRow, ApiError> {
-    let row = app.records.runs().get(&path.run_id).await.or_internal("Failed to read run")?;
+    let row = app.records.runs().get(&path.run_id).await.or_internal(READ_FAILED)?;
     row.filter(|row| row.thread_id == path.thread_id.as_str())
         .ok_or_else(|| ApiError::not_found(format!("Run {} not found", path.run_id)))
 }
@@ -215,8 +231,8 @@ pub(super) async fn stateless_thread(
     Ok(thread)
 }
 
-fn created_record(thread: &ThreadId, created: &Created) -> Response {
-    (sse::run_headers(thread, &created.run.run_id), Json(record(&created.run))).into_response()
+fn created_record(thread: &ThreadId, Created { run, kwargs, .. }: Created) -> Response {
+    (sse::run_headers(thread, &run.run_id), Json(record(&run, kwargs))).into_response()
 }
 
 /// Waits for the run and responds with its result.
@@ -228,7 +244,7 @@ async fn finished(
 ) -> Result<Response, ApiError> {
     stream.ended().await;
     app.runs.ended(run_id).await;
-    let run = app.records.runs().get(run_id).await.or_internal("Failed to read run")?;
+    let run = app.records.runs().get(run_id).await.or_internal(READ_FAILED)?;
     Ok((sse::run_headers(thread, run_id), Json(outcome(app, thread, run).await)).into_response())
 }
 
@@ -291,7 +307,7 @@ async fn create(
     ApiJson(body): ApiJson<RunBody>,
 ) -> Result<Response, ApiError> {
     let created = begin(&app, &caller, &thread_id, &headers, body, Follow::No).await?;
-    Ok(created_record(&thread_id, &created))
+    Ok(created_record(&thread_id, created))
 }
 
 /// Create a run and follow its stream.
@@ -333,7 +349,7 @@ async fn create_stateless(
 ) -> Result<Response, ApiError> {
     let thread = stateless_thread(&app, &caller, &body).await?;
     let created = start(&app, &caller, &thread, OnThread::Visible(&caller), body, Follow::No, None).await?;
-    Ok(created_record(&thread, &created))
+    Ok(created_record(&thread, created))
 }
 
 /// Create a run on a new thread and follow its stream.
@@ -396,13 +412,14 @@ async fn list(
     ApiQuery(ListParams { limit, offset, status, select }): ApiQuery<ListParams>,
 ) -> Result<Json<Vec<Value>>, ApiError> {
     let query = RunQuery { status, limit, offset };
-    let runs = app
-        .records
-        .runs()
-        .list_by_thread(thread_id.as_str(), &query)
-        .await
-        .or_internal("Failed to list runs")?;
-    select.of_each(runs.iter().map(record), "Failed to list runs").map(Json)
+    let runs =
+        app.records.runs().list_by_thread(thread_id.as_str(), &query).await.or_internal(LIST_FAILED)?;
+    let shown = if select.wants("kwargs") {
+        records(&app, &runs, LIST_FAILED).await?
+    } else {
+        runs.iter().map(|run| record(run, Value::Null)).collect()
+    };
+    select.of_each(shown, LIST_FAILED).map(Json)
 }
 
 /// Read a run.
@@ -410,7 +427,9 @@ async fn list(
     params(("thread_id" = String, Path), ("run_id" = String, Path)),
     responses((status = 200, description = "The run's record", body = ref("#/components/schemas/RunRecord")), (status = 404, description = "No such run of the thread")))]
 async fn read(State(app): State<Arc<App>>, ApiPath(path): ApiPath<RunPath>) -> Result<Json<Value>, ApiError> {
-    Ok(Json(record(&run_of(&app, &path).await?)))
+    let run = run_of(&app, &path).await?;
+    let record = records(&app, &[run], READ_FAILED).await?.pop();
+    Ok(Json(record.unwrap_or_default()))
 }
 
 /// How to cancel.

@@ -16,6 +16,11 @@ impl Select {
         Self(fields.field("select").nullable().listed().each_of(allowed))
     }
 
+    /// Whether this field is returned.
+    pub(super) fn wants(&self, field: &str) -> bool {
+        self.0.as_ref().is_none_or(|selected| selected.contains(&field))
+    }
+
     /// The selected fields of an item; all of them without a selection.
     ///
     /// # Errors

@@ -13,7 +13,7 @@ use super::threads::existing;
 use crate::app::App;
 use crate::auth::Principal;
 use crate::streams::bridge::HEARTBEAT;
-use threadkeep_records::{RunQuery, RunRow};
+use threadkeep_records::{RunBrief, RunRow};
 
 pub(super) const FAILED: &str = "Failed to read thread";
 /// How often the records are searched for new runs of other processes. This process announces its own.
@@ -30,7 +30,8 @@ pub(super) struct RunsOf {
     known: BTreeSet<String>,
     /// Older runs than this are not new, although they are not among the known ones.
     since: Option<DateTime<Utc>>,
-    waiting: VecDeque<(RunRow, Option<String>)>,
+    /// The runs to follow, and the event after which, if not from the beginning.
+    waiting: VecDeque<(String, Option<String>)>,
 }
 
 /// What comes next on a thread.
@@ -66,7 +67,7 @@ impl RunsOf {
         for (index, run) in runs.into_iter().enumerate() {
             let event = last.filter(|_| seen == Some(index)).map(|(_, event)| event.to_owned());
             if seen.map_or(run.status.is_active(), |seen| index >= seen) {
-                self.waiting.push_back((run, event));
+                self.waiting.push_back((run.run_id, event));
             }
         }
         Ok(())
@@ -76,18 +77,17 @@ impl RunsOf {
     ///
     /// # Errors
     /// 500 if the records cannot be read.
-    pub(super) async fn with(&mut self, wanted: impl Fn(&RunRow) -> bool) -> Result<(), ApiError> {
+    pub(super) async fn with(&mut self, wanted: impl Fn(&RunBrief) -> bool) -> Result<(), ApiError> {
         let mut runs = self.look().await?;
         let newest = runs.len().saturating_sub(1);
         let first = runs.iter().position(wanted).unwrap_or(newest);
-        self.waiting.extend(runs.drain(first..).map(|run| (run, None)));
+        self.waiting.extend(runs.drain(first..).map(|run| (run.run_id, None)));
         Ok(())
     }
 
     /// The runs that appeared since the last look, oldest first.
-    async fn look(&mut self) -> Result<Vec<RunRow>, ApiError> {
-        let query = RunQuery { status: None, limit: LOOKED_AT, offset: 0 };
-        let page = self.app.records.runs().list_by_thread(self.thread.as_str(), &query).await;
+    async fn look(&mut self) -> Result<Vec<RunBrief>, ApiError> {
+        let page = self.app.records.runs().briefs(self.thread.as_str(), LOOKED_AT).await;
         let page = page.or_internal(FAILED)?;
         let since = self.since;
         let full = u32::try_from(page.len()).is_ok_and(|found| found == LOOKED_AT);
@@ -95,20 +95,25 @@ impl RunsOf {
         let known = page.iter().map(|run| run.run_id.clone()).collect();
         let known = std::mem::replace(&mut self.known, known);
         let is_new =
-            |run: &RunRow| !known.contains(&run.run_id) && since.is_none_or(|since| run.created_at > since);
+            |run: &RunBrief| !known.contains(&run.run_id) && since.is_none_or(|since| run.created_at > since);
         Ok(page.into_iter().filter(is_new).rev().collect())
     }
 
     /// The next run, or that there is none for a while; `None` if the stream is over: the gateway stops, or the thread is
     /// gone or no longer the caller's.
     pub(super) async fn next(&mut self) -> Option<Upcoming> {
-        if self.waiting.is_empty() && !self.wait().await? {
-            return Some(Upcoming::Nothing);
+        loop {
+            if self.waiting.is_empty() && !self.wait().await? {
+                return Some(Upcoming::Nothing);
+            }
+            let (run_id, after) = self.waiting.pop_front()?;
+            // The thread may have been deleted and created again, by another user.
+            check_thread(&self.app, &self.caller, &self.thread).await.ok()?;
+            // Otherwise the run was deleted meanwhile.
+            if let Some(run) = self.app.records.runs().get(&run_id).await.ok()? {
+                return Some(Upcoming::Run(Box::new(run), after));
+            }
         }
-        let (run, after) = self.waiting.pop_front()?;
-        // The thread may have been deleted and created again, by another user.
-        check_thread(&self.app, &self.caller, &self.thread).await.ok()?;
-        Some(Upcoming::Run(Box::new(run), after))
     }
 
     /// Waits for a new run; `false` if there is none for the time of a heartbeat.
@@ -123,7 +128,7 @@ impl RunsOf {
             announced.as_mut().enable();
             let had_runs = !self.known.is_empty();
             match self.look().await {
-                Ok(found) => self.waiting.extend(found.into_iter().map(|run| (run, None))),
+                Ok(found) => self.waiting.extend(found.into_iter().map(|run| (run.run_id, None))),
                 // It may be back at the next look.
                 Err(error) => tracing::debug!(%error, thread = %self.thread, "cannot look for new runs"),
             }

@@ -19,7 +19,7 @@ use super::fields::{Fields, FromFields};
 use super::schema::ErrorBody;
 use crate::app::App;
 use crate::threads::lineage::messages_only;
-use threadkeep_records::{BatchesOf, ExecutionTokens, RunQuery, RunRow, RunStatus};
+use threadkeep_records::{BatchesOf, ExecutionTokens, RunStatus, RunUsage};
 
 const FAILED: &str = "Failed to read token usage";
 
@@ -100,8 +100,7 @@ async fn token_usage(
     ApiPath(ThreadPath { thread_id }): ApiPath<ThreadPath>,
     ApiQuery(UsageParams { include_active }): ApiQuery<UsageParams>,
 ) -> Result<Json<TokenUsage>, ApiError> {
-    let query = RunQuery { status: None, limit: u32::MAX, offset: 0 };
-    let runs = app.records.runs().list_by_thread(thread_id.as_str(), &query).await.or_internal(FAILED)?;
+    let runs = app.records.runs().usage(thread_id.as_str()).await.or_internal(FAILED)?;
     let model = runs.first().and_then(|run| run.model_name.clone());
     let counted = runs.iter().filter(|run| include_active || !run.status.is_active());
     let mut usage = sum(counted.filter(|run| run.status != RunStatus::Pending));
@@ -119,18 +118,17 @@ async fn token_usage(
     Ok(Json(usage))
 }
 
-fn sum<'a>(runs: impl Iterator<Item = &'a RunRow>) -> TokenUsage {
+fn sum<'a>(runs: impl Iterator<Item = &'a RunUsage>) -> TokenUsage {
     let mut usage = TokenUsage::default();
     for run in runs {
-        let totals = &run.totals;
         usage.total_runs += 1;
-        usage.total_tokens += totals.total_tokens;
-        usage.total_input_tokens += totals.total_input_tokens;
-        usage.total_output_tokens += totals.total_output_tokens;
-        usage.by_caller.lead_agent += totals.lead_agent_tokens;
-        usage.by_caller.subagent += totals.subagent_tokens;
-        usage.by_caller.middleware += totals.middleware_tokens;
-        for (model, tokens) in &totals.token_usage_by_model {
+        usage.total_tokens += run.total_tokens;
+        usage.total_input_tokens += run.total_input_tokens;
+        usage.total_output_tokens += run.total_output_tokens;
+        usage.by_caller.lead_agent += run.lead_agent_tokens;
+        usage.by_caller.subagent += run.subagent_tokens;
+        usage.by_caller.middleware += run.middleware_tokens;
+        for (model, tokens) in &run.token_usage_by_model {
             let model = usage.by_model.entry(model.clone()).or_default();
             model.tokens += tokens["total_tokens"].as_i64().unwrap_or(0);
             model.runs += 1;

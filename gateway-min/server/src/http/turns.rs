@@ -18,7 +18,7 @@ use super::error::{ApiError, OrApiError as _};
 use super::exclusive::reserved;
 use super::history::HISTORY_FAILED;
 use crate::app::App;
-use threadkeep_records::{RunQuery, WriterKind};
+use threadkeep_records::WriterKind;
 
 /// The field of a message, and the key of a human message's `additional_kwargs`, that names its run.
 const RUN_ID: &str = "run_id";
@@ -113,13 +113,11 @@ fn answer_id(message: &Value) -> Option<&str> {
 
 /// The duration in whole seconds of each ended run of the thread.
 async fn finished_runs(app: &App, thread: &ThreadId) -> Result<BTreeMap<String, u64>, ApiError> {
-    let query = RunQuery { status: None, limit: u32::MAX, offset: 0 };
-    let rows =
-        app.records.runs().list_by_thread(thread.as_str(), &query).await.or_internal(HISTORY_FAILED)?;
-    let ended = rows.into_iter().filter(|row| !row.status.is_active());
-    let seconds = ended.map(|row| {
-        let seconds = (row.updated_at - row.created_at).num_seconds();
-        (row.run_id, u64::try_from(seconds).unwrap_or(0))
+    let runs = app.records.runs().briefs(thread.as_str(), u32::MAX).await.or_internal(HISTORY_FAILED)?;
+    let ended = runs.into_iter().filter(|run| !run.status.is_active());
+    let seconds = ended.map(|run| {
+        let seconds = (run.updated_at - run.created_at).num_seconds();
+        (run.run_id, u64::try_from(seconds).unwrap_or(0))
     });
     Ok(seconds.collect())
 }

@@ -62,6 +62,8 @@ pub(crate) enum OnThread<'a> {
 /// An admitted run, and its stream.
 pub(crate) struct Created {
     pub(crate) run: RunRow,
+    /// The input and the configuration that the request of the run had.
+    pub(crate) kwargs: Json,
     pub(crate) stream: Subscription,
 }
 
@@ -85,7 +87,7 @@ impl Runs {
         if let Some(key) = &idempotency_key
             && let Some(run) = self.records.runs().get_by_idempotency_key(key).await?
         {
-            return Ok(self.joined(run));
+            return self.joined(run).await;
         }
         if let Some(selected) = request.checkpoint {
             self.check_selected(thread_id, selected).await?;
@@ -161,7 +163,7 @@ impl Runs {
             // A concurrent request with the same key was faster.
             Ok(Admission::Existing(run)) => {
                 publisher.end();
-                return Ok(self.joined(run));
+                return self.joined(run).await;
             }
             Ok(Admission::Waiting { run, predecessor, superseded, .. }) => {
                 for stopped in superseded.into_iter().chain([predecessor]) {
@@ -211,7 +213,7 @@ impl Runs {
         );
         worker::start(self, spec, publisher, frames, guard);
         let owned = request.options.on_disconnect == OnDisconnect::Cancel;
-        Ok(Created { run, stream: if owned { stream.owning() } else { stream } })
+        Ok(Created { run, kwargs: request.kwargs, stream: if owned { stream.owning() } else { stream } })
     }
 
     /// Admits the run, after its thread's feed was filled if that has no messages.
@@ -258,8 +260,10 @@ impl Runs {
     }
 
     /// A run created by an earlier request. Its stream belongs to that request: leaving it here does not stop the run.
-    fn joined(self: &Arc<Self>, run: RunRow) -> Created {
-        Created { stream: self.streams.follow(&run, None), run }
+    async fn joined(self: &Arc<Self>, run: RunRow) -> Result<Created, CreateError> {
+        let kwargs = self.records.runs().kwargs(std::slice::from_ref(&run.run_id)).await?.remove(&run.run_id);
+        let stream = self.streams.follow(&run, None);
+        Ok(Created { run, kwargs: kwargs.unwrap_or_default(), stream })
     }
 
     /// Checks that the selected checkpoint exists, without the gate, which comes when the run starts.

@@ -1,5 +1,6 @@
 //! Rollbacks that were requested of a process that is gone: the one that takes the run over carries them out.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -92,7 +93,8 @@ impl Runs {
         if !self.still_has(row).await? {
             return Err(RunError::TakenOver);
         }
-        let Some(before) = Before::find(accessor, &thread, row).await? else { return Ok(()) };
+        let run = Written::by(row, self.records.runs().kwargs(std::slice::from_ref(&row.run_id)).await?);
+        let Some(before) = Before::find(accessor, &thread, &run).await? else { return Ok(()) };
         let point = accessor.captured_at(&thread, before.head, &before.since).await?;
         let extra = point.snapshot().map(|state| restoring(state.key.id, &state.metadata.extra));
         accessor.restore(&mut head, &point, extra.unwrap_or_default()).await?;
@@ -120,7 +122,7 @@ impl Before {
     async fn find(
         accessor: &StateAccessor,
         thread: &ThreadId,
-        row: &RunRow,
+        run: &Written<'_>,
     ) -> threadkeep::Result<Option<Self>> {
         let (mut before, mut first) = (None, None::<StateSnapshot>);
         loop {
@@ -129,7 +131,7 @@ impl Before {
             let ended = page.len() < PAGE;
             for state in page {
                 before = Some(state.key.id);
-                if is_of(row, &state) {
+                if run.is_of(&state) {
                     first = Some(state);
                     continue;
                 }
@@ -142,13 +144,27 @@ impl Before {
     }
 }
 
-/// Whether a checkpoint was written by the run: it names it, or restores the one that the run was to start from.
-fn is_of(row: &RunRow, state: &StateSnapshot) -> bool {
-    if state.metadata.extra.get("run_id").and_then(Json::as_str) == Some(row.run_id.as_str()) {
-        return true;
+/// What shows that a checkpoint was written by a run.
+struct Written<'a> {
+    row: &'a RunRow,
+    /// The text of its request, which may name the checkpoint to start from.
+    request: String,
+}
+
+impl<'a> Written<'a> {
+    fn by(row: &'a RunRow, mut kwargs: BTreeMap<String, Json>) -> Self {
+        Self { row, request: kwargs.remove(&row.run_id).unwrap_or_default().to_string() }
     }
-    let restored = state.metadata.extra.get(RESTORED).and_then(Json::as_str);
-    let is_asked_for = restored.is_some_and(|id| row.kwargs.to_string().contains(id));
-    let created = DateTime::parse_from_rfc3339(&state.created_at());
-    is_asked_for && created.is_ok_and(|created| created > row.created_at)
+
+    /// Whether the checkpoint names the run, or restores the one that the run was to start from.
+    fn is_of(&self, state: &StateSnapshot) -> bool {
+        let Self { row, request } = self;
+        if state.metadata.extra.get("run_id").and_then(Json::as_str) == Some(row.run_id.as_str()) {
+            return true;
+        }
+        let restored = state.metadata.extra.get(RESTORED).and_then(Json::as_str);
+        let is_asked_for = restored.is_some_and(|id| request.contains(id));
+        let created = DateTime::parse_from_rfc3339(&state.created_at());
+        is_asked_for && created.is_ok_and(|created| created > row.created_at)
+    }
 }

@@ -4,7 +4,7 @@ use axum::http::Method;
 use serde_json::{Value, json};
 use threadkeep_agent::model::scripted::gate;
 
-use crate::support::{ALL, Gateway, Setup};
+use crate::support::{ALL, Gateway, Setup, connect};
 
 fn script(gate: &str) -> Value {
     json!({"rules": [
@@ -69,4 +69,40 @@ async fn a_joined_run_is_answered_with_the_state_in_which_it_ended() {
             assert_eq!(joined(&gateway, &run).await, expected, "{backend} {mode}");
         }
     }
+}
+
+/// What a run was asked may be of any size. It is read where it is shown, and nowhere else: here, where reading it fails.
+#[tokio::test]
+async fn only_what_shows_the_request_of_a_run_reads_it() {
+    let gateway = Setup { script: script("unused"), ..Setup::on("sqlite", "delta") }.start().await;
+    gateway.create("t").await;
+    gateway.ask("t", "one").await;
+    // Its duration is not noted in the thread, so that the history looks for it in the records.
+    let run = gateway.ask("t", "fail").await;
+    let database = connect(&gateway.data().join("gateway.db"));
+    let unreadable = "ALTER TABLE runs RENAME COLUMN kwargs_json TO kept; \
+         ALTER TABLE runs ADD COLUMN kwargs_json TEXT GENERATED ALWAYS AS (json(kept || '?')) VIRTUAL";
+    database.execute_batch(unreadable).unwrap();
+    for whole in ["/api/threads/t/runs", "/api/threads/t/runs?select=kwargs"] {
+        assert_eq!(gateway.get(whole).await.status, 503, "{whole}: it cannot be read");
+    }
+    let run = format!("/api/threads/t/runs/{run}");
+    assert_eq!(gateway.get(&run).await.status, 503);
+    let usage = gateway.get("/api/threads/t/token-usage").await.ok();
+    assert_eq!((&usage["total_runs"], &usage["by_model"]["m"]["runs"]), (&json!(2), &json!(2)), "{usage}");
+    let listed = gateway.get("/api/threads/t/runs?select=run_id&select=status").await.ok();
+    assert_eq!(listed[0]["status"], "error");
+    assert_eq!(gateway.get("/api/runs").await.ok().as_array().unwrap().len(), 2);
+    let history = gateway.post("/api/threads/t/history", json!({"limit": 1})).await.ok();
+    assert!(history[0]["values"]["messages"].as_array().unwrap().len() > 2, "{history}");
+    for read in ["/api/threads/t", "/api/threads/t/state", "/threads/t", "/threads/t/runs", "/runs"] {
+        assert_eq!(gateway.get(read).await.status, 200, "{read}");
+    }
+    gateway.get(&format!("{run}/join")).await.ok();
+    for stream in ["/api/threads/t/stream", &format!("{run}/stream")] {
+        let request = axum::http::Request::get(stream).body(axum::body::Body::empty()).unwrap();
+        assert_eq!(gateway.open_answer(request).await.status(), 200, "{stream}");
+    }
+    let cancelled = gateway.call(Method::POST, &format!("{run}/cancel"), None).await;
+    assert_eq!(cancelled.status, 409, "it has ended");
 }

@@ -21,7 +21,7 @@ use super::session::Viewer;
 use super::{Page, Parameters, offset};
 use crate::app::App;
 use crate::auth::Principal;
-use threadkeep_records::{RunQuery, ThreadQuery, ThreadRow, ThreadStatus};
+use threadkeep_records::{ThreadQuery, ThreadRow, ThreadStatus};
 
 const FAILED: &str = "Failed to search threads";
 const LOOK_FAILED: &str = "Failed to read thread";
@@ -163,8 +163,7 @@ pub(super) async fn ask(
     let thread = head(&app, &thread_id).await?;
     let all = ListQuery { namespace: None, load: Load::None, ..ListQuery::new(&thread_id) };
     let checkpoints = app.threads.accessor().saver().list(&all).await.or_engine(&thread_id, LOOK_FAILED)?;
-    let runs = RunQuery { status: None, limit: RUNS, offset: 0 };
-    let runs = app.records.runs().list_by_thread(thread_id.as_str(), &runs).await.or_internal(LOOK_FAILED)?;
+    let runs = app.records.runs().briefs(thread_id.as_str(), RUNS).await.or_internal(LOOK_FAILED)?;
     let delegations =
         app.records.executions().of_thread(thread_id.as_str()).await.or_internal(LOOK_FAILED)?;
     // An execution that was tried again has a row for each attempt, and one line of checkpoints.

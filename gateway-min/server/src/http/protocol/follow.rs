@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use chrono::{DateTime, Utc};
 use futures::StreamExt as _;
 use serde_json::{Value, json};
 use threadkeep::channel::MESSAGES_CHANNEL;
@@ -47,7 +48,8 @@ impl Following {
     pub(super) async fn begin(mut runs: RunsOf, filter: Filter) -> Result<Self, ApiError> {
         let since = filter.since;
         runs.with(|run| {
-            run.status.is_active() || since.is_some_and(|since| Place::before_ms(changed(run) + 1) >= since)
+            run.status.is_active()
+                || since.is_some_and(|since| Place::before_ms(unix_ms(run.updated_at) + 1) >= since)
         })
         .await?;
         Ok(Self { runs, filter: Arc::new(filter), current: None, said: VecDeque::new() })
@@ -155,7 +157,7 @@ impl Following {
             }
         };
         // The same place if nothing is kept of it but its row.
-        let ended = EventId { unix_ms: changed(&row), seq: 0 };
+        let ended = EventId { unix_ms: unix_ms(row.updated_at), seq: 0 };
         let last = match translator.last() {
             Some(last) if Place::of(last) > Place::of(ended) => last,
             Some(_) => ended,
@@ -208,9 +210,9 @@ impl Following {
     }
 }
 
-/// When the run last changed, in milliseconds since the Unix epoch.
-fn changed(run: &RunRow) -> u64 {
-    u64::try_from(run.updated_at.timestamp_millis()).unwrap_or_default()
+/// A time in milliseconds since the Unix epoch.
+fn unix_ms(time: DateTime<Utc>) -> u64 {
+    u64::try_from(time.timestamp_millis()).unwrap_or_default()
 }
 
 /// A checkpoint as the protocol describes it.

@@ -12,7 +12,7 @@ use serde_json::Value;
 use threadkeep::Error;
 use threadkeep::id::ThreadId;
 
-use super::fields::Problems;
+use super::fields::{Problems, bounded};
 use threadkeep_records::RecordsError;
 
 /// The maximum size of a request body. The reference names no limit; this one leaves room for a conversation with
@@ -59,9 +59,9 @@ impl Body {
 }
 
 impl ApiError {
-    /// An error with this status and text.
+    /// An error with this status and text, which is cut if it is very long: a text may repeat what the request says.
     pub fn new(status: StatusCode, detail: impl Into<String>) -> Self {
-        Self { status, body: Body::Text { detail: detail.into() }, retry_after: None }
+        Self { status, body: Body::Text { detail: bounded(detail) }, retry_after: None }
     }
 
     /// 400: the request is well-formed, but cannot be served.

@@ -11,7 +11,7 @@ use utoipa_axum::routes;
 
 use super::error::ApiError;
 use super::extract::ApiPath;
-use super::fields::{Fields, FromFields};
+use super::fields::{Fields, FromFields, shortened};
 use super::schema::ErrorBody;
 use crate::app::App;
 use threadkeep_config::Model;
@@ -99,5 +99,5 @@ async fn get_model(
 ) -> Result<Json<ModelInfo>, ApiError> {
     let config = app.config.current_async().await;
     let model = config.model(&name).map(ModelInfo::from);
-    model.map(Json).ok_or_else(|| ApiError::not_found(format!("Model '{name}' not found")))
+    model.map(Json).ok_or_else(|| ApiError::not_found(format!("Model '{}' not found", shortened(name))))
 }

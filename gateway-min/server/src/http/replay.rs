@@ -20,7 +20,7 @@ use utoipa_axum::routes;
 
 use super::error::{ApiError, OrApiError as _};
 use super::extract::{ApiJson, ApiPath, ThreadPath};
-use super::fields::{Fields, FromFields};
+use super::fields::{Fields, FromFields, shortened};
 use super::schema::ErrorBody;
 use super::threads::existing;
 use super::turns;
@@ -147,10 +147,9 @@ async fn prepare_regenerate(
             (question, head.run_of(&app, at).await?)
         }
         // An interrupted run may have streamed an answer that is in no checkpoint.
-        None => head
-            .interrupted(&app)
-            .await?
-            .ok_or_else(|| ApiError::not_found(format!("Message {message_id} not found")))?,
+        None => head.interrupted(&app).await?.ok_or_else(|| {
+            ApiError::not_found(format!("Message {} not found", shortened(message_id.as_str())))
+        })?,
     };
     let question = &messages[question];
     let id = id_of(question).ok_or_else(|| ApiError::conflict(QUESTION_WITHOUT_ID))?;
@@ -189,7 +188,9 @@ async fn prepare_edit(
         return Err(ApiError::conflict(GOAL_ACTIVE));
     }
     let at = messages.iter().position(|message| message["id"] == *human_message_id);
-    let at = at.ok_or_else(|| ApiError::not_found(format!("Message {human_message_id} not found")))?;
+    let at = at.ok_or_else(|| {
+        ApiError::not_found(format!("Message {} not found", shortened(human_message_id.as_str())))
+    })?;
     let (question, turn) = (&messages[at], &messages[at + 1..]);
     let answer = turn.iter().rposition(|message| kind(message) == "ai" && !is_hidden(message));
     let Some(answer) = answer.filter(|_| head.state.next.is_empty()) else {

@@ -25,7 +25,7 @@ use super::described;
 use super::error::{ApiError, OrApiError as _};
 use super::exclusive::exclusively;
 use super::extract::{ApiJson, ApiPath, ApiQuery, ThreadPath, drained};
-use super::fields::{Fields, FromFields};
+use super::fields::{Fields, FromFields, shortened};
 use super::run_body::{SERVER_OWNED, Selected, selector};
 use super::schema::{ErrorBody, Gated};
 use super::select::Select;
@@ -318,7 +318,10 @@ async fn read(app: &App, thread: &ThreadId, selected: Option<Sent>) -> Result<Th
             let missing = match id {
                 Some(id) => checkpoint_absent(id),
                 None if namespace == Namespace::root() => absent(thread),
-                None => ApiError::not_found(format!("Thread {thread} has no checkpoint in {namespace}")),
+                None => {
+                    let namespace = shortened(namespace.to_string());
+                    ApiError::not_found(format!("Thread {thread} has no checkpoint in {namespace}"))
+                }
             };
             (accessor.clone().in_namespace(namespace).get(thread, id).await, missing)
         }
@@ -456,7 +459,7 @@ pub(super) fn known_channels(accessor: &StateAccessor, values: &Map<String, Valu
         return Ok(());
     }
     unknown.sort_unstable();
-    Err(unprocessable(format!("Unknown thread-state field(s): {}", unknown.join(", "))))
+    Err(unprocessable(format!("Unknown thread-state field(s): {}", shortened(unknown.join(", ")))))
 }
 
 pub(super) fn unprocessable(text: String) -> ApiError {

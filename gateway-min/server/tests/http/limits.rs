@@ -163,3 +163,43 @@ async fn a_thousand_open_streams_leave_room_for_others_and_all_get_the_end() {
         assert!(ended.unwrap());
     }
 }
+
+/// A text of an error repeats what the request says, but not a megabyte of it. The letters have two bytes each: none is
+/// cut in half.
+#[tokio::test]
+async fn no_error_repeats_a_megabyte_of_its_request() {
+    const ANSWER_MAX: usize = 16 * 1024;
+    let gateway = Setup::default().start().await;
+    gateway.create("t").await;
+    gateway.ask("t", "hello").await;
+    let huge = "\u{e4}".repeat(512 * 1024);
+    let many: Vec<String> = (0..100_000).map(|n| format!("mode-{n}")).collect();
+    let run = "/api/threads/t/runs/wait";
+    let requests = [
+        (run, json!({"stream_mode": huge}), 422, "Unsupported stream mode(s): "),
+        (run, json!({"stream_mode": many}), 422, "Unsupported stream mode(s): mode-0, mode-1"),
+        (run, json!({"context": {"model_name": huge}}), 400, "Model '"),
+        (run, json!({"context": {"model_name": {"a": huge}}}), 400, "Model '"),
+        (run, json!({"checkpoint_id": huge}), 404, "Checkpoint "),
+        (run, json!({"checkpoint": {huge.as_str(): null}}), 400, "checkpoint "),
+        (run, json!({"checkpoint": {"checkpoint_ns": huge}}), 400, "checkpoint checkpoint_ns"),
+        (run, json!({"input": {"messages": [{"role": huge, "content": "x"}]}}), 400, "Invalid message"),
+        (run, json!({"assistant_id": huge}), 422, "Assistant not found"),
+        (run, json!({huge.as_str(): 1}), 422, "Extra inputs"),
+        (
+            "/api/threads/t/state",
+            json!({"values": {huge.as_str(): 1}}),
+            422,
+            "Unknown thread-state field(s): ",
+        ),
+        ("/api/threads/t/runs/regenerate/prepare", json!({"message_id": huge}), 404, "Message "),
+    ];
+    for (path, body, status, text) in requests {
+        let answer = gateway.post(path, body).await;
+        let said = answer.body.to_string();
+        let shown: String = said.chars().take(300).collect();
+        assert_eq!(answer.status, status, "{path}: {shown}");
+        assert!(said.contains(text), "{path}: {shown}");
+        assert!(said.len() < ANSWER_MAX, "{path}: {} bytes: {shown}", said.len());
+    }
+}

@@ -11,7 +11,7 @@ mod read;
 
 use serde_json::{Map, Value};
 
-pub use problem::{Flaw, Loc, Problems};
+pub use problem::{Flaw, Loc, Problems, bounded, shortened};
 pub use read::{Field, positive};
 pub use threadkeep_agent::Pattern;
 

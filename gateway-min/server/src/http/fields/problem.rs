@@ -160,6 +160,8 @@ impl fmt::Debug for Problem {
 const MAX_PROBLEMS: usize = 100;
 /// The maximum length of each text that a 422 response repeats from the request, in characters.
 const MAX_ECHOED: usize = 200;
+/// The maximum length of a whole text, in characters, whatever of the request it repeats.
+const MAX_TEXT: usize = 2_000;
 
 /// The problems of a request. Serialises to the list of a 422 response, with at most 100 items and 200 characters per
 /// input: a response must not be larger than its cause.
@@ -180,7 +182,7 @@ impl Problems {
         if self.0.len() < MAX_PROBLEMS {
             let Flaw { kind, msg, ctx } = flaw;
             let loc = loc.into_iter().map(Loc::shortened).collect();
-            self.0.push(Problem { kind, loc, msg, input: echoed(input), ctx });
+            self.0.push(Problem { kind, loc, msg: bounded(msg), input: echoed(input), ctx });
         }
     }
 
@@ -202,9 +204,19 @@ fn echoed(input: Value) -> Value {
     }
 }
 
+/// A text of the request as an error repeats it: its first 200 characters.
+pub fn shortened(text: impl Into<String>) -> String {
+    truncated(text.into(), MAX_ECHOED)
+}
+
+/// The text of an error, of which the gateway sends 2,000 characters.
+pub fn bounded(text: impl Into<String>) -> String {
+    truncated(text.into(), MAX_TEXT)
+}
+
 /// The text, truncated with an ellipsis.
-fn shortened(mut text: String) -> String {
-    if let Some((cut, _)) = text.char_indices().nth(MAX_ECHOED) {
+fn truncated(mut text: String, max: usize) -> String {
+    if let Some((cut, _)) = text.char_indices().nth(max) {
         text.truncate(cut);
         text.push('\u{2026}');
     }

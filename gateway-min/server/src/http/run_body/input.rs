@@ -7,6 +7,7 @@ use threadkeep_subagents::owned;
 
 use super::Command;
 use crate::http::error::ApiError;
+use crate::http::fields::shortened;
 use crate::runs::request::{Change, Resume, RunInput};
 
 /// Keys of a message's `additional_kwargs` that only the gateway sets: the run that a message belongs to, and its
@@ -151,12 +152,12 @@ pub(in crate::http) fn selector(
         ));
     }
     if let Some(name) = checkpoint.keys().next() {
-        return Err(ApiError::bad_request(format!("checkpoint {name} is not known")));
+        return Err(ApiError::bad_request(format!("checkpoint {} is not known", shortened(name.as_str()))));
     }
     let Some(id) = named.or(id) else { return Ok(Selected { namespace, id: None }) };
     match id.parse() {
         Ok(id) => Ok(Selected { namespace, id: Some(id) }),
         Err(_) if id.is_empty() => Err(ApiError::not_found("Checkpoint not found")),
-        Err(_) => Err(ApiError::not_found(format!("Checkpoint {id} not found"))),
+        Err(_) => Err(ApiError::not_found(format!("Checkpoint {} not found", shortened(id)))),
     }
 }

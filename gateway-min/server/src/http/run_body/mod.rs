@@ -31,7 +31,7 @@ pub(super) use protocol::{Forked, Responded, Started, together};
 
 use super::assistants;
 use super::error::ApiError;
-use super::fields::{Fields, Flaw, FromFields};
+use super::fields::{Fields, Flaw, FromFields, shortened};
 use crate::runs::request::{RunInput, RunOptions, RunRequest};
 use config::SentConfig;
 
@@ -107,7 +107,7 @@ impl RunBody {
             Some(Value::String(name)) => name.clone(),
             Some(other) => other.to_string(),
         };
-        Err(ApiError::bad_request(AgentError::UnknownModel(name).to_string()))
+        Err(ApiError::bad_request(AgentError::UnknownModel(shortened(name)).to_string()))
     }
 
     /// The run to start on `thread`. Messages without an id get one from `ids`.

@@ -3,7 +3,7 @@
 use serde_json::Value;
 use threadkeep_agent::{Durability, Interrupts, NODES};
 
-use crate::http::fields::{Fields, Flaw};
+use crate::http::fields::{Fields, Flaw, shortened};
 use crate::runs::request::{OnDisconnect, RunOptions, StreamMode};
 
 impl RunOptions {
@@ -72,7 +72,7 @@ pub(in crate::http) fn stream_modes(fields: &mut Fields<'_>) -> Vec<StreamMode> 
         }
     }
     if !unsupported.is_empty() {
-        let msg = format!("Unsupported stream mode(s): {}", unsupported.join(", "));
+        let msg = format!("Unsupported stream mode(s): {}", shortened(unsupported.join(", ")));
         fields.refuse("stream_mode", Flaw::new("unsupported_stream_mode", msg), sent);
     }
     modes

@@ -20,7 +20,7 @@ use crate::prompt::Prompt;
 use crate::skills::{self, Skill};
 use crate::summary::{self, Cut, Summarizer};
 use crate::tools::deferred::Deferred;
-use crate::tools::{ToolContext, Toolbox};
+use crate::tools::{ASK_CLARIFICATION, ToolContext, Toolbox};
 use crate::{Added, AgentError, DateZone, Ended, Input, Middleware, Next, Session, TaskInput, spans};
 pub(crate) use conversation::conversation;
 use conversation::{Conversation, calls, earlier_summary, messages_of, stamp_run};
@@ -106,6 +106,13 @@ impl Agent {
             Some(deferred) => Arc::new(self.toolbox.loaded(&deferred.loaded(turn))),
             None => Arc::clone(&self.toolbox),
         }
+    }
+
+    /// Takes away the tool with which the agent asks the user: nobody is there to answer.
+    pub fn ask_nothing(&mut self) {
+        let mut toolbox = (*self.toolbox).clone();
+        toolbox.retain(|tool| tool != ASK_CLARIFICATION);
+        self.toolbox = Arc::new(toolbox);
     }
 
     /// Gives the agent these skills.

@@ -3,6 +3,7 @@
 use serde_json::Value as Json;
 
 use crate::model::message;
+use crate::tools::{ASK_CLARIFICATION, ToolSpec};
 
 /// An agent's system prompt.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -15,7 +16,7 @@ pub struct Prompt {
 
 impl Prompt {
     /// The whole system prompt for a call on this date.
-    pub(crate) fn system(&self, date: &str, tools: bool) -> String {
+    pub(crate) fn system(&self, date: &str, tools: &[ToolSpec]) -> String {
         let own = match &self.own {
             Some(own) => own.clone(),
             None => system(date, tools),
@@ -25,15 +26,20 @@ impl Prompt {
 }
 
 /// The lead agent's prompt on this date.
-fn system(date: &str, tools: bool) -> String {
+fn system(date: &str, tools: &[ToolSpec]) -> String {
     let mut prompt = format!(
         "You are a capable assistant that works on the user's task until it is done. Today is {date}."
     );
-    if tools {
+    if !tools.is_empty() {
         prompt.push_str(
             "\n\nYou have tools. Paths are relative to this conversation's own directory. Call several tools at once \
-             when their results do not depend on each other. When the request cannot be carried out without an \
-             answer from the user, call ask_clarification instead of guessing.",
+             when their results do not depend on each other.",
+        );
+    }
+    if tools.iter().any(|tool| tool.name == ASK_CLARIFICATION) {
+        prompt.push_str(
+            " When the request cannot be carried out without an answer from the user, call ask_clarification instead of \
+             guessing.",
         );
     }
     prompt
@@ -54,6 +60,6 @@ mod tests {
         let told = summary("They talked.");
         assert_eq!((&told["type"], message::is_from_user(&told)), (&"human".into(), false));
         assert!(told["content"].as_str().is_some_and(|text| text.ends_with("so far:\nThey talked.")));
-        assert!(!system("1970-01-01, Thursday", true).contains("Summary"));
+        assert!(!system("1970-01-01, Thursday", &[]).contains("Summary"));
     }
 }

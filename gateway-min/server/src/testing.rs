@@ -7,7 +7,7 @@ use serde_json::{Map, json};
 use crate::app::App;
 use crate::runs::admission::OnThread;
 use crate::runs::request::{
-    Delegation, OnDisconnect, RunConfig, RunInput, RunOptions, RunRequest, Secrets, StreamMode,
+    Delegation, OnDisconnect, RunConfig, RunInput, RunOptions, RunRequest, StreamMode,
 };
 
 /// A finished turn of another agent, as threads of gateways with several agents have them. Returns the run's id.
@@ -23,7 +23,6 @@ pub async fn turn_of(app: &Arc<App>, thread: &str, agent: &str, text: &str) -> R
         metadata: Map::new(),
         config: RunConfig { recursion_limit: 100, ..RunConfig::default() },
         delegation: Delegation::default(),
-        secrets: Secrets::default(),
         checkpoint: None,
         options: RunOptions {
             stream_modes: vec![StreamMode::Values],

@@ -106,7 +106,7 @@ impl Agent {
         let summary = earlier_summary(session.writer.state())?;
         let summary = summary.map(|summary| prompt::summary(&summary));
         let request = ModelRequest {
-            system: Some(self.prompt.system(&self.zone.date(session.writer.ids().now()), !tools.is_empty())),
+            system: Some(self.prompt.system(&self.zone.date(session.writer.ids().now()), &tools)),
             earlier: conversation.earlier.clone().after(summary),
             messages,
             tools,

@@ -36,7 +36,7 @@ use threadkeep::state::StateSnapshot;
 use threadkeep_config::{Config, Secret, ToolRouting};
 use tokio_util::sync::CancellationToken;
 
-pub(crate) use self::clarification::is_question;
+pub(crate) use self::clarification::{ASK_CLARIFICATION, is_question};
 pub use self::clarification::{asks, questions};
 use self::pool::blocking;
 pub use crate::model::ToolSpec;

@@ -59,15 +59,18 @@ pub(crate) fn routes() -> OpenApiRouter<Arc<App>> {
 pub(super) fn named(fields: &mut Fields<'_>, name: &str) -> Option<String> {
     fields.field(name).nullable().read(|value| match value {
         Value::String(id) if is_lead_agent(&id) => Ok(id),
-        Value::String(id) => {
-            let known = format!("Assistant not found; there is one, '{LEAD_AGENT}'");
-            Err((Flaw::new("unknown_assistant", known), id.into()))
-        }
+        Value::String(id) => Err((Flaw::new("unknown_assistant", only_one()), id.into())),
         other => Err((Flaw::new("string_type", "Input should be a valid string"), other)),
     })
 }
 
-fn is_lead_agent(id: &str) -> bool {
+/// What is said of another assistant than the lead agent.
+pub(super) fn only_one() -> String {
+    format!("Assistant not found; there is one, '{LEAD_AGENT}'")
+}
+
+/// Whether this names the lead agent.
+pub(super) fn is_lead_agent(id: &str) -> bool {
     id.to_ascii_lowercase().replace('-', "_") == LEAD_AGENT
 }
 

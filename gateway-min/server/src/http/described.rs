@@ -142,6 +142,8 @@ fn others(channels: &ChannelTable) -> Value {
 /// What a run is given about the conversation besides its input.
 fn run_context() -> Value {
     let number = json!({ "type": ["integer", "null"], "minimum": i64::MIN, "maximum": u64::MAX });
+    let text = json!({ "type": ["string", "null"] });
+    let not_done = json!({ "enum": [false, null] });
     json!({
         "type": "object",
         "properties": {
@@ -151,6 +153,23 @@ fn run_context() -> Value {
             },
             "max_concurrent_subagents": number,
             "max_total_subagents": number,
+            "model_name": text,
+            "thinking_enabled": { "type": ["boolean", "null"] },
+            "reasoning_effort": text,
+            "disable_clarification": {
+                "description": "Whether the agent must not ask the user [default: false].",
+                "type": ["boolean", "null"],
+            },
+            "non_interactive": {
+                "description": "The same, of internal callers alone.",
+                "type": ["boolean", "null"],
+            },
+            "mode": { "description": "A word of the client, stored with the checkpoints.", "type": ["string", "null"] },
+            "agent_name": { "enum": ["lead_agent", "lead-agent", null] },
+            "is_plan_mode": not_done,
+            "is_bootstrap": not_done,
+            "secrets": { "type": ["object", "null"], "maxProperties": 0 },
+            "github_token": { "type": "null" },
         },
         "additionalProperties": reference("Json"),
     })

@@ -190,6 +190,7 @@ impl Runs {
             reasoning_effort: text(&request, "reasoning_effort"),
             recursion_limit: request.config.recursion_limit,
             delegation: request.delegation,
+            asks: !request.config.forbids_questions(),
             breakpoints: Breakpoints {
                 before: request.options.interrupt_before,
                 after: request.options.interrupt_after,

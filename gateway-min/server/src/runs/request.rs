@@ -24,8 +24,6 @@ pub struct RunRequest {
     pub config: RunConfig,
     /// What the run may delegate to subagents.
     pub delegation: Delegation,
-    /// Credentials for tools: the entries of `config.context.secrets`, and `github_token`.
-    pub secrets: Secrets,
     /// The checkpoint to resume from; `None` for the head.
     pub checkpoint: Option<CheckpointId>,
     /// How the run streams, stops and handles other runs.
@@ -90,6 +88,11 @@ pub struct Resume {
     pub messages: Option<Vec<Value>>,
 }
 
+/// The key of a context that keeps the agent from asking the user.
+pub(crate) const DISABLE_CLARIFICATION: &str = "disable_clarification";
+/// The same, as internal callers say it: nobody is there to answer.
+pub(crate) const NON_INTERACTIVE: &str = "non_interactive";
+
 /// The configuration of a run, without its input. Contains no credentials.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct RunConfig {
@@ -103,6 +106,14 @@ pub struct RunConfig {
     pub tags: Vec<String>,
     /// The maximum number of supersteps, at least 1.
     pub recursion_limit: u64,
+}
+
+impl RunConfig {
+    /// Whether the agent must not ask the user.
+    pub fn forbids_questions(&self) -> bool {
+        let is_set = |key: &str| self.context.get(key).and_then(Value::as_bool) == Some(true);
+        is_set(DISABLE_CLARIFICATION) || is_set(NON_INTERACTIVE)
+    }
 }
 
 /// What a run may delegate to subagents; by default nothing.
@@ -191,44 +202,4 @@ pub struct RunOptions {
     pub multitask_strategy: MultitaskStrategy,
     /// When the run's supersteps are on disk.
     pub durability: Durability,
-}
-
-/// The credentials of one request. They live as long as its run and are never stored.
-#[derive(Clone, Default, PartialEq, Eq)]
-pub struct Secrets(Map<String, Value>);
-
-impl Secrets {
-    pub(crate) fn new(secrets: Map<String, Value>) -> Self {
-        Self(secrets)
-    }
-
-    /// The secret of this name.
-    pub fn get(&self, name: &str) -> Option<&str> {
-        self.0.get(name)?.as_str()
-    }
-}
-
-impl fmt::Debug for Secrets {
-    /// Shows only the names.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_set().entries(self.0.keys()).finish()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-
-    #[test]
-    fn secrets_are_given_by_name_and_never_printed() {
-        let Value::Object(map) = json!({"TOKEN": "hunter2", "number": 3}) else { panic!() };
-        let secrets = Secrets::new(map);
-        assert_eq!(
-            (secrets.get("TOKEN"), secrets.get("number"), secrets.get("x")),
-            (Some("hunter2"), None, None)
-        );
-        assert_eq!(format!("{secrets:?}"), r#"{"TOKEN", "number"}"#);
-    }
 }

@@ -109,7 +109,7 @@ fn flaws(stateless: bool) -> Vec<(Value, u16, Value)> {
             json!({"metadata": {"auth_token": "hunter2"}}),
             422,
             text(
-                "Run metadata key 'auth_token' is reserved: metadata is stored; send credentials in config.context.secrets",
+                "Run metadata key 'auth_token' is reserved: metadata is stored; leave it out, no tool takes credentials from a request",
             ),
         ),
         (

@@ -37,6 +37,24 @@ const NO_ANSWER: &str =
     "Thread t waits for the answer to a question: command.resume must be a string or an object with messages";
 
 #[tokio::test]
+async fn a_run_that_must_not_ask_has_no_tool_for_it() {
+    let ask = json!({"name": "ask_clarification", "args": {"question": "Which one?"}});
+    let script =
+        json!({"rules": [{"answers": [{"tool_calls": [ask]}, {"text": "I guess: {{tool_result}}"}]}]});
+    for mode in MODES {
+        let gateway = Setup { script: script.clone(), ..Setup::on("memory", mode) }.start().await;
+        gateway.create("t").await;
+        let mut body = question("paint");
+        body["context"] = json!({"disable_clarification": true});
+        gateway.post("/api/threads/t/runs/wait", body).await.ok();
+        let state = gateway.state("t").await;
+        let said = texts(&state);
+        assert_eq!(said.len(), 4, "{said:?}");
+        assert!(said[3].starts_with("I guess: Error: there is no tool `ask_clarification`"), "{said:?}");
+    }
+}
+
+#[tokio::test]
 async fn the_value_answers_the_question_of_the_last_run() {
     for (backend, mode) in ALL {
         for value in [json!("blue"), json!({"messages": [{"role": "user", "content": "blue"}]})] {

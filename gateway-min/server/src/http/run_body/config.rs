@@ -5,10 +5,10 @@ use threadkeep::metadata::COUNTERS_KEY;
 use threadkeep_agent::serialize::is_secret;
 
 use super::secrets::redact;
-use super::{RunLimits, delegation};
+use super::{RunLimits, context, delegation};
 use crate::http::fields::{Fields, Pattern, positive};
 use crate::http::threads::OWN_PREFIX;
-use crate::runs::request::{Delegation, RunConfig, Secrets};
+use crate::runs::request::{DISABLE_CLARIFICATION, Delegation, NON_INTERACTIVE, RunConfig};
 
 /// Context keys that reach the run both as context and as configurable entries.
 const SHARED_KEYS: [&str; 10] = [
@@ -23,14 +23,6 @@ const SHARED_KEYS: [&str; 10] = [
     "agent_name",
     "is_bootstrap",
 ];
-/// A context key that reaches the run only as context.
-const DISABLE_CLARIFICATION: &str = "disable_clarification";
-/// A context key that only internal callers may use.
-const NON_INTERACTIVE: &str = "non_interactive";
-/// The context key of the one credential with its own name.
-const GITHUB_TOKEN: &str = "github_token";
-/// The key of `config.context` that holds all other credentials.
-const SECRETS: &str = "secrets";
 
 /// Keys that only the gateway may set. They end up in checkpoint metadata, where a forged marker would lock a `full`
 /// process out of the thread.
@@ -57,7 +49,6 @@ pub(super) struct SentConfig {
     pub(super) thread_id: Option<String>,
     /// `config.configurable.checkpoint_id`.
     pub(super) checkpoint_id: Option<String>,
-    pub(super) secrets: Secrets,
     config: RunConfig,
     recursion_limit: Value,
     non_interactive: Option<Value>,
@@ -68,38 +59,32 @@ impl SentConfig {
     pub(super) fn from_fields(fields: &mut Fields<'_>) -> Self {
         let redacted = fields.peek("config").map_or(Value::Null, redact);
         let mut sent = Self { redacted, ..Self::default() };
-        let mut context = Map::new();
+        let mut inner = Map::new();
         if let Some(mut config) = fields.field("config").nullable().fields() {
             if let Some(mut configurable) = config.field("configurable").nullable().fields() {
                 sent.thread_id =
                     configurable.field("thread_id").nullable().text_matching(&Pattern::THREAD_ID);
                 sent.checkpoint_id = configurable.field("checkpoint_id").nullable().text();
-                delegation::check(&mut configurable);
+                context::check(&mut configurable);
                 sent.config.configurable = allowed(configurable.into_rest());
             }
-            context = context_of(&mut config);
+            inner = context_of(&mut config);
             sent.config.metadata = allowed(config.field("metadata").nullable().object().unwrap_or_default());
             sent.recursion_limit = config.field("recursion_limit").any().unwrap_or_default();
             sent.config.tags = config.field("tags").nullable().texts().unwrap_or_default();
             config.deny_others();
         }
         let further = context_of(fields);
-        sent.take_context(context, &further);
+        sent.take_context(&inner, &further);
         sent
     }
 
     /// Forwards the known keys of both contexts. Values in `config`, configurable or context, take precedence.
-    fn take_context(&mut self, mut config: Map<String, Value>, further: &Map<String, Value>) {
-        let mut secrets = match config.remove(SECRETS) {
-            Some(Value::Object(secrets)) => secrets,
-            _ => Map::new(),
-        };
+    fn take_context(&mut self, config: &Map<String, Value>, further: &Map<String, Value>) {
         let sent = |key: &str| {
             let value = config.get(key).filter(|value| !value.is_null());
             value.or_else(|| further.get(key).filter(|value| !value.is_null())).cloned()
         };
-        secrets.extend(sent(GITHUB_TOKEN).map(|token| (GITHUB_TOKEN.to_owned(), token)));
-        self.secrets = Secrets::new(secrets);
         self.non_interactive = sent(NON_INTERACTIVE);
         let RunConfig { configurable, context, .. } = &mut self.config;
         context.extend(sent(DISABLE_CLARIFICATION).map(|value| (DISABLE_CLARIFICATION.to_owned(), value)));
@@ -136,7 +121,8 @@ impl SentConfig {
 /// Takes the field `context`.
 fn context_of(fields: &mut Fields<'_>) -> Map<String, Value> {
     let Some(mut context) = fields.field("context").nullable().fields() else { return Map::new() };
-    delegation::check(&mut context);
+    context::check(&mut context);
+    context::check_credentials(&mut context);
     context.into_rest()
 }
 

@@ -1,10 +1,11 @@
-//! What a request says about delegation: three keys of the run's context, which are typed, unlike the others. A value of
-//! another type would switch delegation on or off unnoticed.
+//! What a request says about delegation: three keys of the run's context. A value of another type would switch
+//! delegation on or off unnoticed.
 
 use serde_json::{Map, Value};
 use threadkeep_subagents::admission::{concurrency, total};
 
 use super::RunLimits;
+use super::context::{boolean, typed};
 use crate::http::fields::{Fields, Flaw};
 use crate::runs::request::Delegation;
 
@@ -14,17 +15,9 @@ const TOTAL: &str = "max_total_subagents";
 
 /// Refuses a key with a value of another type than JSON's boolean or integer; null is an absent value.
 pub(super) fn check(context: &mut Fields<'_>) {
-    let integer = || Flaw::new("int_type", "Input should be a valid integer");
-    let boolean = || Flaw::new("bool_type", "Input should be a valid boolean");
-    let mut check = |key: &str, is_valid: fn(&Value) -> bool, flaw: &dyn Fn() -> Flaw| {
-        let sent = context.peek(key).filter(|value| !value.is_null() && !is_valid(value)).cloned();
-        if let Some(value) = sent {
-            context.refuse(key, flaw(), value);
-        }
-    };
-    check(ENABLED, Value::is_boolean, &boolean);
+    typed(context, ENABLED, Value::is_boolean, boolean);
     for key in [CONCURRENT, TOTAL] {
-        check(key, is_integer, &integer);
+        typed(context, key, is_integer, || Flaw::new("int_type", "Input should be a valid integer"));
     }
 }
 

@@ -11,6 +11,7 @@
 
 mod command;
 mod config;
+mod context;
 mod delegation;
 mod input;
 mod options;
@@ -38,7 +39,7 @@ use config::SentConfig;
 /// A key of the request's metadata in which older clients sent a credential.
 const RESERVED_METADATA_KEY: &str = "auth_token";
 /// The response to [`RESERVED_METADATA_KEY`].
-const RESERVED_METADATA: &str = "Run metadata key 'auth_token' is reserved: metadata is stored; send credentials in config.context.secrets";
+const RESERVED_METADATA: &str = "Run metadata key 'auth_token' is reserved: metadata is stored; leave it out, no tool takes credentials from a request";
 
 /// A well-formed request body.
 pub struct RunBody {
@@ -126,7 +127,6 @@ impl RunBody {
         let fallback = self.checkpoint_id.or_else(|| self.config.checkpoint_id.clone());
         let selected = input::selector(thread, self.checkpoint, fallback)?;
         let checkpoint = selected.of_root("a run starts from the thread's own state")?;
-        let secrets = self.config.secrets.clone();
         let delegation = self.config.delegation(limits);
         Ok(RunRequest {
             assistant_id: self.assistant_id,
@@ -135,7 +135,6 @@ impl RunBody {
             metadata: self.metadata,
             config: self.config.into_config(limits.max_recursion_limit, limits.internal_caller),
             delegation,
-            secrets,
             checkpoint,
             options: self.options,
             kwargs,

@@ -1,4 +1,5 @@
 mod command;
+mod context;
 mod delegation;
 
 use axum::body::to_bytes;
@@ -7,7 +8,7 @@ use threadkeep_agent::{Durability, Interrupts};
 
 use super::*;
 use crate::http::fields::Problems;
-use crate::runs::request::{Change, Delegation, OnDisconnect, RunConfig, Secrets, StreamMode};
+use crate::runs::request::{Change, Delegation, OnDisconnect, RunConfig, StreamMode};
 use threadkeep_records::MultitaskStrategy;
 
 const LIMITS: RunLimits =
@@ -56,7 +57,6 @@ fn an_empty_body_has_every_default() {
     assert_eq!(run.input, RunInput::Continue);
     assert_eq!(run.metadata, Map::new());
     assert_eq!(run.config, RunConfig { recursion_limit: 100, ..RunConfig::default() });
-    assert_eq!(run.secrets, Secrets::default());
     let options = RunOptions { stream_modes: vec![StreamMode::Values], ..RunOptions::default() };
     assert_eq!(run.options, options);
     assert_eq!(options.on_disconnect, OnDisconnect::Cancel);
@@ -305,12 +305,12 @@ fn the_recursion_limit_is_clamped_and_unusable_ones_are_ignored() {
 fn known_context_keys_are_forwarded_and_others_are_not() {
     let shared = json!({
         "model_name": "m", "mode": "pro", "thinking_enabled": true, "reasoning_effort": "high", "is_plan_mode": false,
-        "subagent_enabled": true, "max_concurrent_subagents": 3, "max_total_subagents": 6, "agent_name": "a",
+        "subagent_enabled": true, "max_concurrent_subagents": 3, "max_total_subagents": 6, "agent_name": "lead_agent",
         "is_bootstrap": false,
     });
     let mut context = map(shared.clone());
     context.extend(map(json!({
-        "disable_clarification": true, "github_token": "gh", "non_interactive": true, "allowed_subagents": ["x"],
+        "disable_clarification": true, "non_interactive": true, "allowed_subagents": ["x"],
         "tool_groups": ["g"], "available_skills": ["s"],
         "__svc": 1, "thread_id": "other", "unknown": 1,
     })));
@@ -320,7 +320,6 @@ fn known_context_keys_are_forwarded_and_others_are_not() {
         let mut expected = map(shared.clone());
         expected.insert("disable_clarification".into(), json!(true));
         assert_eq!(run.config.context, expected);
-        assert_eq!(run.secrets.get("github_token"), Some("gh"));
         let internal = try_request(&body, RunLimits { internal_caller: true, ..LIMITS }).unwrap();
         expected.insert("non_interactive".into(), json!(true));
         assert_eq!(internal.config.context, expected);
@@ -333,10 +332,9 @@ fn what_the_configuration_says_wins_over_the_context() {
     let run = request(&json!({
         "config": {"configurable": {"mode": "entry", "agent_name": null},
                    "context": {"mode": "inner", "model_name": "inner", "reasoning_effort": null}},
-        "context": {"mode": "outer", "model_name": "outer", "reasoning_effort": "outer", "agent_name": "outer"},
+        "context": {"mode": "outer", "model_name": "outer", "reasoning_effort": "outer", "agent_name": "lead-agent"},
     }));
-    let expected =
-        json!({"mode": "entry", "model_name": "inner", "reasoning_effort": "outer", "agent_name": "outer"});
+    let expected = json!({"mode": "entry", "model_name": "inner", "reasoning_effort": "outer", "agent_name": "lead-agent"});
     assert_eq!(run.config.configurable, map(expected.clone()));
     assert_eq!(run.config.context, map(expected));
 }
@@ -356,27 +354,21 @@ fn entries_that_belong_to_the_gateway_and_credentials_are_not_forwarded() {
 }
 
 #[test]
-fn secrets_reach_the_run_but_neither_its_record_nor_its_configuration() {
+fn secrets_in_a_configuration_are_not_in_the_record_of_its_run() {
     let body = json!({
         "input": {"messages": ["hi"]},
-        "config": {"context": {"secrets": {"ERP": "hunter2"}, "github_token": "hunter2", "mode": "x"},
-                   "configurable": {"github_token": "hunter2", "a": 1}},
-        "context": {"secrets": {"OTHER": "hunter2"}, "github_token": "hunter2-outer"},
+        "config": {"configurable": {"github_token": "hunter2", "a": 1}, "context": {"nested": {"api_key": "hunter2"}}},
     });
     let parsed = parse(&body).unwrap();
     assert!(!format!("{parsed:?}").contains("hunter2"));
     let run = request(&body);
-    assert_eq!(run.secrets.get("ERP"), Some("hunter2"));
-    assert_eq!(run.secrets.get("github_token"), Some("hunter2"));
-    assert_eq!(run.secrets.get("OTHER"), None, "only the configuration carries secrets");
-    assert!(!format!("{:?} {:?}", run.config, run.kwargs).contains("hunter2"));
-    assert!(!format!("{run:?}").contains("hunter2"));
+    assert!(!format!("{:?} {:?} {run:?}", run.config, run.kwargs).contains("hunter2"));
     assert_eq!(
         run.kwargs,
         json!({
             "input": {"messages": ["hi"]},
-            "config": {"context": {"secrets": "[redacted]", "github_token": "[redacted]", "mode": "x"},
-                       "configurable": {"github_token": "[redacted]", "a": 1}},
+            "config": {"configurable": {"github_token": "[redacted]", "a": 1},
+                       "context": {"nested": {"api_key": "[redacted]"}}},
         })
     );
 }

@@ -23,9 +23,7 @@ use threadkeep_agent::model::scripted::gate;
 use threadkeep_testing::Database;
 
 use super::admission::{CreateError, Created, OnThread};
-use super::request::{
-    Delegation, OnDisconnect, RunConfig, RunInput, RunOptions, RunRequest, Secrets, StreamMode,
-};
+use super::request::{Delegation, OnDisconnect, RunConfig, RunInput, RunOptions, RunRequest, StreamMode};
 use crate::app::{App, Parts};
 use crate::streams::bridge::Frame;
 use threadkeep_config::{ConfigHandle, Environment, LoadOptions};
@@ -177,7 +175,6 @@ pub(super) fn go_on() -> RunRequest {
         metadata: Map::new(),
         config: RunConfig { recursion_limit: 100, ..RunConfig::default() },
         delegation: Delegation::default(),
-        secrets: Secrets::default(),
         checkpoint: None,
         options: options([StreamMode::Values]),
         kwargs: json!({}),

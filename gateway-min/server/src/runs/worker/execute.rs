@@ -76,6 +76,9 @@ impl Worker<'_> {
             }
         }
         let mut agent = delegator.agents.lead(&spec.agent()).await?;
+        if !spec.asks {
+            agent.ask_nothing();
+        }
         delegator.equip(&mut agent, accessor, spec.delegates(), None).await?;
         spans::run_model(agent.model.name());
         let at = self.linearized(accessor, &mut head).await;

@@ -47,6 +47,8 @@ pub(crate) struct RunSpec {
     pub(crate) recursion_limit: u64,
     /// What the run may delegate.
     pub(crate) delegation: Delegation,
+    /// Whether the agent may ask the user.
+    pub(crate) asks: bool,
     pub(crate) breakpoints: Breakpoints,
     /// Whether the run repeats a turn with an edited question, and keeps the old turn if it fails.
     pub(crate) edits: bool,

@@ -15,6 +15,13 @@ use crate::record::Mark;
 
 /// The number of threads of which something is remembered.
 const THREADS: NonZeroUsize = NonZeroUsize::MIN.saturating_add(255);
+/// The most bytes of all that is remembered.
+const BYTES: usize = 32 << 20;
+/// What an entry of an object takes: a key, a value, their reference counts, and a place in a tree. To add up the values would
+/// look at all of them in every step.
+const ENTRY: usize = 256;
+/// What anything remembered takes besides its content.
+const ITEM: usize = 256;
 
 /// A stored object.
 #[derive(Clone)]
@@ -34,20 +41,58 @@ pub(crate) struct Stored {
 
 /// What is remembered of the threads that were written last. It counts only while the thread has the mark that it was given
 /// with it: any other write, also one that failed in the end or that another handle made, draws another one.
-pub(crate) struct Memo(Mutex<LruCache<ThreadNumber, (Mark, Stored)>>);
+pub(crate) struct Memo(Mutex<Remembered>);
+
+struct Remembered {
+    /// The marks of threads, and the stays during which they were remembered without a gap.
+    threads: LruCache<ThreadNumber, (Mark, Stay)>,
+    last_stay: Stay,
+    values: LruCache<(Stay, Name), Value>,
+    bytes: usize,
+    most: usize,
+}
+
+/// What is remembered of a thread has the number of the stay that it belongs to. With a new number all of it is forgotten, and
+/// gives way to other things in time.
+type Stay = u64;
+
+/// What something remembered is called in its thread.
+#[derive(PartialEq, Eq, Hash)]
+enum Name {
+    Object(String),
+    List((Namespace, ChannelName)),
+}
+
+enum Value {
+    Object(Known),
+    List(Version, Shape),
+}
 
 impl Default for Memo {
     fn default() -> Self {
-        Self(Mutex::new(LruCache::new(THREADS)))
+        Self::of(BYTES)
     }
 }
 
 impl Memo {
+    fn of(most: usize) -> Self {
+        Self(Mutex::new(Remembered {
+            threads: LruCache::new(THREADS),
+            last_stay: 0,
+            values: LruCache::unbounded(),
+            bytes: 0,
+            most,
+        }))
+    }
+
     /// The object under a key of metadata.
     pub(crate) fn object(&self, thread: ThreadNumber, mark: Mark, key: &str) -> Option<Known> {
-        let memo = self.lock();
-        let (_, stored) = memo.peek(&thread).filter(|(at, _)| *at == mark)?;
-        stored.objects.get(key).cloned()
+        let mut memo = self.lock();
+        let stay = memo.stay(thread, mark)?;
+        match memo.values.get(&(stay, Name::Object(key.to_owned())))? {
+            Value::Object(known) => Some(known.clone()),
+            Value::List(..) => None,
+        }
     }
 
     /// Where the elements of a channel's list are, if its last one has this version.
@@ -58,32 +103,121 @@ impl Memo {
         channel: &(Namespace, ChannelName),
         version: Version,
     ) -> Option<Shape> {
-        let memo = self.lock();
-        let (_, stored) = memo.peek(&thread).filter(|(at, _)| *at == mark)?;
-        let (_, shape) = stored.lists.get(channel).filter(|(of, _)| *of == version)?;
-        Some(shape.clone())
+        let mut memo = self.lock();
+        let stay = memo.stay(thread, mark)?;
+        match memo.values.get(&(stay, Name::List(channel.clone())))? {
+            Value::List(of, shape) if *of == version => Some(shape.clone()),
+            _ => None,
+        }
     }
 
     /// A thread has another mark now, and this is stored of it besides what was there.
     pub(crate) fn note(&self, thread: ThreadNumber, (from, to): (Mark, Mark), more: Stored) {
         let mut memo = self.lock();
-        match memo.get_mut(&thread) {
-            Some((at, stored)) if *at == from => {
-                *at = to;
-                stored.objects.extend(more.objects);
-                stored.lists.extend(more.lists);
+        let stay = memo.stay(thread, from).unwrap_or(memo.last_stay + 1);
+        memo.last_stay = memo.last_stay.max(stay);
+        memo.threads.put(thread, (to, stay));
+        let objects = more.objects.into_iter().map(|(key, known)| (Name::Object(key), Value::Object(known)));
+        let lists = more.lists.into_iter();
+        let lists =
+            lists.map(|(channel, (version, shape))| (Name::List(channel), Value::List(version, shape)));
+        for (name, value) in objects.chain(lists) {
+            memo.bytes += bytes(&name, &value);
+            // The one in its place.
+            if let Some(((_, name), old)) = memo.values.push((stay, name), value) {
+                memo.bytes -= bytes(&name, &old);
             }
-            _ => drop(memo.put(thread, (to, more))),
         }
+        memo.shrink();
     }
 
     /// Elements of a thread may be deleted.
     pub(crate) fn forget(&self, thread: ThreadNumber) {
-        self.lock().pop(&thread);
+        self.lock().threads.pop(&thread);
     }
 
     // What a panic leaves here is whole.
-    fn lock(&self) -> MutexGuard<'_, LruCache<ThreadNumber, (Mark, Stored)>> {
+    fn lock(&self) -> MutexGuard<'_, Remembered> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Remembered {
+    /// The stay of a thread that has this mark.
+    fn stay(&self, thread: ThreadNumber, mark: Mark) -> Option<Stay> {
+        self.threads.peek(&thread).filter(|(at, _)| *at == mark).map(|(_, stay)| *stay)
+    }
+
+    /// Forgets what was not used for longest, until the rest is small enough.
+    fn shrink(&mut self) {
+        while self.bytes > self.most {
+            let Some(((_, name), value)) = self.values.pop_lru() else { return };
+            self.bytes -= bytes(&name, &value);
+        }
+    }
+}
+
+fn bytes(name: &Name, value: &Value) -> usize {
+    let name = match name {
+        Name::Object(key) => key.len(),
+        Name::List((namespace, channel)) => namespace.as_str().len() + channel.as_str().len(),
+    };
+    let value = match value {
+        Value::Object(known) => known.entries.len() * ENTRY + known.shape.bytes(),
+        Value::List(_, shape) => shape.bytes(),
+    };
+    ITEM + name + value
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn version(counter: u64) -> Version {
+        Version { counter, random: 0 }
+    }
+
+    fn mark(n: u8) -> Mark {
+        let mut mark = Mark::default();
+        mark[0] = n;
+        mark
+    }
+
+    fn list(n: u64) -> Stored {
+        let place = (Namespace::from(format!("inner:{n}")), ChannelName::from("messages"));
+        Stored { lists: [(place, (version(n), Shape::default()))].into(), ..Stored::default() }
+    }
+
+    fn found(memo: &Memo, thread: ThreadNumber, at: u8, n: u64) -> bool {
+        let place = (Namespace::from(format!("inner:{n}")), ChannelName::from("messages"));
+        memo.list(thread, mark(at), &place, version(n)).is_some()
+    }
+
+    #[test]
+    fn what_is_remembered_is_bounded_whatever_the_namespaces_of_a_thread() {
+        let memo = Memo::of(20 * ITEM);
+        for n in 0..200 {
+            memo.note(1, (mark(7), mark(7)), list(n));
+            // Again: it counts once.
+            memo.note(1, (mark(7), mark(7)), list(n));
+            let memo = memo.lock();
+            assert!(memo.bytes <= memo.most, "{} bytes", memo.bytes);
+            let sum = memo.values.iter().map(|((_, name), value)| bytes(name, value)).sum::<usize>();
+            assert_eq!(memo.bytes, sum);
+        }
+        assert!(found(&memo, 1, 7, 199) && found(&memo, 1, 7, 190) && !found(&memo, 1, 7, 10));
+    }
+
+    #[test]
+    fn what_was_stored_before_a_gap_is_forgotten() {
+        let memo = Memo::default();
+        memo.note(1, (mark(0), mark(1)), list(1));
+        memo.note(1, (mark(1), mark(2)), list(2));
+        memo.note(2, (mark(0), mark(1)), list(3));
+        assert!(found(&memo, 1, 2, 1) && found(&memo, 1, 2, 2) && !found(&memo, 1, 1, 1));
+        memo.note(1, (mark(5), mark(6)), list(4));
+        assert!(found(&memo, 1, 6, 4) && !found(&memo, 1, 6, 1) && !found(&memo, 1, 2, 1));
+        memo.forget(1);
+        assert!(!found(&memo, 1, 6, 4) && found(&memo, 2, 1, 3));
     }
 }

@@ -65,37 +65,42 @@ impl Writer {
     }
 
     /// Stores the changes of calls, in one write.
-    fn store(&self, calls: Vec<Call>) {
+    fn store(&self, mut calls: Vec<Call>) {
         let all_wait = calls.iter().all(|call| call.flush == Flush::WithNext);
         let flush = if all_wait { Flush::WithNext } else { Flush::Now };
-        let mut calls = calls.into_iter();
-        let mut replies = Vec::new();
+        let mut outcomes = Vec::new();
         let written = self.store.write(flush, &mut |stored| {
             let mut group = Overlay::new(stored);
-            for mut call in calls.by_ref() {
+            for call in &mut calls {
                 let first = group.changes.is_empty();
                 let mut own = Overlay::new(&group);
                 let outcome = (call.change)(&mut own).map(|()| own.changes);
                 let outcome = outcome.map(|changes| group.changes.extend(changes));
-                replies.push((call.reply, outcome, first));
+                outcomes.push((outcome, first));
             }
             Ok(std::mem::take(&mut group.changes))
         });
-        for (reply, outcome, first) in replies {
-            let outcome = match (&written, outcome) {
-                (Ok(()), outcome) => outcome,
-                (Err(failed), Ok(())) => Err(failed.clone()),
-                (Err(_), Err(refused)) if first => Err(refused),
+        if calls.len() > 1 && matches!(written, Err(Error::Corrupt { .. })) {
+            // Nothing was stored. The damage is where some of them write: each gets the answer that is its own.
+            return calls.into_iter().for_each(|call| self.store(vec![call]));
+        }
+        let mut outcomes = outcomes.into_iter();
+        for call in calls {
+            let outcome = match (&written, outcomes.next()) {
+                (Ok(()), Some((outcome, _))) => outcome,
+                (Err(_), Some((Err(refused), true))) => Err(refused),
                 // It was refused because of changes that may not have been stored.
-                (Err(failed), Err(_)) => {
+                (Err(failed), Some((Err(_), false))) => {
                     Err(Error::Unavailable { saver: self.store.name(), reason: failed.to_string() })
+                }
+                (Err(failed), _) => Err(failed.clone()),
+                (Ok(()), None) => {
+                    let reason = "the store did not ask what to write".to_owned();
+                    Err(Error::Unavailable { saver: self.store.name(), reason })
                 }
             };
             // Nobody waits for a call that was dropped.
-            drop(reply.send(outcome));
-        }
-        if let Err(failed) = written {
-            calls.for_each(|call| drop(call.reply.send(Err(failed.clone()))));
+            drop(call.reply.send(outcome));
         }
     }
 }

@@ -5,10 +5,12 @@
 mod common;
 
 use std::path::Path;
+use std::pin::Pin;
 use std::process::Command;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
+use std::task::{Context, Waker};
 
 use common::Map;
 use serde_json::json;
@@ -168,7 +170,7 @@ async fn calls_during_a_write_share_the_next_one() {
     let mut left = 20;
     go_on.send(()).unwrap();
     while left > 0 {
-        let threads = writes.recv_timeout(std::time::Duration::from_mins(1)).unwrap();
+        let threads = writes.recv_timeout(std::time::Duration::from_mins(10)).unwrap();
         left -= threads;
         rounds.push(threads);
         go_on.send(()).unwrap();
@@ -183,6 +185,64 @@ async fn calls_during_a_write_share_the_next_one() {
     }
     assert!(matches!(refused.await.unwrap(), Err(Error::Conflict { .. } | Error::NotFound { .. })));
     assert!(rounds.iter().any(|threads| *threads > 1), "{rounds:?}");
+}
+
+/// Finds damage when it writes a thread whose name says so; each write waits until the test lets it go on.
+struct Damaged(Slow);
+
+impl Store for Damaged {
+    fn name(&self) -> &'static str {
+        "damaged"
+    }
+
+    fn durable(&self) -> bool {
+        false
+    }
+
+    fn snapshot(&self) -> Result<Box<dyn Snapshot + '_>> {
+        self.0.snapshot()
+    }
+
+    fn write(&self, flush: Flush, plan: &mut Plan<'_>) -> Result<()> {
+        self.0.write(flush, &mut |rows| {
+            let changes = plan(rows)?;
+            if changes.keys().any(|key| key.windows(3).any(|part| part == b"bad")) {
+                return Err(Error::corrupt("the store", "a page of this thread"));
+            }
+            Ok(changes)
+        })
+    }
+}
+
+/// Damage where one call of a group writes is no answer to the others.
+#[tokio::test(flavor = "multi_thread")]
+async fn damage_fails_only_the_calls_of_a_group_that_meet_it() {
+    let ((begun, writes), (go_on, go)) = (channel(), channel());
+    go_on.send(()).unwrap();
+    let store = Damaged(Slow { below: Map::default(), begun, go: Mutex::new(go) });
+    let saver = KvSaver::open(store).unwrap();
+    assert_eq!(writes.recv().unwrap(), 0, "the format");
+    let commit = |thread: &str| {
+        let (saver, step) = (saver.clone(), step(thread, 1, &Entries::default()));
+        let mut call: Pin<Box<dyn Future<Output = _>>> = Box::pin(async move { saver.commit(step).await });
+        // It is in the queue once it waits.
+        assert!(call.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        call
+    };
+    let first = commit("first");
+    assert_eq!(writes.recv().unwrap(), 1);
+    let together = ["good", "bad", "better"].map(commit);
+    for _ in 0..10 {
+        go_on.send(()).unwrap();
+    }
+    assert!(first.await.is_ok());
+    for (call, thread) in together.into_iter().zip(["good", "bad", "better"]) {
+        let answer = call.await;
+        assert_eq!(matches!(answer, Err(Error::Corrupt { .. })), thread == "bad", "{thread}: {answer:?}");
+        assert_eq!(answer.is_ok(), thread != "bad", "{thread}: {answer:?}");
+        let found = saver.get(&CheckpointSelector::head(&thread.into())).await.unwrap();
+        assert_eq!(found.is_some(), thread != "bad", "{thread}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

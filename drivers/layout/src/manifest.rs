@@ -137,6 +137,12 @@ impl Shape {
         self.len
     }
 
+    /// Its bytes in memory. Chunks that it shares with other shapes are counted.
+    pub fn bytes(&self) -> usize {
+        let runs = self.chunks.iter().map(|chunk| chunk.runs.len()).sum::<usize>() + self.tail.len();
+        self.chunks.len() * size_of::<Chunk>() + runs * size_of::<Run>()
+    }
+
     /// The number of the last element.
     pub fn last(&self) -> Option<u32> {
         self.number_at(self.len.checked_sub(1)?)

@@ -414,15 +414,10 @@ impl ImportCommand {
         match target.saver().rewrite_thread(&thread, &Revision::absent(), rewrite).await {
             Ok(()) => Ok(Imported::Now { thread, checkpoints: count }),
             Err(threadkeep::Error::Stale { .. }) => Ok(Imported::ThereAlready(thread)),
-            // It was written as a whole or not at all, so a look settles which.
-            Err(threadkeep::Error::InDoubt { saver, reason }) => match exists(target, &thread).await {
-                Ok(true) => Ok(Imported::Now { thread, checkpoints: count }),
-                Ok(false) => {
-                    let reason = format!("nothing of thread {thread} was imported: {reason}");
-                    Err(threadkeep::Error::Unavailable { saver, reason }.into())
-                }
-                Err(_) => Err(threadkeep::Error::InDoubt { saver, reason }.into()),
-            },
+            Err(doubt @ threadkeep::Error::InDoubt { .. }) => {
+                settled(&thread, doubt, exists(target, &thread).await)?;
+                Ok(Imported::Now { thread, checkpoints: count })
+            }
             Err(error) => Err(error.into()),
         }
     }
@@ -446,4 +441,39 @@ impl ImportCommand {
 async fn exists(target: &Target, thread: &ThreadId) -> Result<bool> {
     let query = ListQuery { namespace: None, limit: Some(1), load: Load::None, ..ListQuery::new(thread) };
     Ok(!target.saver().list(&query).await?.is_empty())
+}
+
+/// Settles an import in doubt by a look at whether the thread is there. It was written as a whole or not at all, but what is
+/// not there may still appear: a server may be at work on it, and a disk may have it.
+fn settled(thread: &ThreadId, doubt: threadkeep::Error, is_there: Result<bool>) -> Result<()> {
+    match (doubt, is_there) {
+        (_, Ok(true)) => Ok(()),
+        (threadkeep::Error::InDoubt { saver, reason }, Ok(false)) => {
+            let reason = format!("thread {thread} is not there yet, and may still appear: {reason}");
+            Err(threadkeep::Error::InDoubt { saver, reason }.into())
+        }
+        (doubt, _) => Err(doubt.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_import_in_doubt_that_is_not_seen_is_not_called_undone() {
+        let doubt =
+            || threadkeep::Error::InDoubt { saver: "x", reason: "the connection was lost".to_owned() };
+        let thread = ThreadId::from("t");
+        assert!(settled(&thread, doubt(), Ok(true)).is_ok());
+        for is_there in [Ok(false), Err(OpsError::Refused("it does not answer"))] {
+            let error = settled(&thread, doubt(), is_there).unwrap_err();
+            assert!(matches!(error, OpsError::InDoubt(_)), "{error}");
+        }
+        let error = settled(&thread, doubt(), Ok(false)).unwrap_err().to_string();
+        assert!(
+            error.contains("thread t is not there yet") && error.contains("the connection was lost"),
+            "{error}"
+        );
+    }
 }

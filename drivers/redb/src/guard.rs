@@ -7,7 +7,7 @@ use threadkeep::{Error, Result};
 
 /// What a panic said.
 pub(crate) fn caught<T>(call: impl FnOnce() -> T) -> Result<T, String> {
-    // What redb leaves behind it looks at itself: its locks are poisoned, and it repairs the file at the next opening.
+    // What redb leaves half done it notices itself: its locks are poisoned, and it repairs the file at the next opening.
     catch_unwind(AssertUnwindSafe(call)).map_err(|panic| said(&*panic))
 }
 

@@ -17,7 +17,7 @@ trap 'rm -rf "$memory"' EXIT
 cd "$memory"
 status=0
 SCHEMATHESIS_HOOKS=openapi_hooks PYTHONPATH="$root/scripts" "$venv/bin/schemathesis" --config-file "$root/scripts/openapi-check.toml" run "$GATEWAY_URL/openapi.json" \
-    --phases examples,coverage,fuzzing --seed 20 --max-examples "${EXAMPLES:-10}" --no-shrink --request-timeout 30 \
+    --phases examples,coverage,fuzzing --seed 20 --max-examples "${EXAMPLES:-10}" --no-shrink --request-timeout 600 \
     --workers 1 --no-color || status=$?
 [ "$status" = 0 ] && echo "1 passed, 0 failed" || echo "0 passed, 1 failed"
 exit "$status"

@@ -51,7 +51,7 @@ def start(home, name, command, env=None, user=None):
     return process
 
 
-def until(what, holds, seconds=120):
+def until(what, holds, seconds=600):
     end = time.time() + seconds
     while time.time() < end:
         if holds():

@@ -95,7 +95,7 @@ class Gateway:
 def call(url: str, body: dict | None = None, method: str | None = None) -> dict:
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data, {"content-type": "application/json"}, method=method)
-    with urllib.request.urlopen(request, timeout=120) as answer:
+    with urllib.request.urlopen(request, timeout=600) as answer:
         text = answer.read()
     return json.loads(text) if text else {}
 
@@ -193,7 +193,7 @@ def link(browser: Browser, page: str, pattern: str) -> str:
 
 
 def bytes_of(url: str) -> int:
-    with urllib.request.urlopen(url, timeout=60) as answer:
+    with urllib.request.urlopen(url, timeout=600) as answer:
         return len(answer.read())
 
 

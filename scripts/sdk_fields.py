@@ -147,7 +147,7 @@ class Gateway:
     """The gateway, and what there is on it."""
 
     def __init__(self, url):
-        self.http = httpx.Client(base_url=f"{url}/api", timeout=60, limits=httpx.Limits(max_keepalive_connections=0))
+        self.http = httpx.Client(base_url=f"{url}/api", timeout=600, limits=httpx.Limits(max_keepalive_connections=0))
         self.known = {"ASSISTANT": "lead_agent", "NONE": "none", "CRON": "c"}
         self.renew()
 

@@ -41,7 +41,7 @@ const open = (options = {}) => {
 
 const until = async (what, holds) => {
   for (const start = Date.now(); !holds();) {
-    if (Date.now() - start > 60_000) assert.fail(`not within a minute: ${typeof what === "function" ? what() : what}`);
+    if (Date.now() - start > 600_000) assert.fail(`not within ten minutes: ${typeof what === "function" ? what() : what}`);
     await new Promise((done) => setTimeout(done, 5));
   }
 };

@@ -44,7 +44,7 @@ const open = (options = {}) => {
 
 const until = async (what, holds) => {
   for (const start = Date.now(); !holds();) {
-    if (Date.now() - start > 60_000) assert.fail(`not within a minute: ${typeof what === "function" ? what() : what}`);
+    if (Date.now() - start > 600_000) assert.fail(`not within ten minutes: ${typeof what === "function" ? what() : what}`);
     await new Promise((done) => setTimeout(done, 5));
   }
 };
@@ -130,7 +130,7 @@ checks["a stopped answer ends, and the conversation goes on"] = async () => {
   for (const start = Date.now(); ;) {
     const { status } = (await client.runs.list(page.threadId))[0];
     if (status === "interrupted") break;
-    if (Date.now() - start > 60_000) assert.fail(`not interrupted within a minute: ${status}`);
+    if (Date.now() - start > 600_000) assert.fail(`not interrupted within ten minutes: ${status}`);
     await new Promise((done) => setTimeout(done, 20));
   }
   await ask(page, "one");

@@ -28,7 +28,7 @@ programs="$place/node_modules/.bin"
 port=$(node -e 's = require("net").createServer().listen(0, () => { console.log(s.address().port); s.close() })')
 PORT=$port "$programs/mcp-server-everything" streamableHttp > "$home/web.log" 2>&1 &
 web=$!
-for _ in $(seq 300); do
+for _ in $(seq 6000); do
     grep -q "port $port" "$home/web.log" && break
     kill -0 "$web" || { cat "$home/web.log"; exit 1; }
     sleep 0.1

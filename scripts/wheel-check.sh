@@ -54,7 +54,7 @@ ok
 check "threadkeep serve, and a turn through its API"
 empty/bin/threadkeep serve --port 0 > log 2>&1 &
 gateway=$!
-for _ in $(seq 600); do
+for _ in $(seq 6000); do
     url=$(sed -n 's/.*serving on \(http[^, ]*\).*/\1/p' log | head -n 1)
     [ -z "$url" ] || break
     kill -0 "$gateway" 2> /dev/null || fail log
@@ -65,7 +65,7 @@ import json, sys, urllib.request
 
 def post(path, body):
     request = urllib.request.Request(sys.argv[1] + path, json.dumps(body).encode(), {"content-type": "application/json"})
-    return json.load(urllib.request.urlopen(request, timeout=60))
+    return json.load(urllib.request.urlopen(request, timeout=600))
 
 thread = post("/api/threads", {})["thread_id"]
 turn = {"assistant_id": "lead_agent", "input": {"messages": [{"type": "human", "content": "Hello"}]}}

@@ -60,8 +60,8 @@ fi
 threadkeep serve --port 0 > "$home/log" 2>&1 &
 gateway=$!
 
-# On a busy machine this may take a while.
-for _ in $(seq 600); do
+# On a busy machine this may take a while; after ten minutes it is given up.
+for _ in $(seq 6000); do
     GATEWAY_URL=$(sed -n 's/.*serving on \(http[^, ]*\).*/\1/p' "$home/log" | head -n 1)
     if [ -n "$GATEWAY_URL" ] && curl -fsS "$GATEWAY_URL/health" > /dev/null 2>&1; then
         export GATEWAY_URL

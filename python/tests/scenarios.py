@@ -53,7 +53,7 @@ def a_failed_task_is_run_again_and_the_others_are_not(saver: Saver) -> Any:
     def bad(state: State) -> State:
         ran.append("bad")
         # Its failure cancels what is not stored yet.
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 600
         while not any(channel == "log" for _, channel, _ in saver.get_tuple(CONFIG).pending_writes):
             assert time.monotonic() < deadline
             time.sleep(0.005)

@@ -10,7 +10,7 @@ APPROVAL = Path(__file__).parent.parent / "examples" / "approval.py"
 
 
 def run(path: Path) -> list[str]:
-    done = subprocess.run([sys.executable, str(APPROVAL), str(path)], capture_output=True, text=True, timeout=300)
+    done = subprocess.run([sys.executable, str(APPROVAL), str(path)], capture_output=True, text=True, timeout=600)
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
     return done.stdout.splitlines()
 

@@ -183,5 +183,5 @@ def test_another_database_is_refused(tmp_path: Path) -> None:
     with SqliteSaver.from_conn_string(str(tmp_path / "ours.db")) as saver:
         put(saver, at(), made({"a": 1}))
     command = [str(Path(sys.executable).parent / "threadkeep"), "import-langgraph"]
-    done = subprocess.run([*command, str(tmp_path / "ours.db"), str(tmp_path / "new.db")], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([*command, str(tmp_path / "ours.db"), str(tmp_path / "new.db")], capture_output=True, text=True, timeout=600)
     assert done.returncode == 1 and "not a database of LangGraph's SqliteSaver" in done.stderr

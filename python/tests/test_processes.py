@@ -25,7 +25,7 @@ from threadkeep import ConflictError, UnavailableError
 from threadkeep.langgraph import AsyncPostgresSaver, AsyncSqliteSaver, PostgresSaver, SqliteSaver
 
 # Long: all cores may be busy.
-PATIENCE = 120
+PATIENCE = 600
 
 WRITER = """
 import sys

@@ -99,5 +99,5 @@ def test_a_thread_is_exported_and_imported_whole(tmp_path: Path) -> None:
 def test_a_package_without_the_program_says_so() -> None:
     command = [str(Path(sys.executable).parent / "threadkeep"), "verify"]
     environment = {name: value for name, value in os.environ.items() if name != "THREADKEEP_BINARY"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 1 and "built without the program" in done.stderr and "make wheel" in done.stderr

@@ -15,7 +15,7 @@ use crate::tools::{Tool, User, find, free_port, password, run};
 
 /// Ends a server and its sessions at once.
 const CRASH: &str = "QUIT";
-const PATIENCE: Duration = Duration::from_mins(1);
+const PATIENCE: Duration = Duration::from_mins(10);
 const PAUSE: Duration = Duration::from_millis(5);
 
 const SETTINGS: &str = "
@@ -316,7 +316,7 @@ fn until(what: &str, mut holds: impl FnMut() -> bool) -> Result<()> {
     let started = Instant::now();
     while !holds() {
         if started.elapsed() > PATIENCE {
-            return Err(format!("not within a minute: {what}").into());
+            return Err(format!("not within {PATIENCE:?}: {what}").into());
         }
         thread::sleep(PAUSE);
     }

@@ -267,7 +267,7 @@ async fn execute(url: &str, statement: &str) -> Result<()> {
 
 async fn query(url: &str, statement: &str) -> Result<String> {
     let mut config: tokio_postgres::Config = url.parse()?;
-    let (client, connection) = config.connect_timeout(Duration::from_mins(1)).connect(NoTls).await?;
+    let (client, connection) = config.connect_timeout(Duration::from_mins(10)).connect(NoTls).await?;
     let connection = tokio::spawn(connection);
     let done = client.simple_query(statement).await;
     drop(client);

@@ -15,7 +15,7 @@ use crate::Result;
 use crate::tools::User;
 
 /// How long a server may take to answer.
-const PATIENCE: Duration = Duration::from_mins(1);
+const PATIENCE: Duration = Duration::from_mins(10);
 /// The pause between two checks.
 const PAUSE: Duration = Duration::from_millis(10);
 

@@ -184,7 +184,7 @@ async fn a_killed_primary_leaves_no_process() {
     let is_there = || Path::new("/proc").join(sender.to_string()).exists();
     let began = std::time::Instant::now();
     while is_there() {
-        assert!(began.elapsed() < std::time::Duration::from_mins(1), "process {sender} is still there");
+        assert!(began.elapsed() < std::time::Duration::from_mins(10), "process {sender} is still there");
         tokio::time::sleep(std::time::Duration::from_millis(5)).await;
     }
 }

@@ -12,8 +12,8 @@ use threadkeep_kv::{KvSaver, Store, testing};
 
 use crate::{BoxError, Claim, Damage, Factory, Failing};
 
-/// How long a store may take to be closed after its last handle was dropped.
-const CLOSING: Duration = Duration::from_mins(1);
+/// How long a store may take to be closed after its last handle was dropped, on any busy machine.
+const CLOSING: Duration = Duration::from_mins(10);
 
 const CLAIMS: &[Claim] = &[
     Claim::Durable,
@@ -37,7 +37,7 @@ pub struct Kv<S> {
     /// Opens the store in an existing directory.
     pub open: fn(&Path) -> Result<S>,
     /// What `open` says, as part of an [`Error::Unavailable`], while the store is still open: a call that was dropped may be
-    /// at work on it, so the factory tries again for a minute.
+    /// at work on it, so the factory tries again for ten minutes.
     pub in_use: &'static str,
     /// The bytes that the store takes for what it holds, without what it keeps free, for [`Claim::StoredBytes`] and
     /// [`Claim::SharedElements`].

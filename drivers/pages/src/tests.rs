@@ -285,7 +285,7 @@ fn opening_while_the_log_is_moved_never_fails() {
     let stop = std::sync::atomic::AtomicBool::new(false);
     let patient = |flags| {
         let conn = open(place.path(), flags).unwrap();
-        conn.busy_timeout(std::time::Duration::from_mins(1)).unwrap();
+        conn.busy_timeout(std::time::Duration::from_mins(10)).unwrap();
         conn
     };
     std::thread::scope(|scope| {
@@ -320,7 +320,7 @@ fn opening_while_the_log_is_made_and_deleted_never_fails() {
             scope.spawn(move || {
                 for number in 0..150 {
                     let conn = open(&path, OpenFlags::default()).unwrap();
-                    conn.busy_timeout(std::time::Duration::from_mins(1)).unwrap();
+                    conn.busy_timeout(std::time::Duration::from_mins(10)).unwrap();
                     let sql = "UPDATE t SET text = ?1 WHERE key = ?2";
                     assert_eq!(
                         conn.execute(sql, rusqlite::params!["x", writer]),
@@ -402,7 +402,7 @@ fn many_may_open_it_at_once() {
             let path = place.path();
             scope.spawn(move || {
                 let conn = open(path, OpenFlags::default()).unwrap();
-                conn.busy_timeout(std::time::Duration::from_secs(30)).unwrap();
+                conn.busy_timeout(std::time::Duration::from_mins(10)).unwrap();
                 for n in 0..25 {
                     let key = 1000 + writer * 100 + n;
                     conn.execute("INSERT INTO t VALUES (?1, 'from a thread')", [key]).unwrap();

@@ -44,7 +44,7 @@ mod tests {
     async fn many_rows_are_worked_on_while_other_tasks_go_on() {
         let (say, heard) = mpsc::channel();
         let wait = move || {
-            heard.recv_timeout(Duration::from_mins(1)).map_err(|error| unavailable(error.to_string()))
+            heard.recv_timeout(Duration::from_mins(10)).map_err(|error| unavailable(error.to_string()))
         };
         let (heard, said) = futures::join!(aside(MANY, wait), async move { say.send(7) });
         said.unwrap();

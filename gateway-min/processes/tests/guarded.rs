@@ -18,7 +18,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::process::{ChildStdin, ChildStdout};
 
 /// Longer than anything here takes on a busy machine.
-const PATIENCE: Duration = Duration::from_mins(1);
+const PATIENCE: Duration = Duration::from_mins(10);
 
 fn guard() -> Guard {
     Guard::program(env!("CARGO_BIN_EXE_threadkeep-guard"))

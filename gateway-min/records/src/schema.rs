@@ -334,7 +334,7 @@ mod tests {
             })
         });
         let all = futures::future::try_join_all(starts);
-        for result in tokio::time::timeout(Duration::from_mins(1), all).await.unwrap().unwrap() {
+        for result in tokio::time::timeout(Duration::from_mins(10), all).await.unwrap().unwrap() {
             result.unwrap();
         }
         let sql = format!("SELECT version FROM {} ORDER BY 1", target.tables().migrations());

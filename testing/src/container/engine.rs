@@ -12,7 +12,7 @@ use super::Image;
 use crate::{BoxError, Result};
 
 /// How long a server may take until it answers; pulling its image comes before.
-const PATIENCE: Duration = Duration::from_mins(1);
+const PATIENCE: Duration = Duration::from_mins(10);
 /// Between two looks whether it does.
 const PAUSE: Duration = Duration::from_millis(50);
 

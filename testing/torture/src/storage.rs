@@ -17,6 +17,8 @@ use crate::vfs::{self, Recording};
 
 /// How long an operation waits on a busy machine.
 pub const PATIENCE: Duration = Duration::from_mins(1);
+/// How long what must happen may take: longer than operations that wait for each other on a busy machine.
+pub const HUNG: Duration = Duration::from_mins(10);
 
 /// One of our savers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]

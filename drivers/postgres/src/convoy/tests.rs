@@ -42,7 +42,7 @@ impl Road {
         let database = postgres().unwrap().database().await.unwrap();
         setup(database.url(), &Options::default()).await.unwrap();
         let proxy = Proxy::before(database.url()).await;
-        let options = Options { patience: Duration::from_mins(1), ..Options::default() };
+        let options = Options { patience: Duration::from_mins(10), ..Options::default() };
         let mut saver = PostgresSaver::connect(proxy.url(), options).await.unwrap();
         saver.store.convoys = Convoys::waiting("public", saver.store.connections.clone(), wait);
         let mut talks: Vec<_> = (0..threads).map(|n| Talk::new(&format!("t{n}"))).collect();

@@ -19,7 +19,7 @@ pub async fn database() -> Database {
 
 /// A saver that waits as long as tests on a busy machine need.
 pub async fn open(url: &str) -> PostgresSaver {
-    let options = Options { patience: Duration::from_mins(1), ..Options::default() };
+    let options = Options { patience: Duration::from_mins(10), ..Options::default() };
     PostgresSaver::connect(url, options).await.unwrap()
 }
 

@@ -270,7 +270,7 @@ async fn a_flipped_byte_in_any_file_of_the_server_is_noticed_or_changes_nothing(
     tokio::task::block_in_place(|| server.resume().unwrap());
     let mut refused = 0;
     for (url, file, at) in &damaged {
-        let options = Options { patience: Duration::from_mins(1), ..Options::default() };
+        let options = Options { patience: Duration::from_mins(10), ..Options::default() };
         let found = match PostgresSaver::connect(url, options).await {
             Ok(saver) => see(&saver, &keys).await,
             Err(error) => {

@@ -46,7 +46,7 @@ async fn use_all(saver: &PostgresSaver, other: &PostgresSaver, name: &str) {
 async fn use_all_at_once(connections: usize) {
     let database = database().await;
     let proxy = Proxy::before(database.url()).await;
-    let options = Options { connections, patience: Duration::from_mins(2), ..Options::default() };
+    let options = Options { connections, patience: Duration::from_mins(10), ..Options::default() };
     let saver = PostgresSaver::connect(proxy.url(), options).await.unwrap();
     let other = open(database.url()).await;
     let names: Vec<_> = (0..24).map(|n| format!("t{n}")).collect();
@@ -66,7 +66,7 @@ async fn no_session_outside_of_a_transaction_has_two_statements_under_way() {
 async fn the_session_of_a_call_that_was_given_up_is_not_used_again() {
     let database = database().await;
     let proxy = Proxy::before(database.url()).await;
-    let options = Options { connections: 2, patience: Duration::from_mins(1), ..Options::default() };
+    let options = Options { connections: 2, patience: Duration::from_mins(10), ..Options::default() };
     let saver = Arc::new(PostgresSaver::connect(proxy.url(), options).await.unwrap());
     let mut talk = Talk::new("t");
     for n in 0..20 {
@@ -101,7 +101,7 @@ async fn the_session_of_a_call_that_was_given_up_is_not_used_again() {
 async fn the_answer_to_another_commit_acknowledges_nothing() {
     let database = database().await;
     let proxy = Proxy::before(database.url()).await;
-    let options = Options { patience: Duration::from_mins(1), ..Options::default() };
+    let options = Options { patience: Duration::from_mins(10), ..Options::default() };
     let saver = PostgresSaver::connect(proxy.url(), options).await.unwrap();
     let other = open(database.url()).await;
     let (mut talk, mut beside) = (Talk::new("t"), Talk::new("beside"));

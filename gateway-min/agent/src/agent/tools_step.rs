@@ -274,8 +274,9 @@ mod tests {
         let mut session = Session::new(terms, &mut writer, &mut observer);
         let input = Map::from_iter([("messages".to_owned(), json!([message::human("go")]))]);
         let running = agent.run(&mut session, Some(input.into()));
-        let ended =
-            tokio::time::timeout(Duration::from_mins(1), running).await.expect("it does not wait for itself");
+        let ended = tokio::time::timeout(Duration::from_mins(10), running)
+            .await
+            .expect("it does not wait for itself");
         (ended.unwrap(), observer.seen)
     }
 

@@ -232,7 +232,7 @@ mod tests {
     /// Waits until a writer has opened the pipe and all writers are gone.
     async fn end_of(pipe: PathBuf) {
         let reading = tokio::task::spawn_blocking(move || std::fs::read(pipe));
-        let read = timeout(Duration::from_mins(1), reading).await.expect("a process is still alive");
+        let read = timeout(Duration::from_mins(10), reading).await.expect("a process is still alive");
         read.unwrap().unwrap();
     }
 
@@ -315,7 +315,7 @@ mod tests {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
-        timeout(Duration::from_mins(1), closed).await.expect("the command is still alive");
+        timeout(Duration::from_mins(10), closed).await.expect("the command is still alive");
     }
 
     #[tokio::test]
@@ -342,12 +342,12 @@ mod tests {
             std::io::Read::read_exact(&mut pipe, &mut begun).unwrap();
             pipe
         });
-        let mut pipe = timeout(Duration::from_mins(1), opened).await.unwrap().unwrap();
+        let mut pipe = timeout(Duration::from_mins(10), opened).await.unwrap().unwrap();
         call.abort();
         assert!(call.await.unwrap_err().is_cancelled());
         let rest =
             tokio::task::spawn_blocking(move || std::io::Read::read_to_end(&mut pipe, &mut Vec::new()));
-        let rest = timeout(Duration::from_mins(1), rest).await.expect("a process is still alive");
+        let rest = timeout(Duration::from_mins(10), rest).await.expect("a process is still alive");
         assert_eq!(rest.unwrap().unwrap(), 0);
     }
 }

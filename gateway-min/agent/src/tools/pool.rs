@@ -95,7 +95,7 @@ mod tests {
 
     use super::*;
 
-    const PATIENCE: Duration = Duration::from_mins(1);
+    const PATIENCE: Duration = Duration::from_mins(10);
 
     /// Works until it is stopped, and reports both.
     async fn until_stopped(threads: &'static Semaphore, report: mpsc::Sender<&'static str>) {

@@ -9,8 +9,8 @@ use tokio::time::Instant;
 
 use crate::support::{Scene, call, names};
 
-/// Not a measure of speed: longer than anything here takes, and much shorter than what a hanging server would.
-const PATIENCE: Duration = Duration::from_mins(2);
+/// Longer than anything here takes on a busy machine.
+const PATIENCE: Duration = Duration::from_mins(10);
 
 #[tokio::test]
 async fn the_tools_of_a_server_are_listed_and_called() {
@@ -43,7 +43,8 @@ async fn a_server_that_hangs_at_its_start_delays_all_runs_together_by_seconds() 
         for _ in 0..100 {
             assert!(scene.tools().await.is_empty());
         }
-        assert!(begun.elapsed() < PATIENCE, "{:?}", begun.elapsed());
+        // Not a measure of speed: a hundred waits of 5 s take longer.
+        assert!(begun.elapsed() < Duration::from_mins(4), "{:?}", begun.elapsed());
         assert_eq!(scene.starts(), 1);
         drop(scene.servers);
     }

@@ -243,7 +243,7 @@ pub(super) async fn until_free(records: &Records, thread_id: &str) {
 
 /// Turns an endless wait into a failure.
 pub(super) async fn soon<T>(future: impl Future<Output = T>) -> T {
-    tokio::time::timeout(Duration::from_mins(1), future).await.expect("never happened")
+    tokio::time::timeout(Duration::from_mins(10), future).await.expect("never happened")
 }
 
 /// A write transaction on the thread `t` in Postgres that somebody holds open.

@@ -252,7 +252,7 @@ mod tests {
     use crate::metrics::Metrics;
     use threadkeep_config::Gateway;
 
-    const PATIENCE: Duration = Duration::from_mins(1);
+    const PATIENCE: Duration = Duration::from_mins(10);
     const SHORT: Duration = Duration::from_millis(50);
 
     struct ServedApp {

@@ -137,7 +137,7 @@ mod tests {
                     tokio::task::yield_now().await;
                 }
             };
-            tokio::time::timeout(std::time::Duration::from_mins(1), one_finished).await.unwrap();
+            tokio::time::timeout(std::time::Duration::from_mins(10), one_finished).await.unwrap();
             let rows = head(&gateway).await.writes;
             gateway.app.runs.cancel(&created.run.run_id, CancelAction::Interrupt).await.unwrap();
             gateway.row(&created.run.run_id).await;

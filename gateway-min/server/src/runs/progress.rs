@@ -158,7 +158,7 @@ mod tests {
                 sleep(Duration::from_millis(5)).await;
             }
         };
-        let row = timeout(Duration::from_mins(1), shown).await.unwrap();
+        let row = timeout(Duration::from_mins(10), shown).await.unwrap();
         assert_eq!(row.status, RunStatus::Running);
         assert_eq!(
             (row.totals.total_tokens, row.totals.lead_agent_tokens, row.totals.llm_call_count),

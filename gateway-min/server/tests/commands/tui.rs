@@ -15,7 +15,7 @@ use tempfile::TempDir;
 use super::chat::{chat, configure, in_mode};
 
 /// Longer than anything takes on a busy machine.
-const PATIENCE: Duration = Duration::from_mins(1);
+const PATIENCE: Duration = Duration::from_mins(10);
 
 /// A terminal that runs the UI; killed when dropped.
 struct Terminal {

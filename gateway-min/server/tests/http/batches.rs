@@ -56,7 +56,7 @@ async fn until(gateway: &Gateway, id: &str, is: impl Fn(&Value) -> bool) -> Valu
             tokio::time::sleep(std::time::Duration::from_millis(20)).await;
         }
     };
-    tokio::time::timeout(std::time::Duration::from_mins(1), found).await.expect("never happened")
+    tokio::time::timeout(std::time::Duration::from_mins(10), found).await.expect("never happened")
 }
 
 async fn ended(gateway: &Gateway, id: &str) -> Value {

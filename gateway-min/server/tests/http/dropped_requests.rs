@@ -16,7 +16,7 @@ const ENDLESS: [&str; 2] =
 /// How long they are followed, if they are not dropped before.
 const FOLLOWED: Duration = Duration::from_millis(500);
 /// Longer than anything here takes on a busy machine.
-const PATIENCE: Duration = Duration::from_mins(1);
+const PATIENCE: Duration = Duration::from_mins(10);
 
 /// What a request is about: a thread with a turn.
 struct Subject {

@@ -13,7 +13,7 @@ use tokio::time::timeout;
 use crate::support::{Gateway, Setup};
 
 /// Far more than any of this takes; an unserved client would wait for ever.
-const BOUND: Duration = Duration::from_mins(2);
+const BOUND: Duration = Duration::from_mins(10);
 
 /// Serves the gateway on a local port.
 async fn serve(gateway: &Gateway) -> SocketAddr {

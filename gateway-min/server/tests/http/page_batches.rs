@@ -41,7 +41,7 @@ async fn until(gateway: &Gateway, path: &str, part: &str) -> String {
             tokio::time::sleep(std::time::Duration::from_millis(20)).await;
         }
     };
-    tokio::time::timeout(std::time::Duration::from_mins(1), found).await.expect("never happened")
+    tokio::time::timeout(std::time::Duration::from_mins(10), found).await.expect("never happened")
 }
 
 #[tokio::test]

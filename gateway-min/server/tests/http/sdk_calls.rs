@@ -125,7 +125,7 @@ async fn frames(
     start().await;
     let mut text = String::new();
     while text.matches(frame).count() < count {
-        let chunk = tokio::time::timeout(std::time::Duration::from_mins(1), body.next()).await;
+        let chunk = tokio::time::timeout(std::time::Duration::from_mins(10), body.next()).await;
         text.push_str(std::str::from_utf8(&chunk.unwrap().unwrap().unwrap()).unwrap());
     }
     text.split("\n\n").filter(|frame| !frame.is_empty()).map(str::to_owned).collect()

@@ -142,7 +142,7 @@ async fn a_process_that_cannot_renew_its_leases_stops_its_runs_by_itself() {
     });
     let server = server.await.unwrap();
     // The gate stays shut, so the run does not end by itself.
-    let frames = tokio::time::timeout(Duration::from_mins(1), sse::all(stream)).await.expect("it goes on");
+    let frames = tokio::time::timeout(Duration::from_mins(10), sse::all(stream)).await.expect("it goes on");
     let [.., error, end] = &frames[..] else { panic!("{frames:?}") };
     assert_eq!((error.name.as_str(), end.name.as_str()), ("error", "end"), "it did not succeed");
     let _server = tokio::task::spawn_blocking(move || {

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use threadkeep_testing::Browser;
 
 /// How long a test waits for something to be seen.
-const PATIENCE: Duration = Duration::from_mins(1);
+const PATIENCE: Duration = Duration::from_mins(10);
 /// How often it looks.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// The name under which WebDriver has the id of an element.

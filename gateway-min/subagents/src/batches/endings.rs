@@ -156,7 +156,7 @@ mod tests {
                 tokio::task::yield_now().await;
             }
         };
-        let patience = std::time::Duration::from_mins(1);
+        let patience = std::time::Duration::from_mins(10);
         tokio::time::timeout(patience, written).await.expect("nobody waits any more");
     }
 }

@@ -56,7 +56,7 @@ pub(crate) async fn ended(house: &House) -> BatchRow {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    tokio::time::timeout(Duration::from_mins(1), ended).await.expect("the batch never ended")
+    tokio::time::timeout(Duration::from_mins(10), ended).await.expect("the batch never ended")
 }
 
 /// A house whose lead submits these items; the batch is submitted, and nobody works on it.
@@ -278,7 +278,7 @@ async fn a_thread_is_deleted_while_its_batch_is_at_work() {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    tokio::time::timeout(Duration::from_mins(1), at_work).await.expect("they never stopped");
+    tokio::time::timeout(Duration::from_mins(10), at_work).await.expect("they never stopped");
     worker.stop().await;
     assert!(records.batches().of_thread(THREAD, 10).await.unwrap().is_empty());
     assert!(house.executions().await.is_empty());
@@ -309,7 +309,7 @@ pub(crate) async fn until_removed(house: &House, child: &str) {
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
     };
-    tokio::time::timeout(Duration::from_mins(2), removed).await.expect("nobody removed it");
+    tokio::time::timeout(Duration::from_mins(10), removed).await.expect("nobody removed it");
     assert!(house.accessor.get(&ThreadId::from(child), None).await.unwrap().is_none(), "hidden checkpoints");
 }
 
@@ -457,7 +457,7 @@ async fn until_lost(house: &House) {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    tokio::time::timeout(Duration::from_mins(1), lost).await.expect("it never noticed");
+    tokio::time::timeout(Duration::from_mins(10), lost).await.expect("it never noticed");
 }
 
 /// The budget of the run binds the sum of the items.

@@ -139,7 +139,7 @@ async fn quiet(house: &House, clock: &Clock, delegations: &mut [Delegation], wai
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     };
-    tokio::time::timeout(Duration::from_mins(2), settled)
+    tokio::time::timeout(Duration::from_mins(10), settled)
         .await
         .expect("a slot stays empty, or nobody gets it");
 }

@@ -33,7 +33,7 @@ use tokio::sync::Notify;
 
 use crate::actor::{accessor, say, table, texts};
 use crate::exercise::Turn;
-use crate::storage::{Kind, PATIENCE, Storage, open_at};
+use crate::storage::{HUNG, Kind, Storage, open_at};
 
 /// What it tries, in one line.
 pub const ABOUT: &str = "an answer is lost, and somebody else acts before the retry";
@@ -147,7 +147,7 @@ async fn one(
     let early = tokio::select! {
         () = come.notified() => None,
         done = &mut asking => Some(done?),
-        () = tokio::time::sleep(PATIENCE) => bail!("neither a retry nor an answer"),
+        () = tokio::time::sleep(HUNG) => bail!("neither a retry nor an answer"),
     };
     let between = early.is_none();
     let mut acting = tokio::spawn(act(saver.clone(), thread.clone(), third, seed));

@@ -18,7 +18,7 @@ use tokio::task::{JoinHandle, spawn_blocking};
 
 use crate::actor::{accessor, say, texts};
 use crate::exercise::Turn;
-use crate::storage::{Kind, PATIENCE, open_at, postgres_options};
+use crate::storage::{HUNG, Kind, open_at, postgres_options};
 
 /// What it tries, in a line.
 pub const ABOUT: &str =
@@ -72,8 +72,8 @@ pub async fn run(turn: Turn) -> anyhow::Result<()> {
                 tokio::time::sleep(PAUSE).await;
             }
         };
-        if tokio::time::timeout(PATIENCE, went_on).await.is_err() {
-            happened = Err(anyhow::anyhow!("no writes go on within {PATIENCE:?} after failover {which}"));
+        if tokio::time::timeout(HUNG, went_on).await.is_err() {
+            happened = Err(anyhow::anyhow!("no writes go on within {HUNG:?} after failover {which}"));
             break;
         }
     }

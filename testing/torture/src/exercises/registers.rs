@@ -23,7 +23,7 @@ use threadkeep_postgres::{Options, PostgresSaver, setup};
 use threadkeep_testing::{Cluster, Replication};
 
 use crate::exercise::{Tally, Turn};
-use crate::storage::PATIENCE;
+use crate::storage::{HUNG, PATIENCE};
 
 /// What it tries, in a line.
 pub const ABOUT: &str = "a primary crashes, is killed, hangs; its standby hangs or takes over; waits are cancelled; two savers append and read";
@@ -246,7 +246,7 @@ async fn progress(
         if now != last {
             (last, moved) = (now, Instant::now());
         }
-        ensure!(moved.elapsed() < 2 * PATIENCE, "nothing is acknowledged any more");
+        ensure!(moved.elapsed() < HUNG, "nothing is acknowledged any more");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }

@@ -91,7 +91,7 @@ async fn a_store_trains_its_dictionary_by_itself() {
             talk(&saver, &mut one, at..at + 50).await;
         }
     };
-    tokio::time::timeout(std::time::Duration::from_mins(2), trained).await.expect("no dictionary");
+    tokio::time::timeout(std::time::Duration::from_mins(10), trained).await.expect("no dictionary");
     assert!(head(&saver, &one).await.unwrap());
 }
 

@@ -12,8 +12,8 @@ use super::{Scene, faults};
 
 /// The most memory of a gateway, in KiB.
 const MEMORY: u64 = 700 * 1024;
-/// Longer than any lease with its grace.
-const PATIENCE: Duration = Duration::from_mins(2);
+/// Longer than any lease with its grace, on any busy machine.
+const PATIENCE: Duration = Duration::from_mins(10);
 
 /// What was found.
 #[derive(Default)]

@@ -16,7 +16,7 @@ use crate::id::ThreadId;
 use crate::metadata::Counters;
 use crate::mode::ChannelMode;
 use crate::replay::{Replay, Values};
-use crate::saver::{LocalKey, Rewrite, Saver, ThreadImage};
+use crate::saver::{LocalKey, Rewrite, Saver, ThreadImage, doubt_or};
 
 /// What a conversion changed, or would change.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -134,26 +134,27 @@ const ATTEMPTS: usize = 8;
 /// # Errors
 /// [`Error::Stale`] if other writers keep changing the thread; those of [`plan_conversion`] and of the saver.
 pub async fn convert(saver: &dyn Saver, thread: &ThreadId, table: &ChannelTable) -> Result<Conversion> {
-    let mut last = Error::Stale { thread: thread.clone() };
+    let mut doubt = None;
     for _ in 0..ATTEMPTS {
-        let image = saver.read_thread(thread).await?;
-        let rewrite = plan_conversion(&image, table)?;
+        let image = saver.read_thread(thread).await.map_err(|error| doubt_or(doubt.clone(), error))?;
+        let rewrite = plan_conversion(&image, table).map_err(|error| doubt_or(doubt.clone(), error))?;
         let done = Conversion { checkpoints: image.checkpoints.len(), changed: rewrite.put.len() };
         if rewrite.is_empty() {
             return Ok(done);
         }
         match saver.rewrite_thread(thread, &image.revision, rewrite).await {
             Ok(()) => return Ok(done),
-            Err(error @ Error::Stale { .. }) => last = error,
+            Err(Error::Stale { .. }) => {}
             Err(error @ Error::InDoubt { .. }) => {
+                doubt.get_or_insert(error.clone());
                 // As in a deletion: nothing of it was stored, so trying again would take as long and fail as well.
-                if saver.read_thread(thread).await?.revision == image.revision {
+                let now = saver.read_thread(thread).await.map_err(|error| doubt_or(doubt.clone(), error))?;
+                if now.revision == image.revision {
                     return Err(error);
                 }
-                last = error;
             }
-            Err(error) => return Err(error),
+            Err(error) => return Err(doubt_or(doubt, error)),
         }
     }
-    Err(last)
+    Err(doubt_or(doubt, Error::Stale { thread: thread.clone() }))
 }

@@ -19,7 +19,7 @@ use std::fmt;
 
 use crate::error::{Error, Result};
 use crate::id::ThreadId;
-use crate::saver::{LocalKey, Rewrite, Saver, ThreadImage};
+use crate::saver::{LocalKey, Rewrite, Saver, ThreadImage, doubt_or};
 
 pub use copy::copy_thread;
 pub use lineage::Lineage;
@@ -136,19 +136,20 @@ pub async fn carry_out(
     thread: &ThreadId,
     plan: impl Fn(&ThreadImage) -> Result<DeletionPlan>,
 ) -> Result<(ThreadImage, DeletionPlan)> {
-    let mut last = Error::Stale { thread: thread.clone() };
+    let mut doubt = None;
     for _ in 0..ATTEMPTS {
-        let image = saver.read_thread(thread).await?;
-        let planned = plan(&image)?;
+        let image = saver.read_thread(thread).await.map_err(|error| doubt_or(doubt.clone(), error))?;
+        let planned = plan(&image).map_err(|error| doubt_or(doubt.clone(), error))?;
         if planned.rewrite.is_empty() {
             return Ok((image, planned));
         }
         match saver.rewrite_thread(thread, &image.revision, planned.rewrite.clone()).await {
             Ok(()) => return Ok((image, planned)),
-            Err(error @ Error::Stale { .. }) => last = error,
+            Err(Error::Stale { .. }) => {}
             Err(error @ Error::InDoubt { .. }) => {
+                doubt.get_or_insert(error.clone());
                 // The removal and the puts were stored together or not at all.
-                let now = saver.read_thread(thread).await?;
+                let now = saver.read_thread(thread).await.map_err(|error| doubt_or(doubt.clone(), error))?;
                 let gone = planned.rewrite.remove.iter().all(|place| !now.checkpoints.contains_key(place));
                 if gone && !planned.rewrite.remove.is_empty() {
                     return Ok((image, planned));
@@ -157,12 +158,11 @@ pub async fn carry_out(
                 if now.revision == image.revision {
                     return Err(error);
                 }
-                last = error;
             }
-            Err(error) => return Err(error),
+            Err(error) => return Err(doubt_or(doubt, error)),
         }
     }
-    Err(last)
+    Err(doubt_or(doubt, Error::Stale { thread: thread.clone() }))
 }
 
 /// Sorts verdicts: newest first, at the same id by namespace.

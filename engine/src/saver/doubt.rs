@@ -31,3 +31,13 @@ pub async fn commit(saver: &dyn Saver, step: StepCommit) -> Result<CheckpointKey
         Err(_) => Err(doubt),
     }
 }
+
+/// The error of a call that failed with `error` after an earlier attempt of it was in doubt, if one was: that attempt may be
+/// stored, whatever came after it.
+pub(crate) fn doubt_or(doubt: Option<Error>, error: Error) -> Error {
+    match (doubt, error) {
+        (None, error) => error,
+        (Some(_), lost @ Error::HistoryLost { .. }) => lost.after_doubt(),
+        (Some(doubt), _) => doubt,
+    }
+}

@@ -22,6 +22,7 @@ use crate::metadata::{Counters, Metadata};
 use crate::value::ChannelValue;
 
 pub use doubt::commit;
+pub(crate) use doubt::doubt_or;
 pub use rewrite::{LocalKey, Outline, Revision, Rewrite, ThreadImage};
 
 /// Which channel values a read loads. Entries that are not loaded are returned as [`Stored::Held`], never as absent.

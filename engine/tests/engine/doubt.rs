@@ -10,6 +10,8 @@ use proptest::prelude::*;
 use serde_json::{Map, json};
 use threadkeep::channel::Schema;
 use threadkeep::checkpoint::{CheckpointKey, CheckpointTuple, TaskWrites};
+use threadkeep::convert::convert;
+use threadkeep::deletion::{Boundary, Keep, Prune, prune};
 use threadkeep::id::{ChannelName, CheckpointId, IdSource, ThreadId};
 use threadkeep::metadata::Source;
 use threadkeep::mode::ChannelMode;
@@ -147,9 +149,12 @@ enum Op {
     Turn,
     /// A turn of two supersteps and one flush.
     TurnWithOneFlush,
+    Prune,
+    /// To the other mode.
+    Convert,
 }
 
-const OPS: [Op; 9] = [
+const OPS: [Op; 11] = [
     Op::Create,
     Op::Update,
     Op::Fork,
@@ -159,6 +164,8 @@ const OPS: [Op; 9] = [
     Op::RestoreNothing,
     Op::Turn,
     Op::TurnWithOneFlush,
+    Op::Prune,
+    Op::Convert,
 ];
 
 fn saying(accessor: &StateAccessor, text: &str) -> Update {
@@ -224,6 +231,18 @@ async fn run(op: Op, a: &StateAccessor, store: &MemorySaver, at: CheckpointId) -
             writer.finish_task(task, Vec::new(), Durability::WithCommit).await?;
             writer.commit(Source::Loop, Vec::new(), Map::new()).await?;
             writer.flush().await
+        }
+        Op::Prune => {
+            let keep = Prune { boundary: Boundary::FreshSnapshot, ..Prune::keeping(Keep::Latest) };
+            prune(&**a.saver(), &t, &keep, a.table()).await.map(|_| ())
+        }
+        Op::Convert => {
+            let other = match a.table().mode() {
+                ChannelMode::Full => ChannelMode::Delta,
+                ChannelMode::Delta => ChannelMode::Full,
+            };
+            let table = Schema::thread_state().compile(other, 2).unwrap();
+            convert(&**a.saver(), &t, &table).await.map(|_| ())
         }
     }
 }
@@ -294,6 +313,20 @@ proptest! {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         let mode = if delta { ChannelMode::Delta } else { ChannelMode::Full };
         runtime.block_on(check(op, mode, nth, loss, blind));
+    }
+}
+
+/// A pass looks what came of its change; if it cannot, or if a later attempt fails, the change is still in doubt.
+#[tokio::test]
+async fn a_pass_in_doubt_is_not_called_undone() {
+    for op in [Op::Prune, Op::Convert] {
+        for mode in [ChannelMode::Full, ChannelMode::Delta] {
+            for loss in [Loss::Refused, Loss::DoubtStored, Loss::DoubtLost] {
+                for blind in [false, true] {
+                    check(op, mode, 0, loss, blind).await;
+                }
+            }
+        }
     }
 }
 

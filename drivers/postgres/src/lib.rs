@@ -31,6 +31,7 @@ mod step;
 mod store;
 mod thread;
 mod tls;
+mod used;
 mod view;
 mod watch;
 

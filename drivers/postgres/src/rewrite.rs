@@ -3,16 +3,15 @@
 //! Rows that stay keep the element numbers that they refer to. Only sentinels are recomputed, because their paths may
 //! begin elsewhere now. At the end, unreferenced elements are deleted.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use threadkeep::checkpoint::CheckpointTuple;
 use threadkeep::id::{CheckpointId, Namespace, ThreadId};
 use threadkeep::saver::{Flush, Outline, Revision, Rewrite};
-use threadkeep::value::Element;
 use threadkeep::{Error, Result};
-use threadkeep_layout::{Form, Related, Run, chunk_runs, push_run};
+use threadkeep_layout::Related;
 use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 use uuid::Uuid;
@@ -21,8 +20,7 @@ use crate::aside::aside;
 use crate::change::Change;
 use crate::doubt::{Asked, Fate, Request};
 use crate::draft::Draft;
-use crate::element::{SPACES, Space};
-use crate::error::{BUSY, OVERTAKEN, Trouble, corrupt, in_doubt, unavailable};
+use crate::error::{BUSY, OVERTAKEN, Trouble, in_doubt, unavailable};
 use crate::history::{History, Mark, Since};
 use crate::keys;
 use crate::plan::{described, kept, new_task, seed_of};
@@ -33,6 +31,7 @@ use crate::rows::{Node, Snapshot, ThreadRow, column};
 use crate::sql::Sql;
 use crate::store::{Store, known};
 use crate::thread::ThreadState;
+use crate::used::Used;
 
 /// How often a thread may be created or deleted between reading and writing it.
 const ROUNDS: usize = 8;
@@ -373,92 +372,6 @@ fn stay(node: &Node, parent: Option<&Node>) -> Node {
         }
     }
     node
-}
-
-/// The elements that rows refer to.
-struct Used<'a> {
-    thread: &'a ThreadId,
-    snapshot: &'a Snapshot,
-    drafted: HashMap<i64, &'a Element>,
-    numbers: [BTreeSet<u32>; 3],
-    /// Runs that were noted already: the checkpoints of a thread mostly refer to the same ones.
-    seen: BTreeSet<(usize, u32, u32)>,
-}
-
-impl<'a> Used<'a> {
-    fn new(thread: &'a ThreadId, snapshot: &'a Snapshot, drafted: &'a [(i64, Element)]) -> Self {
-        let drafted = drafted.iter().map(|(seq, element)| (*seq, element)).collect();
-        Self { thread, snapshot, drafted, numbers: Default::default(), seen: BTreeSet::new() }
-    }
-
-    fn note(&mut self, node: &Node, names: u32) -> Result<()> {
-        self.add(Space::Structure, Run { start: names, len: 1 });
-        if let Some(n) = node.record.extra_element() {
-            self.add(Space::Structure, Run { start: n, len: 1 });
-        }
-        for run in node.record.extra.maps.iter().flat_map(|(_, runs)| runs) {
-            self.add(Space::Entries, *run);
-        }
-        let writes = node.tasks.iter().flat_map(|task| &task.writes).map(|write| &write.value);
-        for form in node.record.forms().chain(writes) {
-            match form {
-                Form::Plain(_) | Form::Tiny(_) => {}
-                Form::Shared(n) => {
-                    self.add(Space::Values, Run { start: *n, len: 1 });
-                }
-                Form::List(manifest) => {
-                    for run in &manifest.tail {
-                        self.add(Space::Values, *run);
-                    }
-                    for run in &manifest.chunks {
-                        if self.add(Space::Structure, *run) {
-                            for n in run.numbers() {
-                                self.chunk(n)?;
-                            }
-                        }
-                    }
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn chunk(&mut self, n: u32) -> Result<()> {
-        let seq = Space::Structure.seq(n);
-        let element = match self.drafted.get(&seq) {
-            Some(element) => *element,
-            None => self.snapshot.elements.get(Space::Structure, n)?,
-        };
-        let wrong = |reason| corrupt("element", self.thread, format_args!("seq {seq}"), reason);
-        for run in chunk_runs(element.bytes()).map_err(wrong)? {
-            self.add(Space::Values, run);
-        }
-        Ok(())
-    }
-
-    /// Notes a run; returns whether it is new.
-    fn add(&mut self, space: Space, run: Run) -> bool {
-        let new = self.seen.insert((space as usize, run.start, run.len));
-        if new {
-            self.numbers[space as usize].extend(run.numbers());
-        }
-        new
-    }
-
-    /// First and last numbers of the runs of unreferenced elements.
-    fn dead(&self, state: &ThreadState) -> Vec<[i64; 2]> {
-        let mut all = Vec::new();
-        for space in SPACES {
-            let used = &self.numbers[space as usize];
-            let dead: BTreeSet<u32> = state.index.stored(space).filter(|n| !used.contains(n)).collect();
-            let mut runs = Vec::new();
-            for n in dead {
-                push_run(&mut runs, Run { start: n, len: 1 });
-            }
-            all.extend(runs.into_iter().map(|run| space.bounds(run)));
-        }
-        all
-    }
 }
 
 #[cfg(test)]

@@ -271,7 +271,7 @@ async fn apply(client: &Client, options: &Options, schema: &str, version: u32) -
     if first_column(client, &there).await?.is_none() {
         client.batch_execute(&format!("CREATE SCHEMA {schema}")).await?;
     }
-    // Whoever finds nothing to do needs no right to create anything.
+    // A role that finds nothing to do needs no right to create anything.
     let there = format!(
         "SELECT 1 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
          WHERE n.nspname = {literal} AND c.relname = 'threadkeep_format'"

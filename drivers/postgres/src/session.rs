@@ -102,7 +102,7 @@ async fn announced(client: &Client) -> Option<i32> {
     Some(i32::from_be_bytes([a, b, c, d]))
 }
 
-/// Keeps what is written, and answers that TLS is welcome, whoever asks.
+/// Keeps what is written, and answers that TLS is welcome.
 struct Overheard<'a>(&'a mut Vec<u8>);
 
 impl AsyncRead for Overheard<'_> {

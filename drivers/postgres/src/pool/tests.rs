@@ -157,7 +157,7 @@ async fn a_connection_that_nobody_uses_is_closed() {
                      WHERE datname = current_database() AND pid <> pg_backend_pid()";
         other.query_one(count, &[]).await.unwrap().get::<_, i64>(0)
     };
-    // By whoever takes it next.
+    // By the call that would take it next.
     let connections = Connections::idle_for(target(), &options, Duration::ZERO).unwrap();
     let first = process(&mut connections.lease().await.unwrap()).await;
     assert_ne!(process(&mut connections.lease().await.unwrap()).await, first);

@@ -2,7 +2,7 @@ use serde_json::json;
 use threadkeep::checkpoint::{ChannelEntry, Checkpoint, Stored};
 use threadkeep::id::{IdSource, Version};
 use threadkeep::metadata::{Metadata, Source};
-use threadkeep::value::ListValue;
+use threadkeep::value::{Element, ListValue};
 
 use super::*;
 use crate::draft::LOOKED_UP;

@@ -16,6 +16,7 @@ mod function;
 pub mod fuzzing;
 mod history;
 mod keys;
+mod listing;
 mod plan;
 mod pool;
 mod read;

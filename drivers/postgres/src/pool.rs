@@ -215,11 +215,20 @@ impl Drop for Lease {
     }
 }
 
+/// The limits of a transaction whose process stands still.
+macro_rules! limits {
+    () => {
+        "SET LOCAL idle_in_transaction_session_timeout = '30s'; SET LOCAL tcp_user_timeout = '30s'"
+    };
+}
+
 /// Begins a transaction. It holds the lock of a thread, so the server ends it if this process stands still, between two
 /// statements or without taking an answer that fills the buffers of the connection: others waited for as long as a stopped
 /// process did not go on. A process that works on a long thread on a busy machine takes seconds between two statements.
-pub(crate) const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED; \
-    SET LOCAL idle_in_transaction_session_timeout = '30s'; SET LOCAL tcp_user_timeout = '30s'";
+pub(crate) const BEGIN: &str = concat!("BEGIN ISOLATION LEVEL READ COMMITTED; ", limits!());
+
+/// Begins a transaction that reads, and sees the database as it was at its first statement.
+const BEGIN_READING: &str = concat!("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; ", limits!());
 
 /// A transaction. Dropped before its end, it takes the connection with it.
 pub(crate) struct Transaction(Lease);
@@ -237,6 +246,15 @@ impl Transaction {
         first: impl Future<Output = Result<T, Trouble>>,
     ) -> Result<T, Trouble> {
         let ((), asked) = in_order(self.execute(BEGIN), first).await?;
+        Ok(asked)
+    }
+
+    /// Begins to read at one moment; `first` is sent in the same round trip.
+    pub(crate) async fn begin_reading<T>(
+        &self,
+        first: impl Future<Output = Result<T, Trouble>>,
+    ) -> Result<T, Trouble> {
+        let ((), asked) = in_order(self.execute(BEGIN_READING), first).await?;
         Ok(asked)
     }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use threadkeep::checkpoint::{ChannelEntry, CheckpointKey, CheckpointTuple, Stored};
 use threadkeep::id::{ChannelName, CheckpointId, Namespace, ThreadId};
 use threadkeep::saver::fallback::HistoryWalk;
-use threadkeep::saver::{CheckpointSelector, DeltaHistory, ListQuery, Load, Revision, ThreadImage};
+use threadkeep::saver::{CheckpointSelector, DeltaHistory, Load, Revision, ThreadImage};
 use threadkeep::{Error, Result};
 use threadkeep_layout::Run;
 use tokio_postgres::types::Type;
@@ -21,12 +21,10 @@ use crate::record::Kept;
 use crate::rows::{Node, Snapshot, thread_name};
 use crate::sql::Statement;
 use crate::store::Store;
-use crate::view::{Values, metadata};
+use crate::view::Values;
 
 /// How often a read may find that its thread was deleted or rewritten between its two statements.
-const ROUNDS: usize = 8;
-/// Rows that a filtered listing reads at first; each further page has four times as many.
-const PAGE: usize = 64;
+pub(crate) const ROUNDS: usize = 8;
 
 impl Store {
     /// The contract's `get`.
@@ -52,86 +50,6 @@ impl Store {
             }
         };
         self.made(&at.thread, statement, &params, make).await
-    }
-
-    /// The contract's `list`.
-    pub(crate) async fn list(&self, query: &ListQuery) -> Result<Vec<CheckpointTuple>, Trouble> {
-        if query.limit == Some(0) {
-            return Ok(Vec::new());
-        }
-        for _ in 0..ROUNDS {
-            let Some((snapshot, chosen)) = self.choose(query).await? else { continue };
-            let (thread, load) = (query.thread.clone(), query.load.clone());
-            let make = move |snapshot: &Snapshot, values: &mut Values<'_>| {
-                // From the oldest on, so that a list that grew is built from the previous one.
-                let tuples = chosen.iter().rev().filter_map(|(ns, id)| {
-                    let namespace = &snapshot.heads.get(ns)?.0;
-                    let node = snapshot.nodes.get(ns)?.get(id)?;
-                    Some(values.tuple(&thread, namespace, node, &load))
-                });
-                let mut tuples = tuples.collect::<Result<Vec<_>>>()?;
-                tuples.reverse();
-                Ok(tuples)
-            };
-            if let Some(tuples) = self.with_values(&query.thread, snapshot, Arc::new(make)).await? {
-                return Ok(tuples);
-            }
-        }
-        Err(unavailable(BUSY).into())
-    }
-
-    /// The checkpoints that match a query, newest first, and a snapshot that has them. None if the thread was rewritten
-    /// between two pages.
-    async fn choose(
-        &self,
-        query: &ListQuery,
-    ) -> Result<Option<(Snapshot, Vec<(Vec<u8>, CheckpointId)>)>, Trouble> {
-        let thread = keys::of_thread(&query.thread);
-        let ns = query.namespace.as_ref().map(keys::of_namespace);
-        let limit = query.limit.unwrap_or(usize::MAX);
-        // Without a filter every row matches.
-        let mut page = if query.filter.is_empty() { limit } else { PAGE };
-        let mut before = query.before.map(|id| (keys::uuid(id), Vec::new()));
-        let mut all = Snapshot::absent(&query.thread);
-        let mut chosen = Vec::new();
-        for first in std::iter::once(true).chain(std::iter::repeat(false)) {
-            let (id, behind) = before.unzip();
-            let rows = i64::try_from(page).ok();
-            let params: [Param<'_>; 5] = [
-                (&thread, Type::UUID),
-                (&ns, Type::BYTEA),
-                (&id, Type::UUID),
-                (&behind, Type::BYTEA),
-                (&rows, Type::INT8),
-            ];
-            let snapshot = self.snapshot(&query.thread, &self.sql.newest, &params).await?;
-            let mut newest: Vec<(CheckpointId, &Vec<u8>, &Node)> = Vec::new();
-            for (ns, nodes) in &snapshot.nodes {
-                newest.extend(nodes.iter().map(|(id, node)| (*id, ns, node)));
-            }
-            newest.sort_unstable_by(|a, b| (b.0, b.1).cmp(&(a.0, a.1)));
-            for (id, ns, node) in &newest {
-                if chosen.len() < limit && metadata(node, &snapshot.elements)?.matches(&query.filter) {
-                    chosen.push(((*ns).clone(), *id));
-                }
-            }
-            let rest = newest.last().filter(|_| newest.len() >= page);
-            let rest = rest.map(|(id, ns, _)| (keys::uuid(*id), (*ns).clone()));
-            if !first && epoch(&all) != epoch(&snapshot) {
-                return Ok(None);
-            }
-            if first && query.before.is_none() {
-                check_heads(&query.thread, &snapshot, rest.as_ref().map(|(id, _)| keys::id(*id)))?;
-            }
-            all = all.joined(snapshot);
-            before = rest;
-            if before.is_none() || chosen.len() >= limit {
-                break;
-            }
-            page *= 4;
-        }
-        check_parents(&query.thread, &all, before.map(|(id, _)| keys::id(id)))?;
-        Ok(Some((all, chosen)))
     }
 
     /// The contract's `delta_history`.
@@ -197,7 +115,7 @@ impl Store {
 
     /// Loads the values that `make` needs and runs it on them. None if the thread was deleted or rewritten since the
     /// snapshot: then elements may be gone, or their numbers reused.
-    async fn with_values<T: Send + 'static>(
+    pub(crate) async fn with_values<T: Send + 'static>(
         &self,
         thread: &ThreadId,
         snapshot: Snapshot,
@@ -266,7 +184,7 @@ fn epoch(snapshot: &Snapshot) -> Option<i64> {
 }
 
 /// Checks that no head is missing among the newest checkpoints: those after `floor`, or all.
-fn check_heads(thread: &ThreadId, snapshot: &Snapshot, floor: Option<CheckpointId>) -> Result<()> {
+pub(crate) fn check_heads(thread: &ThreadId, snapshot: &Snapshot, floor: Option<CheckpointId>) -> Result<()> {
     for (ns, (_, head)) in &snapshot.heads {
         if floor.is_none_or(|floor| *head > floor) {
             snapshot.head(thread, ns)?;
@@ -276,7 +194,11 @@ fn check_heads(thread: &ThreadId, snapshot: &Snapshot, floor: Option<CheckpointI
 }
 
 /// Checks that no parent is missing among these checkpoints, which are all that exist after `floor`, or all.
-fn check_parents(thread: &ThreadId, snapshot: &Snapshot, floor: Option<CheckpointId>) -> Result<()> {
+pub(crate) fn check_parents(
+    thread: &ThreadId,
+    snapshot: &Snapshot,
+    floor: Option<CheckpointId>,
+) -> Result<()> {
     for nodes in snapshot.nodes.values() {
         for node in nodes.values() {
             let parent = node.record.parent.filter(|parent| floor.is_none_or(|floor| *parent > floor));

@@ -213,15 +213,14 @@ impl Snapshot {
         self.nodes.values().map(BTreeMap::len).sum::<usize>() + self.elements.len() + self.hashes.len()
     }
 
-    /// The union of two pages of the same epoch.
-    pub(crate) fn joined(mut self, more: Self) -> Self {
-        self.thread = more.thread.or(self.thread);
+    /// Adds a page of the same moment.
+    pub(crate) fn join(&mut self, more: Self) {
+        self.thread = more.thread.or(self.thread.take());
         for (ns, nodes) in more.nodes {
             self.nodes.entry(ns).or_default().extend(nodes);
         }
         self.heads.extend(more.heads);
         self.elements.join(more.elements);
-        self
     }
 
     fn add_checkpoint(&mut self, thread: &ThreadId, key: Uuid, row: &Row) -> Result<()> {

@@ -147,16 +147,34 @@ impl Store {
         statement: &Statement,
         params: &[Param<'_>],
     ) -> Result<Snapshot, Trouble> {
-        let slot = self.threads.existing(thread);
-        let known = slot.as_deref().map(Slot::known);
+        let remembered = self.remembered(thread);
         let mut lease = self.connections.lease().await?;
         let snapshot = Snapshot::of(thread, lease.query(statement, params).await?).await?;
-        if let (Some(slot), Some(known)) = (slot, known) {
+        self.compare(&mut lease, thread, remembered, &snapshot).await?;
+        Ok(snapshot)
+    }
+
+    /// What this process knows of a thread, before it asks.
+    pub(crate) fn remembered(&self, thread: &ThreadId) -> Option<(Arc<Slot>, Known)> {
+        let slot = self.threads.existing(thread)?;
+        let known = slot.known();
+        Some((slot, known))
+    }
+
+    /// Compares what was read to what this process knew, and remembers it.
+    pub(crate) async fn compare(
+        &self,
+        asks: &mut impl Ask,
+        thread: &ThreadId,
+        remembered: Option<(Arc<Slot>, Known)>,
+        snapshot: &Snapshot,
+    ) -> Result<(), Trouble> {
+        if let Some((slot, known)) = remembered {
             let found = snapshot.thread.as_ref().map(|row| &row.history);
-            self.agree(&mut lease, thread, &known, found).await?;
+            self.agree(asks, thread, &known, found).await?;
             slot.found(&known, found);
         }
-        Ok(snapshot)
+        Ok(())
     }
 
     /// Checks that the result includes what this process knew, before it asked, to be flushed.

@@ -13,6 +13,7 @@ mod faults;
 mod flush;
 mod full;
 mod history;
+mod listing;
 mod pooler;
 mod round_trips;
 mod servers;

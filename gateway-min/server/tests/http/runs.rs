@@ -56,7 +56,7 @@ async fn a_background_run_answers_with_its_whole_record_and_is_polled_to_success
         let mut body = question("hello");
         body["assistant_id"] = json!("lead_agent");
         body["metadata"] = json!({"purpose": "test", "nested": {"a": [1]}});
-        body["config"] = json!({"recursion_limit": 50, "context": {"secrets": {"ERP": "hunter2"}}});
+        body["config"] = json!({"recursion_limit": 50, "context": {"mine": {"api_key": "hunter2"}}});
         body["multitask_strategy"] = json!("interrupt");
         let answer = gateway.post("/api/threads/t/runs", body.clone()).await;
         let (thread, run) = place(&answer.headers);
@@ -70,7 +70,7 @@ async fn a_background_run_answers_with_its_whole_record_and_is_polled_to_success
                 "metadata": body["metadata"],
                 "kwargs": {
                     "input": body["input"],
-                    "config": {"recursion_limit": 50, "context": {"secrets": "[redacted]"}},
+                    "config": {"recursion_limit": 50, "context": {"mine": {"api_key": "[redacted]"}}},
                 },
                 "multitask_strategy": "interrupt", "created_at": created_at, "updated_at": updated_at,
                 "total_input_tokens": tokens[0], "total_output_tokens": tokens[1], "total_tokens": tokens[2],

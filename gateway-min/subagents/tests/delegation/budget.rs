@@ -36,6 +36,7 @@ async fn a_restart_gives_no_budget_back() {
     for events in [20, 80, 140] {
         let house = house().await;
         killed_at(&house, Some("go"), events);
+        house.settled().await;
         let next = house.restarted();
         let ended = next.run("r2", None, &mut Seen::default()).await.unwrap();
         let Ended::Done { stop_reason, .. } = ended else { panic!("{events}: {ended:?}") };

@@ -67,6 +67,7 @@ async fn a_run_that_died_is_finished_with_every_stored_answer_requested_once() {
     for events in 1..=7 {
         let house = House::new(script(), "").await;
         killed_at(&house, Some("go"), events);
+        house.settled().await;
         let next = house.restarted();
         let mut seen = Seen::default();
         let ended = next.run("r2", None, &mut seen).await.unwrap();
@@ -107,6 +108,7 @@ async fn what_was_done_for_a_stored_result_is_counted_by_the_next_run() {
     for events in 1..=10 {
         let house = House::new(lead(&calls, vec![short.clone(), three_turns()]), "").await;
         killed_at(&house, Some("go"), events);
+        house.settled().await;
         let next = house.restarted();
         let (mut seen, mut later) = (Seen::default(), Seen::default());
         next.run("r2", None, &mut seen).await.unwrap();
@@ -127,6 +129,7 @@ async fn what_was_done_for_a_stored_result_is_counted_by_the_next_run() {
 async fn a_result_that_was_not_delivered_is_delivered_without_another_call() {
     let house = House::new(lead(&[task("work", "general-purpose")], vec![three_turns()]), "").await;
     killed_at(&house, Some("go"), 7);
+    house.settled().await;
     assert_eq!(house.executions().await[0].status, ExecutionStatus::Completed);
     let before = house.requests("subagent:general-purpose").len();
     let next = house.restarted();
@@ -143,6 +146,7 @@ async fn a_result_that_was_not_delivered_outlives_its_subagent() {
     for (from, to) in [(CUSTOM, ""), ("{name: other,", "{name: another,")] {
         let house = House::new(lead(&[task("work", "helper")], vec![three_turns()]), CUSTOM).await;
         killed_at(&house, Some("go"), 7);
+        house.settled().await;
         let before = house.requests("subagent:helper").len();
         house.reconfigure(from, to);
         let next = house.restarted();
@@ -215,6 +219,7 @@ async fn what_a_new_question_turns_away_from_is_counted_once() {
         if dies {
             // Started, three messages.
             killed_at(&house, Some("go"), 4);
+            house.settled().await;
         } else {
             house.delegator.stopping.cancel();
             let cancel_at = Some(("task_running", tokio_util::sync::CancellationToken::new()));
@@ -243,6 +248,7 @@ async fn what_a_new_question_turns_away_from_is_counted_once() {
     threadkeep_agent::model::scripted::gate("turned-away-open").open();
     let house = House::new(script, "").await;
     killed_at(&house, Some("go"), 7);
+    house.settled().await;
     let next = house.restarted();
     let mut seen = Seen::default();
     next.run("r2", Some("something else"), &mut seen).await.unwrap();

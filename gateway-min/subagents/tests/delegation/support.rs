@@ -269,12 +269,16 @@ impl House {
         seen
     }
 
-    /// Whether the thread has a checkpoint, after what a dead process has left in the writers' queues: with a process, its
-    /// queue would have died.
-    pub(crate) async fn is_begun(&self) -> bool {
+    /// Waits for what a dead process has left in the writers' queues: with a process, its queue would have died.
+    pub(crate) async fn settled(&self) {
         self.accessor.saver().flush(&ThreadId::from(THREAD)).await.unwrap();
         let unknown = NewRun { run_id: "unknown".into(), thread_id: THREAD.into(), ..NewRun::default() };
         assert_eq!(self.delegator.records.runs().admitted(&unknown).await.unwrap(), None);
+    }
+
+    /// Whether the thread has a checkpoint, after what a dead process has left.
+    pub(crate) async fn is_begun(&self) -> bool {
+        self.settled().await;
         self.accessor.get(&ThreadId::from(THREAD), None).await.unwrap().is_some()
     }
 

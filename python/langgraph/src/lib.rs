@@ -2,6 +2,7 @@
 
 mod cut;
 mod delete;
+mod deleting;
 mod filter;
 mod foreign;
 mod frame;

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::write::log::BYTES;
+
 /// What a commit waits for.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Synchronous {
@@ -41,6 +43,9 @@ pub struct Options {
     /// See [`Options::piece`].
     #[cfg(test)]
     pub(crate) piece: usize,
+    /// See [`Options::log_bound`].
+    #[cfg(test)]
+    pub(crate) log_bound: u64,
     /// Failures that a test injects.
     #[cfg(test)]
     pub(crate) faults: std::sync::Arc<crate::tests::faults::Faults>,
@@ -56,6 +61,8 @@ impl Default for Options {
             #[cfg(test)]
             piece: PIECE,
             #[cfg(test)]
+            log_bound: BYTES,
+            #[cfg(test)]
             faults: std::sync::Arc::default(),
         }
     }
@@ -69,6 +76,15 @@ impl Options {
         return self.piece;
         #[cfg(not(test))]
         PIECE
+    }
+
+    /// The size from which on the log is emptied.
+    #[cfg_attr(not(test), expect(clippy::unused_self, reason = "tests choose another number"))]
+    pub(crate) fn log_bound(&self) -> u64 {
+        #[cfg(test)]
+        return self.log_bound;
+        #[cfg(not(test))]
+        BYTES
     }
 
     /// How many checkpoints of a new thread are written in one transaction, if they are all.

@@ -30,6 +30,7 @@ const ASK_AGAIN: Duration = Duration::from_millis(1);
 
 const COMMIT: &str = "COMMIT";
 const VACUUM: &str = "VACUUM";
+const EMPTY_LOG: &str = "PRAGMA wal_checkpoint(TRUNCATE)";
 
 /// Why a transaction could not be committed. What reached the disk is unknown.
 #[derive(Debug)]
@@ -270,19 +271,42 @@ impl Db {
         })
     }
 
+    /// The bytes of the log's file.
+    pub(crate) fn log_bytes(&self) -> u64 {
+        let log = self.beside.first().and_then(|(log, _)| std::fs::metadata(log).ok());
+        log.map_or(0, |log| log.len())
+    }
+
+    /// Moves the log into the database and empties it, if the reads that use it end within `patience`. Returns whether it
+    /// did. Others can read meanwhile, but not write.
+    ///
+    /// # Errors
+    /// [`Error::InDoubt`] if what reached the disk is unknown.
+    pub(crate) fn empty_log(&self, patience: Duration) -> Result<bool> {
+        let waits = |pause| self.conn.busy_timeout(pause).map_err(|error| self.error(&error));
+        waits(patience)?;
+        let emptied = self.run(EMPTY_LOG, || {
+            self.conn.prepare_cached(EMPTY_LOG)?.query_row([], |row| Ok(row.get::<_, i64>(0)? == 0))
+        });
+        waits(self.busy_timeout)?;
+        emptied.map_err(|error| self.flushing(&error, "emptying the log failed"))
+    }
+
+    /// The error of a statement that flushes: in doubt if the disk failed.
+    fn flushing(&self, error: &rusqlite::Error, what: &str) -> Error {
+        if io_failed(error) {
+            return in_doubt(format!("{}: {what}: {error}; reopen the store", self.store));
+        }
+        self.error(error)
+    }
+
     /// Writes the whole database again, in a transaction that this statement commits itself.
     ///
     /// # Errors
     /// [`Error::InDoubt`] if what reached the disk is unknown.
     pub(crate) fn vacuum(&self) -> Result<()> {
         let written = self.run(VACUUM, || self.conn.prepare_cached(VACUUM)?.execute([]));
-        written.map(|_| ()).map_err(|error| {
-            if io_failed(&error) {
-                in_doubt(format!("{}: the vacuum failed: {error}; reopen the store", self.store))
-            } else {
-                self.error(&error)
-            }
-        })
+        written.map(|_| ()).map_err(|error| self.flushing(&error, "the vacuum failed"))
     }
 
     /// The key of the last insert.
@@ -303,7 +327,7 @@ impl Db {
 
     /// Moves the WAL into the database file and empties it, as far as other readers allow.
     pub(crate) fn checkpoint_wal(&self) -> Result<()> {
-        self.each("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()))
+        self.each(EMPTY_LOG, [], |_| Ok(()))
     }
 
     fn attempt<T>(&self, sql: &str, statement: impl FnOnce() -> rusqlite::Result<T>) -> Result<T> {

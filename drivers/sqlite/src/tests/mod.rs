@@ -5,6 +5,7 @@ pub(crate) mod common;
 pub(crate) mod faults;
 mod groups;
 mod lists;
+mod log;
 mod pieces;
 mod place;
 mod power;

@@ -2,6 +2,7 @@
 
 pub(crate) mod commit;
 pub(crate) mod doubt;
+pub(crate) mod log;
 pub(crate) mod remains;
 pub(crate) mod rewrite;
 pub(crate) mod stage;

@@ -24,6 +24,7 @@ use crate::sql::Db;
 use crate::stats::Counters;
 use crate::write::commit::Work;
 use crate::write::doubt::Doubt;
+use crate::write::log::LogBound;
 use crate::write::remains;
 use crate::write::writer::Writer;
 
@@ -77,7 +78,8 @@ impl Turns {
         let doubt = Arc::<Doubt>::default();
         let remains = Arc::new(AtomicBool::new(remains::are_there(&db)));
         let pieces = (options.piece(), remains.clone());
-        let writer = Writer::new(db, options.synchronous, trainer, pieces, (counters, doubt.clone()));
+        let log = LogBound::of(options.log_bound());
+        let writer = Writer::new(db, options.synchronous, trainer, (pieces, log), (counters, doubt.clone()));
         let seat = Arc::new(Seat { writer: Mutex::new(Some(writer)), wanted: AtomicBool::new(false) });
         let thread = std::thread::Builder::new().name("threadkeep-sqlite".to_owned());
         let run = seat.clone();

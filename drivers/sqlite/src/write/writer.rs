@@ -26,6 +26,7 @@ use crate::sql::Db;
 use crate::stats::Counters;
 use crate::write::commit::{Work, WriterState};
 use crate::write::doubt::Doubt;
+use crate::write::log::LogBound;
 use crate::write::turn::{Command, Message};
 
 /// The most commands in one transaction, so that the first one does not wait long for its flush.
@@ -53,6 +54,7 @@ pub(crate) struct Writer {
     left: u32,
     /// Whether the log may hold something that is not on disk.
     unflushed: bool,
+    log: LogBound,
     /// A commit failed: what reached the disk is unknown.
     poisoned: bool,
     /// The data version after the last commit, or in the last transaction if that was not committed; none if unknown.
@@ -66,7 +68,7 @@ impl Writer {
         db: Db,
         synchronous: Synchronous,
         trainer: Trainer,
-        pieces: (usize, Arc<AtomicBool>),
+        (pieces, log): ((usize, Arc<AtomicBool>), LogBound),
         (counters, doubt): (Arc<Counters>, Arc<Doubt>),
     ) -> Self {
         Self {
@@ -78,6 +80,7 @@ impl Writer {
             flush: None,
             left: 0,
             unflushed: true,
+            log,
             poisoned: false,
             seen: None,
             last: None,
@@ -278,11 +281,20 @@ impl Writer {
             self.left = 0;
             self.unflushed &= !changed;
             self.counters.flushes.add(u64::from(changed && self.synchronous == Synchronous::Full));
+            self.bound_log();
         } else {
             self.left += 1;
             self.unflushed |= changed;
         }
         Ok(results)
+    }
+
+    /// Empties the log if it is too large. What was committed is safe whatever comes of this.
+    fn bound_log(&mut self) {
+        if let Err(error) = self.log.keep(&self.store.db) {
+            self.poisoned |= matches!(error, Error::InDoubt { .. });
+            tracing::error!(%error, "the write-ahead log was not emptied");
+        }
     }
 
     /// Executes the commands that have not failed yet, in the open transaction. Commands that arrive meanwhile join it:

@@ -77,6 +77,44 @@ async fn run_goes_from_pending_to_success() {
 }
 
 #[tokio::test]
+async fn runs_are_read_in_brief_and_for_their_usage() {
+    let fixture = fixture().await;
+    let (records, runs) = (&fixture.records, fixture.records.runs());
+    for thread_id in ["t", "other"] {
+        create_thread(records, thread_id).await;
+    }
+    for run_id in ["r1", "r2"] {
+        start(records, "t", run_id).await;
+        fixture.clock.advance_micros(1);
+        let end = RunEnd { totals: totals(10), ..end(RunStatus::Success) };
+        runs.finish(run_id, &end).await.unwrap();
+    }
+    let reservation = runs.reserve("t", WriterKind::CheckpointWrite).await.unwrap();
+    let brief = async |run_id: &str| {
+        let RunRow { run_id, status, created_at, updated_at, .. } = run(records, run_id).await;
+        RunBrief { run_id, status, created_at, updated_at }
+    };
+    let (first, second) = (brief("r1").await, brief("r2").await);
+    assert_eq!(runs.briefs("t", u32::MAX).await.unwrap(), [second.clone(), first]);
+    assert_eq!(runs.briefs("t", 1).await.unwrap(), [second]);
+    assert_eq!(runs.briefs("other", 9).await.unwrap(), []);
+    let used = RunUsage {
+        status: RunStatus::Success,
+        model_name: None,
+        total_input_tokens: 11,
+        total_output_tokens: 12,
+        total_tokens: 13,
+        lead_agent_tokens: 15,
+        subagent_tokens: 16,
+        middleware_tokens: 17,
+        token_usage_by_model: object(json!({"m": {"total_tokens": 10}})),
+    };
+    assert_eq!(runs.usage("t").await.unwrap(), [used.clone(), used]);
+    assert_eq!(runs.usage("other").await.unwrap(), []);
+    reservation.release().await.unwrap();
+}
+
+#[tokio::test]
 async fn run_starts_once() {
     let fixture = fixture().await;
     create_thread(&fixture.records, "t").await;

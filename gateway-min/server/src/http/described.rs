@@ -143,7 +143,7 @@ fn others(channels: &ChannelTable) -> Value {
 fn run_context() -> Value {
     let number = json!({ "type": ["integer", "null"], "minimum": i64::MIN, "maximum": u64::MAX });
     let text = json!({ "type": ["string", "null"] });
-    let not_done = json!({ "enum": [false, null] });
+    let flag = json!({ "type": ["boolean", "null"] });
     json!({
         "type": "object",
         "properties": {
@@ -154,7 +154,7 @@ fn run_context() -> Value {
             "max_concurrent_subagents": number,
             "max_total_subagents": number,
             "model_name": text,
-            "thinking_enabled": { "type": ["boolean", "null"] },
+            "thinking_enabled": flag,
             "reasoning_effort": text,
             "disable_clarification": {
                 "description": "Whether the agent must not ask the user [default: false].",
@@ -166,10 +166,10 @@ fn run_context() -> Value {
             },
             "mode": { "description": "A word of the client, stored with the checkpoints.", "type": ["string", "null"] },
             "agent_name": { "enum": ["lead_agent", "lead-agent", null] },
-            "is_plan_mode": not_done,
-            "is_bootstrap": not_done,
+            "is_plan_mode": flag,
+            "is_bootstrap": flag,
             "secrets": { "type": ["object", "null"], "maxProperties": 0 },
-            "github_token": { "type": "null" },
+            "github_token": { "description": "Accepted, and dropped: no tool takes it." },
         },
         "additionalProperties": reference("Json"),
     })

@@ -304,13 +304,13 @@ fn the_recursion_limit_is_clamped_and_unusable_ones_are_ignored() {
 #[test]
 fn known_context_keys_are_forwarded_and_others_are_not() {
     let shared = json!({
-        "model_name": "m", "mode": "pro", "thinking_enabled": true, "reasoning_effort": "high", "is_plan_mode": false,
+        "model_name": "m", "mode": "pro", "thinking_enabled": true, "reasoning_effort": "high", "is_plan_mode": true,
         "subagent_enabled": true, "max_concurrent_subagents": 3, "max_total_subagents": 6, "agent_name": "lead_agent",
-        "is_bootstrap": false,
+        "is_bootstrap": true,
     });
     let mut context = map(shared.clone());
     context.extend(map(json!({
-        "disable_clarification": true, "non_interactive": true, "allowed_subagents": ["x"],
+        "disable_clarification": true, "github_token": "gh", "non_interactive": true, "allowed_subagents": ["x"],
         "tool_groups": ["g"], "available_skills": ["s"],
         "__svc": 1, "thread_id": "other", "unknown": 1,
     })));
@@ -357,7 +357,9 @@ fn entries_that_belong_to_the_gateway_and_credentials_are_not_forwarded() {
 fn secrets_in_a_configuration_are_not_in_the_record_of_its_run() {
     let body = json!({
         "input": {"messages": ["hi"]},
-        "config": {"configurable": {"github_token": "hunter2", "a": 1}, "context": {"nested": {"api_key": "hunter2"}}},
+        "config": {"configurable": {"github_token": "hunter2", "a": 1},
+                   "context": {"github_token": "hunter2", "nested": {"api_key": "hunter2"}}},
+        "context": {"github_token": "hunter2-outer"},
     });
     let parsed = parse(&body).unwrap();
     assert!(!format!("{parsed:?}").contains("hunter2"));
@@ -368,7 +370,7 @@ fn secrets_in_a_configuration_are_not_in_the_record_of_its_run() {
         json!({
             "input": {"messages": ["hi"]},
             "config": {"configurable": {"github_token": "[redacted]", "a": 1},
-                       "context": {"nested": {"api_key": "[redacted]"}}},
+                       "context": {"github_token": "[redacted]", "nested": {"api_key": "[redacted]"}}},
         })
     );
 }

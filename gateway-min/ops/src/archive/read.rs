@@ -24,9 +24,9 @@ const MAX_LINE: u64 = 512 << 20;
 /// The default of [`read_within`], so that a small file cannot fill the memory.
 pub const MAX_PLACES: u64 = 16 << 20;
 /// How often the elements of a channel may occur in one of its lists on average, and how many places a list may have
-/// anyway. A list repeats few of its elements: messages differ by their ids.
+/// anyway, of each million that all may have. A list of messages repeats few of its elements, because they differ by their ids.
 const MAX_REPEATS: u64 = 4;
-const FREE_PLACES: u64 = 10_000;
+const FREE_PLACES: u64 = 625;
 /// What an element of a list takes, compared with a value of a map.
 const LIST_COST: u64 = 4;
 
@@ -220,11 +220,14 @@ impl Reader {
         runs: &[(u32, u32)],
     ) -> Result<ListValue, String> {
         let known = self.elements.get(channel.as_str()).map_or(0, Vec::len) as u64;
-        let most = known.saturating_mul(MAX_REPEATS).saturating_add(FREE_PLACES);
+        let free = (self.max_places >> 20).saturating_mul(FREE_PLACES);
+        let most = known.saturating_mul(MAX_REPEATS).saturating_add(free);
         for run in runs {
             let elements = self.run(channel.as_str(), *run)?;
             if (list.len() + elements.len()) as u64 > most {
-                return Err(format!("a list of {channel} repeats its {known} elements too often"));
+                return Err(format!(
+                    "a list of {channel} repeats its {known} elements too often; --max-elements allows more"
+                ));
             }
             for element in elements {
                 list.push(element.clone());

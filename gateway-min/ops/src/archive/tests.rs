@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use serde_json::{Map, Value as Json, json};
 use threadkeep::channel::Schema;
 use threadkeep::checkpoint::{CheckpointTuple, Stored};
-use threadkeep::id::{CheckpointId, IdSource, Namespace, ThreadId};
+use threadkeep::id::{ChannelName, CheckpointId, IdSource, Namespace, ThreadId};
 use threadkeep::metadata::{DURATION_NODE, Source as MadeBy};
 use threadkeep::mode::ChannelMode;
 use threadkeep::saver::{Revision, Rewrite, Saver, ThreadImage};
@@ -19,7 +19,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 
 use super::format::{entries_of, hex};
-use super::{Archive, ArchiveError, Record, Source, read, read_within, write};
+use super::{Archive, ArchiveError, MAX_PLACES, Record, Source, read, read_within, write};
 
 #[derive(Debug, Clone)]
 enum Op {
@@ -291,6 +291,21 @@ fn what_a_file_may_become_has_a_limit_that_can_be_set() {
     });
     let error = read_within(&large[..], 1000).unwrap_err().to_string();
     assert!(error.contains("more than 1000 elements in total"), "{error}");
+}
+
+/// A list of numbers may have few that differ. What was exported can be imported.
+#[test]
+fn the_limit_allows_lists_that_repeat_their_elements_as_well() {
+    let file = run(async { exported(&thread(&steps(3), ChannelMode::Full).await) });
+    let text = std::str::from_utf8(&file).unwrap();
+    let checkpoint = text.lines().count() - 2;
+    let large = edited(&file, checkpoint, channel("messages", bomb()));
+    let error = read(&large[..]).unwrap_err().to_string();
+    assert!(error.contains("repeats its") && error.contains("--max-elements allows more"), "{error}");
+    let archive = read_within(&large[..], 2 * MAX_PLACES).unwrap();
+    let last = &archive.checkpoints.last().unwrap().checkpoint;
+    let Stored::Value(value) = &last.channels[&ChannelName::from("messages")].stored else { panic!() };
+    assert_eq!(value.as_list().unwrap().len(), 20_000);
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use futures::StreamExt as _;
 use serde_json::{Value as Json, json};
@@ -346,6 +347,15 @@ async fn a_cancelled_or_dropped_turn_stops_where_nothing_is_half_written() {
     }
 }
 
+/// Ids of two threads that are drawn in one millisecond do not say which is newer.
+async fn next_millisecond() {
+    let now = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis();
+    let began = now();
+    while now() == began {
+        tokio::task::yield_now().await;
+    }
+}
+
 #[tokio::test]
 async fn a_list_of_threads_counts_threads_however_long_they_are() {
     let gateway = Setup::default().start().await;
@@ -354,6 +364,7 @@ async fn a_list_of_threads_counts_threads_however_long_they_are() {
         for turn in ["one", "two", "three", "four"] {
             say(&client, thread, &format!("{thread} {turn}")).await;
         }
+        next_millisecond().await;
     }
     say(&client, "a", "again").await;
     let list = client.list_threads(2).await.unwrap().thread_list;

@@ -142,7 +142,6 @@ fn others(channels: &ChannelTable) -> Value {
 /// What a run is given about the conversation besides its input.
 fn run_context() -> Value {
     let number = json!({ "type": ["integer", "null"], "minimum": i64::MIN, "maximum": u64::MAX });
-    let text = json!({ "type": ["string", "null"] });
     let flag = json!({ "type": ["boolean", "null"] });
     json!({
         "type": "object",
@@ -153,9 +152,9 @@ fn run_context() -> Value {
             },
             "max_concurrent_subagents": number,
             "max_total_subagents": number,
-            "model_name": text,
+            // `model_name` is the name of a configured model, which no schema of this document lists.
             "thinking_enabled": flag,
-            "reasoning_effort": text,
+            "reasoning_effort": { "type": ["string", "null"] },
             "disable_clarification": {
                 "description": "Whether the agent must not ask the user [default: false].",
                 "type": ["boolean", "null"],

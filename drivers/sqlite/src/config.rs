@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::write::log::BYTES;
+use crate::write::log::LIMIT;
 
 /// What a commit waits for.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -45,7 +45,7 @@ pub struct Options {
     pub(crate) piece: usize,
     /// See [`Options::log_bound`].
     #[cfg(test)]
-    pub(crate) log_bound: u64,
+    pub(crate) log_bound: (u64, Duration),
     /// Failures that a test injects.
     #[cfg(test)]
     pub(crate) faults: std::sync::Arc<crate::tests::faults::Faults>,
@@ -61,7 +61,7 @@ impl Default for Options {
             #[cfg(test)]
             piece: PIECE,
             #[cfg(test)]
-            log_bound: BYTES,
+            log_bound: LIMIT,
             #[cfg(test)]
             faults: std::sync::Arc::default(),
         }
@@ -78,13 +78,13 @@ impl Options {
         PIECE
     }
 
-    /// The size from which on the log is emptied.
+    /// The size from which on the log is emptied, and how long reads are waited for.
     #[cfg_attr(not(test), expect(clippy::unused_self, reason = "tests choose another number"))]
-    pub(crate) fn log_bound(&self) -> u64 {
+    pub(crate) fn log_bound(&self) -> (u64, Duration) {
         #[cfg(test)]
         return self.log_bound;
         #[cfg(not(test))]
-        BYTES
+        LIMIT
     }
 
     /// How many checkpoints of a new thread are written in one transaction, if they are all.

@@ -28,6 +28,11 @@ const STATEMENTS: usize = 64;
 /// How long to wait before asking for a lock again.
 const ASK_AGAIN: Duration = Duration::from_millis(1);
 
+/// How long SQLite waits for the reads that use the log before it looks again which they are. It waits for the lock of a
+/// place in the log, also when the read that it waits for has ended, and later ones, which read all of the log and are not
+/// in the way, hold that lock one after the other.
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
+
 const COMMIT: &str = "COMMIT";
 const VACUUM: &str = "VACUUM";
 const EMPTY_LOG: &str = "PRAGMA wal_checkpoint(TRUNCATE)";
@@ -284,10 +289,16 @@ impl Db {
     /// [`Error::InDoubt`] if what reached the disk is unknown.
     pub(crate) fn empty_log(&self, patience: Duration) -> Result<bool> {
         let waits = |pause| self.conn.busy_timeout(pause).map_err(|error| self.error(&error));
-        waits(patience)?;
-        let emptied = self.run(EMPTY_LOG, || {
-            self.conn.prepare_cached(EMPTY_LOG)?.query_row([], |row| Ok(row.get::<_, i64>(0)? == 0))
-        });
+        let began = Instant::now();
+        waits(LOOK_AGAIN)?;
+        let emptied = loop {
+            let emptied = self.run(EMPTY_LOG, || {
+                self.conn.prepare_cached(EMPTY_LOG)?.query_row([], |row| Ok(row.get::<_, i64>(0)? == 0))
+            });
+            if !matches!(emptied, Ok(false)) || began.elapsed() >= patience {
+                break emptied;
+            }
+        };
         waits(self.busy_timeout)?;
         emptied.map_err(|error| self.flushing(&error, "emptying the log failed"))
     }

@@ -8,20 +8,20 @@ use threadkeep::Result;
 
 use crate::sql::Db;
 
-/// The size from which on reads are waited for.
-pub(crate) const BYTES: u64 = 128 << 20;
-/// How long. A longer read, such as a backup, is waited for again when the log is twice as large.
-const PATIENCE: Duration = Duration::from_millis(200);
+/// The size from which on reads are waited for, and how long. A longer read, such as a backup, is waited for again when the
+/// log is twice as large.
+pub(crate) const LIMIT: (u64, Duration) = (128 << 20, Duration::from_millis(200));
 
 /// When the log is emptied.
 pub(crate) struct LogBound {
     least: u64,
     next: u64,
+    patience: Duration,
 }
 
 impl LogBound {
-    pub(crate) fn of(least: u64) -> Self {
-        Self { least, next: least }
+    pub(crate) fn of((least, patience): (u64, Duration)) -> Self {
+        Self { least, next: least, patience }
     }
 
     /// Empties the log if it is too large, after a commit.
@@ -31,7 +31,7 @@ impl LogBound {
     pub(crate) fn keep(&mut self, db: &Db) -> Result<()> {
         let bytes = db.log_bytes();
         if bytes > self.next {
-            self.next = if db.empty_log(PATIENCE)? { self.least } else { bytes.saturating_mul(2) };
+            self.next = if db.empty_log(self.patience)? { self.least } else { bytes.saturating_mul(2) };
         }
         Ok(())
     }

@@ -10,8 +10,8 @@ use threadkeep::id::ThreadId;
 use threadkeep::saver::{ListQuery, Load, LocalKey, Rewrite, ThreadImage};
 use threadkeep::{Error, Result};
 
-use crate::delete;
 use crate::reading::AT_ONCE;
+use crate::removal;
 use crate::steps::after;
 use crate::store::{ATTEMPTS, LangGraph};
 use crate::types::Strategy;
@@ -42,7 +42,7 @@ impl LangGraph {
             if image.checkpoints.is_empty() {
                 return Ok(true);
             }
-            if !delete::is_part_of(&image, put) {
+            if !removal::is_part_of(&image, put) {
                 return Ok(false);
             }
             let rewrite = Rewrite { remove: image.checkpoints.into_keys().collect(), ..Rewrite::default() };
@@ -102,7 +102,7 @@ impl LangGraph {
         if !self.has_run(thread, runs).await? {
             return Ok(false);
         }
-        self.rewrite(thread, |image| delete::without_runs(image, runs)).await
+        self.rewrite(thread, |image| removal::without_runs(image, runs)).await
     }
 
     /// Whether one of these runs wrote to a thread. Reads no values: most threads have nothing of a run.
@@ -130,7 +130,7 @@ impl LangGraph {
         for (done, thread) in threads.iter().enumerate() {
             let pruned = match strategy {
                 Strategy::Delete => self.delete_thread(thread).await,
-                Strategy::KeepLatest => self.rewrite(thread, delete::keep_latest).await.map(drop),
+                Strategy::KeepLatest => self.rewrite(thread, removal::keep_latest).await.map(drop),
             };
             pruned.map_err(|error| match done {
                 0 => error,

@@ -1,7 +1,6 @@
 #![doc = include_str!("../README.md")]
 
 mod cut;
-mod delete;
 mod deleting;
 mod filter;
 mod foreign;
@@ -13,6 +12,7 @@ pub mod moved;
 mod put;
 mod read;
 mod reading;
+mod removal;
 mod steps;
 mod store;
 mod task;

@@ -1,4 +1,4 @@
-//! Deletions. What a remaining checkpoint's delta channels are replayed from stays; a checkpoint whose parent goes is
+//! What deletions remove. What a remaining checkpoint's delta channels are replayed from stays; a checkpoint whose parent goes is
 //! grafted onto its nearest remaining ancestor.
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -8,11 +8,12 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use threadkeep::{Error, Result};
 use tokio::sync::mpsc::UnboundedSender;
-use tokio::task::JoinHandle;
+use tokio_postgres::config::TargetSessionAttrs;
 use tokio_postgres::{Client, Notification};
+use tokio_util::task::AbortOnDropHandle;
 use url::form_urlencoded;
 
-use crate::connect::Connector;
+use crate::connect::{Connector, servers};
 use crate::session::is_own;
 use crate::tls::Tls;
 
@@ -21,8 +22,8 @@ use crate::tls::Tls;
 pub struct Options {
     /// The schema that the tables are in. Default: `public`.
     pub schema: String,
-    /// The maximum number of connections. At least 2; default 16. Reads take one each; commits share half of them, so
-    /// that any number of threads can commit at the same time.
+    /// The maximum number of connections. At least 2; default 16. Each statement and each transaction takes one while it is
+    /// under way. The usual commits, of however many threads, share statements, of which mostly two are under way.
     pub connections: usize,
     /// How long an operation waits for a connection, and retries after the server went away, before it fails with
     /// [`Error::Unavailable`] or [`Error::InDoubt`]. Default: 10 seconds; zero tries once.
@@ -56,8 +57,8 @@ pub struct Address {
 }
 
 /// A connection, the task that drives it, and whether it has a session of the server to itself: a pooler may give each of its
-/// transactions another one.
-pub type Connected = (Client, JoinHandle<()>, bool);
+/// transactions another one. The task, dropped, closes the connection at once.
+pub type Connected = (Client, AbortOnDropHandle<()>, bool);
 
 /// Opens a connection to the primary as the saver does; the sender receives what it hears after a `LISTEN`.
 pub type Opener = Arc<
@@ -93,10 +94,10 @@ impl Address {
     /// Opens connections to it. An attempt may take for ever, if the server hangs.
     ///
     /// # Errors
-    /// [`Error::InvalidInput`]: the file of certificates.
+    /// [`Error::InvalidInput`]: the file of certificates, or a part of the address that would be ignored.
     pub fn opener(self) -> Result<Opener> {
-        let Self { config, root_certificates } = self;
-        let connector = Connector::new(Tls::new(config.get_ssl_mode(), root_certificates)?);
+        let Target { config, tls } = self.target()?;
+        let connector = Connector::new(tls);
         Ok(Arc::new(move |heard| {
             let (connector, config) = (connector.clone().heard_by(heard), config.clone());
             let open = async move {
@@ -106,6 +107,18 @@ impl Address {
             };
             open.boxed()
         }))
+    }
+
+    /// What to connect to. Nothing that was asked for is ignored.
+    fn target(self) -> Result<Target> {
+        let Self { config, root_certificates } = self;
+        if servers(&config) > 1 && config.get_target_session_attrs() == TargetSessionAttrs::ReadOnly {
+            let refused = "target_session_attrs=read-only: of several hosts the primary is connected to; leave it out, or name \
+                one host";
+            return Err(Error::InvalidInput(refused.to_owned()));
+        }
+        let tls = Tls::new(config.get_ssl_mode(), root_certificates)?;
+        Ok(Target { config, tls })
     }
 }
 
@@ -126,12 +139,11 @@ impl Target {
     /// Parses a URL or a `key=value` text. TLS is used where the server has it; `sslmode=require` and stronger demand it,
     /// and a certificate that is trusted.
     pub(crate) fn parse(address: &str, patience: Duration) -> Result<Self> {
-        let Address { mut config, root_certificates } = Address::parse(address)?;
-        if config.get_connect_timeout().is_none() && !patience.is_zero() {
-            config.connect_timeout(patience);
+        let mut target = Address::parse(address)?.target()?;
+        if target.config.get_connect_timeout().is_none() && !patience.is_zero() {
+            target.config.connect_timeout(patience);
         }
-        let tls = Tls::new(config.get_ssl_mode(), root_certificates)?;
-        Ok(Self { config, tls })
+        Ok(target)
     }
 }
 
@@ -217,6 +229,27 @@ mod tests {
             let error = Target::parse(address, Duration::ZERO).err().unwrap();
             assert!(matches!(error, Error::InvalidInput(_)), "{error}");
             assert!(!format!("{error} {error:?}").contains("hunter2"));
+        }
+    }
+
+    /// Each part of an address is followed, or refused with its name.
+    #[test]
+    fn what_would_be_ignored_is_refused_with_its_name() {
+        for (address, named) in [
+            ("postgres://u:hunter2@h/d?sslrootcert=/none", "sslmode"),
+            ("postgres://u:hunter2@h/d?sslmode=prefer&sslrootcert=/none", "sslmode"),
+            ("postgres://u:hunter2@h/d?sslrootcert=/none&sslmode=disable", "sslmode"),
+            ("postgres://u:hunter2@a,b/d?target_session_attrs=read-only", "target_session_attrs"),
+            ("host=a,b user=u password=hunter2 target_session_attrs=read-only", "target_session_attrs"),
+        ] {
+            let opener = Address::parse(address).unwrap().opener().err();
+            for error in [Target::parse(address, Duration::ZERO).err(), opener] {
+                let error = error.unwrap_or_else(|| panic!("{address}")).to_string();
+                assert!(error.contains(named) && !error.contains("hunter2"), "{error}");
+            }
+        }
+        for address in ["postgres://u@a,b/d?target_session_attrs=read-write", "postgres://u@a,b/d"] {
+            assert!(Target::parse(address, Duration::ZERO).is_ok(), "{address}");
         }
     }
 

@@ -9,10 +9,10 @@ use futures::StreamExt;
 use futures::stream::FuturesUnordered;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::mpsc::UnboundedSender;
-use tokio::task::JoinHandle;
 use tokio_postgres::config::{Host, SslMode, TargetSessionAttrs};
-use tokio_postgres::error::DbError;
+use tokio_postgres::error::{DbError, SqlState};
 use tokio_postgres::{AsyncMessage, Client, Config, Connection, Error, Notification};
+use tokio_util::task::AbortOnDropHandle;
 
 use crate::tls::Tls;
 
@@ -22,6 +22,10 @@ const GRACE: Duration = Duration::from_millis(250);
 /// The timeline that a primary writes to; an error on a standby. Each promotion begins a new one.
 const TIMELINE: &str =
     "SELECT pg_catalog.substr(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_insert_lsn()), 1, 8)";
+
+/// The task that drives a connection. Dropped, it closes the connection at once, whatever is under way on it: a client that
+/// says goodbye waits for the answers first.
+pub(crate) type Driver = AbortOnDropHandle<()>;
 
 /// Opens connections.
 #[derive(Clone)]
@@ -45,7 +49,7 @@ impl Connector {
 
     /// Connects to the server, or to the primary of several. All are asked at once, so that a hanging one delays
     /// nothing. If two claim to be the primary, the one promoted last is chosen.
-    pub(crate) async fn open(&self, config: &Config) -> Result<(Client, JoinHandle<()>), Error> {
+    pub(crate) async fn open(&self, config: &Config) -> Result<(Client, Driver), Error> {
         let hosts = hosts(config);
         if hosts.len() < 2 {
             return self.connect(config).await;
@@ -63,7 +67,8 @@ impl Connector {
                     best = Some(found);
                 }
                 Some(Ok(_)) => {}
-                Some(Err(error)) => failed = Some(error),
+                // What another server says, mostly that it is a standby, is no reason to leave one that is full.
+                Some(Err(error)) => failed = failed.filter(is_full).or(Some(error)),
             }
         }
         match (best, failed) {
@@ -74,7 +79,7 @@ impl Connector {
         }
     }
 
-    async fn connect(&self, config: &Config) -> Result<(Client, JoinHandle<()>), Error> {
+    async fn connect(&self, config: &Config) -> Result<(Client, Driver), Error> {
         let tls = self.tls.for_one();
         let (client, connection) = config.connect(tls.clone()).await?;
         let is_plain = config.get_ssl_mode() == SslMode::Prefer && !tls.was_used();
@@ -87,7 +92,7 @@ impl Connector {
                  set sslmode=verify-full to accept no other connection; sslmode=disable accepts this one silently"
             );
         }
-        Ok((client, tokio::spawn(drive(connection, self.heard.clone()))))
+        Ok((client, Driver::new(tokio::spawn(drive(connection, self.heard.clone())))))
     }
 
     async fn primary(&self, config: &Config) -> Result<Primary, Error> {
@@ -100,9 +105,19 @@ impl Connector {
 
 struct Primary {
     client: Client,
-    driver: JoinHandle<()>,
+    driver: Driver,
     /// In hexadecimal digits, the same number for each.
     timeline: String,
+}
+
+/// Whether the server refused a connection because it, or the role, has as many as it may have.
+pub(crate) fn is_full(error: &Error) -> bool {
+    error.code() == Some(&SqlState::TOO_MANY_CONNECTIONS)
+}
+
+/// The number of servers.
+pub(crate) fn servers(config: &Config) -> usize {
+    config.get_hosts().len().max(config.get_hostaddrs().len())
 }
 
 /// The first host that is not this machine.
@@ -119,7 +134,6 @@ fn remote(config: &Config) -> Option<&str> {
 /// The configuration of each server, if there are several.
 fn hosts(config: &Config) -> Vec<Config> {
     let (names, addresses) = (config.get_hosts(), config.get_hostaddrs());
-    let count = names.len().max(addresses.len());
     let one = |n: usize| {
         let mut one = Config::new();
         if let Some(user) = config.get_user() {
@@ -169,7 +183,7 @@ fn hosts(config: &Config) -> Vec<Config> {
         }
         one
     };
-    (0..count).map(one).collect()
+    (0..servers(config)).map(one).collect()
 }
 
 /// Drives the connection until it ends.

@@ -22,7 +22,7 @@ use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Client, Config, Row};
 
 use crate::config::{Options, Target};
-use crate::connect::Connector;
+use crate::connect::{Connector, is_full, servers};
 use crate::error::{CLOSED, SILENT, Trouble, unavailable};
 use crate::session::Session;
 use crate::sql::Statement;
@@ -139,12 +139,20 @@ impl Connections {
     pub(crate) async fn probe(&self, began: Server, patience: Duration) -> Probed {
         let Opener { config, connector, .. } = self.pool.manager();
         let ask = async {
-            let (client, _driver) = Box::pin(connector.open(config)).await.ok()?;
-            let rows = client.query_typed(SERVER, &[]).await.ok()?;
-            rows.first()?.try_get::<_, String>(0).ok()
+            let (client, _driver) = Box::pin(connector.open(config)).await?;
+            client.query_typed_one(SERVER, &[]).await?.try_get::<_, String>(0)
         };
-        let ask = tokio::time::timeout(patience, ask).map(|found| found.ok().flatten());
+        let ask = tokio::time::timeout(patience, ask).map(|asked| match asked {
+            Ok(Ok(server)) => Ok(server),
+            Ok(Err(error)) if is_full(&error) => Err(Probed::Full),
+            _ => Err(Probed::Silent),
+        });
         self.watch.probe(began, ask, || self.renew()).await
+    }
+
+    /// Whether the address names one server only.
+    pub(crate) fn has_one_server(&self) -> bool {
+        servers(&self.pool.manager().config) < 2
     }
 
     /// Closes idle connections; those in use finish what is in progress on them and are not reused.

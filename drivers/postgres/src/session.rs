@@ -13,11 +13,11 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::task::JoinHandle;
 use tokio_postgres::tls::{ChannelBinding, TlsConnect, TlsStream};
 use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Client, Error, Row, Statement as Prepared};
 
+use crate::connect::Driver;
 use crate::error::Trouble;
 use crate::pool::Param;
 use crate::sql::Statement;
@@ -28,7 +28,7 @@ const PROCESS: &str = "SELECT pg_catalog.pg_backend_pid()";
 /// A connection with the task that drives it. Dropped, it is closed at once, whatever is under way on it.
 pub(crate) struct Session {
     client: Client,
-    driver: JoinHandle<()>,
+    _driver: Driver,
     is_own: bool,
     /// By their texts.
     prepared: Mutex<HashMap<String, Prepared>>,
@@ -36,9 +36,9 @@ pub(crate) struct Session {
 
 impl Session {
     /// Asks a connection that was just opened whether it has a session of its own.
-    pub(crate) async fn of((client, driver): (Client, JoinHandle<()>)) -> Result<Self, Error> {
+    pub(crate) async fn of((client, driver): (Client, Driver)) -> Result<Self, Error> {
         let is_own = is_own(&client).await?;
-        Ok(Self { client, driver, is_own, prepared: Mutex::default() })
+        Ok(Self { client, _driver: driver, is_own, prepared: Mutex::default() })
     }
 
     pub(crate) fn client(&self) -> &Client {
@@ -75,12 +75,6 @@ impl Session {
 
     fn statements(&self) -> MutexGuard<'_, HashMap<String, Prepared>> {
         self.prepared.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Drop for Session {
-    fn drop(&mut self) {
-        self.driver.abort();
     }
 }
 

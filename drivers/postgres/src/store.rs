@@ -104,7 +104,8 @@ impl Store {
     /// Waits for an attempt. While there is no answer, a new connection is opened from time to time: if that leads to
     /// another server than the attempt began with, the one that was asked has been replaced, and may never answer. A server
     /// that is only slow is waited for: the patience counts from when it was last heard of, at first from when the call
-    /// began.
+    /// began. One that takes no more connections was heard of too, if there is only one: of several, a full standby says
+    /// nothing of the primary.
     async fn watched<T>(&self, mut attempt: Attempt<'_, T>, began: Instant) -> Result<T, Trouble> {
         if self.patience.is_zero() {
             return attempt.await;
@@ -123,9 +124,12 @@ impl Store {
             };
             match probed {
                 Probed::Same => heard = Instant::now(),
-                Probed::Silent if heard.elapsed() < self.patience => {}
-                Probed::Silent | Probed::Other => {
-                    return Err(Trouble::Again { reason: SILENT.to_owned(), in_doubt: true, renew: true });
+                Probed::Full if self.connections.has_one_server() => heard = Instant::now(),
+                Probed::Full | Probed::Silent if heard.elapsed() < self.patience => {}
+                Probed::Full | Probed::Silent | Probed::Other => {
+                    // Where there is no room for new connections, the open ones are kept.
+                    let renew = probed != Probed::Full;
+                    return Err(Trouble::Again { reason: SILENT.to_owned(), in_doubt: true, renew });
                 }
             }
         }

@@ -26,7 +26,15 @@ pub(crate) struct Tls {
 impl Tls {
     /// For a connection in this mode. With [`SslMode::Require`] the server must have a certificate that `roots` or the
     /// system's certificates vouch for; with [`SslMode::Prefer`], which would accept no TLS at all, any will do.
+    ///
+    /// # Errors
+    /// [`Error::InvalidInput`]: `roots` cannot be read, or would be ignored.
     pub(crate) fn new(mode: SslMode, roots: Option<PathBuf>) -> Result<Self> {
+        if roots.is_some() && mode != SslMode::Require {
+            let ignored = "sslrootcert: certificates are checked with sslmode=require or verify-full only; add that, or leave it \
+                out";
+            return Err(Error::InvalidInput(ignored.to_owned()));
+        }
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let builder = ClientConfig::builder_with_provider(provider.clone());
         let builder = builder.with_safe_default_protocol_versions();

@@ -19,6 +19,8 @@ pub(crate) enum Probed {
     Same,
     /// It is another one, or was restarted.
     Other,
+    /// A server answers that it takes no more connections.
+    Full,
     /// There is no answer.
     Silent,
 }
@@ -42,7 +44,8 @@ struct Seen {
 /// The last probe.
 struct Asked {
     ended: Instant,
-    answered: bool,
+    /// What it found, unless the server was replaced.
+    probed: Probed,
 }
 
 impl Watch {
@@ -52,11 +55,12 @@ impl Watch {
     }
 
     /// Compares the server that a call began with to the one that answers now. `ask` asks that one, unless another call has done
-    /// so meanwhile. `replaced` is called before anybody hears of another server.
+    /// so meanwhile; it gives what the server says of itself, or what there is instead. `replaced` is called before anybody
+    /// hears of another server.
     pub(crate) async fn probe(
         &self,
         began: Server,
-        ask: impl Future<Output = Option<String>>,
+        ask: impl Future<Output = Result<String, Probed>>,
         replaced: impl FnOnce(),
     ) -> Probed {
         let called = Instant::now();
@@ -64,32 +68,30 @@ impl Watch {
         if self.server() != began {
             return Probed::Other;
         }
-        let answered = match &*last {
-            Some(asked) if asked.ended >= called => asked.answered,
+        let probed = match &*last {
+            Some(asked) if asked.ended >= called => asked.probed,
             _ => {
                 let found = ask.await;
-                let answered = found.is_some();
-                *last = Some(Asked { ended: Instant::now(), answered });
-                self.note(found, replaced);
-                answered
+                let probed = found.as_ref().err().copied().unwrap_or(Probed::Same);
+                *last = Some(Asked { ended: Instant::now(), probed });
+                if let Ok(found) = found {
+                    self.note(found, replaced);
+                }
+                probed
             }
         };
-        match answered {
-            _ if self.server() != began => Probed::Other,
-            true => Probed::Same,
-            false => Probed::Silent,
-        }
+        if self.server() == began { probed } else { Probed::Other }
     }
 
-    fn note(&self, found: Option<String>, replaced: impl FnOnce()) {
+    fn note(&self, found: String, replaced: impl FnOnce()) {
         let mut seen = self.seen();
-        if found.is_some() && seen.server != found {
+        if seen.server.as_ref() != Some(&found) {
             // The first one that is heard of has replaced nobody.
             if seen.server.is_some() {
                 replaced();
             }
             seen.count += 1;
-            seen.server = found;
+            seen.server = Some(found);
         }
     }
 
@@ -108,8 +110,8 @@ mod tests {
 
     use super::*;
 
-    fn says(server: &str) -> Ready<Option<String>> {
-        ready(Some(server.to_owned()))
+    fn says(server: &str) -> Ready<Result<String, Probed>> {
+        ready(Ok(server.to_owned()))
     }
 
     #[tokio::test]
@@ -121,7 +123,9 @@ mod tests {
             closed.fetch_add(1, Ordering::SeqCst);
         };
         assert_eq!(watch.probe(began, says("a"), close).await, Probed::Same);
-        assert_eq!(watch.probe(began, async { None }, close).await, Probed::Silent);
+        for none in [Probed::Silent, Probed::Full] {
+            assert_eq!(watch.probe(began, async { Err(none) }, close).await, none);
+        }
         assert_eq!(closed.load(Ordering::SeqCst), 0);
         // One after the other, and several at once.
         for _ in 0..2 {
@@ -142,7 +146,8 @@ mod tests {
         let watch = Watch::default();
         watch.probe(watch.server(), says("a"), || {}).await;
         let (began, asked) = (watch.server(), AtomicUsize::new(0));
-        for (found, expected) in [(Some("a"), Probed::Same), (None, Probed::Silent)] {
+        let none = |probed| (Err(probed), probed);
+        for (found, expected) in [(Ok("a"), Probed::Same), none(Probed::Silent), none(Probed::Full)] {
             asked.store(0, Ordering::SeqCst);
             let ask = || async {
                 asked.fetch_add(1, Ordering::SeqCst);

@@ -163,7 +163,7 @@ pub struct Database {
     pub sqlite_synchronous: SqliteSynchronous,
     /// The Postgres server; required by the `postgres` backend.
     pub postgres_url: Option<Secret>,
-    /// The Postgres schema; `None` uses the role's default.
+    /// The Postgres schema of the tables; `None` is `public`.
     pub postgres_schema: Option<String>,
     /// Connections per pool; at least 1, default 5.
     pub pool_size: u32,

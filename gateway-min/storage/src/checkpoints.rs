@@ -136,7 +136,7 @@ async fn open_sqlite(config: &Config) -> threadkeep::Result<SqliteSaver> {
 
 /// Connects to the Postgres server. Creates missing tables and upgrades old ones, for which the role must own them.
 async fn open_postgres(config: &Config) -> threadkeep::Result<PostgresSaver> {
-    let (url, options) = (postgres::url(&config.database), postgres::options(&config.database));
+    let (url, options) = (postgres::checked_url(&config.database)?, postgres::options(&config.database));
     match PostgresSaver::connect(url, options.clone()).await {
         Err(error) if threadkeep_postgres::schema::is_wanted(&error) => {
             threadkeep_postgres::setup(url, &options).await?;

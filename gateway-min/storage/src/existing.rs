@@ -127,7 +127,7 @@ impl Existing {
     }
 
     async fn in_postgres(database: &Database, frequency: u64) -> Result<Self, OpenError> {
-        let url = postgres::url(database);
+        let url = postgres::checked_url(database)?;
         let saver = Box::pin(PostgresSaver::connect(url, postgres::options(database))).await?;
         let records = match postgres::records(database) {
             Ok(target) => readable(Records::open_existing_postgres(&target, RecordsOptions::default()).await),

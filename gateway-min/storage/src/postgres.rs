@@ -1,5 +1,6 @@
 //! Access to Postgres: the checkpoints, and the records next to them.
 
+use threadkeep::Error;
 use threadkeep_config::{Database, Secret};
 use threadkeep_postgres::{Address, Options};
 use threadkeep_records::{PostgresTarget, RecordsError};
@@ -7,10 +8,28 @@ use tokio_postgres::config::Host;
 
 /// The default schema of the Postgres tables.
 const SCHEMA: &str = "public";
+/// Why a URL with such options is refused.
+const SEARCH_PATH: &str = "its options set search_path, which does not say where the tables are; leave it out, and name their \
+    schema in database.postgres_schema";
 
 /// The URL of the Postgres server; a configuration with this backend but no URL is refused.
 pub(crate) fn url(database: &Database) -> &str {
     database.postgres_url.as_ref().map_or("", Secret::expose)
+}
+
+/// The same, unless something in it would be ignored.
+pub(crate) fn checked_url(database: &Database) -> threadkeep::Result<&str> {
+    let url = url(database);
+    if Address::parse(url).is_ok_and(|address| sets_search_path(&address)) {
+        return Err(Error::InvalidInput(format!("database.postgres_url: {SEARCH_PATH}")));
+    }
+    Ok(url)
+}
+
+/// Whether the options of the sessions say where to look for tables: `-c search_path=x` or `--search-path=x`.
+fn sets_search_path(address: &Address) -> bool {
+    let options = address.config.get_options().unwrap_or_default().to_lowercase();
+    options.replace('-', "_").contains("search_path=")
 }
 
 /// The options for the checkpoints.
@@ -27,6 +46,9 @@ pub(crate) fn records(database: &Database) -> Result<PostgresTarget, RecordsErro
     let schema = database.postgres_schema.as_deref().unwrap_or(SCHEMA);
     let invalid = |problem: String| RecordsError::Invalid { field: "database.postgres_url", problem };
     let address = Address::parse(url(database)).map_err(|error| invalid(error.to_string()))?;
+    if sets_search_path(&address) {
+        return Err(invalid(SEARCH_PATH.to_owned()));
+    }
     if address.config.get_hosts().is_empty() {
         return Err(invalid("it names no host".to_owned()));
     }
@@ -83,6 +105,29 @@ mod tests {
             let error = target(address).unwrap_err();
             assert!(!format!("{error} {error:?}").contains("hunter2"), "{error}");
         }
+    }
+
+    /// The tables are in the schema that the configuration names, whatever the options of the sessions say.
+    #[test]
+    fn a_search_path_in_the_url_is_refused() {
+        for options in
+            ["-csearch_path%3Dx", "--search-path=x", "-c%20lock_timeout=5%20-c%20SEARCH_PATH=x,public"]
+        {
+            let url = format!("postgres://u:hunter2@h/d?options={options}");
+            let database = Database { postgres_url: Some(Secret::new(url)), ..Database::default() };
+            let errors = [
+                records(&database).unwrap_err().to_string(),
+                checked_url(&database).unwrap_err().to_string(),
+            ];
+            for error in errors {
+                assert!(error.contains("search_path") && error.contains("postgres_schema"), "{error}");
+                assert!(!error.contains("hunter2"), "{error}");
+            }
+        }
+        let url = "postgres://u@h/d?options=-clock_timeout%3D5";
+        let database = Database { postgres_url: Some(Secret::new(url)), ..Database::default() };
+        assert_eq!(checked_url(&database).unwrap(), url);
+        records(&database).unwrap();
     }
 
     #[test]

@@ -1,14 +1,18 @@
 //! Sessions of a server, with and without TLS, and of a pooler.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use threadkeep::Error;
 use threadkeep::id::ThreadId;
 use threadkeep::saver::{CheckpointSelector, Saver};
 use threadkeep_testing::{Postgres, pgbouncer, postgres};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpListener;
 
 use super::*;
-use crate::config::{Options, Target};
+use crate::config::{Address, Options, Target};
 use crate::connect::Connector;
 use crate::pool::Connections;
 use crate::{PostgresSaver, setup};
@@ -95,4 +99,56 @@ async fn a_prepared_statement_that_is_gone_is_asked_on_another_connection() {
     drop(lease);
     assert_eq!(read().await, Ok::<_, Error>(None));
     assert_ne!(used().await.unwrap(), before);
+}
+
+/// A server that accepts every client, and answers no statement, as a pooler without a free session. Returns its address, how
+/// many clients are connected, and how many there were.
+async fn mute() -> (String, Arc<[AtomicUsize; 2]>) {
+    // The client is who it says, and may ask.
+    const WELCOME: &[u8] = b"R\0\0\0\x08\0\0\0\0Z\0\0\0\x05I";
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let place = listener.local_addr().unwrap().to_string();
+    let counts = Arc::<[AtomicUsize; 2]>::default();
+    let shared = counts.clone();
+    tokio::spawn(async move {
+        while let Ok((mut client, _)) = listener.accept().await {
+            for count in &*shared {
+                count.fetch_add(1, Ordering::SeqCst);
+            }
+            let shared = shared.clone();
+            tokio::spawn(async move {
+                client.write_all(WELCOME).await.unwrap();
+                let mut heard = [0; 1024];
+                while client.read(&mut heard).await.is_ok_and(|bytes| bytes > 0) {}
+                shared[0].fetch_sub(1, Ordering::SeqCst);
+            });
+        }
+    });
+    (place, counts)
+}
+
+#[tokio::test]
+async fn an_attempt_to_connect_that_is_given_up_leaves_no_connection_open() {
+    let patience = Duration::from_millis(300);
+    let options = Options { patience, ..Options::default() };
+    let (one, counts) = mute().await;
+    let address = |hosts: &str| format!("postgres://u@{hosts}/d?sslmode=disable");
+    for address in [address(&one), address(&format!("{one},{one}"))] {
+        let connections = Connections::new(Target::parse(&address, patience).unwrap(), &options).unwrap();
+        for _ in 0..5 {
+            assert!(matches!(connections.lease().await, Err(Trouble::Again { in_doubt: false, .. })));
+            connections.probe(connections.server(), patience).await;
+        }
+        assert!(setup(&address, &options).await.is_err());
+        let opener = Address::parse(&address).unwrap().opener().unwrap();
+        assert!(tokio::time::timeout(patience, opener(None)).await.is_err(), "it was opened");
+        let closed = async {
+            while counts[0].load(Ordering::SeqCst) > 0 {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(Duration::from_mins(10), closed).await.expect("a connection stays open");
+    }
+    // Each attempt had one at each server.
+    assert!(counts[1].load(Ordering::SeqCst) >= 3 * 12, "{counts:?}");
 }

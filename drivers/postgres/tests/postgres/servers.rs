@@ -13,6 +13,8 @@ use threadkeep_postgres::schema::FORMAT_VERSION;
 use threadkeep_postgres::{Options, PostgresSaver, setup};
 use threadkeep_testing::{Postgres, pgbouncer, postgres};
 use tokio::sync::Notify;
+use tokio_postgres::NoTls;
+use tokio_postgres::error::SqlState;
 use url::Url;
 
 use crate::common::damage::connect;
@@ -467,4 +469,49 @@ async fn a_slow_answer_is_waited_for_although_a_new_connection_is_refused() {
     committed.await.unwrap().unwrap();
     talk.accept(&step);
     has(&saver, &talk, 0..2).await;
+}
+
+/// A server at its limit of connections answers those that it has: they are not given up because it refuses another.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slow_answer_is_waited_for_although_the_server_has_no_room_for_another_connection() {
+    let database = postgres().unwrap().database().await.unwrap();
+    let patience = Duration::from_secs(6);
+    let options = Options { patience, ..Options::default() };
+    setup(database.url(), &options).await.unwrap();
+    let owner = connect(database.url()).await;
+    let role = format!("{}_limited", database.name());
+    owner
+        .batch_execute(&format!(
+            "CREATE ROLE {role} LOGIN PASSWORD 'secret';
+             GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO {role};"
+        ))
+        .await
+        .unwrap();
+    let mut url = Url::parse(database.url()).unwrap();
+    url.set_username(&role).unwrap();
+    url.set_password(Some("secret")).unwrap();
+    let saver = Arc::new(PostgresSaver::connect(url.as_str(), options).await.unwrap());
+    let mut talk = Talk::new("t");
+    append(&saver, &mut talk, 0, 1).await;
+    // The look at the server when the saver connected may have a session for a moment longer.
+    let sessions = "SELECT count(*) FROM pg_stat_activity WHERE usename = $1";
+    let single = async { while owner.query_one(sessions, &[&role]).await.unwrap().get::<_, i64>(0) > 1 {} };
+    tokio::time::timeout(Duration::from_mins(10), single).await.unwrap();
+    owner.batch_execute(&format!("ALTER ROLE {role} CONNECTION LIMIT 1")).await.unwrap();
+    let refused = tokio_postgres::connect(url.as_str(), NoTls).await.err().unwrap();
+    assert_eq!(refused.code(), Some(&SqlState::TOO_MANY_CONNECTIONS), "{refused}");
+
+    owner.batch_execute("BEGIN; SELECT * FROM threadkeep_thread FOR UPDATE").await.unwrap();
+    let step = talk.say(&note(1));
+    let committed = {
+        let (saver, step) = (saver.clone(), step.clone());
+        tokio::spawn(async move { saver.commit(step).await })
+    };
+    tokio::time::sleep(2 * patience).await;
+    owner.batch_execute("COMMIT").await.unwrap();
+    committed.await.unwrap().unwrap();
+    talk.accept(&step);
+    has(&saver, &talk, 0..2).await;
+    drop(saver);
+    owner.batch_execute(&format!("DROP OWNED BY {role}; DROP ROLE {role}")).await.unwrap();
 }

@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use futures::future::BoxFuture;
 use tokio::sync::mpsc::UnboundedSender;
-use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tokio_postgres::types::Type;
 use tokio_postgres::{Client, Notification, Statement};
+use tokio_util::task::AbortOnDropHandle;
 
 use super::sql::Tables;
 use crate::failure::DatabaseError;
@@ -20,8 +20,8 @@ const STATEMENTS: usize = 128;
 const CONNECT: Duration = Duration::from_secs(10);
 
 /// A connection, the task that drives it, and whether it has a session of the server to itself: a pooler may give each of its
-/// transactions another one.
-pub type Connected = (Client, JoinHandle<()>, bool);
+/// transactions another one. The task, dropped, closes the connection at once.
+pub type Connected = (Client, AbortOnDropHandle<()>, bool);
 
 /// Opens a connection to the primary; the sender receives what it hears after a `LISTEN`. It may take for ever.
 pub type Opener = Arc<
@@ -83,14 +83,15 @@ impl PostgresTarget {
     ) -> Result<Session, DatabaseError> {
         let opened = timeout(CONNECT, (self.opener)(heard)).await.map_err(|_| silent())?;
         let (client, driver, is_own) = opened?;
-        Ok(Session { client, driver, is_own, prepared: Mutex::default() })
+        Ok(Session { client, _driver: driver, is_own, prepared: Mutex::default() })
     }
 }
 
-/// A session, with the task that drives it and the statements that are prepared in it.
+/// A session, with the task that drives it and the statements that are prepared in it. Dropped, it is closed at once, whatever is
+/// in progress on it.
 pub(crate) struct Session {
     client: Client,
-    driver: JoinHandle<()>,
+    _driver: AbortOnDropHandle<()>,
     is_own: bool,
     prepared: Mutex<HashMap<String, Statement>>,
 }
@@ -131,11 +132,6 @@ impl Session {
 
     fn statements(&self) -> MutexGuard<'_, HashMap<String, Statement>> {
         self.prepared.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Closes the connection at once, whatever is in progress on it. Dropped, it says goodbye first.
-    pub(super) fn cut(&self) {
-        self.driver.abort();
     }
 }
 

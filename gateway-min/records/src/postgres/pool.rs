@@ -288,7 +288,7 @@ impl Held {
 impl Drop for Held {
     fn drop(&mut self) {
         if let (Some(object), false) = (self.object.take(), self.clean) {
-            Object::take(object).cut();
+            drop(Object::take(object));
         }
     }
 }

@@ -51,7 +51,7 @@ impl Store {
         (asked, again): (&Asked, bool),
     ) -> Result<(), Trouble> {
         let slot = self.threads.slot(thread);
-        let mut held = slot.hold(&self.threads).await;
+        let mut held = slot.hold(&self.threads, thread).await;
         // It is not put back: known element numbers may be gone afterwards.
         let mut state = held.take().unwrap_or_else(ThreadState::absent);
         for _ in 0..ROUNDS {
@@ -152,7 +152,7 @@ impl Store {
         target: &OnceLock<Option<i64>>,
     ) -> Result<(), Trouble> {
         let slot = self.threads.slot(thread);
-        let mut held = slot.hold(&self.threads).await;
+        let mut held = slot.hold(&self.threads, thread).await;
         held.take();
         let known = slot.known();
         let transaction = Transaction::on(self.connections.lease().await?);

@@ -232,7 +232,7 @@ impl Store {
         sure: impl Fn(&ThreadState, &Snapshot) -> Result<Option<Planned>> + Send + Sync,
     ) -> Result<(), Trouble> {
         let slot = self.threads.slot(wanted.thread);
-        let mut held = slot.hold(&self.threads).await;
+        let mut held = slot.hold(&self.threads, wanted.thread).await;
         // What is not put back, because an attempt failed or its future was dropped, is forgotten.
         let mut state = held.take().unwrap_or_else(ThreadState::absent);
         if let Some(planned) = quick(&state).filter(|_| !again) {

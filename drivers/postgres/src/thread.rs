@@ -6,7 +6,6 @@
 //! must never lose.
 
 use std::num::NonZeroUsize;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -165,19 +164,19 @@ impl Known {
 pub(crate) struct Slot {
     state: AsyncMutex<Option<ThreadState>>,
     known: Mutex<Known>,
-    weight: AtomicUsize,
 }
 
 /// A thread while it is being written to. What is not put back is forgotten.
 pub(crate) struct Held<'a> {
     threads: &'a Threads,
+    thread: &'a ThreadId,
     slot: &'a Slot,
     guard: MutexGuard<'a, Option<ThreadState>>,
 }
 
 impl Slot {
-    pub(crate) async fn hold<'a>(&'a self, threads: &'a Threads) -> Held<'a> {
-        Held { threads, slot: self, guard: self.state.lock().await }
+    pub(crate) async fn hold<'a>(&'a self, threads: &'a Threads, thread: &'a ThreadId) -> Held<'a> {
+        Held { threads, thread, slot: self, guard: self.state.lock().await }
     }
 
     /// What is known now, to compare with the result of a statement that is sent after this.
@@ -243,7 +242,7 @@ impl Held<'_> {
     pub(crate) fn put(&mut self, state: ThreadState) {
         let weight = state.weight();
         *self.guard = Some(state);
-        self.threads.weigh(self.slot, weight);
+        self.threads.weigh(self.thread, self.slot, weight);
     }
 }
 
@@ -253,8 +252,26 @@ pub(crate) struct Threads(Mutex<Places>);
 
 #[derive(Debug)]
 struct Places {
-    slots: LruCache<ThreadId, Arc<Slot>>,
+    slots: LruCache<ThreadId, Place>,
     weight: usize,
+}
+
+#[derive(Debug, Default)]
+struct Place {
+    slot: Arc<Slot>,
+    weight: usize,
+}
+
+impl Places {
+    /// Evicts those used longest ago, if they are too many or too large. A call that uses one goes on with it; what it
+    /// puts back is forgotten.
+    fn trim(&mut self) {
+        while self.slots.len() > 1 && (self.weight > HASHES || self.slots.len() > THREADS) {
+            if let Some((_, old)) = self.slots.pop_lru() {
+                self.weight = self.weight.saturating_sub(old.weight);
+            }
+        }
+    }
 }
 
 impl Default for Threads {
@@ -266,32 +283,77 @@ impl Default for Threads {
 impl Threads {
     /// The place of a thread.
     pub(crate) fn slot(&self, thread: &ThreadId) -> Arc<Slot> {
-        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        known.slots.get_or_insert(thread.clone(), Arc::default).clone()
+        let mut places = self.places();
+        let slot = places.slots.get_or_insert(thread.clone(), Place::default).slot.clone();
+        places.trim();
+        slot
     }
 
     /// The place of a thread, if anything is remembered of it.
     pub(crate) fn existing(&self, thread: &ThreadId) -> Option<Arc<Slot>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).slots.peek(thread).cloned()
+        self.places().slots.peek(thread).map(|place| place.slot.clone())
     }
 
     /// Forgets everything about a thread.
     pub(crate) fn forget(&self, thread: &ThreadId) {
-        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(slot) = known.slots.pop(thread) {
-            known.weight = known.weight.saturating_sub(slot.weight.swap(0, Ordering::Relaxed));
+        let mut places = self.places();
+        if let Some(place) = places.slots.pop(thread) {
+            places.weight = places.weight.saturating_sub(place.weight);
         }
     }
 
-    /// Records the size of a place, and evicts others if the total is too large.
-    fn weigh(&self, slot: &Slot, weight: usize) {
-        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let before = slot.weight.swap(weight, Ordering::Relaxed);
-        known.weight = (known.weight + weight).saturating_sub(before);
-        while known.slots.len() > 1 && (known.weight > HASHES || known.slots.len() > THREADS) {
-            if let Some((_, old)) = known.slots.pop_lru() {
-                known.weight = known.weight.saturating_sub(old.weight.swap(0, Ordering::Relaxed));
-            }
+    /// Records the size of a place, unless it was evicted, and evicts others if the total is too large.
+    fn weigh(&self, thread: &ThreadId, slot: &Slot, weight: usize) {
+        let mut places = self.places();
+        let place = places.slots.peek_mut(thread).filter(|place| std::ptr::eq(&*place.slot, slot));
+        let Some(place) = place else { return };
+        let before = std::mem::replace(&mut place.weight, weight);
+        places.weight = (places.weight + weight).saturating_sub(before);
+        places.trim();
+    }
+
+    fn places(&self) -> std::sync::MutexGuard<'_, Places> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_memory_is_bounded_whatever_is_done_with_its_threads() {
+        let threads = Threads::default();
+        for n in 0..3000 {
+            threads.slot(&ThreadId::from(n.to_string()));
         }
+        assert!(threads.0.lock().unwrap().slots.len() <= THREADS);
+        assert!(threads.existing(&"2999".into()).is_some() && threads.existing(&"0".into()).is_none());
+    }
+
+    /// What is put back into a place that was given to others is not counted.
+    #[tokio::test]
+    async fn what_is_forgotten_while_it_is_in_use_weighs_nothing() {
+        let threads = Threads::default();
+        let heavy = || {
+            let mut state = ThreadState::absent();
+            (0..9).for_each(|n| state.index.note(crate::element::Space::Values, n, [1; 16]));
+            state
+        };
+        let thread = ThreadId::from("t");
+        let slot = threads.slot(&thread);
+        let mut held = slot.hold(&threads, &thread).await;
+        threads.forget(&thread);
+        held.put(heavy());
+        assert_eq!(threads.0.lock().unwrap().weight, 0);
+        // Another place by then.
+        let again = threads.slot(&thread);
+        again.hold(&threads, &thread).await.put(heavy());
+        let weight = threads.0.lock().unwrap().weight;
+        assert!(weight > 0);
+        held.put(heavy());
+        assert_eq!(threads.0.lock().unwrap().weight, weight);
+        threads.forget(&thread);
+        assert_eq!(threads.0.lock().unwrap().weight, 0);
     }
 }

@@ -98,7 +98,7 @@ impl Store {
                     if let Some(life) = life {
                         asked.note(Request::Removal { life });
                     }
-                    transaction.commit(self.delete_in(&transaction, thread, life)).await?;
+                    transaction.commit(self.delete_in(&transaction, thread, life.as_slice())).await?;
                     if let Some(life) = life {
                         slot.deleted(life);
                     }
@@ -146,6 +146,9 @@ impl Store {
 
     /// The contract's `delete_thread`. `target` is what the first attempt found: the life of the thread, or none. Only
     /// that is deleted: if a later attempt finds another life, the target has ended, and the thread was created again.
+    ///
+    /// A thread may be deleted even if its row is damaged. What such a row says cannot be compared with what is known, and the
+    /// thread gets a grave for each life that it may be in, so that others learn that it was deleted.
     pub(crate) async fn delete_thread(
         &self,
         thread: &ThreadId,
@@ -159,12 +162,16 @@ impl Store {
         let key = keys::of_thread(thread);
         let claim: [Param<'_>; 1] = [(&key, Type::UUID)];
         let rows = transaction.begin(transaction.query(&self.sql.claim, &claim)).await?;
-        let found = claimed(thread, &rows)?;
-        self.agree(&mut &transaction, thread, &known, found.as_ref()).await?;
-        let life = found.map(|found| found.life);
-        let target = *target.get_or_init(|| life);
-        if life.is_none() || life == target {
-            transaction.commit(self.delete_in(&transaction, thread, life)).await?;
+        let lives = match claimed(thread, &rows)? {
+            Claimed::Damaged(said) => known.newest().map(|then| then.life).into_iter().chain(said).collect(),
+            Claimed::Sound(found) => {
+                self.agree(&mut &transaction, thread, &known, found.as_ref()).await?;
+                found.map(|found| found.life).into_iter().collect::<Vec<_>>()
+            }
+        };
+        let target = *target.get_or_init(|| lives.first().copied());
+        if lives.is_empty() || target.is_some_and(|life| lives.contains(&life)) {
+            transaction.commit(self.delete_in(&transaction, thread, &lives)).await?;
         } else {
             // The claim has written to the log, so this waits for the disk and the standby.
             transaction.commit(async { Ok(()) }).await?;
@@ -181,9 +188,9 @@ impl Store {
         &self,
         transaction: &Transaction,
         thread: &ThreadId,
-        life: Option<i64>,
+        lives: &[i64],
     ) -> Result<(), Trouble> {
-        transaction.execute(&self.sql.delete(keys::of_thread(thread), life)).await
+        transaction.execute(&self.sql.delete(keys::of_thread(thread), lives)).await
     }
 
     async fn look_at_all(
@@ -207,17 +214,23 @@ impl Store {
     }
 }
 
-/// The history of a claimed thread; none if it does not exist. A thread may be deleted even if its row is damaged.
-fn claimed(thread: &ThreadId, rows: &[Row]) -> Result<Option<History>> {
+/// A claimed thread.
+enum Claimed {
+    /// Its history; none if it does not exist.
+    Sound(Option<History>),
+    /// The lives that it may be in.
+    Damaged(Vec<i64>),
+}
+
+fn claimed(thread: &ThreadId, rows: &[Row]) -> Result<Claimed> {
     let row = rows.first().ok_or_else(|| Error::corrupt("an answer of the database", "no row of one"))?;
     if column::<&[u8]>(row, 4)?.is_empty() {
-        return Ok(None);
+        return Ok(Claimed::Sound(None));
     }
-    if let Ok(row) = ThreadRow::of(thread, row) {
-        return Ok(Some(row.history));
-    }
-    let mark = Mark { epoch: column(row, 1)?, revision: column(row, 2)?, nonce: column(row, 5)? };
-    Ok(Some(History { life: mark.epoch, mark, trail: Vec::new() }))
+    Ok(match ThreadRow::of(thread, row) {
+        Ok(row) => Claimed::Sound(Some(row.history)),
+        Err(_) => Claimed::Damaged(ThreadRow::possible_lives(row)?),
+    })
 }
 
 /// The plan of a rewrite.

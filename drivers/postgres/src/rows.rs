@@ -51,6 +51,14 @@ impl ThreadRow {
         let (key, mark, name, body) = columns(row)?;
         Self::open(key, name, mark, body).map_err(|reason| corrupt("thread", thread, "its row", reason))
     }
+
+    /// The lives that a thread whose row is damaged may be in: the one that its body says, if that can be read, and the one of
+    /// a thread that a version before 4 of the format wrote.
+    pub(crate) fn possible_lives(row: &Row) -> Result<Vec<i64>> {
+        let (_, mark, _, body) = columns(row)?;
+        let said = Seal::unchecked(body).and_then(|body| ThreadBody::decode(body).ok()?.past);
+        Ok(said.map(|(life, _)| life).into_iter().chain([mark.epoch]).collect())
+    }
 }
 
 /// The columns that make the row of a thread.

@@ -52,6 +52,11 @@ impl Seal {
             _ => Err(Malformed("the checksum does not match")),
         }
     }
+
+    /// The body, whatever its checksum is.
+    pub(crate) fn unchecked(stored: &[u8]) -> Option<&[u8]> {
+        stored.split_last_chunk::<SUM>().map(|(body, _)| body)
+    }
 }
 
 #[cfg(test)]

@@ -82,7 +82,7 @@ pub(crate) struct Sql {
     schema: String,
 }
 
-/// `thread` and `life`, in place of each `{t}` and `{l}`: statements that remove everything of it, and leave a grave.
+/// `thread` and `lives`, in place of each `{t}` and `{l}`: statements that remove everything of it, and leave graves.
 const DELETE: &str = "
 DELETE FROM {s}.threadkeep_thread WHERE id = {t};
 DELETE FROM {s}.threadkeep_head WHERE thread = {t};
@@ -237,11 +237,11 @@ impl Sql {
         }
     }
 
-    /// Statements that remove everything of a thread, and leave a grave for this life of it.
-    pub(crate) fn delete(&self, thread: Uuid, life: Option<i64>) -> String {
-        let life = life.map(|life| life.to_string()).unwrap_or_default();
-        let (thread, life) = (format!("'{thread}'::uuid"), format!("'{{{life}}}'"));
-        fill(DELETE, &[("{s}", &self.schema), ("{t}", &thread), ("{l}", &life)])
+    /// Statements that remove everything of a thread, and leave a grave for each of these lives of it.
+    pub(crate) fn delete(&self, thread: Uuid, lives: &[i64]) -> String {
+        let lives: Vec<_> = lives.iter().map(i64::to_string).collect();
+        let (thread, lives) = (format!("'{thread}'::uuid"), format!("'{{{}}}'", lives.join(",")));
+        fill(DELETE, &[("{s}", &self.schema), ("{t}", &thread), ("{l}", &lives)])
     }
 }
 

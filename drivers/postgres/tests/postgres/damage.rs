@@ -11,6 +11,7 @@ use threadkeep_postgres::{Options, PostgresSaver, setup};
 use threadkeep_testing::{Database, Postgres};
 use tokio_postgres::Client;
 use tokio_postgres::error::SqlState;
+use uuid::Uuid;
 
 use crate::common::damage::connect;
 use crate::common::talk::{MESSAGES, Talk, message, note};
@@ -207,6 +208,69 @@ async fn a_flipped_byte_anywhere_is_noticed_or_changes_nothing() {
     let flips = flip_each(&client, &saver, &keys, &expected).await;
     assert!(flips > 500, "{flips} flips");
     assert_eq!(see(&saver, &keys).await, expected, "after all is as it was");
+}
+
+/// A thread whose row is damaged can be deleted by a process that knows it, and others learn that it was deleted.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_thread_with_a_damaged_row_is_deleted_for_all_who_know_it() {
+    let database = database().await;
+    let client = connect(database.url()).await;
+    // The number of the next value; and the version of the row, without which nothing of it can be read.
+    for (n, byte) in [1, 0].into_iter().enumerate() {
+        let (one, two) = (open(database.url()).await, open(database.url()).await);
+        let mut talk = Talk::new(&format!("t{n}"));
+        let first = talk.say(&note(0));
+        one.commit(first.clone()).await.unwrap();
+        talk.accept(&first);
+        let head = CheckpointSelector::head(&talk.thread);
+        two.commit(talk.say(&note(1))).await.unwrap();
+        one.get(&head).await.unwrap().unwrap();
+        let damage =
+            format!("UPDATE threadkeep_thread SET body = set_byte(body, {byte}, get_byte(body, {byte}) # 1)");
+        assert_eq!(client.execute(&damage, &[]).await.unwrap(), 1);
+        let damaged = one.get(&head).await;
+        assert!(matches!(damaged, Err(Error::Corrupt { .. })), "{damaged:?}");
+
+        one.delete_thread(&talk.thread).await.unwrap();
+        assert_eq!(two.get(&head).await, Ok(None), "byte {byte}");
+        assert_eq!(one.get(&head).await, Ok(None), "byte {byte}");
+        assert_eq!(two.threads(None, 10).await, Ok(Vec::new()));
+        one.delete_thread(&talk.thread).await.unwrap();
+        two.commit(first).await.unwrap();
+        assert!(one.get(&head).await.unwrap().is_some());
+        two.delete_thread(&talk.thread).await.unwrap();
+    }
+}
+
+/// The walk to the parents ends also where a row is its own.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_checkpoint_that_names_itself_or_a_later_one_as_its_parent_is_noticed() {
+    let database = database().await;
+    let client = connect(database.url()).await;
+    // Otherwise the server would write until its disk is full.
+    let limit = format!("ALTER DATABASE {} SET temp_file_limit = '64MB'", database.name());
+    client.batch_execute(&limit).await.unwrap();
+    let saver = open(database.url()).await;
+    let mut talk = Talk::delta("t", 100);
+    let mut keys = Vec::new();
+    for n in 0..5 {
+        let step = talk.say(&note(n));
+        saver.commit(step.clone()).await.unwrap();
+        talk.accept(&step);
+        keys.push(talk.key());
+    }
+    let channels = [MESSAGES.into()].into();
+    let sound = saver.delta_history(&talk.key(), &channels, None).await.unwrap();
+    let id = |n: usize| Uuid::from_bytes(*keys[n].id.as_bytes());
+    for (row, parent) in [(4, 4), (2, 4)] {
+        let damage = "UPDATE threadkeep_checkpoint SET parent = $1 WHERE id = $2";
+        assert_eq!(client.execute(damage, &[&id(parent), &id(row)]).await.unwrap(), 1);
+        let history = async { saver.delta_history(&talk.key(), &channels, None).await };
+        let history = tokio::time::timeout(Duration::from_mins(10), history).await.expect("it never ends");
+        assert!(matches!(history, Err(Error::Corrupt { .. } | Error::BrokenLineage { .. })), "{history:?}");
+        client.execute(damage, &[&id(row - 1), &id(row)]).await.unwrap();
+    }
+    assert_eq!(saver.delta_history(&talk.key(), &channels, None).await, Ok(sound));
 }
 
 /// The files of the driver's tables and indexes in a database, under the server's directory.

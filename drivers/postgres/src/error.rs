@@ -151,7 +151,7 @@ fn is_refusal(error: &DbError) -> bool {
 }
 
 /// An error with its causes, neither of which contains a password.
-fn told(error: &dyn std::error::Error) -> String {
+pub(crate) fn told(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {

@@ -39,10 +39,18 @@ const ROWS: &str = "TABLE (
     kind int, ns bytea, k1 uuid, k2 uuid, k3 uuid, n1 bigint, n2 bigint, b1 bytea, b2 bytea
 ) STABLE";
 
+/// The arguments of the function for the lineage.
+const LINEAGE: &str = "uuid, bytea, uuid, uuid";
+
 /// Creates the function that version 5 of the format adds.
 pub(crate) fn create_commit(schema: &str) -> String {
     let commit = in_schema(include_str!("commit.sql"), schema);
     function(schema, "commit", STEP, "boolean VOLATILE", &commit)
+}
+
+/// Creates the function that version 6 of the format changes.
+pub(crate) fn create_lineage(schema: &str) -> String {
+    function(schema, "lineage", LINEAGE, ROWS, &query(&lineage(schema)))
 }
 
 /// Creates the functions of version 4 of the format.
@@ -62,7 +70,7 @@ fn reads(schema: &str) -> String {
     let functions = [
         function(schema, "head", "uuid, bytea", ROWS, &query(&head(schema))),
         function(schema, "by_id", "uuid, bytea, uuid", ROWS, &query(&by_id(schema))),
-        function(schema, "lineage", "uuid, bytea, uuid, uuid", ROWS, &query(&lineage(schema))),
+        function(schema, "lineage", LINEAGE, ROWS, &query(&walk(schema, ""))),
     ];
     functions.concat()
 }
@@ -100,15 +108,21 @@ pub(crate) fn by_id(schema: &str) -> String {
     of_schema(schema, &format!("{} AND id = $3", of_namespace()))
 }
 
-/// `thread, ns, id, reach`: the lineage back to the seeds.
+/// `thread, ns, id, reach`: the lineage back to the seeds. A parent is older than its child: a damaged row that says something
+/// else ends the walk, which would go round for ever, and is noticed by its checksum.
 pub(crate) fn lineage(schema: &str) -> String {
+    walk(schema, " AND o.id < w.id")
+}
+
+/// The same with more conditions for a parent `o` of `w`. Before version 6 of the format there were none.
+fn walk(schema: &str, more: &str) -> String {
     let walked = COLUMNS.split(", ").map(|name| format!("p.{name}")).collect::<Vec<_>>().join(", ");
     let stop = |row: &str| format!("CASE WHEN {row}id <= $4 THEN coalesce({row}seed, {row}id) END");
     let walk = format!(
         "SELECT {COLUMNS}, {} AS stop FROM {{s}}.threadkeep_checkpoint WHERE thread = $1 AND ns = $2 AND id = $3
          UNION ALL
          SELECT {walked}, coalesce(w.stop, {}) FROM c w CROSS JOIN LATERAL (
-             SELECT * FROM {{s}}.threadkeep_checkpoint o WHERE o.thread = $1 AND o.ns = $2 AND o.id = w.parent OFFSET 0
+             SELECT * FROM {{s}}.threadkeep_checkpoint o WHERE o.thread = $1 AND o.ns = $2 AND o.id = w.parent{more} OFFSET 0
          ) p WHERE w.stop IS NULL OR w.id > w.stop",
         stop(""),
         stop("p."),

@@ -1,6 +1,6 @@
 //! The tables, their migrations, and the check that a database has them.
 //!
-//! # Format, version 5
+//! # Format, version 6
 //!
 //! | table | key | holds |
 //! |---|---|---|
@@ -14,7 +14,8 @@
 //! Every key begins with the thread, so each table can be partitioned or distributed by it. Texts are `bytea`: they may
 //! contain NUL. The functions (since version 3) hold the frequent statements. They are part of the format, because they
 //! must fit the program that calls them: a changed function is a new version. Stop programs of an older version before
-//! the tables are migrated.
+//! the tables are migrated. Since version 6 the walk from a checkpoint to its parents goes to older ids only: a damaged row
+//! cannot make it endless.
 //!
 //! ## Keys
 //!
@@ -70,13 +71,13 @@ use tokio_postgres::{Client, SimpleQueryMessage};
 
 use crate::config::{Options, Target};
 use crate::connect::Connector;
-use crate::error::{NOT_ALLOWED, NOT_ITS_OWNER, NOT_SET_UP, SILENT, Trouble, in_doubt, unavailable};
+use crate::error::{NOT_ALLOWED, NOT_ITS_OWNER, NOT_SET_UP, SILENT, Trouble, in_doubt, told, unavailable};
 use crate::function;
 use crate::pool::BEGIN;
 use crate::sql::fill;
 
 /// The newest format that this driver reads, and the format that it writes.
-pub const FORMAT_VERSION: u32 = 5;
+pub const FORMAT_VERSION: u32 = 6;
 
 /// Server settings with which the saver cannot keep its promises, and their consequences.
 const RISKS: [(&str, &str); 5] = [
@@ -198,6 +199,7 @@ const MIGRATIONS: [fn(&str) -> String; FORMAT_VERSION as usize] = [
     function::create_3,
     marks,
     usual_commit,
+    function::create_lineage,
 ];
 
 /// Creates the tables in the database at `address`, or migrates them to the newest format. Run it once, as the role
@@ -226,12 +228,13 @@ async fn migrate(address: &str, options: &Options, version: u32) -> Result<()> {
     // What is dropped before the commit is rolled back.
     let committing = AtomicBool::new(false);
     let setting_up = async {
-        // The connection ends with its client.
         let (client, _driver) = Box::pin(Connector::new(tls).open(&config)).await?;
+        // After the commit nothing may fail.
+        warn_of_losses(&client).await;
         apply(&client, options, &schema, version).await?;
         committing.store(true, Ordering::Relaxed);
         client.batch_execute("COMMIT").await?;
-        warn_of_losses(&client).await
+        Ok(())
     };
     let done = if options.patience.is_zero() {
         setting_up.await
@@ -295,11 +298,21 @@ async fn apply(client: &Client, options: &Options, schema: &str, version: u32) -
     Ok(())
 }
 
-/// Warns of server settings with which a crash loses, or hides, what was acknowledged.
-async fn warn_of_losses(client: &Client) -> Result<(), Trouble> {
+/// Warns of server settings with which a crash loses, or hides, what was acknowledged. If they cannot be read, it says so.
+async fn warn_of_losses(client: &Client) {
     let query = "SELECT name || '=' || setting FROM pg_catalog.pg_settings
                  WHERE name IN ('fsync', 'full_page_writes', 'synchronous_commit', 'data_checksums')";
-    let settings = client.simple_query(query).await?;
+    let settings = match client.simple_query(query).await {
+        Ok(settings) => settings,
+        Err(error) => {
+            let error = told(&error);
+            tracing::warn!(
+                %error,
+                "cannot see whether the server keeps what it acknowledges; grant the role SELECT on pg_catalog.pg_settings"
+            );
+            return;
+        }
+    };
     let settings: Vec<&str> = settings
         .iter()
         .filter_map(|message| match message {
@@ -310,7 +323,6 @@ async fn warn_of_losses(client: &Client) -> Result<(), Trouble> {
     for (setting, consequence) in risks(&settings) {
         tracing::warn!("the server has {setting}: {consequence}");
     }
-    Ok(())
 }
 
 /// The risks of these settings.
@@ -322,7 +334,10 @@ fn risks(settings: &[&str]) -> impl Iterator<Item = (&'static str, &'static str)
 pub(crate) async fn check(client: &Client, options: &Options, schema: &str) -> Result<(), Trouble> {
     let asked = first_column(client, &format!("SELECT version FROM {schema}.threadkeep_format")).await?;
     match asked.map(|have| known(&options.schema, &have)).transpose()? {
-        Some(FORMAT_VERSION) => warn_of_losses(client).await,
+        Some(FORMAT_VERSION) => {
+            warn_of_losses(client).await;
+            Ok(())
+        }
         _ => Err(unavailable(NOT_SET_UP).into()),
     }
 }

@@ -62,7 +62,14 @@ fn what_leads_to_a_version_never_changes() {
     let found: Vec<_> = MIGRATIONS.iter().map(hash).collect();
     assert_eq!(
         found,
-        ["86909961b440b6fc", "2051a18c0d595085", "629fe3b5ffa63a53", "b496f8f8fcba77d3", "5b85ac3b2b085522"]
+        [
+            "86909961b440b6fc",
+            "2051a18c0d595085",
+            "629fe3b5ffa63a53",
+            "b496f8f8fcba77d3",
+            "5b85ac3b2b085522",
+            "e3b81b23dded17e4",
+        ]
     );
 }
 

@@ -63,7 +63,7 @@ async fn reads_go_by_keys() {
             "a lineage",
             function::lineage("public"),
             vec![thread.clone(), ns.clone(), id.clone(), id.clone()],
-            "(ns = $2) AND (id = w.parent)",
+            "(ns = $2) AND (id < w.id) AND (id = w.parent)",
         ),
     ] {
         by_key(name, &kept_plan(&client, "(COSTS OFF)", &statement, params.len()).await, cond);

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use threadkeep::saver::Saver;
 use threadkeep::{Error, Result};
 use threadkeep_postgres::schema::is_wanted;
 use threadkeep_postgres::{Options, PostgresSaver, setup};
@@ -10,6 +11,7 @@ use tokio::net::TcpListener;
 
 use crate::common::damage::connect;
 use crate::common::database;
+use crate::common::talk::{Talk, note};
 
 fn hasty() -> Options {
     Options { patience: Duration::from_millis(500), ..Options::default() }
@@ -68,4 +70,25 @@ async fn setup_waits_no_longer_than_its_patience_and_is_wanted_only_for_missing_
     let wrong = empty.url().replacen("threadkeep:", "threadkeep:wrong", 1);
     let wrong = error(PostgresSaver::connect(&wrong, hasty())).await;
     assert!(!is_wanted(&wrong), "{wrong}");
+}
+
+/// What `setup` has committed is done, also if the server's settings cannot be read to warn of them.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_role_that_may_not_read_the_settings_sets_up_and_connects() {
+    let database = postgres().unwrap().database().await.unwrap();
+    let admin = connect(database.url()).await;
+    let role = format!("{}_owner", database.name());
+    let hardened = format!(
+        "CREATE ROLE {role} LOGIN PASSWORD 'secret'; GRANT USAGE, CREATE ON SCHEMA public TO {role};
+         REVOKE SELECT ON pg_catalog.pg_settings FROM PUBLIC"
+    );
+    admin.batch_execute(&hardened).await.unwrap();
+    let mut url = url::Url::parse(database.url()).unwrap();
+    url.set_username(&role).unwrap();
+    url.set_password(Some("secret")).unwrap();
+    setup(url.as_str(), &Options::default()).await.unwrap();
+    let saver = PostgresSaver::connect(url.as_str(), Options::default()).await.unwrap();
+    saver.commit(Talk::new("t").say(&note(0))).await.unwrap();
+    drop(saver);
+    admin.batch_execute(&format!("DROP OWNED BY {role}; DROP ROLE {role}")).await.unwrap();
 }

@@ -305,7 +305,8 @@ impl Threads {
     /// Records the size of a place, unless it was evicted, and evicts others if the total is too large.
     fn weigh(&self, thread: &ThreadId, slot: &Slot, weight: usize) {
         let mut places = self.places();
-        let place = places.slots.peek_mut(thread).filter(|place| std::ptr::eq(&*place.slot, slot));
+        let place =
+            places.slots.peek_mut(thread).filter(|place| std::ptr::eq(Arc::as_ptr(&place.slot), slot));
         let Some(place) = place else { return };
         let before = std::mem::replace(&mut place.weight, weight);
         places.weight = (places.weight + weight).saturating_sub(before);

@@ -23,7 +23,7 @@ impl LangGraph {
     /// The saver's.
     pub async fn delete_thread(&self, thread: &ThreadId) -> Result<()> {
         let deleted = self.saver.delete_thread(thread).await;
-        self.forget(thread);
+        self.forget(thread, &deleted);
         deleted
     }
 
@@ -47,7 +47,7 @@ impl LangGraph {
             }
             let rewrite = Rewrite { remove: image.checkpoints.into_keys().collect(), ..Rewrite::default() };
             let done = self.saver.rewrite_thread(thread, &image.revision, rewrite).await;
-            self.forget(thread);
+            self.forget(thread, &done);
             match done {
                 Err(Error::Stale { .. }) => {}
                 done => return done.map(|()| true),
@@ -149,7 +149,8 @@ impl LangGraph {
             return Ok(());
         }
         let copied = deletion::copy_thread(&*self.saver, from, to).await;
-        self.forget(to);
+        // If the target exists, writes may wait for checkpoints of it: they stay.
+        self.memory.forget_thread(to);
         copied.map(drop)
     }
 

@@ -185,19 +185,21 @@ pub(crate) fn rebased(mut value: ChannelValue, version: Version) -> ChannelValue
 /// The remembered checkpoints and heads of a store.
 ///
 /// A row may be stored while its checkpoint is read, or put. It must not be forgotten then: a child that does not know the
-/// row would not apply it. So rows are collected from before the read or the commit begins ([`Memory::expect`]).
+/// row would not apply it. So rows are collected from before the read or the commit begins ([`Memory::expect`]), and if they
+/// were not collected all the time, because the checkpoint was forgotten in between, it stays unknown.
 pub(crate) struct Memory(Mutex<Remembered>);
 
 struct Remembered {
     checkpoints: LruCache<CheckpointKey, Slot>,
     heads: LruCache<Place, Option<CheckpointId>>,
-    /// Counts the rows that were stored.
-    rows: u64,
+    /// Counts the rows that were stored, and what was forgotten.
+    changes: u64,
 }
 
 /// What is known of a checkpoint, and until then the rows that were stored under it.
-#[derive(Default)]
 struct Slot {
+    /// The changes before it: every row since is collected.
+    since: u64,
     known: Option<Arc<Known>>,
     /// The bytes of its values.
     bytes: usize,
@@ -205,6 +207,13 @@ struct Slot {
 }
 
 impl Remembered {
+    /// The place of a checkpoint.
+    fn slot(&mut self, key: &CheckpointKey) -> &mut Slot {
+        let since = self.changes;
+        let empty = || Slot { since, known: None, bytes: 0, rows: Vec::new() };
+        self.checkpoints.get_or_insert_mut(key.clone(), empty)
+    }
+
     /// Forgets the values of the checkpoints that were not used for longest, until there are at most this many bytes, or
     /// only those of one checkpoint. Returns them, to be dropped.
     fn bound(&mut self, bytes: usize) -> Vec<Arc<Known>> {
@@ -230,7 +239,7 @@ impl Default for Memory {
         Self(Mutex::new(Remembered {
             checkpoints: LruCache::new(size(CHECKPOINTS)),
             heads: LruCache::new(size(HEADS)),
-            rows: 0,
+            changes: 0,
         }))
     }
 }
@@ -254,20 +263,25 @@ impl Memory {
         self.lock().checkpoints.get(key).and_then(|slot| slot.known.clone())
     }
 
-    /// Collects the rows of a checkpoint from now on.
-    pub(crate) fn expect(&self, key: &CheckpointKey) {
-        self.lock().checkpoints.get_or_insert_mut(key.clone(), Slot::default);
-    }
-
-    /// How many rows were stored so far.
-    pub(crate) fn rows(&self) -> u64 {
-        self.lock().rows
-    }
-
-    /// A checkpoint was read or put, after [`Self::expect`].
-    pub(crate) fn learned(&self, key: &CheckpointKey, mut known: Known) -> Arc<Known> {
+    /// Collects the rows of a checkpoint from now on. Returns the changes so far.
+    pub(crate) fn expect(&self, key: &CheckpointKey) -> u64 {
         let mut this = self.lock();
-        let slot = this.checkpoints.get_or_insert_mut(key.clone(), Slot::default);
+        this.slot(key);
+        this.changes
+    }
+
+    /// How many changes there were so far.
+    pub(crate) fn changes(&self) -> u64 {
+        self.lock().changes
+    }
+
+    /// A checkpoint was read or put, after so many changes. It is not remembered if a row may have been missed since.
+    pub(crate) fn learned(&self, key: &CheckpointKey, mut known: Known, since: u64) -> Option<Arc<Known>> {
+        let mut this = self.lock();
+        if this.checkpoints.peek(key).map_or(this.changes, |slot| slot.since) > since {
+            return None;
+        }
+        let slot = this.slot(key);
         let before = slot.known.iter().flat_map(|known| known.tasks.clone());
         for task in std::mem::take(&mut slot.rows).into_iter().chain(before) {
             add(&mut known.tasks, task);
@@ -276,7 +290,7 @@ impl Memory {
         slot.known = Some(known.clone());
         slot.bytes = known.bytes();
         let _old = this.bound(BYTES);
-        known
+        Some(known)
     }
 
     /// What is known of a checkpoint, or of the head, if it is known.
@@ -286,22 +300,11 @@ impl Memory {
         this.checkpoints.get(&place.key(id)).and_then(|slot| slot.known.clone())
     }
 
-    /// A checkpoint was read whose id was not known before, when there were this many rows.
-    pub(crate) fn read(&self, key: &CheckpointKey, known: Known, rows: u64) {
-        let missed = {
-            let this = self.lock();
-            this.rows != rows && !this.checkpoints.contains(key)
-        };
-        if !missed {
-            self.learned(key, known);
-        }
-    }
-
     /// A row was stored under a checkpoint.
     pub(crate) fn wrote(&self, key: &CheckpointKey, row: &TaskWrites) -> Result<()> {
         let task = KnownTask::new(row)?;
         let mut this = self.lock();
-        this.rows += 1;
+        this.changes += 1;
         if let Some(slot) = this.checkpoints.get_mut(key) {
             match &mut slot.known {
                 Some(known) => add(&mut Arc::make_mut(known).tasks, task),
@@ -325,11 +328,14 @@ impl Memory {
     }
 
     pub(crate) fn forget(&self, key: &CheckpointKey) {
-        self.lock().checkpoints.pop(key);
+        let mut this = self.lock();
+        this.changes += 1;
+        this.checkpoints.pop(key);
     }
 
     pub(crate) fn forget_thread(&self, thread: &ThreadId) {
         let mut this = self.lock();
+        this.changes += 1;
         let keys: Vec<_> = this
             .checkpoints
             .iter()
@@ -356,4 +362,52 @@ impl Memory {
 /// Whether what is stored of a channel is a snapshot.
 pub(crate) fn is_snapshot(stored: &Stored) -> bool {
     matches!(stored, Stored::Snapshot(_))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_checkpoint_that_was_forgotten_while_it_was_read_is_remembered_if_no_row_was_missed() {
+        let place = Place::new("t", "");
+        let key = |n: u16| {
+            let [high, low] = n.to_be_bytes();
+            place.key(CheckpointId::from_bytes([high, low, 0, 0, 0, 0, 0x60, 0, 0x80, 0, 0, 0, 0, 0, 0, 0]))
+        };
+        let by = Author { path: String::new(), task: "a".to_owned() };
+        let row = task::row(&by, Kind::Ordinary(0), Vec::new()).unwrap();
+        let memory = Memory::default();
+        let evict = || {
+            for n in 1..=256 {
+                memory.expect(&key(n));
+            }
+        };
+        // No row came.
+        let since = memory.expect(&key(0));
+        evict();
+        assert!(memory.learned(&key(0), Known::default(), since).is_some());
+        // A row came before it was forgotten, or after it, or others have asked for it since.
+        for asked in [false, true] {
+            let since = memory.expect(&key(0));
+            memory.wrote(&key(0), &row).unwrap();
+            evict();
+            if asked {
+                memory.expect(&key(0));
+            }
+            assert!(memory.learned(&key(0), Known::default(), since).is_none());
+            let since = memory.expect(&key(0));
+            evict();
+            memory.wrote(&key(0), &row).unwrap();
+            assert!(memory.learned(&key(0), Known::default(), since).is_none());
+        }
+        // What was forgotten on purpose may be another one now.
+        let since = memory.expect(&key(0));
+        memory.forget(&key(0));
+        assert!(memory.learned(&key(0), Known::default(), since).is_none());
+        // One that is collected all the time has every row.
+        let since = memory.expect(&key(0));
+        memory.wrote(&key(0), &row).unwrap();
+        assert_eq!(memory.learned(&key(0), Known::default(), since).unwrap().tasks.len(), 1);
+    }
 }

@@ -56,7 +56,7 @@ impl LangGraph {
     /// # Errors
     /// The saver's.
     pub async fn get(&self, place: &Place, id: Option<CheckpointId>) -> Result<Option<Tuple>> {
-        let rows = self.memory.rows();
+        let since = self.memory.changes();
         let Some(found) = self.found(place, id).await? else { return Ok(None) };
         let key = found.key();
         let head = match id {
@@ -67,7 +67,7 @@ impl LangGraph {
             Some(_) if self.fence == Fence::Error => self.read_head(place).await?,
             Some(_) => None,
         };
-        self.memory.read(&key, Known::new(&found)?, rows);
+        let _known = self.memory.learned(&key, Known::new(&found)?, since);
         Ok(self.shown(found).await?.map(|shown| Tuple { head, ..shown }))
     }
 

@@ -84,12 +84,19 @@ impl LangGraph {
     }
 
     pub(crate) async fn learned(&self, key: &CheckpointKey) -> Result<Arc<Known>> {
-        self.memory.expect(key);
         let load = Load::Only([FRAME, SEEN, REST].into_iter().map(ChannelName::from).collect());
-        let found = self.saver.get(&CheckpointSelector::at(key).loading(load)).await?;
-        let found =
-            found.ok_or_else(|| Error::NotFound { thread: key.thread.clone(), checkpoint: key.id })?;
-        Ok(self.memory.learned(key, Known::new(&found)?))
+        let at = CheckpointSelector::at(key).loading(load);
+        for _ in 0..ATTEMPTS {
+            let since = self.memory.expect(key);
+            let found = self.saver.get(&at).await?;
+            let found =
+                found.ok_or_else(|| Error::NotFound { thread: key.thread.clone(), checkpoint: key.id })?;
+            // It may have been forgotten meanwhile, and a row with it.
+            if let Some(known) = self.memory.learned(key, Known::new(&found)?, since) {
+                return Ok(known);
+            }
+        }
+        Err(Error::Stale { thread: key.thread.clone() })
     }
 
     async fn parent(&self, put: &Put) -> Result<Option<Arc<Known>>> {
@@ -161,10 +168,11 @@ impl LangGraph {
                 continue;
             }
             let (step, known) = plan(put, parent.as_deref(), head, Versions::Named)?;
-            self.memory.expect(&key);
+            let since = self.memory.expect(&key);
             match saver::commit(&*self.saver, step).await {
                 Ok(_) => {
-                    self.memory.learned(&key, known);
+                    // If it was forgotten meanwhile, its first child reads it.
+                    let _known = self.memory.learned(&key, known, since);
                     self.memory.is_head(&put.place, Some(put.id));
                     return self.settle_put(&key).await;
                 }
@@ -275,9 +283,12 @@ impl LangGraph {
         }
     }
 
-    pub(crate) fn forget(&self, thread: &ThreadId) {
+    /// Forgets what is known of a thread. What waits for its checkpoints was acknowledged: it goes only with the thread.
+    pub(crate) fn forget(&self, thread: &ThreadId, deleted: &Result<()>) {
         self.memory.forget_thread(thread);
-        self.waiting.forget(thread);
+        if deleted.is_ok() {
+            self.waiting.forget(thread);
+        }
     }
 }
 

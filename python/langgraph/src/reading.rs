@@ -12,7 +12,7 @@ use threadkeep::{Error, Result};
 
 use crate::frame::FRAME;
 use crate::known::Known;
-use crate::store::{Fence, LangGraph};
+use crate::store::{ATTEMPTS, Fence, LangGraph};
 use crate::types::{ChannelReplay, ListRequest, Place, Tuple};
 use crate::{filter, foreign, history, read};
 
@@ -25,17 +25,18 @@ pub(crate) const AT_ONCE: usize = 16;
 const PAGE: usize = 256;
 
 /// How checkpoints are searched.
-struct Search {
+struct Search<'r> {
     /// The part of the filter that the saver decides.
     filter: Map<String, Json>,
     /// Whether the saver chooses all that match, and nothing else.
     chooses: bool,
     /// What to load meanwhile. If it is not everything, the values are read of what was found.
     load: Load,
+    request: &'r ListRequest,
 }
 
-impl Search {
-    fn new(request: &ListRequest) -> Self {
+impl<'r> Search<'r> {
+    fn new(request: &'r ListRequest) -> Self {
         let filter = filter::exact(&request.filter);
         let chooses = request.id.is_none() && filter.len() == request.filter.len();
         // More may be looked at than is found.
@@ -46,7 +47,14 @@ impl Search {
             (true, true) => Load::None,
             (true, false) => Load::Only([FRAME].into_iter().map(ChannelName::from).collect()),
         };
-        Self { filter, chooses, load }
+        Self { filter, chooses, load, request }
+    }
+
+    /// Whether a checkpoint is asked for. What LangGraph's metadata lack, the engine's may have: its source, say.
+    fn matches(&self, tuple: &CheckpointTuple) -> Result<bool> {
+        let filter = &self.request.filter;
+        Ok(self.request.id.is_none_or(|id| tuple.checkpoint.id == id)
+            && (filter.is_empty() || filter::matches(filter, &read::metadata(tuple)?)))
     }
 }
 
@@ -94,48 +102,63 @@ impl LangGraph {
         }
     }
 
-    /// Checkpoints, newest first.
+    /// Checkpoints, newest first. Those of one thread without a limit are of one moment; others may be deleted while their
+    /// values are read, and are not listed then.
     ///
     /// # Errors
     /// The saver's.
     pub async fn list(&self, request: &ListRequest) -> Result<Vec<Tuple>> {
+        let search = Search::new(request);
+        let mut listed = Vec::new();
+        for _ in 0..ATTEMPTS {
+            let found = self.listed(&search).await?;
+            let len = found.len();
+            listed = found.into_iter().flatten().collect();
+            // Without what was deleted since it was found there may be too few, and others come in its place.
+            if request.limit.is_none() || listed.len() == len {
+                break;
+            }
+        }
+        Ok(listed)
+    }
+
+    /// What is found; `None` in the place of what was deleted, or is not asked for any more, once its values are read.
+    async fn listed(&self, search: &Search<'_>) -> Result<Vec<Option<Tuple>>> {
+        let request = search.request;
         let threads = match &request.thread {
             Some(thread) => vec![thread.clone()],
             None => self.threads().await?,
         };
-        let search = Search::new(request);
         let listed: Vec<BoxFuture<'_, _>> =
-            threads.iter().map(|thread| self.found_in(thread, request, &search).boxed()).collect();
+            threads.iter().map(|thread| self.found_in(thread, search).boxed()).collect();
         let listed: Vec<Vec<CheckpointTuple>> = stream::iter(listed).buffered(AT_ONCE).try_collect().await?;
         let mut found: Vec<CheckpointTuple> = listed.into_iter().flatten().collect();
         if threads.len() > 1 {
             found.sort_by_key(|tuple| std::cmp::Reverse(tuple.checkpoint.id));
         }
         found.truncate(request.limit.unwrap_or(usize::MAX));
-        if search.load != Load::All {
+        let whole: Vec<Option<CheckpointTuple>> = if search.load == Load::All {
+            found.into_iter().map(Some).collect()
+        } else {
             let loaded: Vec<BoxFuture<'_, _>> = found
                 .iter()
                 .map(|tuple| async { self.saver.get(&CheckpointSelector::at(&tuple.key())).await }.boxed())
                 .collect();
-            let loaded: Vec<Option<CheckpointTuple>> =
-                stream::iter(loaded).buffered(AT_ONCE).try_collect().await?;
-            // One that is missing was deleted meanwhile.
-            found = loaded.into_iter().flatten().collect();
-        }
-        let mut shown = Vec::with_capacity(found.len());
-        for tuple in found {
-            shown.extend(self.shown(tuple).await?);
+            stream::iter(loaded).buffered(AT_ONCE).try_collect().await?
+        };
+        let mut shown = Vec::with_capacity(whole.len());
+        for tuple in whole {
+            shown.push(match tuple {
+                Some(tuple) if search.matches(&tuple)? => self.shown(tuple).await?,
+                _ => None,
+            });
         }
         Ok(shown)
     }
 
     /// What is asked for of a thread, with the values that the search loads.
-    async fn found_in(
-        &self,
-        thread: &ThreadId,
-        request: &ListRequest,
-        search: &Search,
-    ) -> Result<Vec<CheckpointTuple>> {
+    async fn found_in(&self, thread: &ThreadId, search: &Search<'_>) -> Result<Vec<CheckpointTuple>> {
+        let request = search.request;
         let mut query = ListQuery {
             thread: thread.clone(),
             namespace: request.namespace.clone(),
@@ -143,11 +166,6 @@ impl LangGraph {
             limit: None,
             filter: search.filter.clone(),
             load: search.load.clone(),
-        };
-        // What LangGraph's metadata lack, the engine's may have: its source, say.
-        let matches = |tuple: &CheckpointTuple| {
-            Ok(request.id.is_none_or(|id| tuple.checkpoint.id == id)
-                && (request.filter.is_empty() || filter::matches(&request.filter, &read::metadata(tuple)?)))
         };
         let mut found = Vec::new();
         loop {
@@ -165,7 +183,7 @@ impl LangGraph {
             query.before = page.last().map(|tuple| tuple.checkpoint.id);
             let is_last = query.limit.is_none_or(|limit| page.len() < limit);
             for tuple in page {
-                if matches(&tuple)? {
+                if search.matches(&tuple)? {
                     found.push(tuple);
                 }
             }

@@ -198,6 +198,21 @@ async fn a_child_applies_what_was_written_while_its_parent_was_forgotten() {
     assert_eq!(tasks, ["a", "b"]);
 }
 
+#[tokio::test]
+async fn a_list_finds_as_many_as_there_are_beside_deletions() {
+    let filter = json!({"step": 0}).as_object().unwrap().clone();
+    for filter in [serde_json::Map::new(), filter] {
+        let lab = Lab::new();
+        for n in 0..5 {
+            lab.thread(&format!("t{n}")).put_after(None, n).await.unwrap();
+        }
+        lab.meanwhile(Meanwhile::DeletedBeforeGet);
+        let request = ListRequest { limit: Some(1), filter, ..ListRequest::default() };
+        let listed = lab.graphs.list(&request).await.unwrap();
+        assert_eq!(listed.iter().map(|tuple| tuple.id).collect::<Vec<_>>(), [lab.id(3)]);
+    }
+}
+
 /// A checkpoint of the gateway: its messages are stored as the change that a task made.
 async fn change(lab: &Lab) {
     let message = json!({"type": "human", "id": "m1", "content": "hello"});

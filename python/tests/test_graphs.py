@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +14,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from conftest import Opener
 from graphs import aplay, play
 from scenarios import SCENARIOS
+from threadkeep.langgraph import SqliteSaver
 
 
 @pytest.mark.parametrize("durability", ["sync", "async", "exit"])
@@ -37,6 +41,16 @@ def test_a_thread_goes_on_after_the_store_was_opened_again(open_saver: Opener) -
         assert list(saver.list({"configurable": {"thread_id": "t"}})) == before
         play(saver, "sync", turns=4)
         assert len(list(saver.list({"configurable": {"thread_id": "t"}}))) > len(before)
+
+
+def test_a_run_that_stores_its_writes_at_its_end_leaves_no_names(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoints.db"
+    with SqliteSaver.from_conn_string(str(path)) as saver:
+        play(saver, "exit")
+    with closing(sqlite3.connect(path)) as connection:
+        # LangGraph puts the number of the step into the path of a task then.
+        names = [name for (name,) in connection.execute("SELECT text FROM name")]
+    assert names and not [name for name in names if name.startswith("~~")]
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)

@@ -74,8 +74,10 @@ fn plain_id(task: &str) -> Option<TaskId> {
 
 /// The row of these writes of a task; all of one kind.
 pub(crate) fn row(author: &Author, kind: Kind, writes: Vec<(String, ChannelValue)>) -> Result<TaskWrites> {
-    // A saver keeps the name of a node for ever. Paths with ids in them would be names without number.
-    let named = !author.path.contains('-') && author.path.len() <= 64;
+    // A saver keeps the name of a node for ever. Paths with ids in them, or with the number of the step, as LangGraph has
+    // them where a run stores its writes at its end, would be names without number.
+    let path = author.path.as_str();
+    let named = !path.contains('-') && !path.starts_with("~~") && path.len() <= 64;
     let mut all = Vec::with_capacity(writes.len() + 1);
     let from = match kind {
         Kind::Ordinary(from) => from,
@@ -84,8 +86,8 @@ pub(crate) fn row(author: &Author, kind: Kind, writes: Vec<(String, ChannelValue
     let plain = from == 0 && plain_id(&author.task).is_some();
     if !named || !plain {
         let task = if plain { Json::Null } else { json!(author.task) };
-        let path = if named { Json::Null } else { json!(author.path) };
-        let mut note = json!({ "task": task, "path": path });
+        let noted = if named { Json::Null } else { json!(path) };
+        let mut note = json!({ "task": task, "path": noted });
         if from > 0 {
             note["from"] = json!(from);
         }
@@ -94,7 +96,7 @@ pub(crate) fn row(author: &Author, kind: Kind, writes: Vec<(String, ChannelValue
     }
     let writes = writes.into_iter();
     all.extend(writes.map(|(channel, value)| Write { channel: channel.into(), value, overwrite: false }));
-    let node = if named { author.path.as_str() } else { "" };
+    let node = if named { path } else { "" };
     Ok(TaskWrites { task: row_id(&author.task, kind), node: node.into(), index: 0, writes: all })
 }
 
@@ -156,8 +158,12 @@ mod tests {
         for task in
             ["00000000-0000-0000-0000-000000000000", "1ef4f797-8335-6428-8001-8a1503f9b875", "task-1", ""]
         {
-            for path in ["", "~__pregel_pull, agent", "~__pregel_push, 1ef4f797-8335-6428-8001-8a1503f9b875"]
-            {
+            for (path, node) in [
+                ("", ""),
+                ("~__pregel_pull, agent", "~__pregel_pull, agent"),
+                ("~__pregel_push, 1ef4f797-8335-6428-8001-8a1503f9b875", ""),
+                ("~~0000000003~__pregel_pull, agent", ""),
+            ] {
                 for (kind, channel) in [
                     (Kind::Ordinary(0), "messages"),
                     (Kind::Ordinary(3), "messages"),
@@ -166,6 +172,7 @@ mod tests {
                     let by = Author { path: path.to_owned(), task: task.to_owned() };
                     let row = row(&by, kind, vec![(channel.to_owned(), value(1))]).unwrap();
                     assert_eq!(author(&row).unwrap(), (by, kind));
+                    assert_eq!(row.node.to_string(), node);
                     assert_eq!(writes(&row).count(), 1);
                 }
             }

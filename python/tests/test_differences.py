@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import os
 from collections.abc import Callable
@@ -327,6 +328,20 @@ def test_lists_and_deletions_go_over_all_threads(open_saver: Opener) -> None:
         assert [found.config for found in saver.list(stored[4])] == [stored[4]]
         saver.delete_for_runs(["r0", "none"])
         assert [found.config for found in saver.list(None)] == stored[::-2]
+
+
+def test_one_id_is_not_taken_for_many(open_saver: Opener) -> None:
+    with open_saver() as saver:
+        stored = [put(saver, at(one), made({"a": 1}), {"source": "loop", "step": 1, "parents": {}, "run_id": one}) for one in "12"]
+        for call in (
+            lambda: saver.prune("12", strategy="delete"),
+            lambda: asyncio.run(saver.aprune("12", strategy="delete")),
+            lambda: saver.delete_for_runs("12"),
+            lambda: asyncio.run(saver.adelete_for_runs("12")),
+        ):
+            with pytest.raises(TypeError, match=r"pass \['12'\]"):
+                call()
+        assert [found.config for found in saver.list(None)] == stored[::-1]
 
 
 def test_filters_compare_as_in_langgraph(open_saver: Opener) -> None:

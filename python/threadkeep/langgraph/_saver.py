@@ -285,11 +285,11 @@ class ThreadkeepSaver(BaseCheckpointSaver[str]):
 
         One that a delta channel of another checkpoint is replayed from stays.
         """
-        self._store.delete_for_runs({str(run) for run in run_ids}).wait()
+        self._store.delete_for_runs(set(_ids("run_ids", run_ids))).wait()
 
     async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
         """:meth:`delete_for_runs` in an event loop."""
-        await self._store.delete_for_runs({str(run) for run in run_ids})
+        await self._store.delete_for_runs(set(_ids("run_ids", run_ids)))
 
     def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
         """Copies a thread with all its checkpoints and writes to a thread that does not exist."""
@@ -305,11 +305,11 @@ class ThreadkeepSaver(BaseCheckpointSaver[str]):
         ``"keep_latest"`` keeps the newest of each namespace, and what its delta channels are replayed from;
         ``"delete"`` keeps none.
         """
-        self._store.prune([str(thread) for thread in thread_ids], strategy).wait()
+        self._store.prune(_ids("thread_ids", thread_ids), strategy).wait()
 
     async def aprune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
         """:meth:`prune` in an event loop."""
-        await self._store.prune([str(thread) for thread in thread_ids], strategy)
+        await self._store.prune(_ids("thread_ids", thread_ids), strategy)
 
     # Other.
 
@@ -361,6 +361,13 @@ def _configurable(config: RunnableConfig) -> dict[str, Any]:
 def _place(config: RunnableConfig) -> tuple[str, str]:
     configurable = _configurable(config)
     return str(configurable["thread_id"]), configurable.get("checkpoint_ns", "")
+
+
+def _ids(name: str, ids: Sequence[str]) -> list[str]:
+    # A text is a sequence, too: its characters would be taken for ids.
+    if isinstance(ids, str):
+        raise TypeError(f"{name} must be a sequence of ids, not a text: pass [{ids!r}] for one id")
+    return [str(one) for one in ids]
 
 
 def _config(thread: str, namespace: str, checkpoint_id: str) -> RunnableConfig:

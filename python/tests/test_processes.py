@@ -13,7 +13,9 @@ import sys
 import threading
 import time
 import uuid
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -250,8 +252,61 @@ def test_a_process_forks_while_its_threads_use_the_saver(open_saver: Opener, kin
             assert read(saver, at(f"child {number}")).checkpoint["channel_values"] == {"a": number}
 
 
+# Locks the database until it is written a line.
+HOLDER = """
+import sqlite3, sys
+connection = sqlite3.connect(sys.argv[1], isolation_level=None)
+connection.execute("BEGIN EXCLUSIVE")
+print("locked", flush=True)
+sys.stdin.readline()
+connection.close()
+"""
+
+
+def test_an_interrupt_comes_after_the_call_is_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "checkpoints.db"
+    with SqliteSaver.from_conn_string(str(path)) as saver:
+        command = [sys.executable, "-c", HOLDER, str(path)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+            assert holder.stdin and holder.stdout and holder.stdout.readline() == "locked\n"
+            hears, says = os.pipe()
+            interrupted, released = threading.Event(), threading.Event()
+            made_call = saver._put
+
+            def waiting(*arguments: Any) -> Any:
+                steps = [partial(os.write, says, b"."), partial(made_call(*arguments).wait)]
+                # No Python runs between them: a signal that is sent after the first is handled in the second, or after it.
+                return SimpleNamespace(wait=lambda: list(map(partial.__call__, steps)))
+
+            def interrupt() -> None:
+                if os.read(hears, 1):
+                    os.kill(os.getpid(), signal.SIGINT)
+                    # An interrupt that does not wait for the call would come now.
+                    interrupted.wait(0.5)
+                released.set()
+                holder.communicate("\n")
+
+            monkeypatch.setattr(saver, "_put", waiting)
+            old = signal.signal(signal.SIGINT, signal.default_int_handler)
+            thread = threading.Thread(target=interrupt)
+            thread.start()
+            checkpoint, came = made({"a": 1}), None
+            try:
+                put(saver, at(), checkpoint)
+            except KeyboardInterrupt:
+                came = "late" if released.is_set() else "early"
+            finally:
+                signal.signal(signal.SIGINT, old)
+                interrupted.set()
+                os.close(says)
+                thread.join(PATIENCE)
+                os.close(hears)
+            assert came == "late"
+            assert read(saver, at()).checkpoint["id"] == checkpoint["id"]
+
+
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
-def test_an_interrupt_comes_after_the_call_is_complete(open_saver: Opener) -> None:
+def test_a_put_that_was_interrupted_may_be_repeated(open_saver: Opener) -> None:
     with open_saver() as saver:
         config, stored, interrupts = at(), [], 0
         # An interrupt is raised once each time, and only within the call: elsewhere it would end the test.

@@ -16,7 +16,7 @@ from graphs import conversation, play, shown
 from kit import at, made, put, read
 from threadkeep import ThreadkeepError, UnavailableError
 from threadkeep.langgraph import SqliteSaver
-from threadkeep.langgraph._moving import _SqliteSource, move
+from threadkeep.langgraph._moving import _PostgresSource, _SqliteSource, move
 
 
 def run(*arguments: str) -> tuple[int, str]:
@@ -35,7 +35,8 @@ def history(saver: Any) -> list[Any]:
 def old(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     """Opens LangGraph's saver, and its address."""
     if request.param == "sqlite":
-        path = str(tmp_path / "old.db")
+        # A name with what means something in an address.
+        path = str(tmp_path / "old#1%41.db")
         return lambda: TheirSqliteSaver.from_conn_string(path), path
     import psycopg
 
@@ -114,12 +115,14 @@ def test_a_thread_is_moved_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyte
     old, new = str(tmp_path / "old.db"), str(tmp_path / "new.db")
     with TheirSqliteSaver.from_conn_string(old) as theirs:
         root = put(theirs, at(), made({"a": 1}))
+        theirs.put_writes(root, [("a", 2)], "task")
         last = put(theirs, root, made({"a": 2}))["configurable"]["checkpoint_id"]  # type: ignore[typeddict-item]
         theirs.conn.execute("UPDATE checkpoints SET type = 'pickle' WHERE checkpoint_id = ?", (last,))
         theirs.conn.commit()
     with SqliteSaver.from_conn_string(new) as ours:
         report = move(_SqliteSource(old), ours, compare=False)
         assert report.threads == 0 and "pickle" in report.problems[0]
+        assert (report.checkpoints, report.writes) == (0, 0)
         assert ours.get_tuple(at()) is None
         # Also if somebody stops it: half of a thread would be taken for one that was moved before.
         source = _SqliteSource(old)
@@ -133,6 +136,32 @@ def test_a_thread_is_moved_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyte
         with pytest.raises(KeyboardInterrupt):
             move(source, ours, compare=False)
         assert ours.get_tuple(at()) is None
+
+
+@pytest.mark.parametrize("old", ["postgres"], indirect=True)
+def test_a_thread_is_read_at_one_moment(old: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opener, address = old
+    with opener() as theirs, SqliteSaver.from_conn_string(str(tmp_path / "new.db")) as ours:
+        theirs.setup()
+        config = put(theirs, at(), made({"a": [1], "b": [0]}))
+        source = _PostgresSource(address)
+        query, count = source._query, 1
+
+        def beside(*arguments: Any) -> Any:
+            nonlocal config, count
+            found = query(*arguments)
+            count += 1
+            config = put(theirs, config, made({"a": [count], "b": [0]}, {"a": count, "b": 1}), new={"a": count})
+            return found
+
+        monkeypatch.setattr(source, "_query", beside)
+        report = move(source, ours, compare=False)
+        assert (report.threads, report.problems) == (1, [])
+        moved = [found.checkpoint for found in ours.list(at())]
+        # Some may have been put before the moment.
+        assert report.checkpoints == len(moved) > 0 and count > 2
+        for found in moved:
+            assert found["channel_values"] == {"a": [found["channel_versions"]["a"]], "b": [0]}
 
 
 def test_what_somebody_else_writes_meanwhile_is_not_deleted(

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 from langgraph.checkpoint.base import WRITES_IDX_MAP, CheckpointTuple
@@ -47,7 +48,7 @@ class _Source(Protocol):
         ...
 
     def rows(self, thread: str) -> Iterator[_Row]:
-        """The checkpoints of a thread, oldest first."""
+        """The checkpoints of a thread at one moment, oldest first."""
         ...
 
     def saver(self) -> Any:
@@ -57,7 +58,8 @@ class _Source(Protocol):
 
 class _SqliteSource:
     def __init__(self, path: str) -> None:
-        self.connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True, check_same_thread=False)
+        address = f"{Path(path).absolute().as_uri()}?mode=ro"
+        self.connection = sqlite3.connect(address, uri=True, check_same_thread=False)
         columns = {str(name) for _, name, *_ in self.connection.execute("PRAGMA table_info(writes)")}
         if "idx" not in columns:
             raise SystemExit(f"{path} is not a database of LangGraph's SqliteSaver: it has no table of writes")
@@ -100,13 +102,20 @@ class _SqliteSource:
         return saver
 
 
+# Tags and bytes of values by channel and version; None where there is none beside the checkpoint. It may have a small one
+# itself, or the channel has none.
+_Blobs = dict[tuple[str, str], tuple[str, bytes] | None]
+
+
 class _PostgresSource:
     def __init__(self, address: str) -> None:
         import psycopg
 
         self.connection = psycopg.connect(address, autocommit=True)
+        self.connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        self.connection.read_only = True
 
-    def _query(self, query: str, *arguments: str) -> list[tuple[Any, ...]]:
+    def _query(self, query: str, *arguments: Any) -> list[tuple[Any, ...]]:
         with self.connection.cursor() as cursor:
             return cursor.execute(query.encode(), arguments).fetchall()
 
@@ -115,12 +124,13 @@ class _PostgresSource:
         return [thread for (thread,) in rows]
 
     def rows(self, thread: str) -> Iterator[_Row]:
-        blobs: dict[tuple[str, str, str], tuple[str, bytes]] = {}
-        for namespace, channel, version, tag, blob in self._query(
-            "SELECT checkpoint_ns, channel, version, type, blob FROM checkpoint_blobs WHERE thread_id = %s", thread
-        ):
-            if tag != "empty":
-                blobs[namespace, channel, version] = (tag, bytes(blob or b""))
+        # Graphs may go on meanwhile.
+        with self.connection.transaction():
+            yield from self._rows(thread)
+
+    def _rows(self, thread: str) -> Iterator[_Row]:
+        # The values of the last checkpoint: those of all would be a list as often as it was changed.
+        last, blobs = "", _Blobs()
         checkpoints = self._query(
             "SELECT checkpoint_ns, checkpoint_id, parent_checkpoint_id, checkpoint::text, metadata::text FROM checkpoints "
             "WHERE thread_id = %s ORDER BY checkpoint_ns, checkpoint_id",
@@ -128,11 +138,10 @@ class _PostgresSource:
         )
         for namespace, checkpoint_id, parent, checkpoint, metadata in checkpoints:
             versions: dict[str, Any] = json.loads(checkpoint).get("channel_versions", {})
-            values = [
-                (channel, *blobs[namespace, channel, str(version)])
-                for channel, version in versions.items()
-                if (namespace, channel, str(version)) in blobs
-            ]
+            named = {(channel, str(version)) for channel, version in versions.items()}
+            blobs = self._blobs(thread, namespace, named, blobs if namespace == last else {})
+            last = namespace
+            values = [(channel, *blob) for (channel, _), blob in blobs.items() if blob]
             writes = self._query(
                 "SELECT task_id, task_path, channel, type, blob FROM checkpoint_writes "
                 "WHERE thread_id = %s AND checkpoint_ns = %s AND checkpoint_id = %s ORDER BY task_id, idx",
@@ -150,6 +159,21 @@ class _PostgresSource:
                 values,
                 [(task, path, channel, tag, bytes(blob)) for task, path, channel, tag, blob in writes],
             )
+
+    def _blobs(self, thread: str, namespace: str, named: set[tuple[str, str]], known: _Blobs) -> _Blobs:
+        """The values of these versions, some of which are known."""
+        blobs: _Blobs = {version: known.get(version) for version in sorted(named)}
+        if new := [version for version in blobs if version not in known]:
+            found = self._query(
+                "SELECT channel, version, type, blob FROM checkpoint_blobs WHERE thread_id = %s AND checkpoint_ns = %s "
+                "AND (channel, version) IN (SELECT * FROM unnest(%s::text[], %s::text[]))",
+                thread,
+                namespace,
+                [channel for channel, _ in new],
+                [version for _, version in new],
+            )
+            blobs |= {(channel, version): (tag, bytes(blob or b"")) for channel, version, tag, blob in found if tag != "empty"}
+        return blobs
 
     def saver(self) -> Any:
         from langgraph.checkpoint.postgres import PostgresSaver as TheirSaver
@@ -204,9 +228,10 @@ _Put = dict[tuple[str, str], set[str]]
 def _move_thread(source: _Source, store: Store | None, thread: str, report: Report) -> None:
     """Moves a thread that the target does not have."""
     put: _Put = {}
+    moved = Report()
     try:
         for row in source.rows(thread):
-            _move_row(store, thread, row, put, report)
+            _move_row(store, thread, row, put, moved)
     except BaseException as error:
         # Also if somebody stops it: a part would be taken for a thread that was moved before.
         left = _take_back(store, thread, put) if store and put else None
@@ -216,6 +241,9 @@ def _move_thread(source: _Source, store: Store | None, thread: str, report: Repo
             print(f"thread {thread!r} was not moved: {left}", file=sys.stderr)
         raise
     report.threads += 1
+    report.checkpoints += moved.checkpoints
+    report.writes += moved.writes
+    report.problems += moved.problems
 
 
 def _take_back(store: Store, thread: str, put: _Put) -> str | None:
@@ -228,19 +256,19 @@ def _take_back(store: Store, thread: str, put: _Put) -> str | None:
     return "a part of it stays in the target, because another program writes to that thread"
 
 
-def _move_row(store: Store | None, thread: str, row: _Row, put: _Put, report: Report) -> None:
+def _move_row(store: Store | None, thread: str, row: _Row, put: _Put, moved: Report) -> None:
     parent = row.parent
     if parent is not None and (row.namespace, parent) not in put:
         place = f"thread {thread!r}, checkpoint {row.id}"
-        report.problems.append(f"{place}: its parent {parent} is missing; it was moved without one")
+        moved.problems.append(f"{place}: its parent {parent} is missing; it was moved without one")
         parent = None
     if row.tag not in ("", "msgpack"):
         raise _NotMoved(f"checkpoint {row.id} was written as {row.tag!r}, which cannot be cut apart")
     # Without a store it is only parsed.
     checked = Store.moved(thread, row.namespace, row.id, parent, row.tag, row.checkpoint, row.values, row.metadata)
     tasks = put.setdefault((row.namespace, row.id), set())
-    report.checkpoints += 1
-    report.writes += len(row.writes)
+    moved.checkpoints += 1
+    moved.writes += len(row.writes)
     if store is None:
         return
     if parent is not None and (learn := store.learn(thread, row.namespace, parent)):

@@ -370,16 +370,12 @@ mod tests {
 
     #[test]
     fn a_checkpoint_that_was_forgotten_while_it_was_read_is_remembered_if_no_row_was_missed() {
-        let place = Place::new("t", "");
-        let key = |n: u16| {
-            let [high, low] = n.to_be_bytes();
-            place.key(CheckpointId::from_bytes([high, low, 0, 0, 0, 0, 0x60, 0, 0x80, 0, 0, 0, 0, 0, 0, 0]))
-        };
+        let key = |n: usize| Place::new(&n.to_string(), "").key(CheckpointId::from_bytes([7; 16]));
         let by = Author { path: String::new(), task: "a".to_owned() };
         let row = task::row(&by, Kind::Ordinary(0), Vec::new()).unwrap();
         let memory = Memory::default();
         let evict = || {
-            for n in 1..=256 {
+            for n in 1..=CHECKPOINTS {
                 memory.expect(&key(n));
             }
         };

@@ -149,7 +149,9 @@ impl LangGraph {
         let mut shown = Vec::with_capacity(whole.len());
         for tuple in whole {
             shown.push(match tuple {
-                Some(tuple) if search.matches(&tuple)? => self.shown(tuple).await?,
+                Some(tuple) if search.load == Load::All || search.matches(&tuple)? => {
+                    self.shown(tuple).await?
+                }
                 _ => None,
             });
         }

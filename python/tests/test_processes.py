@@ -282,7 +282,7 @@ def test_an_interrupt_comes_after_the_call_is_complete(tmp_path: Path, monkeypat
                 if os.read(hears, 1):
                     os.kill(os.getpid(), signal.SIGINT)
                     # An interrupt that does not wait for the call would come now.
-                    interrupted.wait(0.5)
+                    interrupted.wait(0.2)
                 released.set()
                 holder.communicate("\n")
 

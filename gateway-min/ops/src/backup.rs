@@ -13,7 +13,8 @@ use super::target::{StoreArgs, Target};
 ///
 /// SQLite: FILE holds the checkpoints as of one moment. The gateway's records, if gateway.db is beside the checkpoints,
 /// are copied first, into a file beside FILE that ends with .gateway.db; so the checkpoints of every run that the records
-/// call finished are in the backup. Both are checked before they get their names. Postgres: use pg_dump, or
+/// call finished are in the backup. A command with --sqlite FILE finds them there. If FILE is named checkpoints.db, they are
+/// in gateway.db. Both are checked before they get their names. Postgres: use pg_dump, or
 /// pg_basebackup with an archive of the write-ahead log. docs/backup.md describes the restore.
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -62,7 +63,9 @@ impl BackupCommand {
                 let name = one_line(&records.display().to_string());
                 out.line(format!("{name}: the gateway's records, {}, checked.", bytes(size(records)?)))?;
             }
-            None => out.line("There is no gateway.db beside the checkpoints, so no records were copied.")?,
+            None => out.line(
+                "There are no records of a gateway beside the checkpoints, so no records were copied.",
+            )?,
         }
         Ok(())
     }

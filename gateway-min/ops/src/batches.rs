@@ -95,7 +95,7 @@ impl BatchesCommand {
     }
 
     pub(crate) async fn run(&self, target: &Target, out: &mut Out) -> Result<Exit> {
-        let Some(records) = target.records() else {
+        let Some(records) = target.needed_records()? else {
             return Err(OpsError::Unsupported(
                 "batches are in the gateway's records, which are not beside this store".to_owned(),
             ));

@@ -56,6 +56,8 @@ impl ConvertCommand {
             Mode::Full => ChannelMode::Full,
             Mode::Delta => ChannelMode::Delta,
         };
+        // That all threads have another mode is noted in them at the end.
+        let records = if self.threads.are_all() && !self.dry_run { target.needed_records()? } else { None };
         let channels = table(mode, self.frequency.unwrap_or_else(|| target.table.frequency()))?;
         let threads = target.threads(&self.threads).await?;
         let mut progress = Progress::new("threads converted", threads.len() as u64);
@@ -108,9 +110,7 @@ impl ConvertCommand {
         }
         drop(progress);
         if failed.is_none()
-            && self.threads.are_all()
-            && !self.dry_run
-            && let Some(records) = target.records()
+            && let Some(records) = records
         {
             records.converted(mode.as_str()).await?;
         }

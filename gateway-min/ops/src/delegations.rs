@@ -70,7 +70,7 @@ impl DelegationsCommand {
         let thread = ThreadId::from(of.thread.as_str());
         // A thread that does not exist is an error, not one without delegations.
         target.newest(&thread).await?;
-        let Some(records) = target.records() else {
+        let Some(records) = target.needed_records()? else {
             return Err(OpsError::Unsupported(
                 "executions are in the gateway's records, which are not beside this store".to_owned(),
             ));

@@ -46,6 +46,9 @@ pub(crate) enum OpsError {
     /// The gateway's own records.
     #[error(transparent)]
     Records(#[from] RecordsError),
+    /// The gateway's own records are there, and could not be opened.
+    #[error("the gateway's records cannot be read: {0}")]
+    UnreadableRecords(String),
     /// The configuration.
     #[error(transparent)]
     Config(#[from] ConfigError),

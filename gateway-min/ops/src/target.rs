@@ -109,9 +109,18 @@ impl Target {
         Ok(self.store.backup(to).await?)
     }
 
-    /// The gateway's records, if they are there.
+    /// The gateway's records, if they are there and can be read.
     pub(crate) fn records(&self) -> Option<&Records> {
         self.store.records()
+    }
+
+    /// The gateway's records, if they are there: for a command that must not take records that cannot be read for none. A
+    /// thread without a record is everybody's.
+    pub(crate) fn needed_records(&self) -> Result<Option<&Records>> {
+        match self.store.unreadable_records() {
+            Some(reason) => Err(OpsError::UnreadableRecords(reason.to_owned())),
+            None => Ok(self.records()),
+        }
     }
 
     /// Reads the state of threads of either mode.

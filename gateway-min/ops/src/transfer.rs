@@ -1,5 +1,6 @@
 //! `threadkeep export` and `threadkeep import`: threads to files and back ([`super::archive`] is the format).
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::{self, BufReader, BufWriter, IsTerminal as _, Write};
 use std::path::{Path, PathBuf};
@@ -7,17 +8,17 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use serde_json::json;
 use threadkeep::id::ThreadId;
-use threadkeep::saver::{ListQuery, Load, Revision, Rewrite};
+use threadkeep::saver::{ListQuery, Load, LocalKey, Revision, Rewrite};
 
 use super::archive::{Archive, ArchiveError, MAX_PLACES, Record, Source, Writer, Written, read_within};
 use super::error::{OpsError, Result};
 use super::flushing::Flushing;
 use super::output::{Out, bytes, number, one_line, things};
-use super::pages::Oldest;
+use super::pages::{Newest, Oldest};
 use super::progress::Progress;
 use super::target::{StoreArgs, Target, Threads};
 use threadkeep_files::{NewFile, create_private_dir, thread_name};
-use threadkeep_records::{CHILD_PREFIX, NewThread};
+use threadkeep_records::{CHILD_PREFIX, NewThread, Records, WriterKind};
 
 /// The file name that means stdout or stdin.
 const STANDARD: &str = "-";
@@ -156,7 +157,8 @@ fn shown(path: &Path) -> String {
 }
 
 async fn record(target: &Target, thread: &ThreadId) -> Result<Option<Record>> {
-    Ok(target.record(thread).await?.map(|row| Record {
+    let Some(records) = target.needed_records()? else { return Ok(None) };
+    Ok(records.threads().get(thread.as_str(), None).await?.map(|row| Record {
         title: row.display_name,
         owner: row.user_id,
         assistant: row.assistant_id,
@@ -341,7 +343,10 @@ impl ImportCommand {
                 }
                 Ok(Imported::ThereAlready(_)) => there += 1,
                 Err(
-                    error @ (OpsError::Archive { .. } | OpsError::File { .. } | OpsError::Unsupported(_)),
+                    error @ (OpsError::Archive { .. }
+                    | OpsError::File { .. }
+                    | OpsError::Unsupported(_)
+                    | OpsError::Checkpoints(threadkeep::Error::InvalidInput(_))),
                 ) => {
                     wrong += 1;
                     progress.say(&format!("error: {}", one_line(&error.to_string())));
@@ -375,10 +380,11 @@ impl ImportCommand {
     }
 
     async fn file(&self, target: &Target, file: &Path) -> Result<Imported> {
+        let records = target.needed_records()?;
         let Archive { thread, record, mut checkpoints, .. } = self.read(file)?;
         let named = record.as_ref().and_then(|record| record.owner.as_deref());
         if let Some(named) = named
-            && target.records().is_some()
+            && records.is_some()
             && self.owner.is_none()
             && !self.no_owner
         {
@@ -394,32 +400,67 @@ impl ImportCommand {
             tuple.thread = thread.clone();
         }
         let count = checkpoints.len() as u64;
+        let wanted = checkpoints.iter().map(|tuple| (tuple.namespace.clone(), tuple.checkpoint.id)).collect();
         let rewrite = Rewrite { put: checkpoints, ..Rewrite::default() };
-        rewrite.check(&thread, std::collections::BTreeMap::new())?;
+        rewrite.check(&thread, BTreeMap::new()).map_err(|error| {
+            OpsError::Unsupported(format!("{}: nothing was imported: {error}", shown(file)))
+        })?;
         if exists(target, &thread).await? {
             return Ok(Imported::ThereAlready(thread));
         }
-        // The record first: if writing the thread fails, the same import can be repeated.
-        if let Some(records) = target.records() {
-            let record = record.map(|record| NewThread {
-                display_name: record.title,
-                assistant_id: record.assistant,
-                metadata: record.metadata,
-                ..NewThread::default()
-            });
-            let thread_id = thread.to_string();
-            let user_id = self.owner.clone();
-            records.threads().create(NewThread { thread_id, user_id, ..record.unwrap_or_default() }).await?;
-        }
+        // The record first: a thread without one is everybody's.
+        let created = match records {
+            Some(records) => self.create_record(records, &thread, record).await?,
+            None => false,
+        };
         match target.saver().rewrite_thread(&thread, &Revision::absent(), rewrite).await {
             Ok(()) => Ok(Imported::Now { thread, checkpoints: count }),
             Err(threadkeep::Error::Stale { .. }) => Ok(Imported::ThereAlready(thread)),
             Err(doubt @ threadkeep::Error::InDoubt { .. }) => {
-                settled(&thread, doubt, exists(target, &thread).await)?;
+                settled(&thread, doubt, there(target, &thread, wanted).await)?;
                 Ok(Imported::Now { thread, checkpoints: count })
             }
-            Err(error) => Err(error.into()),
+            Err(error) => {
+                if created
+                    && let Some(records) = records
+                    && let Err(left) = take_back(target, records, &thread).await
+                {
+                    // Nobody may be reading stderr.
+                    let _ = writeln!(
+                        io::stderr(),
+                        "the gateway's record of thread {} is left, without checkpoints: {left}; delete the thread",
+                        one_line(thread.as_str())
+                    );
+                }
+                Err(error.into())
+            }
         }
+    }
+
+    /// Creates the gateway's record of the thread, unless it is there; returns whether it did. One of another owner is not
+    /// taken for the import's: it decides who may read the thread.
+    async fn create_record(
+        &self,
+        records: &Records,
+        thread: &ThreadId,
+        record: Option<Record>,
+    ) -> Result<bool> {
+        let record = record.map(|record| NewThread {
+            display_name: record.title,
+            assistant_id: record.assistant,
+            metadata: record.metadata,
+            ..NewThread::default()
+        });
+        let (thread_id, user_id) = (thread.to_string(), self.owner.clone());
+        let new = NewThread { thread_id, user_id, ..record.unwrap_or_default() };
+        let made = records.threads().create(new).await?;
+        if !made.created && made.row.user_id != self.owner {
+            return Err(OpsError::Unsupported(format!(
+                "nothing was imported: the gateway has a record of thread {thread} with another owner; delete the thread, or \
+                 import it under another id with --as"
+            )));
+        }
+        Ok(made.created)
     }
 
     fn read(&self, path: &Path) -> Result<Archive> {
@@ -443,16 +484,62 @@ async fn exists(target: &Target, thread: &ThreadId) -> Result<bool> {
     Ok(!target.saver().list(&query).await?.is_empty())
 }
 
-/// Settles an import in doubt by a look at whether the thread is there. It was written as a whole or not at all, but what is
-/// not there may still appear: a server may be at work on it, and a disk may have it.
-fn settled(thread: &ThreadId, doubt: threadkeep::Error, is_there: Result<bool>) -> Result<()> {
-    match (doubt, is_there) {
-        (_, Ok(true)) => Ok(()),
-        (threadkeep::Error::InDoubt { saver, reason }, Ok(false)) => {
-            let reason = format!("thread {thread} is not there yet, and may still appear: {reason}");
+/// Deletes the record that an import created for a thread that it did not write. While the thread is reserved nobody else
+/// writes it.
+async fn take_back(target: &Target, records: &Records, thread: &ThreadId) -> Result<()> {
+    let reservation = records.runs().reserve(thread.as_str(), WriterKind::Delete).await?;
+    if exists(target, thread).await? {
+        reservation.release().await?;
+    } else {
+        records.delete_thread(reservation).await?;
+    }
+    Ok(())
+}
+
+/// What there is under the id of a thread whose import is in doubt.
+enum There {
+    /// Every checkpoint of the file.
+    All,
+    Nothing,
+    /// Other checkpoints.
+    Another,
+}
+
+async fn there(target: &Target, thread: &ThreadId, mut wanted: BTreeSet<LocalKey>) -> Result<There> {
+    let query = ListQuery { namespace: None, load: Load::None, ..ListQuery::new(thread) };
+    let (mut newest, mut nothing) = (Newest::new(&**target.saver(), query), true);
+    loop {
+        let page = newest.next().await?;
+        if page.is_empty() {
+            break;
+        }
+        nothing = false;
+        for tuple in page {
+            wanted.remove(&(tuple.namespace, tuple.checkpoint.id));
+        }
+    }
+    Ok(match (nothing, wanted.is_empty()) {
+        (true, _) => There::Nothing,
+        (false, true) => There::All,
+        (false, false) => There::Another,
+    })
+}
+
+/// Settles an import in doubt by a look at what is there. It was written as a whole or not at all, but what is not there
+/// may still appear: a server may be at work on it, and a disk may have it.
+fn settled(thread: &ThreadId, doubt: threadkeep::Error, there: Result<There>) -> Result<()> {
+    let seen = match &there {
+        Ok(There::All) => return Ok(()),
+        Ok(There::Nothing) => format!("thread {thread} is not there yet, and may still appear"),
+        Ok(There::Another) => "another thread of that id is there".to_owned(),
+        Err(_) => return Err(doubt.into()),
+    };
+    match doubt {
+        threadkeep::Error::InDoubt { saver, reason } => {
+            let reason = format!("{seen}: {reason}");
             Err(threadkeep::Error::InDoubt { saver, reason }.into())
         }
-        (doubt, _) => Err(doubt.into()),
+        doubt => Err(doubt.into()),
     }
 }
 
@@ -465,15 +552,16 @@ mod tests {
         let doubt =
             || threadkeep::Error::InDoubt { saver: "x", reason: "the connection was lost".to_owned() };
         let thread = ThreadId::from("t");
-        assert!(settled(&thread, doubt(), Ok(true)).is_ok());
-        for is_there in [Ok(false), Err(OpsError::Refused("it does not answer"))] {
-            let error = settled(&thread, doubt(), is_there).unwrap_err();
+        assert!(settled(&thread, doubt(), Ok(There::All)).is_ok());
+        for (there, says) in [
+            (Ok(There::Nothing), "thread t is not there yet"),
+            (Ok(There::Another), "another thread of that id is there"),
+            (Err(OpsError::Refused("it does not answer")), ""),
+        ] {
+            let error = settled(&thread, doubt(), there).unwrap_err();
             assert!(matches!(error, OpsError::InDoubt(_)), "{error}");
+            let error = error.to_string();
+            assert!(error.contains(says) && error.contains("the connection was lost"), "{error}");
         }
-        let error = settled(&thread, doubt(), Ok(false)).unwrap_err().to_string();
-        assert!(
-            error.contains("thread t is not there yet") && error.contains("the connection was lost"),
-            "{error}"
-        );
     }
 }

@@ -1,6 +1,7 @@
 //! An existing store, for operator commands. Opening never creates anything.
 
 use std::fmt;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,10 +26,18 @@ pub struct Existing {
     name: String,
     checkpoints: Checkpoints,
     saver: Arc<dyn Saver>,
-    records: Option<Records>,
-    /// Where the records are if they are a file, which may be there although it cannot be read.
-    records_file: Option<PathBuf>,
+    found: Found,
     frequency: u64,
+}
+
+/// What there is of the gateway's records.
+#[derive(Default)]
+struct Found {
+    records: Option<Records>,
+    /// Why they cannot be read, although they are there.
+    unreadable: Option<String>,
+    /// Where they are if they are a file, which may be there although it cannot be read.
+    file: Option<PathBuf>,
 }
 
 /// The files of a backup.
@@ -67,17 +76,16 @@ impl Existing {
     /// A saver of the program's own, with the configured records if a gateway has created them.
     pub(crate) async fn of(saver: Arc<dyn Saver>, config: &Config) -> Result<Self, OpenError> {
         let database = &config.database;
-        let (records, records_file) = match database.backend {
-            Backend::Memory => (None, None),
+        let found = match database.backend {
+            Backend::Memory => Found::default(),
             Backend::Postgres => {
                 let target = postgres::records(database)?;
-                (readable(Records::open_existing_postgres(&target, RecordsOptions::default()).await), None)
+                Found::of(Records::open_existing_postgres(&target, RecordsOptions::default()).await)
             }
-            Backend::Sqlite => records_in(&database.sqlite_dir).await,
+            Backend::Sqlite => Found::in_file(database.sqlite_dir.join(DATABASE_FILE)).await,
         };
         let name = format!("the {} store", saver.capabilities().name);
-        let opened = Self::new(name, Checkpoints::of(saver), records, config.snapshot_frequency());
-        Self { records_file, ..opened }.purging(config)
+        Self::new(name, Checkpoints::of(saver), found, config.snapshot_frequency()).purging(config)
     }
 
     /// The store, from which changed threads are purged in the configured Redis.
@@ -121,26 +129,24 @@ impl Existing {
             tracing::warn!(path = %path.display(), "the database cannot be written; it is only read");
             Checkpoints::sqlite_read_only(path, options).await?
         };
-        let (records, records_file) = records_in(path.parent().unwrap_or(Path::new(""))).await;
-        let opened = Self::new(path.display().to_string(), checkpoints, records, frequency);
-        Ok(Self { records_file, ..opened })
+        let found = Found::in_file(records_of(path)).await;
+        Ok(Self::new(path.display().to_string(), checkpoints, found, frequency))
     }
 
     async fn in_postgres(database: &Database, frequency: u64) -> Result<Self, OpenError> {
         let url = postgres::checked_url(database)?;
         let saver = Box::pin(PostgresSaver::connect(url, postgres::options(database))).await?;
-        let records = match postgres::records(database) {
-            Ok(target) => readable(Records::open_existing_postgres(&target, RecordsOptions::default()).await),
-            Err(error) => {
-                tracing::warn!(%error);
-                None
+        let found = match postgres::records(database) {
+            Ok(target) => {
+                Found::of(Records::open_existing_postgres(&target, RecordsOptions::default()).await)
             }
+            Err(error) => Found::of(Err(error)),
         };
-        Ok(Self::new(postgres::name(url), Checkpoints::in_postgres(saver), records, frequency))
+        Ok(Self::new(postgres::name(url), Checkpoints::in_postgres(saver), found, frequency))
     }
 
-    fn new(name: String, checkpoints: Checkpoints, records: Option<Records>, frequency: u64) -> Self {
-        Self { name, saver: checkpoints.saver(), checkpoints, records, records_file: None, frequency }
+    fn new(name: String, checkpoints: Checkpoints, found: Found, frequency: u64) -> Self {
+        Self { name, saver: checkpoints.saver(), checkpoints, found, frequency }
     }
 
     /// Its name in messages; contains no secrets.
@@ -160,10 +166,17 @@ impl Existing {
 
     /// The gateway's records, if a gateway has created them and they can be read.
     pub fn records(&self) -> Option<&Records> {
-        self.records.as_ref()
+        self.found.records.as_ref()
     }
 
-    /// Copies the store into new files, while others read and write: the checkpoints to `to`, the gateway's records beside it.
+    /// Why the gateway's records cannot be read, if they are there and cannot. A command that only shows names continues
+    /// without them.
+    pub fn unreadable_records(&self) -> Option<&str> {
+        self.found.unreadable.as_deref()
+    }
+
+    /// Copies the store into new files, while others read and write: the checkpoints to `to`, the gateway's records beside it,
+    /// where [`Self::sqlite`] finds them.
     /// Each is of one moment. The records are copied first: the checkpoints of every run that they call finished are in
     /// the backup. None for a store that is not in files: its server makes backups.
     ///
@@ -172,9 +185,9 @@ impl Existing {
     /// then.
     pub async fn backup(&self, to: &Path) -> Result<Option<BackedUp>, OpenError> {
         let Some(sqlite) = self.sqlite_saver() else { return Ok(None) };
-        let records = match self.records_file.clone() {
+        let records = match self.found.file.clone() {
             Some(from) => {
-                let file = to.with_extension(DATABASE_FILE);
+                let file = records_of(to);
                 let target = file.clone();
                 let copying = tokio::task::spawn_blocking(move || copy_database(&from, &target, PATIENCE));
                 copying.await.map_err(std::io::Error::from).map_err(|error| {
@@ -200,7 +213,7 @@ impl Existing {
 
     /// Closes the store properly.
     pub async fn close(self) {
-        if let Some(records) = self.records {
+        if let Some(records) = self.found.records {
             records.close().await;
         }
         self.checkpoints.close().await;
@@ -222,19 +235,42 @@ fn is_writable(path: &Path) -> bool {
     }
 }
 
-/// The records in this directory, and their file, if a gateway has created it.
-async fn records_in(directory: &Path) -> (Option<Records>, Option<PathBuf>) {
-    let file = directory.join(DATABASE_FILE);
-    if !file.is_file() {
-        return (None, None);
+/// Where the gateway's records of these checkpoints are: beside those of a gateway, or those of a backup.
+fn records_of(checkpoints: &Path) -> PathBuf {
+    if checkpoints.file_name().is_some_and(|name| name == CHECKPOINT_FILE) {
+        checkpoints.with_file_name(DATABASE_FILE)
+    } else {
+        checkpoints.with_extension(DATABASE_FILE)
     }
-    (readable(Records::open(&file, RecordsOptions::default()).await.map(Some)), Some(file))
 }
 
-/// The records, if they can be read. They only supply names, so a command continues without them.
-fn readable(opened: Result<Option<Records>, RecordsError>) -> Option<Records> {
-    opened.unwrap_or_else(|error| {
-        tracing::warn!(%error, "cannot read the gateway's records; threads are shown without names");
-        None
-    })
+impl Found {
+    /// The records in this file, if a gateway has created it.
+    async fn in_file(file: PathBuf) -> Self {
+        // A link to nothing is no reason to believe that there are no records.
+        if file.symlink_metadata().is_err_and(|error| error.kind() == ErrorKind::NotFound) {
+            return Self::default();
+        }
+        let found = if file.is_file() {
+            Self::of(Records::open(&file, RecordsOptions::default()).await.map(Some))
+        } else {
+            Self::unreadable(format!(
+                "{} is not a file; put the gateway's records back there",
+                file.display()
+            ))
+        };
+        Self { file: Some(file), ..found }
+    }
+
+    fn of(opened: Result<Option<Records>, RecordsError>) -> Self {
+        match opened {
+            Ok(records) => Self { records, ..Self::default() },
+            Err(error) => Self::unreadable(error.to_string()),
+        }
+    }
+
+    fn unreadable(reason: String) -> Self {
+        tracing::warn!(reason, "cannot read the gateway's records; threads are shown without names");
+        Self { unreadable: Some(reason), ..Self::default() }
+    }
 }

@@ -86,3 +86,28 @@ async fn a_backup_replaces_no_file_and_leaves_none_after_an_error() {
     assert_eq!((&said[0]["checkpoints"], &said[0]["database"]), (&file.into(), &"DB".into()));
     assert!(said[0]["records"].as_str().unwrap().ends_with("backup.gateway.db"), "{said:?}");
 }
+
+#[tokio::test]
+async fn what_is_imported_into_a_backup_is_in_its_own_records() {
+    let store = Store::new(MODES[0]).await;
+    let live = store.path().with_file_name("gateway.db");
+    Records::open(&live, RecordsOptions::default()).await.unwrap().close().await;
+    let (file, talk) = (store.file("backup.db"), store.file("talk.ndjson"));
+    store.run(&["backup", "--out", &file]).done();
+    store.run(&["export", "--thread", TALK, "--out", &talk]).done();
+    threadkeep(&["import", &talk, "--as", "copy", "--owner", "bob", "--sqlite", &file]).done();
+    let copied = store.path().with_file_name("backup.gateway.db");
+    for (records, expected) in [(&live, None), (&copied, Some("bob".to_owned()))] {
+        let records = Records::open(records, RecordsOptions::default()).await.unwrap();
+        let row = records.threads().get("copy", None).await.unwrap();
+        assert_eq!(row.and_then(|row| row.user_id), expected);
+        records.close().await;
+    }
+
+    // A backup of the backup takes the records of that one along, under whatever name.
+    let place = tempfile::tempdir().unwrap();
+    let again = place.path().join("checkpoints.db").display().to_string();
+    threadkeep(&["backup", "--sqlite", &file, "--out", &again]).done();
+    let listed = threadkeep(&["threads", "list", "--json", "--sqlite", &again]).json();
+    assert!(listed.iter().any(|thread| thread["owner"] == "bob"), "{listed:?}");
+}

@@ -104,6 +104,51 @@ async fn the_record_of_the_gateway_travels_with_the_thread() {
     records.close().await;
 }
 
+/// Who owns a thread is in the records: without them every user would get it.
+#[tokio::test]
+async fn records_that_cannot_be_read_are_not_taken_for_none() {
+    let (store, elsewhere) = (Store::new(MODES[1]).await, Store::new(MODES[1]).await);
+    let file = store.file("talk.ndjson");
+    store.run(&["export", "--thread", TALK, "--out", &file]).done();
+    std::fs::write(elsewhere.path().with_file_name("gateway.db"), "no database").unwrap();
+    let out = elsewhere.file("out.ndjson");
+    for command in [
+        &["import", &file, "--as", "copy"][..],
+        &["import", &file, "--as", "copy", "--no-owner"],
+        &["export", "--thread", TALK, "--out", &out],
+        &["convert", "--all", "--to", "full"],
+        &["batches", "list", TALK],
+        &["delegations", "tree", TALK],
+    ] {
+        let refused = elsewhere.run(command);
+        assert_eq!(refused.code, 1, "{command:?}: {}", refused.out);
+        assert!(refused.err.contains("the gateway's records cannot be read"), "{command:?}: {}", refused.err);
+    }
+    assert!(elsewhere.image("copy").await.checkpoints.is_empty());
+    assert!(!std::path::Path::new(&out).exists());
+    assert_eq!(elsewhere.states_in(MODES[1], TALK).await, store.states(TALK).await, "nothing was converted");
+    let listed = elsewhere.run(&["threads", "list"]);
+    assert!(listed.code == 0 && listed.out.contains(TALK), "{listed:?}");
+}
+
+#[tokio::test]
+async fn an_import_does_not_take_over_a_record_of_another_owner() {
+    let store = Store::new(MODES[0]).await;
+    let file = store.file("talk.ndjson");
+    store.run(&["export", "--thread", TALK, "--out", &file]).done();
+    let path = store.path().with_file_name("gateway.db");
+    let records = Records::open(&path, RecordsOptions::default()).await.unwrap();
+    let new = NewThread { thread_id: "copy".to_owned(), ..NewThread::default() };
+    records.threads().create(new).await.unwrap();
+    let refused = store.run(&["import", &file, "--as", "copy", "--owner", "bob"]);
+    assert!(refused.code == 1 && refused.err.contains("with another owner"), "{refused:?}");
+    assert!(refused.err.contains("--as"), "{}", refused.err);
+    assert!(store.image("copy").await.checkpoints.is_empty());
+    assert!(records.threads().get("copy", None).await.unwrap().is_some(), "it is not the import's");
+    store.run(&["import", &file, "--as", "copy"]).done();
+    records.close().await;
+}
+
 #[cfg(unix)]
 #[tokio::test]
 async fn an_export_follows_no_link_and_is_its_owners_alone() {

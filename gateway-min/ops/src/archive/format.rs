@@ -37,6 +37,9 @@ pub(super) struct Header {
     pub(super) source: Source,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) record: Option<Record>,
+    /// The metadata of the record, if it is nested too deep for a line: MessagePack in base64.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) record_metadata: Option<String>,
 }
 
 /// Where a thread was exported from. Informational.

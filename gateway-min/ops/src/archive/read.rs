@@ -58,7 +58,11 @@ pub fn read(from: impl BufRead) -> Result<Archive, ArchiveError> {
 /// [`ArchiveError`] naming the line.
 pub fn read_within(from: impl BufRead, max_places: u64) -> Result<Archive, ArchiveError> {
     let mut lines = Lines { from, hash: blake3::Hasher::new(), number: 0, text: Vec::new() };
-    let Header { thread, source, record, .. } = header(&mut lines)?;
+    let Header { thread, source, mut record, record_metadata, .. } = header(&mut lines)?;
+    if let Some(text) = record_metadata {
+        put_metadata(record.as_mut(), &text)
+            .map_err(|reason| ArchiveError::Line { line: lines.number, reason })?;
+    }
     let mut reader = Reader {
         thread: thread.as_str().into(),
         elements: HashMap::new(),
@@ -121,6 +125,20 @@ fn header(lines: &mut Lines<impl BufRead>) -> Result<Header, ArchiveError> {
         Line::Header(header) => Ok(header),
         _ => Err(not_ours("it is not a header".to_owned())),
     }
+}
+
+/// Puts metadata that is nested too deep for JSON into its record.
+fn put_metadata(record: Option<&mut Record>, text: &str) -> Result<(), String> {
+    let record = record.ok_or("record_metadata without a record")?;
+    if !record.metadata.is_empty() {
+        return Err("record_metadata beside other metadata of the record".to_owned());
+    }
+    match Element::from_bytes(bytes(text)?).to_json() {
+        Ok(Json::Object(metadata)) => record.metadata = metadata,
+        Ok(_) => return Err("record_metadata is no object".to_owned()),
+        Err(error) => return Err(error.to_string()),
+    }
+    Ok(())
 }
 
 /// The lines of a file, one at a time.
@@ -314,6 +332,11 @@ impl Reader {
                 Form::Map(runs) => {
                     let entries = self.map(&key, runs)?;
                     large.push((key, entries));
+                }
+                // Not as the value of a channel, which is no array.
+                Form::Msgpack(text) => {
+                    let value = Element::from_bytes(bytes(&text)?).to_json();
+                    rest.insert(key, value.map_err(|error| error.to_string())?);
                 }
                 form => {
                     let value = self.value(&key.as_str().into(), form)?;

@@ -221,9 +221,47 @@ fn values_that_json_does_not_give_back_keep_their_bytes() {
     }
     let deep = (0..100).fold(json!(1), |inner, _| json!({ "a": inner }));
     tuple.metadata.extra.insert("deep".to_owned(), deep);
+    let deep_list = (0..100).fold(json!(1), |inner, _| json!([inner]));
+    tuple.metadata.extra.insert("deep list".to_owned(), deep_list);
     let archive = read(&exported(&image)[..]).unwrap();
     let tuples: Vec<CheckpointTuple> = image.checkpoints.values().cloned().collect();
     assert!(archive.checkpoints == tuples);
+}
+
+/// A client may send metadata that is nested deeper than a line of JSON may be.
+#[test]
+fn deep_metadata_of_the_record_comes_back() {
+    let image = run(thread(&steps(1), ChannelMode::Full));
+    let with = |metadata: &Json| {
+        let metadata = metadata.as_object().unwrap().clone();
+        let record = Record { title: Some("x".to_owned()), owner: None, assistant: None, metadata };
+        let mut file = Vec::new();
+        write(&image, source(), Some(record), &mut file).unwrap();
+        file
+    };
+    let deep = |depth: usize| (0..depth).fold(json!(1), |inner, _| json!({ "a": inner }));
+    for metadata in [json!({}), deep(64), deep(65), deep(126)] {
+        let file = with(&metadata);
+        assert_eq!(Json::Object(read(&file[..]).unwrap().record.unwrap().metadata), metadata);
+        let header: Json = serde_json::from_slice(file.split(|byte| *byte == b'\n').next().unwrap()).unwrap();
+        assert_eq!(
+            header["header"].get("record_metadata").is_some(),
+            metadata.pointer(&"/a".repeat(65)).is_some()
+        );
+    }
+    let file = with(&deep(100));
+    let no_object = BASE64.encode(Element::from_json(&json!([1])).unwrap().bytes());
+    let cases: Vec<(Edit, &str)> = vec![
+        (set("/header/record", Json::Null), "record_metadata without a record"),
+        (set("/header/record/metadata", json!({"b": 1})), "record_metadata beside other metadata"),
+        (set("/header/record_metadata", json!(no_object)), "record_metadata is no object"),
+        (set("/header/record_metadata", json!("?")), "base64"),
+    ];
+    for (edit, says) in cases {
+        let error = read(&edited(&file, 0, edit)[..]).unwrap_err();
+        assert!(matches!(error, ArchiveError::Line { line: 1, .. }), "{error}");
+        assert!(error.to_string().contains(says), "{error} does not say {says}");
+    }
 }
 
 /// The file with one line changed, and with counts and hash updated to match.

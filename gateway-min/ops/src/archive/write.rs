@@ -101,16 +101,18 @@ impl<W: Write> Writer<W> {
     /// Writes the header.
     ///
     /// # Errors
-    /// [`ArchiveError::Io`].
+    /// [`ArchiveError::Io`], and [`ArchiveError::Line`] for metadata of the record that cannot be encoded.
     pub fn begin(
         thread: &ThreadId,
         source: Source,
-        record: Option<Record>,
+        mut record: Option<Record>,
         to: W,
     ) -> Result<Self, ArchiveError> {
         let mut lines = Lines { to, hash: blake3::Hasher::new(), count: 0, bytes: 0 };
         let thread = thread.to_string();
-        let header = Header { format: FORMAT.to_owned(), version: VERSION, thread, source, record };
+        let record_metadata = record.as_mut().map(deep_metadata).transpose()?.flatten();
+        let header =
+            Header { format: FORMAT.to_owned(), version: VERSION, thread, source, record, record_metadata };
         lines.add(&Line::Header(header))?;
         Ok(Self {
             lines,
@@ -335,6 +337,20 @@ impl<W: Write> Writer<W> {
             extra,
         })
     }
+}
+
+/// The metadata of a record, taken out of it, if it is nested too deep for JSON.
+fn deep_metadata(record: &mut Record) -> Result<Option<String>, ArchiveError> {
+    let metadata = Json::Object(std::mem::take(&mut record.metadata));
+    if !shallow(&metadata) {
+        let element = Element::from_json(&metadata);
+        let element = element.map_err(|error| ArchiveError::Line { line: 1, reason: error.to_string() })?;
+        return Ok(Some(BASE64.encode(element.bytes())));
+    }
+    if let Json::Object(metadata) = metadata {
+        record.metadata = metadata;
+    }
+    Ok(None)
 }
 
 fn encoded(at: CheckpointId, value: &Json) -> Result<Element, ArchiveError> {

@@ -1,7 +1,10 @@
-//! Passes over every thread beside a thread whose runs never pause, and one that is deleted meanwhile.
+//! Passes over every thread beside a thread whose runs never pause, and one that is deleted meanwhile; imports whose outcome
+//! the store does not say.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
 use clap::{Command as Clap, FromArgMatches as _};
@@ -19,8 +22,10 @@ use threadkeep::state::StateAccessor;
 use threadkeep::step::{Durability, StepWriter};
 use threadkeep::{Error, Result};
 use threadkeep_memory::MemorySaver;
+use threadkeep_records::{DATABASE_FILE, NewThread, Records, RecordsOptions};
 use threadkeep_storage::{OpenSaver, Stores};
 
+use super::error::OpsError;
 use super::*;
 
 /// The thread in the middle of the list that somebody writes to between every plan and its change.
@@ -29,11 +34,32 @@ const BUSY: &str = "b";
 /// The last thread of the list, which is deleted before anything is read of it.
 const DELETED: &str = "d";
 
+/// The thread that is imported.
+const IMPORTED: &str = "imported";
+
 #[derive(Clone, Default)]
 struct Busy {
     store: Arc<MemorySaver>,
     /// Whether the thread cannot be read page by page either.
     reads_fail: bool,
+    /// How many changes of the thread pass before nobody pauses any more.
+    passes: Arc<AtomicUsize>,
+    import: Import,
+}
+
+/// What comes of writing the imported thread.
+#[derive(Clone, Copy, Default)]
+enum Import {
+    #[default]
+    Written,
+    /// It is written, and the answer is lost.
+    AnswerLost,
+    /// Somebody else makes a thread of that id meanwhile, and the answer is lost.
+    AnothersInstead,
+    /// It is not written, and the answer is lost.
+    Lost,
+    /// The disk is full.
+    Refused,
 }
 
 #[async_trait]
@@ -94,10 +120,25 @@ impl Saver for Busy {
     }
 
     async fn rewrite_thread(&self, thread: &ThreadId, expected: &Revision, rewrite: Rewrite) -> Result<()> {
-        if thread.as_str() == BUSY {
+        let left = self.passes.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1));
+        if thread.as_str() == BUSY && left.is_err() {
             return Err(Error::Stale { thread: thread.clone() });
         }
-        self.store.rewrite_thread(thread, expected, rewrite).await
+        if thread.as_str() != IMPORTED {
+            return self.store.rewrite_thread(thread, expected, rewrite).await;
+        }
+        match self.import {
+            Import::Written => return self.store.rewrite_thread(thread, expected, rewrite).await,
+            Import::AnswerLost => self.store.rewrite_thread(thread, expected, rewrite).await?,
+            Import::AnothersInstead => {
+                accessor(self).create(thread, Map::new()).await?;
+            }
+            Import::Lost => {}
+            Import::Refused => {
+                return Err(Error::Unavailable { saver: "busy", reason: "the disk is full".to_owned() });
+            }
+        }
+        Err(Error::InDoubt { saver: "busy", reason: "the connection was lost".to_owned() })
     }
 
     fn capabilities(&self) -> Capabilities {
@@ -105,11 +146,15 @@ impl Saver for Busy {
     }
 }
 
+fn accessor(store: &Busy) -> StateAccessor {
+    let table = Schema::thread_state().compile(ChannelMode::Full, 10).unwrap();
+    StateAccessor::new(Arc::new(store.clone()), Arc::new(table), Arc::new(IdSource::default()))
+}
+
 /// Four supersteps on each of the threads a, b and c.
 async fn filled() -> Busy {
     let busy = Busy::default();
-    let table = Schema::thread_state().compile(ChannelMode::Full, 10).unwrap();
-    let accessor = StateAccessor::new(Arc::new(busy.clone()), Arc::new(table), Arc::new(IdSource::default()));
+    let accessor = accessor(&busy);
     for thread in ["a", BUSY, "c"] {
         let mut writer = StepWriter::open(&accessor, &ThreadId::from(thread), None).await.unwrap();
         for number in 0..4 {
@@ -124,16 +169,50 @@ async fn filled() -> Busy {
     busy
 }
 
-/// The exit of a command on this store, without a configured one.
+/// The exit of a command on this store, without records.
 async fn run_on(store: &Busy, arguments: &[&str]) -> Exit {
     let home = tempfile::tempdir().unwrap();
-    let file = home.path().join("config.yaml");
-    std::fs::write(&file, r#"{"config_version": 49, "database": {"backend": "memory"}}"#).unwrap();
+    match carried_out(store, home.path(), "memory", arguments).await.0 {
+        Ok(exit) => exit,
+        Err(error) => error.exit(),
+    }
+}
+
+/// What became of a command on this store, whose records are in this directory, and what it printed.
+async fn carried_out(
+    store: &Busy,
+    home: &Path,
+    backend: &str,
+    arguments: &[&str],
+) -> (Result<Exit, OpsError>, String) {
+    let file = home.join("config.yaml");
+    let database = json!({"backend": backend, "sqlite_dir": home});
+    std::fs::write(&file, json!({"config_version": 49, "database": database}).to_string()).unwrap();
     let file = file.display().to_string();
     let matches = OpsCommand::augment_subcommands(Clap::new("threadkeep"))
         .get_matches_from([&["threadkeep"], arguments, &["--config", &file]].concat());
     let command = OpsCommand::from_arg_matches(&matches).unwrap();
-    run(&command, &Stores::with_saver(store.clone())).await
+    let printed = Printed::default();
+    let mut out = Out::to(printed.clone());
+    let result = command.0.carry_out(&Stores::with_saver(store.clone()), &mut out).await;
+    out.flush().unwrap();
+    let text = String::from_utf8(printed.0.lock().unwrap().clone()).unwrap();
+    (result, text)
+}
+
+/// What a command prints.
+#[derive(Clone, Default)]
+struct Printed(Arc<Mutex<Vec<u8>>>);
+
+impl std::io::Write for Printed {
+    fn write(&mut self, text: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().extend(text);
+        Ok(text.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
 }
 
 async fn lengths(store: &Busy) -> Vec<usize> {
@@ -150,6 +229,27 @@ async fn a_prune_goes_on_past_a_busy_thread_and_ends_with_an_error() {
     let prune = ["prune", "apply", "--all", "--keep", "latest", "--yes"];
     assert_eq!(run_on(&store, &prune).await, Exit::Error);
     assert_eq!(lengths(&store).await, [1, 4, 1]);
+}
+
+/// Each batch is a change of its own, and stays.
+#[tokio::test(start_paused = true)]
+async fn a_pass_in_batches_that_stops_half_way_reports_what_it_removed() {
+    let store = filled().await;
+    store.passes.store(1, Ordering::SeqCst);
+    let home = tempfile::tempdir().unwrap();
+    let prune = ["prune", "apply", "--thread", BUSY, "--keep", "latest", "--batch", "1", "--yes", "--json"];
+    let (result, printed) = carried_out(&store, home.path(), "memory", &prune).await;
+    assert!(matches!(result, Err(OpsError::Checkpoints(Error::Stale { .. }))), "{result:?}");
+    assert_eq!(lengths(&store).await, [4, 3, 4]);
+    let lines: Vec<serde_json::Value> =
+        printed.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(lines.len(), 1, "{printed}");
+    assert_eq!((&lines[0]["thread"], lines[0]["removed"].as_array().unwrap().len()), (&json!(BUSY), 1));
+    assert_eq!(lines[0]["stats_after"]["checkpoint_rows"], 3, "{printed}");
+
+    let prune = ["prune", "apply", "--thread", BUSY, "--keep", "latest", "--batch", "1", "--yes"];
+    let (result, printed) = carried_out(&store, home.path(), "memory", &prune).await;
+    assert_eq!((result.unwrap_err().exit(), printed.as_str()), (Exit::Error, ""), "nothing to report");
 }
 
 #[tokio::test(start_paused = true)]
@@ -192,4 +292,87 @@ async fn a_thread_that_was_deleted_meanwhile_stops_no_pass() {
     ] {
         assert_eq!(run_on(&store, command).await, Exit::Done, "{command:?}");
     }
+}
+
+/// What an import of a thread with three checkpoints says, and the record that it left, in a store where writing the
+/// thread ends like this.
+async fn imported(import: Import) -> (Result<Exit, OpsError>, Option<threadkeep_records::ThreadRow>) {
+    let store = Busy { import, ..filled().await };
+    let home = tempfile::tempdir().unwrap();
+    let records = Records::open(&home.path().join(DATABASE_FILE), RecordsOptions::default()).await.unwrap();
+    let file = home.path().join("a.ndjson").display().to_string();
+    let export = ["export", "--thread", "a", "--out", &file];
+    carried_out(&store, home.path(), "sqlite", &export).await.0.unwrap();
+    let import = ["import", &file, "--as", IMPORTED, "--owner", "bob"];
+    let result = carried_out(&store, home.path(), "sqlite", &import).await.0;
+    let row = records.threads().get(IMPORTED, None).await.unwrap();
+    // It does not hold the thread.
+    let reserved = records.runs().reserve(IMPORTED, threadkeep_records::WriterKind::Branch).await.unwrap();
+    reserved.release().await.unwrap();
+    records.close().await;
+    (result, row)
+}
+
+#[tokio::test]
+async fn an_import_in_doubt_is_taken_for_done_only_if_all_of_it_is_there() {
+    let (result, row) = imported(Import::AnswerLost).await;
+    assert_eq!(result.unwrap(), Exit::Done);
+    assert_eq!(row.unwrap().user_id.as_deref(), Some("bob"));
+    for (import, says) in [
+        (Import::AnothersInstead, "another thread of that id is there"),
+        (Import::Lost, "is not there yet, and may still appear"),
+    ] {
+        let (result, row) = imported(import).await;
+        let error = result.unwrap_err();
+        assert!(matches!(error, OpsError::InDoubt(_)), "{error}");
+        assert!(error.to_string().contains(says) && error.to_string().contains("was lost"), "{error}");
+        assert!(row.is_some(), "the thread may still appear, and must not be everybody's");
+    }
+}
+
+#[tokio::test]
+async fn an_import_that_was_not_written_leaves_no_record() {
+    let (result, row) = imported(Import::Refused).await;
+    assert!(result.unwrap_err().to_string().contains("the disk is full"));
+    assert_eq!(row, None);
+}
+
+#[tokio::test]
+async fn a_record_that_was_there_before_a_failed_import_stays() {
+    let store = Busy { import: Import::Refused, ..filled().await };
+    let home = tempfile::tempdir().unwrap();
+    let records = Records::open(&home.path().join(DATABASE_FILE), RecordsOptions::default()).await.unwrap();
+    let new = NewThread { thread_id: IMPORTED.to_owned(), ..NewThread::default() };
+    records.threads().create(new).await.unwrap();
+    let file = home.path().join("a.ndjson").display().to_string();
+    for command in [&["export", "--thread", "a", "--out", &file][..], &["import", &file, "--as", IMPORTED]] {
+        let _ = carried_out(&store, home.path(), "sqlite", command).await;
+    }
+    assert!(records.threads().get(IMPORTED, None).await.unwrap().is_some());
+    records.close().await;
+}
+
+/// A thread that a store refuses is one file that cannot be imported.
+#[tokio::test]
+async fn a_file_with_a_broken_lineage_does_not_keep_the_others_from_being_imported() {
+    let store = filled().await;
+    let home = tempfile::tempdir().unwrap();
+    let mut image = store.read_thread(&"a".into()).await.unwrap();
+    let to = |name: &str| std::fs::File::create(home.path().join(name)).unwrap();
+    let source = || archive::Source { program: "x".to_owned(), saver: "x".to_owned() };
+    image.thread = "good".into();
+    archive::write(&image, source(), None, to("2.ndjson")).unwrap();
+    image.thread = "headless".into();
+    image.checkpoints.pop_first();
+    archive::write(&image, source(), None, to("1.ndjson")).unwrap();
+    let directory = home.path().display().to_string();
+    let (result, printed) = carried_out(&store, home.path(), "memory", &["import", &directory]).await;
+    let error = result.unwrap_err().to_string();
+    assert!(error.contains("1 of 2 files could not be imported"), "{error}");
+    assert!(printed.contains("1 thread was imported"), "{printed}");
+    assert_eq!(store.read_thread(&"good".into()).await.unwrap().checkpoints.len(), 4);
+    let file = home.path().join("1.ndjson").display().to_string();
+    let (result, _) = carried_out(&store, home.path(), "memory", &["import", &file]).await;
+    let error = result.unwrap_err().to_string();
+    assert!(error.contains("1.ndjson: nothing was imported"), "{error}");
 }

@@ -7,11 +7,16 @@ use serde::Serialize;
 use threadkeep::id::CheckpointId;
 
 /// Where results go. Progress, questions and errors go to stderr.
-pub(crate) struct Out(BufWriter<io::Stdout>);
+pub(crate) struct Out(BufWriter<Box<dyn Write + Send>>);
 
 impl Out {
     pub(crate) fn stdout() -> Self {
-        Self(BufWriter::new(io::stdout()))
+        Self::to(io::stdout())
+    }
+
+    /// Results that go somewhere else.
+    pub(crate) fn to(sink: impl Write + Send + 'static) -> Self {
+        Self(BufWriter::new(Box::new(sink)))
     }
 
     /// Prints a line.

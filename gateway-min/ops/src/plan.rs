@@ -319,8 +319,10 @@ async fn apply(
         if stopped.is_err() {
             break;
         }
-        match apply_to(target, thread, until_done, plan).await {
-            Ok(outcome) => outcomes.extend(outcome),
+        let (outcome, done) = apply_to(target, thread, until_done, plan).await;
+        outcomes.extend(outcome);
+        match done {
+            Ok(()) => {}
             // A run on one thread does not keep the others from being done.
             Err(error @ OpsError::Checkpoints(threadkeep::Error::Stale { .. })) => {
                 busy = busy.or(Some(error));
@@ -333,9 +335,12 @@ async fn apply(
         progress.next();
     }
     drop(progress);
-    // Report completed work even if a later thread failed.
-    tell(target, out, &outcomes, asked.json).await?;
-    stopped.and(busy.map_or(Ok(()), Err))
+    let done = stopped.and(busy.map_or(Ok(()), Err));
+    // Report completed work even if a later thread or pass failed, but do not call what failed at once nothing to do.
+    if done.is_ok() || !outcomes.is_empty() {
+        tell(target, out, &outcomes, asked.json).await?;
+    }
+    done
 }
 
 async fn ask(target: &Target, threads: &[ThreadId], plan: &Planner<'_>) -> Result<()> {
@@ -372,31 +377,49 @@ async fn ask(target: &Target, threads: &[ThreadId], plan: &Planner<'_>) -> Resul
     }
 }
 
+/// Applies the plan of a thread. An error of a later pass does not undo the earlier ones, so what they did comes beside it.
 async fn apply_to(
     target: &Target,
     thread: &ThreadId,
     until_done: bool,
     plan: &Planner<'_>,
-) -> Result<Option<Outcome>> {
-    let stored_before = stored(target, thread).await?;
-    let (mut removed, mut first, mut changed) = (Vec::new(), None, false);
-    let (heads, after) = loop {
-        let (before, planned) = retried_while_stale(|| carry_out(&**target.saver(), thread, plan)).await?;
-        first.get_or_insert_with(|| Stats::of(&before));
-        let after = before.after(&planned.rewrite);
+) -> (Option<Outcome>, Result<()>) {
+    let stored_before = match stored(target, thread).await {
+        Ok(stored) => stored,
+        Err(error) => return (None, Err(error)),
+    };
+    let mut outcome = None::<Outcome>;
+    let mut done = loop {
+        let passed = retried_while_stale(|| carry_out(&**target.saver(), thread, plan)).await;
+        let (before, planned) = match passed {
+            Ok(passed) => passed,
+            Err(error) => break Err(error.into()),
+        };
+        let outcome = outcome.get_or_insert_with(|| Outcome {
+            thread: thread.clone(),
+            removed: Vec::new(),
+            heads: Json::Null,
+            before: Stats::of(&before),
+            after: Stats::default(),
+            stored: None,
+            changed: false,
+        });
+        outcome.after = Stats::of(&before.after(&planned.rewrite));
+        outcome.heads = heads(&planned);
+        outcome.changed |= !planned.rewrite.is_empty();
         let found = planned.removed().count();
-        changed |= !planned.rewrite.is_empty();
-        removed.extend(planned.removed().map(|place| place.1));
+        outcome.removed.extend(planned.removed().map(|place| place.1));
         if found == 0 || !until_done {
-            break (heads(&planned), Stats::of(&after));
+            break Ok(());
         }
     };
-    let Some(before) = first else { return Ok(None) };
-    let stored = match (stored_before, stored(target, thread).await?) {
-        (Some(before), Some(after)) => Some((before, after)),
-        _ => None,
-    };
-    Ok(Some(Outcome { thread: thread.clone(), removed, heads, before, after, stored, changed }))
+    if let Some(outcome) = &mut outcome {
+        match stored(target, thread).await {
+            Ok(stored_after) => outcome.stored = stored_before.zip(stored_after),
+            Err(error) => done = done.and(Err(error)),
+        }
+    }
+    (outcome, done)
 }
 
 async fn tell(target: &Target, out: &mut Out, outcomes: &[Outcome], json: bool) -> Result<()> {

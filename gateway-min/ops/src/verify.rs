@@ -86,7 +86,7 @@ async fn foreign(saver: &dyn Saver, thread: &ThreadId) -> Option<ChannelTable> {
 
 impl VerifyCommand {
     pub(crate) async fn run(&self, target: &Target, out: &mut Out) -> Result<Exit> {
-        let mut lines = self.check(target).await?;
+        let (mut threads, mut lines) = self.check(target).await?;
         let repairable = lines.iter().filter(|line| line.repairable).count();
         let mut repaired = 0;
         if self.repair && repairable > 0 {
@@ -97,9 +97,9 @@ impl VerifyCommand {
             out.flush()?;
             self.ask(repairable)?;
             self.put_right(target).await?;
-            let left = self.check(target).await?;
-            repaired = lines.len().saturating_sub(left.len());
-            lines = left;
+            let found = lines.len();
+            (threads, lines) = self.check(target).await?;
+            repaired = found.saturating_sub(lines.len());
         }
         for line in &lines {
             if self.json {
@@ -112,7 +112,6 @@ impl VerifyCommand {
                 out.line(format!("{}{note}", cut(&line.text, LINE_CHARS, "--json shows them")))?;
             }
         }
-        let threads = target.threads(&self.threads).await?.len();
         if self.json {
             out.json(&json!({"threads": threads, "violations": lines.len(), "repaired": repaired}))?;
         } else if lines.is_empty() {
@@ -130,13 +129,18 @@ impl VerifyCommand {
         Ok(if lines.is_empty() { Exit::Done } else { Exit::Found })
     }
 
-    async fn check(&self, target: &Target) -> Result<Vec<Line>> {
+    /// The threads to check. The list itself may be damaged: it is empty then, and the check of the database reports that.
+    async fn listed(&self, target: &Target) -> Result<Vec<ThreadId>> {
+        match (target.threads(&self.threads).await, target.sqlite()) {
+            (Err(OpsError::Checkpoints(threadkeep::Error::Corrupt { .. })), Some(_)) => Ok(Vec::new()),
+            (threads, _) => threads,
+        }
+    }
+
+    /// How many threads were checked, and what was found.
+    async fn check(&self, target: &Target) -> Result<(usize, Vec<Line>)> {
         let mut lines = Vec::new();
-        // The thread list itself may be damaged; then let the database check report it.
-        let threads = match (target.threads(&self.threads).await, target.sqlite()) {
-            (Err(OpsError::Checkpoints(threadkeep::Error::Corrupt { .. })), Some(_)) => Vec::new(),
-            (threads, _) => threads?,
-        };
+        let threads = self.listed(target).await?;
         let mut progress = Progress::new("threads checked", threads.len() as u64);
         for thread in &threads {
             progress.interrupted()?;
@@ -166,7 +170,7 @@ impl VerifyCommand {
                 }
             }));
         }
-        Ok(lines)
+        Ok((threads.len(), lines))
     }
 
     fn ask(&self, repairable: usize) -> Result<()> {
@@ -181,7 +185,7 @@ impl VerifyCommand {
     }
 
     async fn put_right(&self, target: &Target) -> Result<()> {
-        for thread in target.threads(&self.threads).await? {
+        for thread in self.listed(target).await? {
             let foreign = foreign(&**target.saver(), &thread).await;
             let table = foreign.as_ref().unwrap_or(&target.table);
             match retried_while_stale(|| repair(&**target.saver(), &thread, table)).await {

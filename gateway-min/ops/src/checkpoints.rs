@@ -100,7 +100,7 @@ pub(crate) struct List {
     /// Only this namespace; '' is the thread's own graph.
     #[arg(long, value_name = "NS")]
     namespace: Option<String>,
-    /// Maximum checkpoints to list, newest first.
+    /// Maximum checkpoints to list, newest first; checkpoints of several namespaces with one id are not separated.
     #[arg(long, value_name = "N")]
     limit: Option<usize>,
     /// Only checkpoints older than this one.
@@ -269,9 +269,10 @@ async fn list(target: &Target, out: &mut Out, asked: &List) -> Result<()> {
     let (mut last, mut more) = (None, false);
     while left > 0 {
         let mut page = newest.next().await?;
-        more |= page.len() > left;
-        page.truncate(left);
-        left -= page.len();
+        let shown = shown(&page, left);
+        more |= page.len() > shown;
+        page.truncate(shown);
+        left = left.saturating_sub(shown);
         let Some(oldest) = page.last() else { break };
         last = Some(oldest.checkpoint.id);
         for (tuple, line) in page.iter().zip(lines(target, &page, &mut newer).await?) {
@@ -308,6 +309,14 @@ async fn list(target: &Target, out: &mut Out, asked: &List) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// How many checkpoints of a page are shown if `left` may be: also the others with the id of the last one, because
+/// `--before` leaves out all that have it.
+fn shown(page: &[CheckpointTuple], left: usize) -> usize {
+    let (first, rest) = page.split_at(left.min(page.len()));
+    let last = first.last().map(|last| last.checkpoint.id);
+    first.len() + rest.iter().take_while(|tuple| Some(tuple.checkpoint.id) == last).count()
 }
 
 async fn graph(

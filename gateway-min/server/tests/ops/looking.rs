@@ -2,7 +2,11 @@
 
 use insta::assert_snapshot;
 use serde_json::Value as Json;
+use threadkeep::checkpoint::{Checkpoint, CheckpointTuple};
+use threadkeep::id::{CheckpointId, IdSource};
+use threadkeep::metadata::{Metadata, Source};
 use threadkeep::mode::ChannelMode;
+use threadkeep::saver::{Revision, Rewrite, Saver as _};
 use threadkeep_records::{NewThread, Records, RecordsOptions};
 
 use super::store::{MODES, OTHER, Store, TALK};
@@ -75,6 +79,43 @@ async fn checkpoints_are_listed_and_drawn() {
         let graph = store.run(&["checkpoints", "list", "--thread", TALK, "--graph"]).done();
         assert_snapshot!(format!("checkpoints_graph_{mode}"), graph);
     }
+}
+
+#[tokio::test]
+async fn a_walk_with_a_limit_shows_checkpoints_of_one_id_in_two_namespaces() {
+    let store = Store::new(MODES[0]).await;
+    let source = IdSource::default();
+    let older = source.checkpoint_after(None);
+    let shared = source.checkpoint_after(Some(older));
+    let tuple = |namespace: &str, id: CheckpointId| CheckpointTuple {
+        thread: "twins".into(),
+        namespace: namespace.into(),
+        checkpoint: Checkpoint { id, channels: [].into(), next: Vec::new(), applied: Vec::new() },
+        parent: None,
+        metadata: Metadata::new(Source::Input, 0),
+        writes: Vec::new(),
+    };
+    let put = vec![tuple("a", older), tuple("a", shared), tuple("b", shared)];
+    let saver = store.open().await;
+    let rewrite = Rewrite { put, ..Rewrite::default() };
+    saver.rewrite_thread(&"twins".into(), &Revision::absent(), rewrite).await.unwrap();
+    saver.close().await;
+
+    let text = |line: &Json, key: &str| line[key].as_str().unwrap().to_owned();
+    let (mut shown, mut before) = (Vec::new(), Vec::new());
+    loop {
+        let list = ["checkpoints", "list", "--thread", "twins", "--limit", "1", "--json"];
+        let before_it: Vec<&str> = before.iter().map(String::as_str).collect();
+        let page = store.run(&[&list[..], &before_it].concat()).json();
+        let Some(last) = page.last() else { break };
+        before = vec!["--before".to_owned(), text(last, "checkpoint")];
+        shown.extend(page.iter().map(|line| (text(line, "namespace"), text(line, "checkpoint"))));
+    }
+    shown.sort();
+    let pair = |namespace: &str, id: CheckpointId| (namespace.to_owned(), id.to_string());
+    assert_eq!(shown, [pair("a", older), pair("a", shared), pair("b", shared)]);
+    let said = store.run(&["checkpoints", "list", "--thread", "twins", "--limit", "1"]).done();
+    assert!(said.contains(&format!("continue with --before {shared}")), "{said}");
 }
 
 /// The ids of the thread's own graph, newest first.

@@ -151,6 +151,14 @@ impl Db {
         }
     }
 
+    /// Makes the next commit of SQLite fail with this code.
+    #[cfg(test)]
+    pub(super) fn fail_commit(&self, code: i32) {
+        if let Pools::Sqlite { writer, .. } = &self.pools {
+            writer.fail_commit(code);
+        }
+    }
+
     /// The same database, with write transactions that do not wait for the disk; see [`Flush::WithNext`].
     pub(super) fn unflushed(&self) -> Self {
         self.flushing(Flush::WithNext)

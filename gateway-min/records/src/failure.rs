@@ -38,6 +38,8 @@ pub enum DatabaseError {
 pub struct SqliteFailure {
     message: String,
     code: Option<i32>,
+    /// Whether every later write fails as well, until the database is opened again.
+    lasts: bool,
 }
 
 impl From<rusqlite::Error> for SqliteFailure {
@@ -47,14 +49,20 @@ impl From<rusqlite::Error> for SqliteFailure {
             Some(code) => format!("(code: {code}) {error}"),
             None => error.to_string(),
         };
-        Self { message, code }
+        Self { message, code, lasts: false }
     }
 }
 
 impl SqliteFailure {
     /// A failure that the library did not notice.
     pub(super) fn new(message: String) -> Self {
-        Self { message, code: None }
+        Self { message, code: None, lasts: false }
+    }
+
+    /// A commit or a rollback failed before: what reached the disk is unknown until the database is opened again.
+    pub(super) fn poisoned() -> Self {
+        let message = "an earlier commit failed, so nothing more is written; restart the gateway".to_owned();
+        Self { message, code: None, lasts: true }
     }
 
     /// The extended result code, if the library returned one.
@@ -82,6 +90,15 @@ impl From<tokio_postgres::Error> for DatabaseError {
 }
 
 impl DatabaseError {
+    /// Whether every later write fails as well, until the database is opened again.
+    pub(super) fn lasts(&self) -> bool {
+        match self {
+            Self::Closed => true,
+            Self::Sqlite(failure) => failure.lasts,
+            _ => false,
+        }
+    }
+
     /// Where the stored data is damaged, and how, if that is the cause.
     pub(super) fn damage(&self) -> Option<(String, String)> {
         match self {

@@ -6,7 +6,6 @@ use std::time::Duration;
 use backon::Retryable as _;
 
 use crate::error::RecordsError;
-use crate::failure::DatabaseError;
 
 /// The pause before each further attempt.
 const RETRY_DELAYS: [Duration; 2] = [Duration::from_millis(100), Duration::from_millis(500)];
@@ -30,8 +29,8 @@ where
         .await
 }
 
-/// Tries `write` until the database is available, with pauses from 0.1 s to 5 s, or until it is closed. For a write on which
-/// others wait however long that takes; it must be idempotent.
+/// Tries `write` until the database is available, with pauses from 0.1 s to 5 s, or until it is closed, or accepts no write
+/// until it is opened again. For a write on which others wait however long that takes; it must be idempotent.
 ///
 /// # Errors
 /// That of an attempt that failed for another reason, or found the database closed.
@@ -40,16 +39,13 @@ where
     F: Future<Output = Result<T, RecordsError>>,
 {
     let delays = successors(Some(Duration::from_millis(100)), |delay| Some((*delay * 2).min(LONGEST_DELAY)));
-    let is_closed = |error: &RecordsError| {
-        matches!(
-            error,
-            RecordsError::Unavailable { cause: DatabaseError::Closed }
-                | RecordsError::InDoubt { cause: DatabaseError::Closed }
-        )
+    let lasts = |error: &RecordsError| match error {
+        RecordsError::Unavailable { cause } | RecordsError::InDoubt { cause } => cause.lasts(),
+        _ => false,
     };
     write
         .retry(delays)
-        .when(|error| error.is_unavailable() && !is_closed(error))
+        .when(|error| error.is_unavailable() && !lasts(error))
         .notify(|error, delay| tracing::debug!(%error, ?delay, "writing again"))
         .await
 }
@@ -59,6 +55,7 @@ mod tests {
     use tokio::time::Instant;
 
     use super::*;
+    use crate::failure::DatabaseError;
 
     /// When each attempt was made, in milliseconds, and how it ended, if the first `failures` fail.
     async fn attempts(failures: usize) -> (Vec<u128>, bool) {

@@ -169,6 +169,12 @@ pub(super) fn is_corruption(failure: &SqliteFailure) -> bool {
     matches!(failure.code().map(|code| code & 0xff), Some(CORRUPT | NOT_A_DATABASE))
 }
 
+/// Whether SQLite reports that the disk is full.
+fn is_full(failure: &SqliteFailure) -> bool {
+    const FULL: i32 = 13;
+    failure.code().map(|code| code & 0xff) == Some(FULL)
+}
+
 /// The SQL around the list in "column is one of these texts".
 pub(super) const TEXT_IN: (&str, &str) = (" IN (SELECT value FROM json_each(", "))");
 

@@ -6,14 +6,20 @@
 //! A transaction waits for the disk (`synchronous=FULL`) if one of those in it does ([`Flush`]); the log is one file, so
 //! that flush covers all earlier ones. A transaction that changes nothing would flush nothing; it writes a page if a
 //! caller waits for something unflushed.
+//!
+//! After a commit that failed for another reason than a full disk, or a failed rollback, nothing more is written until the
+//! database is opened again.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+#[cfg(test)]
+use std::sync::atomic::{AtomicI32, Ordering};
 
 use rusqlite::Connection;
 use tokio::sync::{mpsc, oneshot};
 
+use super::is_full;
 use crate::commits::{Commits, Flush};
 use crate::error::RecordsError;
 use crate::failure::{DatabaseError, SqliteFailure as Failure};
@@ -68,15 +74,39 @@ enum Message {
 #[derive(Debug, Clone)]
 pub(crate) struct Writer {
     queue: mpsc::Sender<Message>,
+    /// With which code the next commit fails; 0 if it does not.
+    #[cfg(test)]
+    failing: Arc<AtomicI32>,
 }
 
 impl Writer {
     /// Starts the thread.
     pub(crate) fn start(connection: Connection, commits: Arc<Commits>) -> Result<Self, DatabaseError> {
         let (queue, messages) = mpsc::channel(QUEUE);
-        let thread = Thread { connection, messages, commits, flush: None, unflushed: true };
+        #[cfg(test)]
+        let failing = Arc::<AtomicI32>::default();
+        let thread = Thread {
+            connection,
+            messages,
+            commits,
+            flush: None,
+            unflushed: true,
+            poisoned: false,
+            #[cfg(test)]
+            failing: failing.clone(),
+        };
         std::thread::Builder::new().name("threadkeep-records".to_owned()).spawn(move || thread.run())?;
-        Ok(Self { queue })
+        Ok(Self {
+            queue,
+            #[cfg(test)]
+            failing,
+        })
+    }
+
+    /// Makes the next commit fail with this code.
+    #[cfg(test)]
+    pub(crate) fn fail_commit(&self, code: i32) {
+        self.failing.store(code, Ordering::SeqCst);
     }
 
     /// Queues `work`. It is done even if the caller stops waiting for its answer.
@@ -113,6 +143,10 @@ struct Thread {
     flush: Option<Flush>,
     /// Whether the log may hold something that is not on disk.
     unflushed: bool,
+    /// A commit or a rollback failed: what reached the disk is unknown, so nothing more is written.
+    poisoned: bool,
+    #[cfg(test)]
+    failing: Arc<AtomicI32>,
 }
 
 /// The work that shares a transaction.
@@ -249,6 +283,9 @@ impl Thread {
     /// Takes the write lock. A transaction that begins as a reader and becomes a writer later can fail half-way with
     /// "busy", this one only waits at its beginning.
     fn begin(&mut self, flush: Flush) -> Result<(), Failure> {
+        if self.poisoned {
+            return Err(Failure::poisoned());
+        }
         if self.flush != Some(flush) {
             // In WAL mode the log is flushed before it is moved into the file, so nothing is ever damaged.
             let level = match flush {
@@ -263,10 +300,18 @@ impl Thread {
     }
 
     fn commit(&mut self, changed: bool, flush: Flush) -> Committed {
-        if let Err(failure) = self.run_sql("COMMIT") {
-            tracing::error!(%failure, "a commit of the records failed");
+        if let Err(failure) = self.run_commit() {
             self.roll_back();
             self.unflushed = true;
+            // A full disk is no sign of damage: the next commit overwrites the remains of this one. After any other failure
+            // the file system may have dropped data that it had accepted, also of earlier commits that nobody waited for:
+            // the flush of a later one would succeed without them.
+            self.poisoned |= !is_full(&failure);
+            if self.poisoned {
+                tracing::error!(%failure, "a commit of the records failed, so nothing more is written; restart the gateway");
+            } else {
+                tracing::error!(%failure, "a commit of the records failed");
+            }
             return Committed::InDoubt(failure);
         }
         if changed {
@@ -276,11 +321,24 @@ impl Thread {
         Committed::Yes
     }
 
+    fn run_commit(&self) -> Result<(), Failure> {
+        #[cfg(test)]
+        {
+            let code = self.failing.swap(0, Ordering::SeqCst);
+            if code != 0 {
+                return Err(rusqlite::Error::SqliteFailure(rusqlite::ffi::Error::new(code), None).into());
+            }
+        }
+        self.run_sql("COMMIT")
+    }
+
     fn roll_back(&mut self) {
         if !self.connection.is_autocommit()
             && let Err(failure) = self.run_sql("ROLLBACK")
         {
-            tracing::error!(%failure, "a transaction of the records could not be rolled back");
+            // The connection cannot be trusted to begin another transaction.
+            self.poisoned = true;
+            tracing::error!(%failure, "a transaction of the records could not be rolled back; restart the gateway");
         }
     }
 

@@ -27,7 +27,7 @@ impl Runs {
     /// Ends the row of a run whose task panicked or could not write its records, unless it has ended: as its task
     /// would have, if that is known. While the database is unavailable, the row stays active. One with a lease is ended
     /// by any process when that expires, and may be another's by then; one without a lease has only this process, which
-    /// tries until it stops.
+    /// tries until it stops, or until the records accept no write before a restart.
     pub(super) async fn bury(self: &Arc<Self>, run_id: &str, end: Option<RunEnd>) {
         let buried = persistently(|| self.end_unfinished(run_id, end.as_ref())).await;
         match buried {

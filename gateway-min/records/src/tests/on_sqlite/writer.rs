@@ -150,3 +150,39 @@ async fn work_that_waits_for_anything_else_is_refused_and_taken_back() {
     assert!(error.to_string().contains("waited for something else"), "{error}");
     assert_eq!(ids(records).await, ["t"]);
 }
+
+/// After a failed flush the file system may have dropped what it had accepted before, so a later commit could be lost
+/// although its own flush succeeds.
+#[tokio::test]
+async fn nothing_is_written_after_a_failed_flush_until_the_records_are_opened_again() {
+    const FSYNC: i32 = 1034;
+    let fixture = fixture().await;
+    let records = fixture.place.try_open(RecordsOptions::default()).await.unwrap();
+    create_thread(&records, "t").await;
+    records.db.fail_commit(FSYNC);
+    let failed = create(&records, "a", || Ok(())).await.unwrap().unwrap_err();
+    assert!(matches!(failed, RecordsError::InDoubt { .. }), "{failed}");
+    let refused = create(&records, "b", || Ok(())).await.unwrap().unwrap_err();
+    assert!(matches!(refused, RecordsError::Unavailable { .. }), "{refused}");
+    assert!(refused.to_string().contains("restart the gateway"), "{refused}");
+    let ended = until_available(|| records.threads().set_status("t", ThreadStatus::Running));
+    assert!(soon(ended).await.unwrap_err().to_string().contains("restart the gateway"));
+    assert_eq!(ids(&records).await, ["t"], "what is there can be read");
+    records.close().await;
+
+    let records = fixture.place.try_open(RecordsOptions::default()).await.unwrap();
+    create(&records, "b", || Ok(())).await.unwrap().unwrap();
+    assert_eq!(ids(&records).await, ["b", "t"]);
+}
+
+#[tokio::test]
+async fn a_commit_that_finds_the_disk_full_does_not_keep_later_ones_from_being_written() {
+    const FULL: i32 = 13;
+    let fixture = fixture().await;
+    let records = fixture.place.try_open(RecordsOptions::default()).await.unwrap();
+    records.db.fail_commit(FULL);
+    let failed = create(&records, "a", || Ok(())).await.unwrap().unwrap_err();
+    assert!(matches!(failed, RecordsError::InDoubt { .. }), "{failed}");
+    create(&records, "b", || Ok(())).await.unwrap().unwrap();
+    assert_eq!(ids(&records).await, ["b"]);
+}

@@ -23,6 +23,13 @@ pub(super) struct FeedFile {
     thread_id: String,
 }
 
+/// Where an append was written, and the numbers of its events.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Appended {
+    pub(super) at: u64,
+    pub(super) numbers: Vec<i64>,
+}
+
 /// The end of the complete appends in a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct End {
@@ -43,12 +50,12 @@ impl FeedFile {
         }
     }
 
-    /// Appends the events of runs, all or none; returns their numbers.
+    /// Appends the events of runs, all or none.
     pub(super) fn append(
         mut self,
         runs: Vec<(String, Vec<PreparedEvent>)>,
         user_id: Option<String>,
-    ) -> Result<Vec<i64>, RecordsError> {
+    ) -> Result<Appended, RecordsError> {
         let end = self.end()?;
         let mut lines: Vec<Event> = Vec::new();
         for (run_id, events) in runs {
@@ -65,7 +72,9 @@ impl FeedFile {
                 more: true,
             }));
         }
-        let Some(last) = lines.last_mut() else { return Ok(Vec::new()) };
+        let Some(last) = lines.last_mut() else {
+            return Ok(Appended { at: end.bytes, numbers: Vec::new() });
+        };
         last.more = false;
         let mut text = Vec::new();
         for (seq, line) in (end.seq + 1..).zip(&mut lines) {
@@ -73,7 +82,7 @@ impl FeedFile {
             write_line(&mut text, &Line::Event(line.clone()))?;
         }
         self.write(end.bytes, &text)?;
-        Ok(lines.iter().map(|line| line.seq).collect())
+        Ok(Appended { at: end.bytes, numbers: lines.iter().map(|line| line.seq).collect() })
     }
 
     /// Keeps the events for which `keep` returns true, and the last number.

@@ -6,16 +6,18 @@
 
 mod file;
 
+use std::collections::HashMap;
 use std::fs::File;
+use std::io::{Seek as _, SeekFrom};
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard, PoisonError};
 
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tokio::sync::{Mutex, OwnedMutexGuard};
 
-use self::file::FeedFile;
+use self::file::{Appended, FeedFile};
 use super::{EventQuery, EventRow, MESSAGE_CATEGORY, Owner, PreparedEvent, run_owner, thread_owner};
 use crate::codec::JsonObject;
 use crate::db::Db;
@@ -26,6 +28,10 @@ use threadkeep_files as files;
 /// How many tasks of this process append concurrently; those of one thread wait for each other here, without blocking a
 /// runtime thread on the file's lock.
 const STRIPES: usize = 64;
+/// The type of the event with which a run begins.
+const RUN_START: &str = "run.start";
+/// More than a process works on at the same time.
+const MAX_STARTS: usize = 10_000;
 /// What follows the name of a thread in that of its file.
 const EXTENSION: &str = ".jsonl";
 
@@ -96,6 +102,16 @@ impl From<Event> for EventRow {
 pub(super) struct JsonlFeed {
     directory: PathBuf,
     stripes: [Arc<Mutex<()>>; STRIPES],
+    /// Where the runs begin that this process works on, so that the end of a run does not read its whole thread.
+    starts: std::sync::Mutex<HashMap<String, Start>>,
+}
+
+/// The append with the first event of a run.
+#[derive(Debug, Clone)]
+struct Start {
+    thread_id: String,
+    at: u64,
+    seq: i64,
 }
 
 /// A thread's file, held for writing.
@@ -110,7 +126,11 @@ impl JsonlFeed {
         if let Err(error) = files::adopt_thread_names(&directory, EXTENSION) {
             tracing::warn!(%error, directory = %directory.display(), "files of events keep their old names and are not read");
         }
-        Self { directory, stripes: std::array::from_fn(|_| Arc::default()) }
+        Self {
+            directory,
+            stripes: std::array::from_fn(|_| Arc::default()),
+            starts: std::sync::Mutex::default(),
+        }
     }
 
     pub(super) async fn append(
@@ -125,7 +145,16 @@ impl JsonlFeed {
             Ok(user_id) => user_id,
             Err(error) => return Err(held.let_go(error).await),
         };
-        held.append(vec![(run_id.to_owned(), events)], user_id).await
+        let begins = events.iter().any(|event| event.event_type == RUN_START);
+        let Appended { at, numbers } = held.append(vec![(run_id.to_owned(), events)], user_id).await?;
+        if begins && let Some(seq) = numbers.first().copied() {
+            let mut starts = self.starts();
+            if starts.len() >= MAX_STARTS {
+                starts.clear();
+            }
+            starts.insert(run_id.to_owned(), Start { thread_id: thread_id.to_owned(), at, seq });
+        }
+        Ok(numbers)
     }
 
     pub(super) async fn append_if_absent(
@@ -140,13 +169,42 @@ impl JsonlFeed {
             Ok(user_id) => user_id,
             Err(error) => return Err(held.let_go(error).await),
         };
-        let (of, event_type) = (run_id.to_owned(), event.event_type.clone());
-        let is_it = move |event: &Event| event.run_id == of && event.event_type == event_type;
-        if self.select(thread_id, 1, is_it).await?.is_empty() {
-            let places = held.append(vec![(run_id.to_owned(), vec![event])], user_id).await?;
-            return Ok(places.first().copied());
+        let appended = if self.has(thread_id, run_id, &event.event_type).await? {
+            None
+        } else {
+            let appended = held.append(vec![(run_id.to_owned(), vec![event])], user_id).await?;
+            appended.numbers.first().copied()
+        };
+        self.starts().remove(run_id);
+        Ok(appended)
+    }
+
+    /// Whether a run has an event of this type.
+    async fn has(&self, thread_id: &str, run_id: &str, event_type: &str) -> Result<bool, RecordsError> {
+        let start = self.starts().get(run_id).cloned();
+        if let Some(Start { at, seq, .. }) = start {
+            let (of, wanted) = (run_id.to_owned(), event_type.to_owned());
+            let is_it =
+                move |event: &Event| event.run_id == of && (event.seq == seq || event.event_type == wanted);
+            // Another process may have removed what was before it; then it is not found there, or no line begins there.
+            if let Ok(found) = self.select_from(thread_id, at, usize::MAX, is_it).await
+                && found.first().is_some_and(|first| first.seq == seq)
+            {
+                return Ok(found.iter().any(|event| event.event_type == event_type));
+            }
         }
-        Ok(None)
+        let (of, wanted) = (run_id.to_owned(), event_type.to_owned());
+        let is_it = move |event: &Event| event.run_id == of && event.event_type == wanted;
+        Ok(!self.select(thread_id, 1, is_it).await?.is_empty())
+    }
+
+    fn starts(&self) -> MutexGuard<'_, HashMap<String, Start>> {
+        self.starts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Forgets where the runs of a thread begin, whose file is removed or written again.
+    fn forget_starts(&self, thread_id: &str) {
+        self.starts().retain(|_, start| start.thread_id != thread_id);
     }
 
     pub(super) async fn seed(
@@ -200,6 +258,7 @@ impl JsonlFeed {
         }
         let events = self.select(thread_id, usize::MAX, |_| true).await;
         let held = self.hold(thread_id).await?;
+        self.forget_starts(thread_id);
         blocking(move || held.file.remove()).await?;
         // A damaged file is removed as well.
         Ok(events.map_or(0, |events| events.len().try_into().unwrap_or(u64::MAX)))
@@ -211,6 +270,7 @@ impl JsonlFeed {
             return Ok(());
         }
         let held = self.hold(thread_id).await?;
+        self.forget_starts(thread_id);
         let run_id = run_id.to_owned();
         blocking(move || held.file.retain(|event| event.run_id != run_id)).await
     }
@@ -234,13 +294,25 @@ impl JsonlFeed {
         limit: usize,
         wanted: impl Fn(&Event) -> bool + Send + 'static,
     ) -> Result<Vec<Event>, RecordsError> {
+        self.select_from(thread_id, 0, limit, wanted).await
+    }
+
+    /// As [`Self::select`], of the appends from this byte of the file on.
+    async fn select_from(
+        &self,
+        thread_id: &str,
+        at: u64,
+        limit: usize,
+        wanted: impl Fn(&Event) -> bool + Send + 'static,
+    ) -> Result<Vec<Event>, RecordsError> {
         let (path, thread_id) = (self.path(thread_id), thread_id.to_owned());
         blocking(move || {
-            let file = match File::open(&path) {
+            let mut file = match File::open(&path) {
                 Ok(file) => file,
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
                 Err(error) => return Err(file::unavailable(error)),
             };
+            file.seek(SeekFrom::Start(at)).map_err(file::unavailable)?;
             file::select(file, &path, &thread_id, limit, wanted)
         })
         .await
@@ -253,12 +325,12 @@ impl JsonlFeed {
 }
 
 impl Held {
-    /// Appends the events of runs, all or none; returns their numbers.
+    /// Appends the events of runs, all or none.
     async fn append(
         self,
         runs: Vec<(String, Vec<PreparedEvent>)>,
         user_id: Option<String>,
-    ) -> Result<Vec<i64>, RecordsError> {
+    ) -> Result<Appended, RecordsError> {
         blocking(move || self.file.append(runs, user_id)).await
     }
 

@@ -28,6 +28,7 @@ mod lifecycle;
 #[path = "../model.rs"]
 mod model;
 mod open;
+mod receipts;
 #[path = "../recovery.rs"]
 mod recovery;
 #[path = "../reservation.rs"]

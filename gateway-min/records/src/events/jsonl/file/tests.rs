@@ -28,7 +28,8 @@ impl Feed {
 
     fn append(&self, run: &str, texts: &[&str]) -> Result<Vec<i64>, RecordsError> {
         let events = texts.iter().map(|text| event(text)).collect();
-        FeedFile::hold(self.path(), "t".to_owned())?.append(vec![(run.to_owned(), events)], None)
+        let held = FeedFile::hold(self.path(), "t".to_owned())?;
+        Ok(held.append(vec![(run.to_owned(), events)], None)?.numbers)
     }
 
     fn read(&self) -> Result<Vec<(i64, String)>, RecordsError> {

@@ -19,6 +19,7 @@ mod flushing;
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]
 pub mod fuzzing;
+mod import;
 mod interrupt;
 mod keys;
 mod lineage;
@@ -50,6 +51,7 @@ use self::config::ConfigCommand;
 use self::convert::ConvertCommand;
 use self::delegations::DelegationsCommand;
 use self::error::Result;
+use self::import::ImportCommand;
 use self::keys::KeysCommand;
 use self::output::{Out, one_line};
 use self::prune::PruneCommand;
@@ -58,7 +60,7 @@ use self::setup::SetupCommand;
 use self::state::StateCommand;
 use self::target::{StoreArgs, Target};
 use self::threads::ThreadsCommand;
-use self::transfer::{ExportCommand, ImportCommand};
+use self::transfer::ExportCommand;
 use self::vacuum::VacuumCommand;
 use self::verify::VerifyCommand;
 

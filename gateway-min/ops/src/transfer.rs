@@ -1,29 +1,25 @@
-//! `threadkeep export` and `threadkeep import`: threads to files and back ([`super::archive`] is the format).
+//! `threadkeep export`: threads to files ([`super::archive`] is the format), which `super::import` reads.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{self, File};
-use std::io::{self, BufReader, BufWriter, IsTerminal as _, Write};
+use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use serde_json::json;
 use threadkeep::id::ThreadId;
-use threadkeep::saver::{ListQuery, Load, LocalKey, Revision, Rewrite};
 
-use super::archive::{Archive, ArchiveError, MAX_PLACES, Record, Source, Writer, Written, read_within};
+use super::archive::{ArchiveError, Record, Source, Writer, Written};
 use super::error::{OpsError, Result};
 use super::flushing::Flushing;
 use super::output::{Out, bytes, number, one_line, things};
-use super::pages::{Newest, Oldest};
+use super::pages::Oldest;
 use super::progress::Progress;
 use super::target::{StoreArgs, Target, Threads};
 use threadkeep_files::{NewFile, create_private_dir, thread_name};
-use threadkeep_records::{CHILD_PREFIX, NewThread, Records, WriterKind};
+use threadkeep_records::CHILD_PREFIX;
 
 /// The file name that means stdout or stdin.
-const STANDARD: &str = "-";
+pub(crate) const STANDARD: &str = "-";
 /// The ending of exported files in a directory.
-const ENDING: &str = "ndjson";
+pub(crate) const ENDING: &str = "ndjson";
 /// How often the export of a thread to a file begins again because the thread was pruned or converted meanwhile.
 const ATTEMPTS: usize = 4;
 
@@ -152,7 +148,7 @@ fn told(written: &Written) -> String {
     )
 }
 
-fn shown(path: &Path) -> String {
+pub(crate) fn shown(path: &Path) -> String {
     one_line(&path.display().to_string())
 }
 
@@ -241,327 +237,4 @@ pub(crate) fn failed(path: &Path, cause: io::Error) -> OpsError {
         _ => cause,
     };
     OpsError::File { path: path.display().to_string(), cause }
-}
-
-/// Read a thread from a file, or every thread from a directory of exported files.
-///
-/// A whole file is checked before anything is written. Each thread is written in one atomic change, and must not exist
-/// yet; from a directory, threads that exist are left alone, so an interrupted import can be repeated. If the store has
-/// gateway records, the thread gets one, so that the gateway serves it.
-#[derive(Debug, Args)]
-#[command(after_help = "\
-Examples:
-  threadkeep import my-thread.ndjson
-  threadkeep import my-thread.ndjson --as a-copy
-  threadkeep import exported/ --owner ann
-  zstd -dc my-thread.ndjson.zst | threadkeep import -")]
-pub(crate) struct ImportCommand {
-    /// The file; - for stdin; or a directory, of which all files named *.ndjson are read.
-    #[arg(value_name = "PATH")]
-    path: PathBuf,
-    /// The id of the imported thread [default: its id in the file].
-    #[arg(long = "as", value_name = "ID")]
-    thread: Option<String>,
-    /// The user who owns the imported thread. The owner that the file names does not count: who may read a thread is
-    /// for this store to decide.
-    #[arg(long, value_name = "USER", conflicts_with = "no_owner")]
-    owner: Option<String>,
-    /// Import the thread without an owner, so that every user of the gateway sees it.
-    #[arg(long)]
-    no_owner: bool,
-    /// The maximum number of elements in the lists and maps of a thread; each takes about 100 bytes of memory.
-    #[arg(long, value_name = "N", default_value_t = MAX_PLACES)]
-    max_elements: u64,
-    #[command(flatten)]
-    pub(crate) store: StoreArgs,
-    /// Print JSON: one document per thread.
-    #[arg(long)]
-    json: bool,
-}
-
-/// What became of a file.
-enum Imported {
-    Now { thread: ThreadId, checkpoints: u64 },
-    ThereAlready(ThreadId),
-}
-
-impl ImportCommand {
-    pub(crate) async fn run(&self, target: &Target, out: &mut Out) -> Result<()> {
-        if self.path.is_dir() {
-            return self.directory(target, out).await;
-        }
-        match self.file(target, &self.path).await? {
-            Imported::Now { thread, checkpoints } => self.tell(out, &thread, checkpoints),
-            Imported::ThereAlready(thread) => Err(OpsError::Unsupported(format!(
-                "nothing was imported: thread {thread} already exists; import it under another id with --as"
-            ))),
-        }
-    }
-
-    fn tell(&self, out: &mut Out, thread: &ThreadId, checkpoints: u64) -> Result<()> {
-        if self.json {
-            out.json(&json!({"thread": thread.as_str(), "checkpoints": checkpoints}))?;
-        } else {
-            let (thread, checkpoints) = (one_line(thread.as_str()), number(checkpoints));
-            out.line(format!("thread {thread}: {checkpoints} checkpoints were imported."))?;
-        }
-        Ok(())
-    }
-
-    /// Imports each file of the directory. One that cannot be imported does not keep the others from it.
-    async fn directory(&self, target: &Target, out: &mut Out) -> Result<()> {
-        if self.thread.is_some() {
-            return Err(OpsError::Unsupported(
-                "--as names one thread; import a file of the directory instead of all".to_owned(),
-            ));
-        }
-        let entries = fs::read_dir(&self.path).and_then(Iterator::collect::<io::Result<Vec<_>>>);
-        let entries = entries.map_err(|cause| failed(&self.path, cause))?;
-        let files = entries.into_iter().map(|entry| entry.path());
-        let mut files: Vec<PathBuf> =
-            files.filter(|file| file.extension().is_some_and(|ending| ending == ENDING)).collect();
-        files.sort();
-        if files.is_empty() {
-            return Err(OpsError::Unsupported(format!(
-                "{}: no file in it is named *.{ENDING}",
-                shown(&self.path)
-            )));
-        }
-        let mut progress = Progress::new("files imported", files.len() as u64);
-        let (mut threads, mut total, mut there, mut wrong, mut stopped) = (0_usize, 0, 0, 0, Ok(()));
-        for file in &files {
-            stopped = progress.interrupted();
-            if stopped.is_err() {
-                break;
-            }
-            match self.file(target, file).await {
-                Ok(Imported::Now { thread, checkpoints }) => {
-                    (threads, total) = (threads + 1, total + checkpoints);
-                    if self.json {
-                        self.tell(out, &thread, checkpoints)?;
-                    }
-                }
-                Ok(Imported::ThereAlready(_)) => there += 1,
-                Err(
-                    error @ (OpsError::Archive { .. }
-                    | OpsError::File { .. }
-                    | OpsError::Unsupported(_)
-                    | OpsError::Checkpoints(threadkeep::Error::InvalidInput(_))),
-                ) => {
-                    wrong += 1;
-                    progress.say(&format!("error: {}", one_line(&error.to_string())));
-                }
-                Err(error) => {
-                    stopped = Err(error);
-                    break;
-                }
-            }
-            progress.next();
-        }
-        drop(progress);
-        if !self.json {
-            let verb = if threads == 1 { "was" } else { "were" };
-            let threads = things(threads, "thread");
-            out.line(format!("{threads} {verb} imported, with {} checkpoints.", number(total)))?;
-            if there > 0 {
-                out.line(format!("{} threads exist already and were left as they are.", number(there)))?;
-            }
-        }
-        stopped?;
-        if wrong > 0 {
-            let all = files.len() as u64;
-            return Err(OpsError::Unsupported(format!(
-                "{} of {} files could not be imported: see above",
-                number(wrong),
-                number(all)
-            )));
-        }
-        Ok(())
-    }
-
-    async fn file(&self, target: &Target, file: &Path) -> Result<Imported> {
-        let records = target.needed_records()?;
-        let Archive { thread, record, mut checkpoints, .. } = self.read(file)?;
-        let named = record.as_ref().and_then(|record| record.owner.as_deref());
-        if let Some(named) = named
-            && records.is_some()
-            && self.owner.is_none()
-            && !self.no_owner
-        {
-            return Err(OpsError::Unsupported(format!(
-                "{}: nothing was imported: the thread belonged to user {}; say whose it is now with --owner USER, or \
-                 --no-owner for everybody's",
-                shown(file),
-                one_line(named)
-            )));
-        }
-        let thread = self.thread.as_deref().map_or(thread, ThreadId::from);
-        for tuple in &mut checkpoints {
-            tuple.thread = thread.clone();
-        }
-        let count = checkpoints.len() as u64;
-        let wanted = checkpoints.iter().map(|tuple| (tuple.namespace.clone(), tuple.checkpoint.id)).collect();
-        let rewrite = Rewrite { put: checkpoints, ..Rewrite::default() };
-        rewrite.check(&thread, BTreeMap::new()).map_err(|error| {
-            OpsError::Unsupported(format!("{}: nothing was imported: {error}", shown(file)))
-        })?;
-        if exists(target, &thread).await? {
-            return Ok(Imported::ThereAlready(thread));
-        }
-        // The record first: a thread without one is everybody's.
-        let created = match records {
-            Some(records) => self.create_record(records, &thread, record).await?,
-            None => false,
-        };
-        match target.saver().rewrite_thread(&thread, &Revision::absent(), rewrite).await {
-            Ok(()) => Ok(Imported::Now { thread, checkpoints: count }),
-            Err(threadkeep::Error::Stale { .. }) => Ok(Imported::ThereAlready(thread)),
-            Err(doubt @ threadkeep::Error::InDoubt { .. }) => {
-                settled(&thread, doubt, there(target, &thread, wanted).await)?;
-                Ok(Imported::Now { thread, checkpoints: count })
-            }
-            Err(error) => {
-                if created
-                    && let Some(records) = records
-                    && let Err(left) = take_back(target, records, &thread).await
-                {
-                    // Nobody may be reading stderr.
-                    let _ = writeln!(
-                        io::stderr(),
-                        "the gateway's record of thread {} is left, without checkpoints: {left}; delete the thread",
-                        one_line(thread.as_str())
-                    );
-                }
-                Err(error.into())
-            }
-        }
-    }
-
-    /// Creates the gateway's record of the thread, unless it is there; returns whether it did. One of another owner is not
-    /// taken for the import's: it decides who may read the thread.
-    async fn create_record(
-        &self,
-        records: &Records,
-        thread: &ThreadId,
-        record: Option<Record>,
-    ) -> Result<bool> {
-        let record = record.map(|record| NewThread {
-            display_name: record.title,
-            assistant_id: record.assistant,
-            metadata: record.metadata,
-            ..NewThread::default()
-        });
-        let (thread_id, user_id) = (thread.to_string(), self.owner.clone());
-        let new = NewThread { thread_id, user_id, ..record.unwrap_or_default() };
-        let made = records.threads().create(new).await?;
-        if !made.created && made.row.user_id != self.owner {
-            return Err(OpsError::Unsupported(format!(
-                "nothing was imported: the gateway has a record of thread {thread} with another owner; delete the thread, or \
-                 import it under another id with --as"
-            )));
-        }
-        Ok(made.created)
-    }
-
-    fn read(&self, path: &Path) -> Result<Archive> {
-        let file = path.display().to_string();
-        let read = if path == Path::new(STANDARD) {
-            if io::stdin().is_terminal() {
-                // Explain why nothing seems to happen.
-                let _ = writeln!(io::stderr(), "reading from the terminal; Ctrl-D ends the file");
-            }
-            read_within(io::stdin().lock(), self.max_elements)
-        } else {
-            let opened = File::open(path).map_err(|cause| OpsError::File { path: file.clone(), cause })?;
-            read_within(BufReader::new(opened), self.max_elements)
-        };
-        read.map_err(|error| OpsError::Archive { file, error })
-    }
-}
-
-async fn exists(target: &Target, thread: &ThreadId) -> Result<bool> {
-    let query = ListQuery { namespace: None, limit: Some(1), load: Load::None, ..ListQuery::new(thread) };
-    Ok(!target.saver().list(&query).await?.is_empty())
-}
-
-/// Deletes the record that an import created for a thread that it did not write. While the thread is reserved nobody else
-/// writes it.
-async fn take_back(target: &Target, records: &Records, thread: &ThreadId) -> Result<()> {
-    let reservation = records.runs().reserve(thread.as_str(), WriterKind::Delete).await?;
-    if exists(target, thread).await? {
-        reservation.release().await?;
-    } else {
-        records.delete_thread(reservation).await?;
-    }
-    Ok(())
-}
-
-/// What there is under the id of a thread whose import is in doubt.
-enum There {
-    /// Every checkpoint of the file.
-    All,
-    Nothing,
-    /// Other checkpoints.
-    Another,
-}
-
-async fn there(target: &Target, thread: &ThreadId, mut wanted: BTreeSet<LocalKey>) -> Result<There> {
-    let query = ListQuery { namespace: None, load: Load::None, ..ListQuery::new(thread) };
-    let (mut newest, mut nothing) = (Newest::new(&**target.saver(), query), true);
-    loop {
-        let page = newest.next().await?;
-        if page.is_empty() {
-            break;
-        }
-        nothing = false;
-        for tuple in page {
-            wanted.remove(&(tuple.namespace, tuple.checkpoint.id));
-        }
-    }
-    Ok(match (nothing, wanted.is_empty()) {
-        (true, _) => There::Nothing,
-        (false, true) => There::All,
-        (false, false) => There::Another,
-    })
-}
-
-/// Settles an import in doubt by a look at what is there. It was written as a whole or not at all, but what is not there
-/// may still appear: a server may be at work on it, and a disk may have it.
-fn settled(thread: &ThreadId, doubt: threadkeep::Error, there: Result<There>) -> Result<()> {
-    let seen = match &there {
-        Ok(There::All) => return Ok(()),
-        Ok(There::Nothing) => format!("thread {thread} is not there yet, and may still appear"),
-        Ok(There::Another) => "another thread of that id is there".to_owned(),
-        Err(_) => return Err(doubt.into()),
-    };
-    match doubt {
-        threadkeep::Error::InDoubt { saver, reason } => {
-            let reason = format!("{seen}: {reason}");
-            Err(threadkeep::Error::InDoubt { saver, reason }.into())
-        }
-        doubt => Err(doubt.into()),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_import_in_doubt_that_is_not_seen_is_not_called_undone() {
-        let doubt =
-            || threadkeep::Error::InDoubt { saver: "x", reason: "the connection was lost".to_owned() };
-        let thread = ThreadId::from("t");
-        assert!(settled(&thread, doubt(), Ok(There::All)).is_ok());
-        for (there, says) in [
-            (Ok(There::Nothing), "thread t is not there yet"),
-            (Ok(There::Another), "another thread of that id is there"),
-            (Err(OpsError::Refused("it does not answer")), ""),
-        ] {
-            let error = settled(&thread, doubt(), there).unwrap_err();
-            assert!(matches!(error, OpsError::InDoubt(_)), "{error}");
-            let error = error.to_string();
-            assert!(error.contains(says) && error.contains("the connection was lost"), "{error}");
-        }
-    }
 }

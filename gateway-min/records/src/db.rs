@@ -206,6 +206,8 @@ impl Db {
     /// Reads a row by its key.
     pub(super) async fn fetch_optional<T: FromRow>(&self, sql: Sql) -> Result<Option<T>, RecordsError> {
         self.commits.statement();
+        #[cfg(any(test, feature = "testing"))]
+        self.fault.reads()?;
         match &self.pools {
             Pools::Sqlite { readers: Some(readers), .. } => {
                 Ok(readers.row(|connection| sqlite::fetch_optional(connection, &sql)).await?)
@@ -224,6 +226,8 @@ impl Db {
     /// Reads any number of rows.
     pub(super) async fn fetch_all<T: FromRow>(&self, sql: Sql) -> Result<Vec<T>, RecordsError> {
         self.commits.statement();
+        #[cfg(any(test, feature = "testing"))]
+        self.fault.reads()?;
         match &self.pools {
             Pools::Sqlite { readers: Some(readers), .. } => {
                 Ok(readers.rows(move |connection| sqlite::fetch_all(connection, &sql)).await?)

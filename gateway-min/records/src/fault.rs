@@ -1,4 +1,5 @@
-//! Makes the k-th statement of a write fail, or all from it on, or loses the response to the k-th commit.
+//! Makes the k-th statement of a write fail, or all from it on, or the next reads, or loses the response to the k-th
+//! commit.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -6,11 +7,13 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use crate::RecordsError;
 use crate::failure::DatabaseError;
 
-/// Counts the statements of write transactions, including the commit; fails one if armed.
+/// Counts the statements of write transactions, including the commit; fails one if armed. The same for reads outside them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Fault {
     statement: Arc<AtomicUsize>,
     answer: Arc<AtomicUsize>,
+    /// How many of the next reads fail.
+    reads: Arc<AtomicUsize>,
     /// Whether the statements after the armed one fail, too.
     lasts: Arc<AtomicBool>,
     /// How many statements failed since it was armed.
@@ -39,12 +42,28 @@ impl Fault {
         self.answer.store(k, Ordering::SeqCst);
     }
 
+    /// Makes the next `reads` reads fail.
+    pub(crate) fn arm_reads(&self, reads: usize) {
+        self.reads.store(reads, Ordering::SeqCst);
+    }
+
+    /// How many reads are still to fail.
+    pub(crate) fn reads_left(&self) -> usize {
+        self.reads.load(Ordering::SeqCst)
+    }
+
     /// Disarms; `true` if an armed fault was not used.
     pub(crate) fn disarm(&self) -> bool {
-        let left = [&self.statement, &self.answer].map(|armed| armed.swap(0, Ordering::SeqCst));
+        let left = [&self.statement, &self.answer, &self.reads].map(|armed| armed.swap(0, Ordering::SeqCst));
         let (lasted, failed) =
             (self.lasts.swap(false, Ordering::SeqCst), self.failed.swap(0, Ordering::SeqCst));
         left.iter().any(|left| *left > 0) && !(lasted && failed > 0)
+    }
+
+    /// Fails a read, if that is armed.
+    pub(crate) fn reads(&self) -> Result<(), RecordsError> {
+        let left = self.reads.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1));
+        if left.is_ok() { Err(RecordsError::Unavailable { cause: injected() }) } else { Ok(()) }
     }
 
     pub(crate) fn statement_done(&self) -> Result<(), RecordsError> {

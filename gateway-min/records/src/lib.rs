@@ -302,6 +302,20 @@ impl Records {
         left
     }
 
+    /// Makes the next `reads` reads outside of write transactions fail. Otherwise as [`Self::fail_statement`].
+    #[cfg(any(test, feature = "testing"))]
+    pub fn fail_reads(&self, reads: usize) -> bool {
+        let left = self.db.fault.disarm();
+        self.db.fault.arm_reads(reads);
+        left
+    }
+
+    /// How many reads are still to fail because of [`Self::fail_reads`].
+    #[cfg(any(test, feature = "testing"))]
+    pub fn reads_to_fail(&self) -> usize {
+        self.db.fault.reads_left()
+    }
+
     /// How many write transactions this process has committed.
     pub fn commits(&self) -> Arc<Commits> {
         Arc::clone(&self.db.commits)

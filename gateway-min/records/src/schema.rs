@@ -31,7 +31,7 @@ macro_rules! step {
 }
 
 /// Migrations 1, 2, 3 ... A released migration never changes; append new ones.
-const STEPS: [Step; 12] = [
+const STEPS: [Step; 13] = [
     step!("0001", "threads"),
     step!("0002", "runs"),
     step!("0003", "run_events"),
@@ -44,6 +44,7 @@ const STEPS: [Step; 12] = [
     step!("0010", "counted"),
     step!("0011", "subagent_batches"),
     step!("0012", "batch_remains"),
+    step!("0013", "left_checkpoint"),
 ];
 
 /// Upgrades a SQLite database to the newest schema: applies all missing migrations or, after an error, none. Concurrent

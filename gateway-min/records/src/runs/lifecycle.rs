@@ -52,6 +52,8 @@ pub struct RunEnd {
     pub stop_reason: Option<String>,
     /// The title that its thread gets; `None` keeps the current one.
     pub display_name: Option<String>,
+    /// See [`RunRow::left_checkpoint`]; `None` keeps the stored one.
+    pub left_checkpoint: Option<String>,
     /// Its total usage and messages.
     pub totals: RunTotals,
 }
@@ -64,6 +66,7 @@ impl RunEnd {
             error: Some(error.to_owned()),
             stop_reason: None,
             display_name: None,
+            left_checkpoint: None,
             totals: RunTotals::default(),
         }
     }
@@ -257,7 +260,8 @@ impl Runs {
             query(concat!(
                 "UPDATE runs SET updated_at = $2, ",
                 set_totals!(),
-                ", decided_status = $14, error = $15, stop_reason = $16 WHERE ",
+                ", decided_status = $14, error = $15, stop_reason = $16, \
+                 left_checkpoint = COALESCE($17, left_checkpoint) WHERE ",
                 endable!("$14"),
                 " RETURNING run_id"
             ))
@@ -265,7 +269,7 @@ impl Runs {
             .bind(time_text(self.db.clock.now())),
             &end.totals,
         );
-        let sql = sql.bind(end.status.as_str()).bind(&end.error).bind(&end.stop_reason);
+        let sql = bind_end(sql, end);
         let counted = mark_counted(&self.db, run_id, &end.totals.executions);
         let id = run_id.to_owned();
         let db = self.db.unflushed();
@@ -306,7 +310,8 @@ impl Runs {
             query(concat!(
                 "UPDATE runs SET updated_at = $2, ",
                 set_totals!(),
-                ", status = $14, error = $15, stop_reason = $16, waiting = FALSE WHERE ",
+                ", status = $14, error = $15, stop_reason = $16, waiting = FALSE, \
+                 left_checkpoint = COALESCE($17, left_checkpoint) WHERE ",
                 endable!("$14"),
                 " RETURNING run_id"
             ))
@@ -314,7 +319,7 @@ impl Runs {
             .bind(&now),
             &end.totals,
         );
-        let sql = sql.bind(end.status.as_str()).bind(&end.error).bind(&end.stop_reason);
+        let sql = bind_end(sql, end);
         let counted = mark_counted(&self.db, run_id, &end.totals.executions);
         let display_name = end.display_name.as_deref();
         let thread =
@@ -444,4 +449,9 @@ fn bind_totals(sql: Sql, totals: &RunTotals) -> Sql {
         .bind(totals.subagent_tokens)
         .bind(totals.middleware_tokens)
         .bind(object_text(&totals.token_usage_by_model))
+}
+
+/// Binds what follows the totals in a statement that stores how a run ends.
+fn bind_end(sql: Sql, end: &RunEnd) -> Sql {
+    sql.bind(end.status.as_str()).bind(&end.error).bind(&end.stop_reason).bind(&end.left_checkpoint)
 }

@@ -211,6 +211,8 @@ pub struct RunRow {
     pub cancel_requested_at: Option<DateTime<Utc>>,
     /// How the run will end once everything that belongs to it is written; a cancellation no longer changes it.
     pub decided_status: Option<RunStatus>,
+    /// The newest checkpoint of its thread when it ended; empty if there was none, `None` while that is unknown.
+    pub left_checkpoint: Option<String>,
     /// When it was admitted.
     pub created_at: DateTime<Utc>,
     /// When the row last changed.
@@ -224,8 +226,8 @@ macro_rules! run_columns {
          multitask_strategy, metadata_json, error, stop_reason, message_count, first_human_message, \
          last_ai_message, total_input_tokens, total_output_tokens, total_tokens, llm_call_count, \
          lead_agent_tokens, subagent_tokens, middleware_tokens, token_usage_by_model, follow_up_to_run_id, \
-         owner_worker_id, lease_expires_at, cancel_action, cancel_requested_at, decided_status, created_at, \
-         updated_at"
+         owner_worker_id, lease_expires_at, cancel_action, cancel_requested_at, decided_status, left_checkpoint, \
+         created_at, updated_at"
     };
 }
 pub(crate) use run_columns;
@@ -287,6 +289,7 @@ impl FromRow for RunRow {
             cancel_action: cells.opt_name("cancel_action")?,
             cancel_requested_at: cells.opt_time("cancel_requested_at")?,
             decided_status: cells.opt_name("decided_status")?,
+            left_checkpoint: cells.opt_text("left_checkpoint")?,
             created_at: cells.time("created_at")?,
             updated_at: cells.time("updated_at")?,
         })

@@ -49,6 +49,7 @@ async fn admitted_run_reads_back() {
         cancel_action: None,
         cancel_requested_at: None,
         decided_status: None,
+        left_checkpoint: None,
         created_at: fixture.clock.now(),
         updated_at: fixture.clock.now(),
     };

@@ -53,6 +53,7 @@ async fn run_goes_from_pending_to_success() {
         stop_reason: Some("loop_capped".to_owned()),
         // Long texts are truncated.
         display_name: Some("é".repeat(300)),
+        left_checkpoint: Some("c2".to_owned()),
         totals: RunTotals {
             first_human_message: None,
             last_ai_message: Some("é".repeat(2001)),
@@ -63,6 +64,7 @@ async fn run_goes_from_pending_to_success() {
     let finished = RunRow {
         status: RunStatus::Success,
         stop_reason: Some("loop_capped".to_owned()),
+        left_checkpoint: Some("c2".to_owned()),
         totals: RunTotals {
             first_human_message: Some("hello 10".to_owned()),
             last_ai_message: Some("é".repeat(2000)),
@@ -112,6 +114,28 @@ async fn runs_are_read_in_brief_and_for_their_usage() {
     assert_eq!(runs.usage("t").await.unwrap(), [used.clone(), used]);
     assert_eq!(runs.usage("other").await.unwrap(), []);
     reservation.release().await.unwrap();
+}
+
+/// A process that dies between the decision and the end has said what the run leaves.
+#[tokio::test]
+async fn what_a_run_leaves_stays_unless_a_later_end_knows_better() {
+    let fixture = fixture().await;
+    let (records, runs) = (&fixture.records, fixture.records.runs());
+    create_thread(records, "t").await;
+    let left =
+        |left: Option<&str>| RunEnd { left_checkpoint: left.map(str::to_owned), ..end(RunStatus::Success) };
+    for (run_id, decided, finished, expected) in [
+        ("r1", None, None, None),
+        ("r2", Some("c1"), None, Some("c1")),
+        ("r3", Some("c1"), Some("c2"), Some("c2")),
+        ("r4", Some("c1"), Some(""), Some("")),
+    ] {
+        start(records, "t", run_id).await;
+        runs.decide(run_id, &left(decided)).await.unwrap();
+        assert_eq!(run(records, run_id).await.left_checkpoint.as_deref(), decided);
+        runs.finish(run_id, &left(finished)).await.unwrap();
+        assert_eq!(run(records, run_id).await.left_checkpoint.as_deref(), expected);
+    }
 }
 
 #[tokio::test]

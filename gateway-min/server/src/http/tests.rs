@@ -32,7 +32,7 @@ use crate::telemetry::recent::{ERRORS, Recent};
 use threadkeep_config::{ConfigHandle, Environment, KeyFile, LoadOptions, Role};
 use threadkeep_records::{
     ExecutionKind, MultitaskStrategy, NewEvent, NewExecution, NewRun, NewThread, RunEnd, RunStatus,
-    RunTotals, ThreadStatus, WriterKind,
+    ThreadStatus, WriterKind,
 };
 
 const MODES: [&str; 2] = ["full", "delta"];
@@ -80,13 +80,7 @@ impl Gateway {
             runs.start(run).await.unwrap();
         }
         if !status.is_active() {
-            let end = RunEnd {
-                status,
-                error: None,
-                stop_reason: None,
-                display_name: None,
-                totals: RunTotals::default(),
-            };
+            let end = RunEnd { status, error: None, ..RunEnd::failed("") };
             runs.finish(run, &end).await.unwrap();
         }
     }
@@ -168,13 +162,7 @@ async fn a_thread_is_busy_from_the_admission_of_a_run_to_its_last_write() {
         let gateway = Gateway::start(mode).await;
         gateway.record("r1", RunStatus::Pending).await;
         assert_eq!(gateway.get("").await["status"], "busy");
-        let end = RunEnd {
-            status: RunStatus::Success,
-            error: None,
-            stop_reason: None,
-            display_name: None,
-            totals: RunTotals::default(),
-        };
+        let end = RunEnd { status: RunStatus::Success, error: None, ..RunEnd::failed("") };
         gateway.app.records.threads().set_status("t", ThreadStatus::Running).await.unwrap();
         gateway.app.records.runs().finish("r1", &end).await.unwrap();
         assert_eq!(gateway.get("").await["status"], "busy", "the status is the last thing that a run writes");

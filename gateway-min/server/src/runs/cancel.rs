@@ -39,7 +39,8 @@ impl Runs {
 
     /// Waits until the run has done its last write, here or in another process. Returns early if the database fails.
     pub(crate) async fn ended(&self, run_id: &str) {
-        if let Some(control) = self.local.get(run_id) {
+        // Again if it was entered again, to be rolled back.
+        while let Some(control) = self.local.get(run_id) {
             control.ended().await;
         }
         // Its row ends with its last write.

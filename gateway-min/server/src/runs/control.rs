@@ -134,7 +134,12 @@ pub(crate) struct RunGuard {
 
 impl Drop for RunGuard {
     fn drop(&mut self) {
-        self.runs.with(|runs| runs.remove(&self.run_id));
+        self.runs.with(|runs| {
+            // The run may have been entered again meanwhile, to be rolled back.
+            if runs.get(&self.run_id).is_some_and(|entered| Arc::ptr_eq(entered, &self.control)) {
+                runs.remove(&self.run_id);
+            }
+        });
         self.control.ended.send_replace(true);
     }
 }
@@ -153,6 +158,17 @@ mod tests {
         waiter.await.unwrap();
         assert!(runs.get("r").is_none());
         assert!(runs.all().is_empty());
+    }
+
+    #[test]
+    fn a_guard_takes_out_its_own_entry_only() {
+        let runs = LocalRuns::default();
+        let first = runs.enter("r");
+        let second = runs.enter("r");
+        drop(first);
+        assert!(runs.get("r").is_some_and(|found| Arc::ptr_eq(&found, &second.control)));
+        drop(second);
+        assert!(runs.get("r").is_none());
     }
 
     /// The database was away for long; a run that began when it was back is not lost with those that were there before.

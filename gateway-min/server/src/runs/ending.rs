@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use super::Runs;
-use threadkeep_records::{FinishOutcome, RecordsError, RunEnd, RunStatus, persistently, until_available};
+use threadkeep_records::{
+    CancelAction, FinishOutcome, RecordsError, RunEnd, RunStatus, persistently, until_available,
+};
 
 /// The error of a run whose task panicked, or could not write its records.
 pub(super) const DIED: &str = "The gateway failed while it worked on this run; its log says more.";
@@ -25,9 +27,11 @@ impl Runs {
     }
 
     /// Ends the row of a run whose task panicked or could not write its records, unless it has ended: as its task
-    /// would have, if that is known. While the database is unavailable, the row stays active. One with a lease is ended
-    /// by any process when that expires, and may be another's by then; one without a lease has only this process, which
-    /// tries until it stops, or until the records accept no write before a restart.
+    /// would have, if that is known. One whose rollback was accepted is rolled back.
+    ///
+    /// While the database is unavailable, the row stays active. One with a lease is ended by any process when that
+    /// expires, and may be another's by then; one without a lease has only this process, which tries until it stops, or
+    /// until the records accept no write before a restart.
     pub(super) async fn bury(self: &Arc<Self>, run_id: &str, end: Option<RunEnd>) {
         let buried = persistently(|| self.end_unfinished(run_id, end.as_ref())).await;
         match buried {
@@ -47,13 +51,23 @@ impl Runs {
         }
     }
 
-    async fn end_unfinished(&self, run_id: &str, end: Option<&RunEnd>) -> Result<(), RecordsError> {
+    async fn end_unfinished(
+        self: &Arc<Self>,
+        run_id: &str,
+        end: Option<&RunEnd>,
+    ) -> Result<(), RecordsError> {
         let runs = self.records.runs();
         let outcome = if let Some(end) = end {
             runs.finish(run_id, end).await?
         } else {
             // Deleted with its thread.
             let Some(row) = runs.get(run_id).await? else { return Ok(()) };
+            let rolls_back =
+                row.cancel_action == Some(CancelAction::Rollback) && row.decided_status.is_none();
+            if rolls_back && row.status.is_active() && !row.waiting {
+                self.roll_back(vec![row]);
+                return Ok(());
+            }
             let (status, error) = match row.decided_status {
                 Some(status) => (status, row.error),
                 None => (RunStatus::Error, Some(DIED.to_owned())),
@@ -63,6 +77,7 @@ impl Runs {
                 error,
                 stop_reason: row.stop_reason,
                 display_name: None,
+                left_checkpoint: None,
                 totals: row.totals,
             };
             runs.finish(run_id, &end).await?
@@ -74,7 +89,7 @@ impl Runs {
 
 fn log_end(run_id: &str, ended: Result<(), RecordsError>) {
     match ended {
-        Ok(()) => tracing::warn!(run_id, "ended a run whose task could not"),
+        Ok(()) => tracing::warn!(run_id, "ended, or rolls back, a run whose task could not"),
         Err(error) => tracing::error!(run_id, %error, "a run's task failed and its row could not be ended"),
     }
 }

@@ -5,6 +5,7 @@
 
 use serde_json::{Value as Json, json};
 use threadkeep::channel::MESSAGES_CHANNEL;
+use threadkeep::id::CheckpointId;
 use threadkeep::metadata::Source;
 use threadkeep::state::{KnownHead, StateAccessor};
 use threadkeep::step::{Durability, StepWriter};
@@ -15,8 +16,8 @@ use threadkeep_config::Title;
 /// The node recorded as the writer of the title.
 const TITLE_NODE: &str = "runtime_interrupt_title";
 
-/// Gives the thread its title, if it is in its first exchange and has no title yet. `head` is the one that the run
-/// wrote last.
+/// Gives the thread its title, if it is in its first exchange and has no title yet, and returns the checkpoint with it.
+/// `head` is the one that the run wrote last.
 ///
 /// Not cancel-safe: a dropped call may have written the title without the rows of finished tasks, which then run again.
 ///
@@ -25,25 +26,29 @@ const TITLE_NODE: &str = "runtime_interrupt_title";
 pub(crate) async fn write(
     accessor: &StateAccessor,
     head: KnownHead,
+    run_id: &str,
     config: &Title,
-) -> threadkeep::Result<()> {
+) -> threadkeep::Result<Option<CheckpointId>> {
     let mut writer = StepWriter::open_known(accessor, head, None).await?;
-    let Some(head) = writer.state().cloned() else { return Ok(()) };
+    let Some(head) = writer.state().cloned() else { return Ok(None) };
     let titled = head.json("title")?.is_some_and(|title| !title.is_null());
     let messages = head.json(MESSAGES_CHANNEL)?.unwrap_or_default();
     let messages = messages.as_array().map_or(&[][..], Vec::as_slice);
     if !config.enabled || titled || !title::is_first_exchange(messages) {
-        return Ok(());
+        return Ok(None);
     }
     let title = Json::from(title::local(config, messages));
     let mut extra = head.metadata.extra.clone();
     duration::newest_maps(&**accessor.saver(), &head.key, &extra).await?.carry_to(&mut extra);
+    // The run may have written nothing before.
+    extra.insert("run_id".to_owned(), run_id.into());
     extra.insert("writes".to_owned(), json!({ TITLE_NODE: { "title": title } }));
     let task = writer.start_task(&TITLE_NODE.into(), 0);
     let writes = vec![writer.write("title", title, false)?];
     writer.finish_task(task, writes, Durability::WithCommit).await?;
     let key = writer.commit(Source::Update, head.next.clone(), extra).await?.key.clone();
-    accessor.attach(&key, &head.writes).await
+    accessor.attach(&key, &head.writes).await?;
+    Ok(Some(key.id))
 }
 
 #[cfg(test)]
@@ -178,12 +183,14 @@ mod tests {
             let update = threadkeep::state::Update { at: None, node: "n".into(), writes, extra: Map::new() };
             accessor.update(&thread, update).await.unwrap();
             let known = async || accessor.known_head(&thread).await.unwrap();
-            write(accessor, known().await, &off).await.unwrap();
+            write(accessor, known().await, "r", &off).await.unwrap();
             assert_eq!(accessor.get(&thread, None).await.unwrap().unwrap().json("title").unwrap(), None);
-            write(accessor, known().await, &Title::default()).await.unwrap();
-            write(accessor, known().await, &Title::default()).await.unwrap();
+            write(accessor, known().await, "r", &Title::default()).await.unwrap();
+            write(accessor, known().await, "r", &Title::default()).await.unwrap();
             let query = threadkeep::state::HistoryQuery::default();
-            assert_eq!(accessor.history(&thread, query).await.unwrap().len(), 2, "once");
+            let history = accessor.history(&thread, query).await.unwrap();
+            assert_eq!(history.len(), 2, "once");
+            assert_eq!(history[0].metadata.extra["run_id"], "r", "also if the run wrote nothing before");
         }
     }
 }

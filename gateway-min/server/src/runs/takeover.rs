@@ -1,11 +1,11 @@
-//! Rollbacks that were requested of a process that is gone: the one that takes the run over carries them out.
+//! Rollbacks that were requested of a process, or a task, that is gone: the process that has the run then carries them
+//! out.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use chrono::DateTime;
-use serde_json::{Map, Value as Json};
+use serde_json::Map;
 use threadkeep::id::{CheckpointId, TaskId, ThreadId};
 use threadkeep::saver::Load;
 use threadkeep::state::{HistoryQuery, StateAccessor, StateSnapshot};
@@ -16,7 +16,6 @@ use super::Runs;
 use super::control::RunGuard;
 use super::error::RunError;
 use super::worker::{ROLLED_BACK, restoring};
-use crate::threads::lineage::RESTORED;
 
 /// Checkpoints read at once while looking for the state before a run.
 const PAGE: usize = 20;
@@ -27,17 +26,19 @@ const PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
 impl Runs {
-    /// Restores the state before each of these runs, which this process has taken over, and ends them.
+    /// Restores the state before each of these runs, which are this process's and have no task, and ends them.
     pub(crate) fn roll_back(self: &Arc<Self>, taken_over: Vec<RunRow>) {
         for row in taken_over {
             tracing::warn!(
                 run_id = row.run_id,
                 thread_id = row.thread_id,
-                "rolling back a run whose process is gone"
+                "rolling back a run whose process or task is gone"
             );
             let runs = Arc::clone(self);
             // Before anyone can ask for the run: who waits for its end finds it here, and its lease is renewed.
             let guard = self.local.enter(&row.run_id);
+            // There is no stream of it here that other processes could follow: they show how it ends.
+            guard.control.mirrored.store(true, Ordering::Relaxed);
             tokio::spawn(async move { runs.roll_back_one(row, guard).await });
         }
     }
@@ -46,8 +47,8 @@ impl Runs {
     async fn roll_back_one(self: &Arc<Self>, row: RunRow, guard: RunGuard) {
         let _lock = self.threads.lock(&row.thread_id).await;
         guard.control.begun();
-        let error = match self.restore_when_possible(&row).await {
-            Ok(()) => ROLLED_BACK.to_owned(),
+        let (error, left) = match self.restore_when_possible(&row).await {
+            Ok(head) => (ROLLED_BACK.to_owned(), Some(head.map(|id| id.to_string()).unwrap_or_default())),
             // It is another process's, or will be: that one rolls it back.
             Err(error @ RunError::TakenOver) => {
                 return tracing::warn!(run_id = row.run_id, %error, "not rolled back");
@@ -56,11 +57,15 @@ impl Runs {
                 return tracing::warn!(run_id = row.run_id, %error, "left to be rolled back by the next process");
             }
             Err(error) => {
-                tracing::error!(run_id = row.run_id, %error, "cannot roll back a run whose process is gone");
-                format!("Run {} could not be rolled back, and what it committed is kept: {error}", row.run_id)
+                tracing::error!(run_id = row.run_id, %error, "cannot roll back a run whose process or task is gone");
+                let run_id = &row.run_id;
+                (
+                    format!("Run {run_id} could not be rolled back, and what it committed is kept: {error}"),
+                    None,
+                )
             }
         };
-        let end = RunEnd { totals: row.totals, ..RunEnd::failed(&error) };
+        let end = RunEnd { totals: row.totals, left_checkpoint: left, ..RunEnd::failed(&error) };
         if let Err(error) = self.finish(&row.run_id, &end).await {
             tracing::error!(run_id = row.run_id, %error, "cannot end a run that was rolled back");
             self.bury(&row.run_id, Some(end)).await;
@@ -68,7 +73,7 @@ impl Runs {
     }
 
     /// Restores the state before the run, again while the store is unavailable or another writer is in the way.
-    async fn restore_when_possible(&self, row: &RunRow) -> Result<(), RunError> {
+    async fn restore_when_possible(&self, row: &RunRow) -> Result<Option<CheckpointId>, RunError> {
         let (until, mut pause) = (Instant::now() + PATIENCE, PAUSE);
         loop {
             match self.restore_before(row).await {
@@ -85,7 +90,8 @@ impl Runs {
         }
     }
 
-    async fn restore_before(&self, row: &RunRow) -> Result<(), RunError> {
+    /// Returns the head that is left; `None` if the thread has no checkpoint.
+    async fn restore_before(&self, row: &RunRow) -> Result<Option<CheckpointId>, RunError> {
         let accessor = self.threads.accessor_for_run().await?;
         let thread = ThreadId::from(row.thread_id.as_str());
         let mut head = accessor.known_head(&thread).await?;
@@ -93,12 +99,11 @@ impl Runs {
         if !self.still_has(row).await? {
             return Err(RunError::TakenOver);
         }
-        let run = Written::by(row, self.records.runs().kwargs(std::slice::from_ref(&row.run_id)).await?);
-        let Some(before) = Before::find(accessor, &thread, &run).await? else { return Ok(()) };
+        let Some(before) = Before::find(accessor, &thread, &row.run_id).await? else { return Ok(head.id()) };
         let point = accessor.captured_at(&thread, before.head, &before.since).await?;
         let extra = point.snapshot().map(|state| restoring(state.key.id, &state.metadata.extra));
         accessor.restore(&mut head, &point, extra.unwrap_or_default()).await?;
-        Ok(())
+        Ok(head.id())
     }
 
     /// Whether the run is active, and this process's.
@@ -122,7 +127,7 @@ impl Before {
     async fn find(
         accessor: &StateAccessor,
         thread: &ThreadId,
-        run: &Written<'_>,
+        run_id: &str,
     ) -> threadkeep::Result<Option<Self>> {
         let (mut before, mut first) = (None, None::<StateSnapshot>);
         loop {
@@ -131,7 +136,7 @@ impl Before {
             let ended = page.len() < PAGE;
             for state in page {
                 before = Some(state.key.id);
-                if run.is_of(&state) {
+                if state.metadata.extra.get("run_id").is_some_and(|named| named == run_id) {
                     first = Some(state);
                     continue;
                 }
@@ -141,30 +146,5 @@ impl Before {
                 return Ok(first.map(|first| Self { head: None, since: first.applied }));
             }
         }
-    }
-}
-
-/// What shows that a checkpoint was written by a run.
-struct Written<'a> {
-    row: &'a RunRow,
-    /// The text of its request, which may name the checkpoint to start from.
-    request: String,
-}
-
-impl<'a> Written<'a> {
-    fn by(row: &'a RunRow, mut kwargs: BTreeMap<String, Json>) -> Self {
-        Self { row, request: kwargs.remove(&row.run_id).unwrap_or_default().to_string() }
-    }
-
-    /// Whether the checkpoint names the run, or restores the one that the run was to start from.
-    fn is_of(&self, state: &StateSnapshot) -> bool {
-        let Self { row, request } = self;
-        if state.metadata.extra.get("run_id").and_then(Json::as_str) == Some(row.run_id.as_str()) {
-            return true;
-        }
-        let restored = state.metadata.extra.get(RESTORED).and_then(Json::as_str);
-        let is_asked_for = restored.is_some_and(|id| request.contains(id));
-        let created = DateTime::parse_from_rfc3339(&state.created_at());
-        is_asked_for && created.is_ok_and(|created| created > row.created_at)
     }
 }

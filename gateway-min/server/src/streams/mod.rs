@@ -65,7 +65,9 @@ impl Streams {
 
     /// The stream of a run, whichever process works on it, from the event after `last_event_id`.
     pub(crate) fn follow(self: &Arc<Self>, run: &RunRow, last_event_id: Option<&str>) -> Subscription {
-        if self.is_foreign(run)
+        // An active run of this process without a stream is rolled back for a process that is gone: its row says when it
+        // has ended.
+        if (self.is_foreign(run) || run.status.is_active())
             && self.may_have_frames(run)
             && let Some(publisher) = self.bridge.open_relayed(&run.run_id)
         {

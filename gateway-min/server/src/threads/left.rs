@@ -1,7 +1,7 @@
 //! The state in which a run ended.
 
-use chrono::DateTime;
-use serde_json::{Map, Value as Json};
+use serde_json::Map;
+use threadkeep::Error;
 use threadkeep::id::ThreadId;
 use threadkeep::saver::Load;
 use threadkeep::state::{HistoryQuery, StateSnapshot};
@@ -9,16 +9,13 @@ use threadkeep_records::RunRow;
 
 use super::Threads;
 
-/// How many checkpoints are looked at together, at first and at most: few runs are asked for long after their end.
-const PAGE: usize = 8;
-const LARGEST_PAGE: usize = 1024;
-
 impl Threads {
-    /// The state in which a run ended, which the head is until the next writer; of an active run the head. `None` if there
-    /// was no checkpoint, or it was removed since.
+    /// The state in which a run ended; of an active run the head. `None` if there was no checkpoint, or it was removed
+    /// since, with all before it.
     ///
-    /// The row of a run ends after its last write, and others write later. Where the clocks of processes differ, the
-    /// newest checkpoint that names the run counts as its last one.
+    /// The row names the newest checkpoint of that moment, and no later one has a smaller id. The rows of earlier
+    /// versions, of runs that never started, and of processes that died do not: then it is the newest checkpoint that
+    /// names the run.
     ///
     /// # Errors
     /// The accessor's.
@@ -28,54 +25,24 @@ impl Threads {
         load: &Load,
     ) -> threadkeep::Result<Option<StateSnapshot>> {
         let thread = ThreadId::from(run.thread_id.as_str());
-        let Some(head) = self.accessor.get_loading(&thread, None, load.clone()).await? else {
-            return Ok(None);
-        };
-        if run.status.is_active() || !is_later(run, &head) {
-            return Ok(Some(head));
+        if run.status.is_active() {
+            return self.accessor.get_loading(&thread, None, load.clone()).await;
         }
-        let mut own = names(run, &head).then_some(head.key.id);
-        let (mut before, mut limit) = (Some(head.key.id), PAGE);
-        loop {
-            let query = HistoryQuery { before, limit: Some(limit), filter: Map::new(), load: Load::None };
-            let page = self.accessor.history(&thread, query).await?;
-            for state in &page {
-                if is_later(run, state) {
-                    own = own.or_else(|| names(run, state).then_some(state.key.id));
-                    continue;
+        let (before, filter) = match run.left_checkpoint.as_deref() {
+            Some("") => return Ok(None),
+            Some(left) => {
+                let place = || format!("runs.left_checkpoint of row {}", run.run_id);
+                let left = left.parse().map_err(|error: uuid::Error| Error::corrupt(place(), error))?;
+                let found = self.accessor.get_loading(&thread, Some(left), load.clone()).await?;
+                if found.is_some() {
+                    return Ok(found);
                 }
-                let last = own.filter(|_| !names(run, state)).unwrap_or(state.key.id);
-                return self.accessor.get_loading(&thread, Some(last), load.clone()).await;
+                // A pass has removed it: the newest that is left of those up to it.
+                (Some(left), Map::new())
             }
-            before = page.last().map(|state| state.key.id);
-            if page.len() < limit {
-                break;
-            }
-            limit = (2 * limit).min(LARGEST_PAGE);
-        }
-        match own {
-            Some(last) => self.accessor.get_loading(&thread, Some(last), load.clone()).await,
-            None => Ok(None),
-        }
+            None => (None, Map::from_iter([("run_id".to_owned(), run.run_id.as_str().into())])),
+        };
+        let query = HistoryQuery { before, limit: Some(1), filter, load: load.clone() };
+        Ok(self.accessor.history(&thread, query).await?.pop())
     }
-}
-
-/// Whether a checkpoint was written after the run had ended. An id has the time in milliseconds, and the next run may
-/// begin within one.
-fn is_later(run: &RunRow, state: &StateSnapshot) -> bool {
-    let created = DateTime::parse_from_rfc3339(&state.created_at()).map(|at| at.timestamp_millis());
-    let ended = run.updated_at.timestamp_millis();
-    created.is_ok_and(|created| created > ended || created == ended && names_another(run, state))
-}
-
-fn run_of(state: &StateSnapshot) -> Option<&str> {
-    state.metadata.extra.get("run_id").and_then(Json::as_str)
-}
-
-fn names(run: &RunRow, state: &StateSnapshot) -> bool {
-    run_of(state) == Some(run.run_id.as_str())
-}
-
-fn names_another(run: &RunRow, state: &StateSnapshot) -> bool {
-    run_of(state).is_some_and(|named| named != run.run_id)
 }

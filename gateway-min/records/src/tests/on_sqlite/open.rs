@@ -110,14 +110,14 @@ async fn newer_schema_is_refused_and_left_alone() {
     sql(
         &fixture.records,
         "INSERT INTO _sqlx_migrations (version, description, success, checksum, execution_time) \
-         VALUES (13, 'future', TRUE, x'00', 0)",
+         VALUES (1000, 'future', TRUE, x'00', 0)",
     )
     .await;
     fixture.records.close().await;
     let before = std::fs::read(fixture.place.path()).unwrap();
 
     let error = Records::open(fixture.place.path(), RecordsOptions::default()).await.unwrap_err();
-    assert!(matches!(error, RecordsError::NewerSchema { found: 13, supported: 12, .. }), "{error}");
+    assert!(matches!(error, RecordsError::NewerSchema { found: 1000, .. }), "{error}");
     let text = error.to_string();
     assert!(text.contains(&fixture.place.path().display().to_string()) && text.contains("newer"), "{text}");
     assert_eq!(std::fs::read(fixture.place.path()).unwrap(), before);

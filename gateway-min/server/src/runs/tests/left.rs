@@ -1,7 +1,9 @@
-//! A gateway that stops in order among subagents.
+//! What a run leaves: the state in which it ended, and its subagents when a gateway stops in order.
 
 use std::collections::BTreeSet;
 
+use threadkeep::id::{Clock, IdSource};
+use threadkeep::saver::Load;
 use threadkeep_records::ExecutionStatus;
 
 use super::*;
@@ -47,5 +49,70 @@ async fn a_stopping_gateway_reports_no_end_of_a_subagent_that_goes_on() {
         assert_eq!(recorded.iter().filter(|kind| *kind == "subagent.end").count(), 1, "{mode}: {recorded:?}");
         let left = executions.of_thread("t").await.unwrap();
         assert_eq!(left.iter().filter(|row| !ended(row.status)).count(), 2, "{mode}: {left:?}");
+    }
+}
+
+/// A clock beside that of the records: it stands still, or is an hour ahead.
+enum Odd {
+    Still,
+    Ahead,
+}
+
+impl Clock for Odd {
+    fn now_ms(&self) -> u64 {
+        match self {
+            Self::Still => 1_700_000_000_123,
+            Self::Ahead => u64::try_from(chrono::Utc::now().timestamp_millis()).unwrap() + 3_600_000,
+        }
+    }
+}
+
+async fn with_clock(on: On, script: &Json, clock: Odd) -> Gateway {
+    let parts = Parts { ids: Arc::new(IdSource::seeded(clock, 1)), ..Parts::default() };
+    Gateway::start_with(on, 3, script, parts).await
+}
+
+/// The messages of the state in which the run ended.
+pub(super) async fn left_by(gateway: &Gateway, run: &RunRow) -> Option<Vec<Json>> {
+    let left = gateway.app.threads.left_by(run, &Load::All).await.unwrap()?;
+    let messages = left.json("messages").unwrap().unwrap_or_default();
+    Some(messages.as_array().unwrap().iter().map(|message| message["content"].clone()).collect())
+}
+
+#[tokio::test]
+async fn what_a_run_left_does_not_depend_on_clocks() {
+    for on in everywhere() {
+        let gateway = with_clock(on, &script(), Odd::Still).await;
+        let (_, one) = gateway.run(ask("one")).await;
+        let (_, two) = gateway.run(ask("two")).await;
+        let first = json!(["one", "You said: one"]);
+        let both = json!(["one", "You said: one", "two", "You said: two"]);
+        assert_eq!(json!(left_by(&gateway, &one).await), first, "{on:?}");
+        assert_eq!(json!(left_by(&gateway, &two).await), both, "{on:?}");
+
+        let name = format!("left-ahead-{on:?}");
+        let gateway = with_clock(on, &gated(&name), Odd::Ahead).await;
+        gateway.run(ask("one")).await;
+        let created = gateway.create(ask("wait")).await.unwrap();
+        gate(&name).reached().await;
+        gateway.app.runs.cancel(&created.run.run_id, CancelAction::Rollback).await.unwrap();
+        let rolled_back = gateway.row(&created.run.run_id).await;
+        gateway.run(ask("two")).await;
+        assert_eq!(json!(left_by(&gateway, &rolled_back).await), first, "{on:?}");
+    }
+}
+
+/// The first run of a thread leaves nothing if it is rolled back, whatever comes later.
+#[tokio::test]
+async fn a_run_that_left_nothing_shows_nothing_of_later_runs() {
+    for mode in MODES {
+        let name = format!("left-nothing-{mode}");
+        let gateway = Gateway::start(mode, &gated(&name)).await;
+        let created = gateway.create(ask("wait")).await.unwrap();
+        gate(&name).reached().await;
+        gateway.app.runs.cancel(&created.run.run_id, CancelAction::Rollback).await.unwrap();
+        let row = gateway.row(&created.run.run_id).await;
+        gateway.run(ask("two")).await;
+        assert_eq!(left_by(&gateway, &row).await, None, "{mode}");
     }
 }

@@ -17,7 +17,7 @@ async fn resuming_from_an_older_checkpoint_is_linear_in_delta_mode_and_a_fork_in
         let selected = gateway.head().await.unwrap();
         gateway.run(ask("two")).await;
         let old = gateway.head().await.unwrap();
-        gateway.run(from(&selected, ask("three"))).await;
+        let (_, row) = gateway.run(from(&selected, ask("three"))).await;
         let head = gateway.head().await.unwrap();
         let messages = head.json("messages").unwrap().unwrap();
         let texts: Vec<_> = messages.as_array().unwrap().iter().map(|m| m["content"].clone()).collect();
@@ -26,6 +26,9 @@ async fn resuming_from_an_older_checkpoint_is_linear_in_delta_mode_and_a_fork_in
         let children = |of: &StateSnapshot| history.iter().filter(|s| s.parent == Some(of.key.id)).count();
         assert_eq!(children(&selected), if mode == "delta" { 1 } else { 2 });
         assert_eq!(children(&old), usize::from(mode == "delta"));
+        let of_run = history.iter().filter(|s| s.metadata.extra.get("run_id") == Some(&json!(row.run_id)));
+        let expected = if mode == "delta" { 4 } else { 3 };
+        assert_eq!(of_run.count(), expected, "input, answer, duration, and what restores the selected state");
         let read = gateway.app.threads.accessor().get(&"t".into(), Some(old.key.id)).await.unwrap().unwrap();
         assert_eq!(read.values().unwrap(), old.values().unwrap(), "the abandoned turn stays in history");
     }

@@ -106,7 +106,7 @@ impl Worker<'_> {
     /// before it. None if another process has taken the run over, which rolls it back.
     async fn cancelled(&mut self, accessor: Option<&StateAccessor>) -> Result<Option<End>, RecordsError> {
         // A run that another process has ended has nothing to restore.
-        let row = self.runs.records.runs().get(&self.spec.run_id).await?;
+        let row = persistently(|| self.runs.records.runs().get(&self.spec.run_id)).await?;
         if row.as_ref().is_some_and(|row| row.status.is_active() && self.runs.streams.is_foreign(row)) {
             return Ok(None);
         }
@@ -209,12 +209,19 @@ impl Worker<'_> {
         persistently(|| self.runs.records.runs().decide(&self.spec.run_id, &end)).await
     }
 
+    /// The newest checkpoint that the run leaves, empty if its thread has none; `None` if that is unknown.
+    fn left_checkpoint(&self) -> Option<String> {
+        let head = self.head.as_ref().filter(|head| !head.is_in_doubt())?;
+        Some(head.id().max(self.noted).map(|id| id.to_string()).unwrap_or_default())
+    }
+
     fn row_end(&self, end: &End) -> RunEnd {
         RunEnd {
             status: end.status,
             error: end.error.clone(),
             stop_reason: end.stop_reason.clone(),
             display_name: None,
+            left_checkpoint: self.left_checkpoint(),
             totals: self.reporter.usage.totals(),
         }
     }

@@ -191,7 +191,9 @@ impl Worker<'_> {
     ) -> Result<Option<CheckpointId>, RunError> {
         let Some(selected) = self.spec.checkpoint else { return Ok(None) };
         let source = accessor.get_loading(&self.thread, Some(selected), Load::None).await?;
-        let extra = source.map(|state| restoring(selected, &state.metadata.extra)).unwrap_or_default();
+        let mut extra = source.map(|state| restoring(selected, &state.metadata.extra)).unwrap_or_default();
+        // Part of the run, and rolled back with it.
+        extra.insert("run_id".to_owned(), self.spec.run_id.as_str().into());
         match accessor.linearize(head, selected, extra).await {
             Ok(restored) => Ok(if restored.is_some() { None } else { Some(selected) }),
             Err(error @ (Error::NotFound { .. } | Error::BrokenLineage { .. } | Error::Corrupt { .. })) => {

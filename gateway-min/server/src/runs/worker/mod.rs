@@ -121,6 +121,7 @@ async fn work(runs: Arc<Runs>, spec: RunSpec, publisher: Arc<Publisher>, frames:
         first_head: None,
         head: None,
         left: None,
+        noted: None,
         rollback: None,
         workspace: None,
         taken_over: false,
@@ -175,6 +176,8 @@ struct Worker<'a> {
     head: Option<KnownHead>,
     /// The state that the agent left.
     left: Option<StateSnapshot>,
+    /// The checkpoint with its note or the thread's title, which is written after the last step.
+    noted: Option<CheckpointId>,
     /// The state before the run; `None` until it is captured, or if that failed.
     rollback: Option<RollbackPoint>,
     /// The thread's files before the run; `None` until they are read, or if that failed.

@@ -40,7 +40,7 @@ impl Worker<'_> {
     }
 
     /// Notes how long the run took. A failure only costs a later history read some work.
-    pub(super) async fn note_duration(&self, accessor: &StateAccessor, started: DateTime<Utc>) {
+    pub(super) async fn note_duration(&mut self, accessor: &StateAccessor, started: DateTime<Utc>) {
         let (run_id, seconds) = (&self.spec.run_id, (self.runs.records.now() - started).num_seconds());
         let notes = RunNotes {
             durations: [(run_id.clone(), u64::try_from(seconds).unwrap_or(0))].into(),
@@ -48,14 +48,15 @@ impl Worker<'_> {
         };
         let Some(head) = &self.left else { return };
         let before = self.rollback.as_ref().and_then(RollbackPoint::snapshot);
-        if let Err(error) = duration::note_on(accessor, head, before, &notes).await {
-            tracing::warn!(run_id, %error, "could not note the duration of the run");
+        match duration::note_on(accessor, head, before, &notes).await {
+            Ok(noted) => self.noted = noted.map(|noted| noted.key.id),
+            Err(error) => tracing::warn!(run_id, %error, "could not note the duration of the run"),
         }
     }
 
     /// Gives an interrupted or failed first turn its title. Returns the state's title, which becomes the thread's display
     /// name.
-    pub(super) async fn settle_title(&self, accessor: &StateAccessor, end: &End) -> Option<String> {
+    pub(super) async fn settle_title(&mut self, accessor: &StateAccessor, end: &End) -> Option<String> {
         let load = Load::Only([ChannelName::from("title")].into());
         let settled = async {
             let title = if end.status == RunStatus::Success {
@@ -65,7 +66,8 @@ impl Worker<'_> {
                 if !end.restored && !self.spec.edits {
                     let config = self.runs.config.current_async().await;
                     if let Some(head) = self.head.clone() {
-                        interrupted_title::write(accessor, head, &config.title).await?;
+                        let run_id = &self.spec.run_id;
+                        self.noted = interrupted_title::write(accessor, head, run_id, &config.title).await?;
                     }
                 }
                 accessor.get_loading(&self.thread, None, load).await?.map(|state| state.json("title"))

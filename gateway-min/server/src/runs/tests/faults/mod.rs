@@ -15,13 +15,14 @@ use threadkeep::checkpoint::{INTERRUPT_CHANNEL, TaskWrites, Write};
 use threadkeep::deletion::{RetentionPolicy, plan_retention};
 use threadkeep::id::ThreadId;
 use threadkeep::saver::Saver;
-use threadkeep::state::{StateSnapshot, Update};
+use threadkeep::state::{StateAccessor, StateSnapshot, Update};
 use threadkeep::value::ChannelValue;
 use threadkeep_agent::Interrupts;
 use threadkeep_agent::model::scripted::gate;
 use tower::ServiceExt as _;
 
 use self::saver::{Fault, Faults, FaultySaver};
+use super::left::left_by;
 use super::{Gateway, On, SAVERS, ask, everywhere, from, go_on, options};
 use crate::runs::request::{Resume, RunInput, RunOptions, RunRequest, StreamMode};
 use threadkeep_records::{CancelAction, LEASE_EXPIRED_ERROR, RunEnd, RunRow, RunStatus};
@@ -524,6 +525,30 @@ async fn a_run_that_was_lost_before_it_started_leaves_the_thread_to_who_took_it(
     }
 }
 
+/// An operator's retention pass, which finds the note of a duration to remove.
+async fn remove_note(there: &StateAccessor) {
+    let (saver, thread) = (there.saver(), ThreadId::from("t"));
+    let image = saver.read_thread(&thread).await.unwrap();
+    let plan = plan_retention(&image, &RetentionPolicy::default(), there.table()).unwrap();
+    assert_eq!(plan.removed().count(), 1, "the note of the duration");
+    saver.rewrite_thread(&thread, &image.revision, plan.rewrite).await.unwrap();
+}
+
+/// What remains of the state in which a run ended is shown: a pass removes the note, but not what it was on.
+#[tokio::test]
+async fn what_a_run_left_is_found_after_its_last_checkpoint_was_removed() {
+    for on in everywhere() {
+        let (gateway, _) = faulty(on, "none").await;
+        let (_, one) = gateway.run(ask("second")).await;
+        let expected = json!(["first", "You said: first", "second", "You said: second"]);
+        assert_eq!(json!(left_by(&gateway, &one).await), expected, "{on:?}");
+        remove_note(gateway.app.threads.accessor()).await;
+        assert_eq!(json!(left_by(&gateway, &one).await), expected, "{on:?}");
+        gateway.run(ask("third")).await;
+        assert_eq!(json!(left_by(&gateway, &one).await), expected, "{on:?}");
+    }
+}
+
 /// An operator's retention pass removes the note at the head after a run has read it: the run goes on from what is left.
 #[tokio::test]
 async fn a_run_goes_on_from_the_head_that_a_retention_pass_leaves() {
@@ -531,11 +556,7 @@ async fn a_run_goes_on_from_the_head_that_a_retention_pass_leaves() {
         let (gateway, faults) = faulty(on, "none").await;
         let there = gateway.app.threads.accessor().clone();
         faults.before_write(async move {
-            let (saver, thread) = (there.saver(), ThreadId::from("t"));
-            let image = saver.read_thread(&thread).await.unwrap();
-            let plan = plan_retention(&image, &RetentionPolicy::default(), there.table()).unwrap();
-            assert_eq!(plan.removed().count(), 1, "the note of the duration");
-            saver.rewrite_thread(&thread, &image.revision, plan.rewrite).await.unwrap();
+            remove_note(&there).await;
         });
         let (frames, row) = gateway.run(ask("second")).await;
         assert_eq!((row.status, row.error), (RunStatus::Success, None), "{on:?}");

@@ -4,10 +4,11 @@ use std::time::Duration;
 
 use serde_json::json;
 use threadkeep::id::ThreadId;
+use threadkeep::saver::Load;
 use threadkeep::state::Update;
 use threadkeep_records::{CancelAction, MultitaskStrategy, NewRun, RunRow, RunStatus, RunTotals};
 
-use super::super::{Gateway, everywhere};
+use super::super::{Gateway, everywhere, frames};
 use super::{faulty, goes_on, said};
 
 /// A run that has written a message and is to be rolled back, whose process is gone.
@@ -79,4 +80,46 @@ async fn a_rollback_that_a_stopping_process_has_not_carried_out_is_left_to_the_n
     faults.disarm();
     let row = gateway.app.records.runs().get("gone").await.unwrap().unwrap();
     assert_eq!((row.status, row.cancel_action), (RunStatus::Running, Some(CancelAction::Rollback)));
+}
+
+/// What its task could not do any more is done for it: the client was told that the run is rolled back.
+#[tokio::test]
+async fn a_run_that_its_task_could_not_end_is_rolled_back_if_that_was_accepted() {
+    for on in everywhere() {
+        let (gateway, _) = faulty(on, "none").await;
+        let before = gateway.head().await.unwrap();
+        let row = left(&gateway).await;
+        gateway.app.runs.bury(&row.run_id, None).await;
+        let ended = tokio::time::timeout(Duration::from_mins(10), gateway.row("gone")).await.unwrap();
+        assert_eq!((ended.status, ended.error.as_deref()), (RunStatus::Error, Some("Rolled back by user")));
+        assert_eq!(said(&gateway.head().await.unwrap()), ["first", "You said: first"], "{on:?}");
+        let left = gateway.app.threads.left_by(&ended, &Load::All).await.unwrap().unwrap();
+        assert_eq!(left.values().unwrap(), before.values().unwrap(), "{on:?}");
+        goes_on(&gateway).await;
+    }
+}
+
+#[tokio::test]
+async fn followers_of_a_rollback_that_is_taken_over_see_its_end() {
+    for on in everywhere() {
+        let (gateway, faults) = faulty(on, "none").await;
+        let row = left(&gateway).await;
+        faults.away(usize::MAX);
+        gateway.app.runs.roll_back(vec![row.clone()]);
+        let followed = tokio::spawn(frames(gateway.app.streams.follow(&row, None)));
+        // One that comes later sees the same.
+        let second = frames(gateway.app.streams.follow(&row, None));
+        faults.disarm();
+        let all = async { (followed.await.unwrap(), second.await) };
+        let (followed, second) = tokio::time::timeout(Duration::from_mins(10), all).await.unwrap();
+        assert_eq!(followed, second, "{on:?}");
+        let names: Vec<&str> = followed.iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(names, ["metadata", "values", "end"], "{on:?}");
+        let messages = followed[1].1["messages"].as_array().unwrap();
+        assert_eq!(
+            messages.iter().map(|message| &message["content"]).collect::<Vec<_>>(),
+            ["first", "You said: first"]
+        );
+        assert!(!gateway.row("gone").await.status.is_active());
+    }
 }

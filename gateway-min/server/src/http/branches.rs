@@ -29,7 +29,9 @@ use crate::app::App;
 use crate::runs::admission::seed_runs;
 use crate::threads::branch::{self, TurnEnd};
 use crate::threads::lineage::{self, Base};
-use threadkeep_records::{DISPLAY_NAME_MAX_CHARS, NewThread, ThreadRow, WriterKind};
+use threadkeep_records::{
+    DISPLAY_NAME_MAX_CHARS, NewThread, RecordsError, ThreadRow, WriterKind, persistently,
+};
 
 const FIND_FAILED: &str = "Failed to find branch checkpoint";
 const INSPECT_FAILED: &str = "Failed to inspect checkpoint history";
@@ -169,9 +171,7 @@ async fn make(
         display_name,
         metadata: parentage,
     };
-    if let Err(error) = app.records.threads().create(new).await {
-        return Err(undone(&app, &branch, ApiError::internal(CREATE_FAILED, &error)).await);
-    }
+    record(&app, &branch, new, CREATE_FAILED).await?;
     Ok(Branch {
         history_seed_mode: seed(&app, &branch, &head).await,
         thread_id: branch.to_string(),
@@ -209,6 +209,21 @@ async fn find(app: &App, source: &ThreadId, body: &BranchThread) -> Result<Found
         None => None,
     };
     Ok(Found { base, end: whole(state.key.id).await?, latest })
+}
+
+/// Creates the row of a thread whose checkpoints are written. If the row is refused, nothing of the thread remains; if
+/// it may be stored, all of it does.
+async fn record(
+    app: &App,
+    thread: &ThreadId,
+    new: NewThread,
+    failed: &'static str,
+) -> Result<ThreadRow, ApiError> {
+    match persistently(|| app.records.threads().create(new.clone())).await {
+        Ok(created) => Ok(created.row),
+        Err(error @ RecordsError::InDoubt { .. }) => Err(ApiError::internal(failed, &error)),
+        Err(error) => Err(undone(app, thread, ApiError::internal(failed, &error)).await),
+    }
 }
 
 /// Removes what was created of a failed branch; returns the original error.
@@ -295,8 +310,5 @@ async fn copy(app: Arc<App>, source: ThreadId, row: ThreadRow) -> Result<ThreadR
         display_name: row.display_name,
         metadata: row.metadata,
     };
-    match app.records.threads().create(new).await {
-        Ok(created) => Ok(created.row),
-        Err(error) => Err(undone(&app, &target, ApiError::internal(COPY_FAILED, &error)).await),
-    }
+    record(&app, &target, new, COPY_FAILED).await
 }

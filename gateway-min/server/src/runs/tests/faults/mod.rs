@@ -462,6 +462,34 @@ async fn a_branch_whose_writes_fail_leaves_no_thread_and_its_source_as_it_was() 
     }
 }
 
+/// A branch or copy whose row is stored, and whose response was lost, is a thread with its checkpoints.
+#[tokio::test]
+async fn a_branch_or_copy_whose_row_is_in_doubt_keeps_its_checkpoints() {
+    for on in everywhere() {
+        let (gateway, _) = faulty(on, "none").await;
+        let messages = gateway.head().await.unwrap().json("messages").unwrap().unwrap();
+        let branch = json!({"message_id": messages[1]["id"]});
+        for (path, body) in [("/api/threads/t/branches", branch), ("/api/threads/t/copy", json!({}))] {
+            for k in 1.. {
+                gateway.app.records.doubt_commit(k);
+                let (status, answer) = post(&gateway, path, body.clone()).await;
+                let unused = gateway.app.records.fail_statement(0);
+                let (_, found) = post(&gateway, "/api/threads/search", json!({"limit": 100})).await;
+                for row in found.as_array().unwrap() {
+                    let thread = ThreadId::from(row["thread_id"].as_str().unwrap());
+                    let head = gateway.app.threads.accessor().known_head(&thread).await.unwrap();
+                    assert!(head.id().is_some(), "{on:?} {path} {k}: {status} {answer}");
+                }
+                if unused {
+                    assert!(k > 2, "the reservation, the row");
+                    break;
+                }
+            }
+        }
+        goes_on(&gateway).await;
+    }
+}
+
 /// Scenario 85: the text depends on what could not be read.
 #[tokio::test]
 async fn a_turn_that_cannot_be_looked_at_is_not_prepared_and_nothing_is_written() {

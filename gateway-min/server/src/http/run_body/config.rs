@@ -85,12 +85,15 @@ impl SentConfig {
             let value = config.get(key).filter(|value| !value.is_null());
             value.or_else(|| further.get(key).filter(|value| !value.is_null())).cloned()
         };
-        self.non_interactive = sent(NON_INTERACTIVE);
         let RunConfig { configurable, context, .. } = &mut self.config;
-        context.extend(sent(DISABLE_CLARIFICATION).map(|value| (DISABLE_CLARIFICATION.to_owned(), value)));
+        let take = |configurable: &mut Map<String, Value>, key: &str| {
+            configurable.remove(key).filter(|value| !value.is_null()).or_else(|| sent(key))
+        };
+        self.non_interactive = take(configurable, NON_INTERACTIVE);
+        let silent = take(configurable, DISABLE_CLARIFICATION);
+        context.extend(silent.map(|value| (DISABLE_CLARIFICATION.to_owned(), value)));
         for key in SHARED_KEYS {
-            let entry = configurable.remove(key).filter(|value| !value.is_null());
-            if let Some(value) = entry.or_else(|| sent(key)) {
+            if let Some(value) = take(configurable, key) {
                 configurable.insert(key.to_owned(), value.clone());
                 context.insert(key.to_owned(), value);
             }

@@ -67,4 +67,14 @@ fn a_run_asks_nothing_if_its_context_or_its_internal_caller_says_so() {
     assert!(!forbids(json!({}), false));
     assert!(!forbids(json!({"non_interactive": true}), false), "for internal callers only");
     assert!(forbids(json!({"non_interactive": true}), true));
+    for (key, internal_caller) in [("disable_clarification", false), ("non_interactive", true)] {
+        let limits = RunLimits { internal_caller, ..LIMITS };
+        for (body, place) in places(key, &json!(true)) {
+            let config = try_request(&body, limits).unwrap().config;
+            assert!(config.forbids_questions(), "{place}");
+            assert!(!config.configurable.contains_key(key), "{place}");
+        }
+    }
+    let body = json!({"config": {"configurable": {"non_interactive": true}}});
+    assert!(!try_request(&body, LIMITS).unwrap().config.forbids_questions(), "for internal callers only");
 }

@@ -149,6 +149,11 @@ impl Runs {
         // Create the stream before the run becomes known, and the handle before it can be cancelled.
         let publisher = self.streams.open(&run_id);
         let guard = self.local.enter(&run_id);
+        // A stop that begins from here on waits for this run. One that began before has not seen it.
+        if self.is_stopping() {
+            publisher.end();
+            return Err(CreateError::Stopping);
+        }
         let admitted = self.admission(&new, is_seeded, request.options.multitask_strategy).await;
         let holds_thread = matches!(admitted, Ok(Admission::Admitted(_)));
         let run = match admitted {

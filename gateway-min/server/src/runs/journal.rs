@@ -10,7 +10,7 @@ use threadkeep_agent::tools::loop_detection::Verdict;
 
 use super::delivery::Delivery;
 use super::subagent_events;
-use threadkeep_records::{DecideOutcome, NewEvent, Records, RecordsError, RunEnd, persistently};
+use threadkeep_records::{DecideOutcome, EventQuery, NewEvent, Records, RecordsError, RunEnd, persistently};
 
 /// How many events are buffered before they are written.
 const BATCH: usize = 20;
@@ -23,6 +23,8 @@ pub(crate) struct Journal {
     thread_id: String,
     run_id: String,
     pending: Vec<NewEvent>,
+    /// The position in the feed of the last event that was written.
+    written: Option<i64>,
     answers: Vec<String>,
     delivery: Delivery,
 }
@@ -34,6 +36,7 @@ impl Journal {
             thread_id: thread_id.to_owned(),
             run_id: run_id.to_owned(),
             pending: Vec::new(),
+            written: None,
             answers: Vec::new(),
             delivery: Delivery::default(),
         }
@@ -121,10 +124,6 @@ impl Journal {
         if let Err(error) = self.flush().await {
             let run_id = &self.run_id;
             tracing::warn!(run_id, %error, "the events of a subagent are written later");
-            if matches!(error, RecordsError::InDoubt { .. }) {
-                // They may be there already.
-                self.pending.clear();
-            }
         }
     }
 
@@ -214,12 +213,43 @@ impl Journal {
         if self.pending.len() >= BATCH { self.flush().await } else { Ok(()) }
     }
 
+    /// Writes the buffered events, once: after a write in doubt only if the feed does not have them.
     async fn flush(&mut self) -> Result<(), RecordsError> {
         if self.pending.is_empty() {
             return Ok(());
         }
-        self.records.events().append(&self.thread_id, &self.run_id, self.pending.clone()).await?;
+        let mut appended = self.append().await;
+        if let Err(RecordsError::InDoubt { .. }) = appended {
+            appended = match persistently(|| self.found()).await {
+                Ok(found) if found.is_empty() => self.append().await,
+                Ok(found) => Ok(found),
+                Err(_) => appended,
+            };
+        }
+        match appended {
+            Ok(positions) => self.written = positions.last().copied(),
+            // The run need not end for that.
+            Err(error @ RecordsError::InDoubt { .. }) => {
+                tracing::error!(run_id = self.run_id, %error, "events of the run may be lost");
+            }
+            Err(error) => return Err(error),
+        }
         self.pending.clear();
         Ok(())
+    }
+
+    async fn append(&self) -> Result<Vec<i64>, RecordsError> {
+        self.records.events().append(&self.thread_id, &self.run_id, self.pending.clone()).await
+    }
+
+    /// The positions of the run's events after the last one that is known to be written: nobody else writes any.
+    async fn found(&self) -> Result<Vec<i64>, RecordsError> {
+        let query = EventQuery {
+            after_seq: self.written,
+            limit: EventQuery::MAX_LIMIT,
+            ..EventQuery::new(self.thread_id.as_str(), self.run_id.as_str())
+        };
+        let found = self.records.events().list(&query).await?;
+        Ok(found.into_iter().map(|event| event.seq).collect())
     }
 }

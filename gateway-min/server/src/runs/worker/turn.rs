@@ -60,7 +60,14 @@ impl Worker<'_> {
     async fn row_changed(&self) -> Result<(), RecordsError> {
         loop {
             tokio::time::sleep(LOOK_EVERY).await;
-            let row = self.runs.records.runs().get(&self.spec.run_id).await?;
+            let row = match self.runs.records.runs().get(&self.spec.run_id).await {
+                Ok(row) => row,
+                Err(error) if error.is_unavailable() => {
+                    tracing::debug!(run_id = self.spec.run_id, %error, "cannot look whether a run still waits");
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
             if row.is_none_or(|row| !row.waiting || row.cancel_action.is_some()) {
                 return Ok(());
             }

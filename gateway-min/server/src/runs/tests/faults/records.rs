@@ -3,13 +3,18 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use serde_json::json;
 use threadkeep_agent::model::scripted::gate;
 
-use super::super::{Gateway, On, ask, everywhere, options};
+use super::super::{Gateway, MODES, On, ask, everywhere, frames, from, gated, options};
 use super::{faulty, goes_on, said, script};
-use crate::runs::admission::OnThread;
+use crate::app::Parts;
+use crate::runs::admission::{CreateError, OnThread};
 use crate::runs::request::{RunOptions, RunRequest, StreamMode};
-use threadkeep_records::{CancelAction, MultitaskStrategy, NewRun, RunEnd, RunStatus, RunTotals};
+use threadkeep_records::{
+    CancelAction, CancelOutcome, EventBackend, EventQuery, MultitaskStrategy, NewRun, Records,
+    RecordsOptions, RunEnd, RunStatus, RunTotals,
+};
 
 /// Whichever of a run's record writes fails at first, or loses its response, the run ends and releases its thread.
 #[tokio::test]
@@ -28,17 +33,24 @@ async fn a_run_whose_records_cannot_be_written_ends_and_frees_its_thread() {
             }
             let created = gateway.create(ask(if cancels { "wait" } else { "two tools" })).await;
             let left = said(&gateway.head().await.unwrap()).len();
+            let mut rolled_back = false;
             if let Ok(created) = &created {
                 let run_id = &created.run.run_id;
                 if cancels {
                     let shut = gate(&name);
                     tokio::select! { () = shut.reached() => {}, () = gateway.app.runs.ended(run_id) => {} }
                     let cancel = || gateway.app.runs.cancel(run_id, CancelAction::Rollback);
-                    if cancel().await.is_err() {
-                        cancel().await.unwrap();
-                    }
+                    let cancelled = match cancel().await {
+                        Ok(cancelled) => cancelled,
+                        Err(_) => cancel().await.unwrap(),
+                    };
+                    rolled_back = !matches!(cancelled, CancelOutcome::AlreadyTerminal(_));
                 }
                 let row = gateway.row(run_id).await;
+                if rolled_back {
+                    assert_eq!(row.error.as_deref(), Some("Rolled back by user"), "{name}");
+                    assert_eq!(said(&gateway.head().await.unwrap()), ["first", "You said: first"], "{name}");
+                }
                 assert!(!row.status.is_active(), "{name}");
                 let thread = records.threads().get("t", None).await.unwrap().unwrap();
                 assert_ne!(thread.status, threadkeep_records::ThreadStatus::Running, "{name}");
@@ -194,5 +206,89 @@ async fn an_admission_that_nobody_was_told_of_is_one_run_that_is_worked_on() {
         let expected = ["first", "You said: first", "wait", "instead", "You said: instead"];
         assert_eq!(said(&gateway.head().await.unwrap()), expected);
         goes_on(&gateway).await;
+    }
+}
+
+/// A write of the feed whose response is lost is neither repeated nor the end of the run.
+#[tokio::test]
+async fn events_whose_write_is_in_doubt_are_stored_once() {
+    let calls: Vec<_> = (0..20).map(|n| json!({"name": "ls", "id": format!("call-{n}")})).collect();
+    let script = json!({"rules": [{"answers": [{"text": "Look.", "tool_calls": calls}, {"text": "done"}]}]});
+    for k in 1.. {
+        let options = RecordsOptions { event_backend: EventBackend::Database, ..RecordsOptions::default() };
+        let records = Records::open_memory(options).await.unwrap();
+        let parts = Parts { records: Some(records.clone()), ..Parts::default() };
+        let gateway = Gateway::start_with(("memory", "full"), 3, &script, parts).await;
+        records.doubt_commit(k);
+        let Ok(created) = gateway.create(ask("go")).await else { continue };
+        let row = gateway.row(&created.run.run_id).await;
+        let unused = records.fail_statement(0);
+        assert_eq!((row.status, &row.error), (RunStatus::Success, &None), "{k}");
+        let events = records.events().list(&EventQuery::new("t", row.run_id)).await.unwrap();
+        let messages: Vec<_> = events.iter().filter(|event| event.category == "message").collect();
+        let ids: BTreeSet<_> = messages.iter().map(|event| event.content["id"].as_str().unwrap()).collect();
+        assert_eq!((ids.len(), messages.len()), (23, 23), "{k}: the question, two answers, the results");
+        let kinds: Vec<&str> = events.iter().map(|event| &*event.event_type).collect();
+        assert_eq!((kinds[0], kinds[events.len() - 1]), ("run.start", "run.delivery"), "{k}");
+        if unused {
+            assert!(k > 4, "admission, start, events, decision, end");
+            break;
+        }
+    }
+}
+
+/// The row of a run that was cancelled cannot be read at first: what was asked for is done all the same.
+#[tokio::test]
+async fn a_cancelled_run_whose_row_cannot_be_read_at_first_is_rolled_back() {
+    for mode in MODES {
+        let name = format!("unread-{mode}");
+        let (gateway, _) = faulty(("sqlite", mode), &name).await;
+        let created = gateway.create(ask("wait")).await.unwrap();
+        gate(&name).reached().await;
+        gateway.app.records.fail_reads(2);
+        gateway.app.runs.cancel(&created.run.run_id, CancelAction::Rollback).await.unwrap();
+        let shown = frames(created.stream).await;
+        assert!(shown.iter().all(|(name, _)| name != "error"), "{shown:?}");
+        assert!(!gateway.app.records.fail_statement(0), "the reads failed");
+        let row = gateway.row(&created.run.run_id).await;
+        assert_eq!(row.error.as_deref(), Some("Rolled back by user"));
+        assert_eq!(said(&gateway.head().await.unwrap()), ["first", "You said: first"], "{mode}");
+    }
+}
+
+#[tokio::test]
+async fn a_waiting_run_whose_row_cannot_be_read_goes_on_waiting() {
+    let gateway = Gateway::start_on(("sqlite", "delta"), &gated("unread-waits")).await;
+    let first = gateway.create(ask("wait")).await.unwrap();
+    gate("unread-waits").reached().await;
+    let options =
+        RunOptions { multitask_strategy: MultitaskStrategy::Enqueue, ..options([StreamMode::Values]) };
+    let second = gateway.create(RunRequest { options, ..ask("next") }).await.unwrap();
+    gateway.app.records.fail_reads(1);
+    let until_read = async {
+        while gateway.app.records.reads_to_fail() > 0 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_mins(10), until_read).await.expect("nobody looks");
+    gate("unread-waits").open();
+    assert_eq!(gateway.row(&first.run.run_id).await.status, RunStatus::Success);
+    assert_eq!(gateway.row(&second.run.run_id).await.status, RunStatus::Success);
+    let all = ["wait", "late", "next", "You said: next"];
+    assert_eq!(said(&gateway.head().await.unwrap()), all);
+}
+
+/// The gateway begins to stop while a run is being created: it is not started after all others have stopped.
+#[tokio::test]
+async fn no_run_is_admitted_once_the_gateway_stops() {
+    for mode in MODES {
+        let (gateway, faults) = faulty(("sqlite", mode), "none").await;
+        let head = gateway.head().await.unwrap();
+        let app = std::sync::Arc::clone(&gateway.app);
+        faults.before_read(async move { app.stop_runs().await });
+        let created = gateway.create(from(&head, ask("late"))).await;
+        assert!(matches!(created.err(), Some(CreateError::Stopping)), "{mode}");
+        assert_eq!(gateway.app.records.runs().active_for_thread("t").await.unwrap(), None);
+        assert_eq!(gateway.head().await.unwrap().key, head.key);
     }
 }

@@ -37,7 +37,6 @@ impl StateAccessor {
     pub async fn delete_seen(&self, seen: SeenThread) -> Result<()> {
         let SeenThread { thread, contents } = seen;
         let deleted = match contents {
-            Some((_, remove)) if remove.is_empty() => Ok(()),
             Some((revision, remove)) => {
                 let rewrite = Rewrite { remove, ..Rewrite::default() };
                 match self.saver.rewrite_thread(&thread, &revision, rewrite).await {

@@ -183,5 +183,13 @@ async fn a_deletion_deletes_what_was_seen_and_nothing_newer() {
         assert!(matches!(process.delete_seen(seen).await, Err(Error::Stale { .. })), "it is gone");
         let nothing = process.look(&store.thread).await.unwrap();
         process.delete_seen(nothing).await.unwrap();
+
+        // Seen empty, and written to since.
+        let nothing = process.look(&store.thread).await.unwrap();
+        say(&store, "acknowledged").await;
+        let before = store.image().await;
+        let refused = process.delete_seen(nothing).await;
+        assert!(matches!(refused, Err(Error::Stale { .. })), "{refused:?}");
+        assert_eq!(store.image().await, before, "{:?}", store.mode);
     }
 }

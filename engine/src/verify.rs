@@ -234,6 +234,7 @@ impl<'a> Check<'a> {
         let Some(id) = tuple.parent else { return };
         if id >= tuple.checkpoint.id {
             self.report(Rule::ParentIsOlder, tuple, format!("its parent is {id}"));
+            return; // The lineage ends here.
         }
         let Some(parent) = self.lineage.parent(tuple) else {
             self.report(Rule::ParentIsThere, tuple, format!("its parent {id} is missing"));

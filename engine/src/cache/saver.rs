@@ -100,8 +100,10 @@ impl CachedSaver {
                 }
             }
             let root = child.parent.is_none();
-            if walk.visit(id, root, |channel, _| Ok(child.checkpoint.channels.get(channel).cloned()))? {
-                return Ok(Some(walk.finish()));
+            match walk.visit(id, root, |channel, _| Ok(child.checkpoint.channels.get(channel).cloned())) {
+                Ok(true) => return Ok(Some(walk.finish())),
+                Ok(false) => {}
+                Err(_) => return Ok(None),
             }
             let ahead = |channel| known.get(channel).is_some_and(|path| path.checkpoint < id);
             let Some(parent) = child.parent.filter(|_| walk.open().all(ahead)) else { return Ok(None) };

@@ -1,6 +1,6 @@
 //! A thread as a graph: parents and children, what is pending, and what the replay of a checkpoint needs.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use crate::channel::ChannelTable;
 use crate::checkpoint::{CheckpointTuple, Stored, TaskWrites, Write};
@@ -21,7 +21,7 @@ impl<'a> Lineage<'a> {
     pub fn new(image: &'a ThreadImage) -> Self {
         let mut children: HashMap<LocalKey, Vec<&CheckpointTuple>> = HashMap::new();
         for ((namespace, _), tuple) in &image.checkpoints {
-            if let Some(parent) = tuple.parent {
+            if let Some(parent) = older_parent(tuple) {
                 children.entry((namespace.clone(), parent)).or_default().push(tuple);
             }
         }
@@ -38,9 +38,12 @@ impl<'a> Lineage<'a> {
         self.image.checkpoints.get(place)
     }
 
-    /// The checkpoint's parent, if it has one that exists.
+    /// The checkpoint's parent, if it has one that exists. One that is not older is none: damaged data may hold a cycle, in
+    /// which a walk would never end.
     pub fn parent(&self, tuple: &CheckpointTuple) -> Option<&'a CheckpointTuple> {
-        self.get(&(tuple.namespace.clone(), tuple.parent?))
+        #[cfg(test)]
+        super::tests::visit();
+        self.get(&(tuple.namespace.clone(), older_parent(tuple)?))
     }
 
     /// The children of a checkpoint, oldest first.
@@ -48,7 +51,7 @@ impl<'a> Lineage<'a> {
         self.children.get(place).map_or(&[], Vec::as_slice)
     }
 
-    /// A checkpoint and its ancestors, newest first. Ends where a parent is missing.
+    /// A checkpoint and its ancestors, newest first. Ends where a parent is missing or not older.
     pub fn lineage<'s>(
         &'s self,
         place: &LocalKey,
@@ -84,15 +87,18 @@ impl<'a> Lineage<'a> {
     ) -> BTreeSet<LocalKey> {
         let mut keep: BTreeSet<LocalKey> = self.get(target).into_iter().map(place).collect();
         for channel in channels {
-            for tuple in self.lineage(target) {
-                keep.insert(place(tuple));
-                let entry = tuple.checkpoint.channels.get(channel);
-                if entry.is_some_and(|entry| entry.stored.value().is_some()) {
-                    break;
-                }
-            }
+            keep.extend(self.path(target, channel).map(place));
         }
         keep
+    }
+
+    /// A checkpoint and its ancestors, newest first, back to the nearest one that stores a value for this channel.
+    fn path(&self, from: &LocalKey, channel: &ChannelName) -> impl Iterator<Item = &'a CheckpointTuple> {
+        let mut found = false;
+        self.lineage(from).take_while(move |tuple| {
+            let entry = tuple.checkpoint.channels.get(channel);
+            !std::mem::replace(&mut found, entry.is_some_and(|entry| entry.stored.value().is_some()))
+        })
     }
 
     /// Everything that must stay so that each of `targets`, and each checkpoint that stays for their sake, can be
@@ -100,11 +106,18 @@ impl<'a> Lineage<'a> {
     pub fn replay_closure(&self, targets: &BTreeSet<LocalKey>) -> BTreeSet<LocalKey> {
         let mut keep = targets.clone();
         let mut open: Vec<LocalKey> = targets.iter().cloned().collect();
-        while let Some(place) = open.pop() {
-            let Some(tuple) = self.get(&place) else { continue };
-            for needed in self.keep_set(&place, sentinels(tuple)) {
-                if keep.insert(needed.clone()) {
-                    open.push(needed);
+        // Paths that meet are the same from there on.
+        let mut walked: HashSet<(&Namespace, CheckpointId, &ChannelName)> = HashSet::new();
+        while let Some(at) = open.pop() {
+            let Some(tuple) = self.get(&at) else { continue };
+            for channel in sentinels(tuple) {
+                for needed in self.path(&at, channel) {
+                    if !walked.insert((&needed.namespace, needed.checkpoint.id, channel)) {
+                        break;
+                    }
+                    if keep.insert(place(needed)) {
+                        open.push(place(needed));
+                    }
                 }
             }
         }
@@ -160,6 +173,11 @@ impl<'a> Lineage<'a> {
         }
         Ok(value)
     }
+}
+
+/// The parent that a checkpoint names, unless that is not older.
+fn older_parent(tuple: &CheckpointTuple) -> Option<CheckpointId> {
+    tuple.parent.filter(|parent| *parent < tuple.checkpoint.id)
 }
 
 /// The place of a checkpoint.

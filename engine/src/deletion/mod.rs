@@ -14,6 +14,8 @@ mod removal;
 mod retention;
 mod runs;
 mod stats;
+#[cfg(test)]
+mod tests;
 
 use std::fmt;
 

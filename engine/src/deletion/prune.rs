@@ -1,7 +1,6 @@
 //! Pruning: keeps the newest checkpoints of a thread and what they need.
 
-use std::collections::BTreeSet;
-use std::ops::Bound;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::lineage::Lineage;
 use super::removal::removal;
@@ -62,6 +61,10 @@ impl Prune {
 pub fn plan_prune(image: &ThreadImage, prune: &Prune, table: &ChannelTable) -> Result<DeletionPlan> {
     let lineage = Lineage::new(image);
     let heads = lineage.heads();
+    let newest = match prune.keep {
+        Keep::Last(count) => newest(image, count),
+        _ => BTreeSet::new(),
+    };
     let wanted = |place: &LocalKey| {
         if prune.protect.contains(&place.1) {
             return Some(Reason::Protected);
@@ -70,16 +73,14 @@ pub fn plan_prune(image: &ThreadImage, prune: &Prune, table: &ChannelTable) -> R
             Keep::Nothing => None,
             _ if heads.get(&place.0) == Some(&place.1) => Some(Reason::Head),
             Keep::Latest => None,
-            Keep::Last(count) => {
-                let newer = image.checkpoints.range((Bound::Excluded(place.clone()), Bound::Unbounded));
-                let newer = newer.take_while(|((namespace, _), _)| *namespace == place.0).take(count).count();
-                (newer < count).then_some(Reason::Kept)
-            }
+            Keep::Last(_) => newest.contains(place).then_some(Reason::Kept),
             Keep::Since(moment) => (place.1.unix_ms() >= moment).then_some(Reason::Kept),
         }
     };
-    let kept: BTreeSet<LocalKey> =
-        image.checkpoints.keys().filter(|place| wanted(place).is_some()).cloned().collect();
+    let places = image.checkpoints.keys();
+    let wanted: BTreeMap<&LocalKey, Reason> =
+        places.filter_map(|place| Some((place, wanted(place)?))).collect();
+    let kept: BTreeSet<LocalKey> = wanted.keys().map(|place| (*place).clone()).collect();
     let close = |kept: &BTreeSet<LocalKey>| match prune.boundary {
         Boundary::KeepSet => lineage.replay_closure(kept),
         Boundary::FreshSnapshot => kept.clone(),
@@ -103,8 +104,8 @@ pub fn plan_prune(image: &ThreadImage, prune: &Prune, table: &ChannelTable) -> R
             stays.clone_from(&closed);
         }
     }
-    let verdict = |place: &LocalKey| match wanted(place) {
-        Some(reason) => reason,
+    let verdict = |place: &LocalKey| match wanted.get(place) {
+        Some(reason) => *reason,
         None if closed.contains(place) => Reason::Replay,
         None if stays.contains(place) => Reason::Cap,
         None if prune.keep == Keep::Nothing => Reason::Thread,
@@ -113,6 +114,22 @@ pub fn plan_prune(image: &ThreadImage, prune: &Prune, table: &ChannelTable) -> R
     let verdicts = image.checkpoints.keys().map(|place| (place.clone(), verdict(place))).collect();
     let remove = image.checkpoints.keys().filter(|place| !stays.contains(*place)).cloned().collect();
     Ok(DeletionPlan { rewrite: removal(&lineage, remove, table)?, verdicts: in_order(verdicts) })
+}
+
+/// The newest `count` checkpoints of each namespace.
+fn newest(image: &ThreadImage, count: usize) -> BTreeSet<&LocalKey> {
+    let (mut current, mut seen) = (None, 0);
+    let places = image.checkpoints.keys().rev();
+    let newest = places.filter(|(namespace, _)| {
+        #[cfg(test)]
+        super::tests::visit();
+        if current.replace(namespace) != Some(namespace) {
+            seen = 0;
+        }
+        seen += 1;
+        seen <= count
+    });
+    newest.collect()
 }
 
 /// Prunes a thread, in one atomic change. Every remaining checkpoint keeps its state.

@@ -11,7 +11,7 @@
 //! - A checkpoint with pending rows is *guarded*: rows of a task that no checkpoint applied. Rows that a child applied
 //!   belong to the child.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use super::lineage::{Lineage, place};
 use super::removal::removal;
@@ -170,10 +170,18 @@ fn is_link(lineage: &Lineage<'_>, tuple: &CheckpointTuple) -> bool {
 /// The thread without these links: the children of each become children of its parent, and the rows under it move
 /// there. Also returns the changed checkpoints.
 fn graft(image: &ThreadImage, links: &BTreeSet<LocalKey>) -> (ThreadImage, BTreeSet<LocalKey>) {
+    let mut children: HashMap<LocalKey, Vec<&LocalKey>> = HashMap::new();
+    for (place, tuple) in &image.checkpoints {
+        #[cfg(test)]
+        super::tests::visit();
+        if let Some(parent) = tuple.parent {
+            children.entry((place.0.clone(), parent)).or_default().push(place);
+        }
+    }
     let mut grafted = image.clone();
     let mut changed = BTreeSet::new();
     for at in links {
-        // Oldest first, so that each of several stacked links finds its parent.
+        // Oldest first, so that each of several stacked links already has a parent that stays.
         let Some(link) = grafted.checkpoints.remove(at) else { continue };
         let Some(parent) = link.parent else { continue };
         let above = (at.0.clone(), parent);
@@ -181,10 +189,13 @@ fn graft(image: &ThreadImage, links: &BTreeSet<LocalKey>) -> (ThreadImage, BTree
             parent.writes.extend(link.writes);
             changed.insert(above);
         }
-        let namespace = grafted.checkpoints.iter_mut().filter(|(place, _)| place.0 == at.0);
-        for (place, child) in namespace.filter(|(_, child)| child.parent == Some(at.1)) {
-            child.parent = Some(parent);
-            changed.insert(place.clone());
+        for place in children.remove(at).unwrap_or_default() {
+            #[cfg(test)]
+            super::tests::visit();
+            if let Some(child) = grafted.checkpoints.get_mut(place) {
+                child.parent = Some(parent);
+                changed.insert(place.clone());
+            }
         }
     }
     changed.retain(|place| !links.contains(place));

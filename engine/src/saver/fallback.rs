@@ -116,6 +116,8 @@ pub fn image_history(
 pub struct HistoryWalk<'a> {
     at: &'a CheckpointKey,
     reach: CheckpointId,
+    /// The checkpoint that was visited last.
+    last: Option<CheckpointId>,
     open: BTreeSet<ChannelName>,
     done: DeltaHistory,
 }
@@ -127,6 +129,7 @@ impl<'a> HistoryWalk<'a> {
         Self {
             at,
             reach: reach.unwrap_or(at.id),
+            last: None,
             open: channels.clone(),
             done: channels.iter().map(|channel| (channel.clone(), empty())).collect(),
         }
@@ -137,13 +140,16 @@ impl<'a> HistoryWalk<'a> {
     /// second argument says whether a complete value would be used, so that it need not be loaded otherwise.
     ///
     /// # Errors
-    /// Those of `entry`.
+    /// [`Error::BrokenLineage`] if it is not older than the one before it, which would be a cycle. Those of `entry`.
     pub fn visit(
         &mut self,
         id: CheckpointId,
         root: bool,
         mut entry: impl FnMut(&ChannelName, bool) -> Result<Option<ChannelEntry>>,
     ) -> Result<bool> {
+        if let Some(child) = self.last.replace(id).filter(|child| id >= *child) {
+            return Err(Error::broken(&self.at.thread, child, format!("its parent {id} is not older")));
+        }
         let far_enough = root || id <= self.reach;
         for channel in std::mem::take(&mut self.open) {
             let seed = match entry(&channel, far_enough)? {

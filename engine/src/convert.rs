@@ -135,18 +135,21 @@ const ATTEMPTS: usize = 8;
 /// [`Error::Stale`] if other writers keep changing the thread; those of [`plan_conversion`] and of the saver.
 pub async fn convert(saver: &dyn Saver, thread: &ThreadId, table: &ChannelTable) -> Result<Conversion> {
     let mut doubt = None;
+    // What the attempt in doubt changed, if nothing is left to convert after it.
+    let mut doubted = None;
     for _ in 0..ATTEMPTS {
         let image = saver.read_thread(thread).await.map_err(|error| doubt_or(doubt.clone(), error))?;
         let rewrite = plan_conversion(&image, table).map_err(|error| doubt_or(doubt.clone(), error))?;
         let done = Conversion { checkpoints: image.checkpoints.len(), changed: rewrite.put.len() };
         if rewrite.is_empty() {
-            return Ok(done);
+            return Ok(doubted.unwrap_or(done));
         }
         match saver.rewrite_thread(thread, &image.revision, rewrite).await {
             Ok(()) => return Ok(done),
             Err(Error::Stale { .. }) => {}
             Err(error @ Error::InDoubt { .. }) => {
                 doubt.get_or_insert(error.clone());
+                doubted.get_or_insert(done);
                 // As in a deletion: nothing of it was stored, so trying again would take as long and fail as well.
                 let now = saver.read_thread(thread).await.map_err(|error| doubt_or(doubt.clone(), error))?;
                 if now.revision == image.revision {

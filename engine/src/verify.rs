@@ -129,7 +129,8 @@ pub struct Repair {
 /// Makes the safe repairs ([`Rule::is_repairable`]), in one atomic change. Changes nothing else.
 ///
 /// # Errors
-/// [`Error::Stale`] if another writer changed the thread meanwhile; those of the saver.
+/// [`Error::Stale`] if another writer changed the thread meanwhile; those of the saver. [`Error::InDoubt`] also if the
+/// repair was stored, and the thread could not be read again to say what is left.
 pub async fn repair(saver: &dyn Saver, thread: &ThreadId, table: &ChannelTable) -> Result<Repair> {
     let found = verify(saver, thread, table).await?;
     let (repairable, left): (Vec<_>, Vec<_>) = found.into_iter().partition(|v| v.rule.is_repairable());
@@ -157,7 +158,15 @@ pub async fn repair(saver: &dyn Saver, thread: &ThreadId, table: &ChannelTable) 
         put.push(new);
     }
     saver.rewrite_thread(thread, &image.revision, Rewrite { put, ..Rewrite::default() }).await?;
-    let still = verify(saver, thread, table).await?;
+    let still = verify(saver, thread, table).await.map_err(|error| match error {
+        Error::Unavailable { saver, reason } => Error::InDoubt {
+            saver,
+            reason: format!(
+                "the repair of thread {thread} was stored, and the thread could not be read again: {reason}"
+            ),
+        },
+        error => error,
+    })?;
     let repaired = repairable.into_iter().filter(|violation| !still.contains(violation)).collect();
     Ok(Repair { repaired, left: still })
 }

@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use serde_json::{Map, json};
 use threadkeep::channel::Schema;
 use threadkeep::checkpoint::{CheckpointKey, CheckpointTuple, TaskWrites};
-use threadkeep::convert::convert;
+use threadkeep::convert::{Conversion, convert};
 use threadkeep::deletion::{Boundary, Keep, Prune, prune};
 use threadkeep::id::{ChannelName, CheckpointId, IdSource, ThreadId};
 use threadkeep::metadata::Source;
@@ -21,6 +21,7 @@ use threadkeep::saver::{
 };
 use threadkeep::state::{StateAccessor, Update};
 use threadkeep::step::{Durability, StepWriter};
+use threadkeep::verify::repair;
 use threadkeep::{Error, Result};
 use threadkeep_memory::MemorySaver;
 
@@ -35,6 +36,8 @@ enum Loss {
     DoubtLost,
     /// Nobody knows, and the next write finds that the store lost earlier ones.
     HistoryLost,
+    /// None: it is stored and acknowledged, and the store is gone after it.
+    Nothing,
 }
 
 /// Lets the `nth` write fail. After a doubt it refuses every write, as a writer does after a failed flush.
@@ -45,6 +48,8 @@ struct Failing {
     poisoned: AtomicBool,
     /// Whether reads fail, too, once it is poisoned.
     blind: bool,
+    /// What somebody else puts after the write in doubt.
+    meanwhile: Option<(CheckpointKey, TaskWrites)>,
 }
 
 impl Failing {
@@ -68,8 +73,14 @@ impl Failing {
             return Self::refused();
         }
         self.poisoned.store(true, Ordering::SeqCst);
+        if self.loss == Loss::Nothing {
+            return write.await;
+        }
         if self.loss == Loss::DoubtStored {
             write.await?;
+        }
+        if let Some((at, row)) = &self.meanwhile {
+            self.inner.put_writes(at, row).await?;
         }
         Err(Error::InDoubt { saver: "failing", reason: "the flush failed".to_owned() })
     }
@@ -152,9 +163,10 @@ enum Op {
     Prune,
     /// To the other mode.
     Convert,
+    Repair,
 }
 
-const OPS: [Op; 11] = [
+const OPS: [Op; 12] = [
     Op::Create,
     Op::Update,
     Op::Fork,
@@ -166,6 +178,7 @@ const OPS: [Op; 11] = [
     Op::TurnWithOneFlush,
     Op::Prune,
     Op::Convert,
+    Op::Repair,
 ];
 
 fn saying(accessor: &StateAccessor, text: &str) -> Update {
@@ -244,6 +257,7 @@ async fn run(op: Op, a: &StateAccessor, store: &MemorySaver, at: CheckpointId) -
             let table = Schema::thread_state().compile(other, 2).unwrap();
             convert(&**a.saver(), &t, &table).await.map(|_| ())
         }
+        Op::Repair => repair(&**a.saver(), &t, a.table()).await.map(|_| ()),
     }
 }
 
@@ -259,6 +273,18 @@ async fn contents(store: &MemorySaver) -> Vec<CheckpointTuple> {
     all
 }
 
+/// Takes away the markers of delta mode and the counters, which a repair puts back.
+async fn unmark(store: &MemorySaver) {
+    let image = store.read_thread(&"t".into()).await.unwrap();
+    let mut put: Vec<CheckpointTuple> = image.checkpoints.into_values().collect();
+    for tuple in &mut put {
+        tuple.metadata.delta_marker = false;
+        tuple.metadata.counters.clear();
+    }
+    let rewrite = Rewrite { put, ..Rewrite::default() };
+    store.rewrite_thread(&"t".into(), &image.revision, rewrite).await.unwrap();
+}
+
 async fn check(op: Op, mode: ChannelMode, nth: usize, loss: Loss, blind: bool) {
     let store = MemorySaver::new();
     let table = Arc::new(Schema::thread_state().compile(mode, 2).unwrap());
@@ -268,6 +294,9 @@ async fn check(op: Op, mode: ChannelMode, nth: usize, loss: Loss, blind: bool) {
     let two = healthy.update(&t, saying(&healthy, "two")).await.unwrap();
     let pending = TaskWrites { task: healthy.ids().task(), node: "n".into(), index: 0, writes: Vec::new() };
     store.put_writes(&two.key, &pending).await.unwrap();
+    if let Op::Repair = op {
+        unmark(&store).await;
+    }
 
     let failing = Failing {
         inner: store.clone(),
@@ -275,6 +304,7 @@ async fn check(op: Op, mode: ChannelMode, nth: usize, loss: Loss, blind: bool) {
         loss,
         poisoned: AtomicBool::new(false),
         blind,
+        meanwhile: None,
     };
     let a = StateAccessor::new(Arc::new(failing), table, Arc::new(IdSource::default()));
     let before = contents(&store).await;
@@ -307,7 +337,7 @@ proptest! {
         op in prop::sample::select(OPS.to_vec()),
         delta: bool,
         nth in 0..5_usize,
-        loss in prop::sample::select(vec![Loss::Refused, Loss::DoubtStored, Loss::DoubtLost]),
+        loss in prop::sample::select(vec![Loss::Refused, Loss::DoubtStored, Loss::DoubtLost, Loss::Nothing]),
         blind: bool,
     ) {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
@@ -330,6 +360,45 @@ async fn a_pass_in_doubt_is_not_called_undone() {
     }
 }
 
+/// The repair was stored; only the look at what it left failed.
+#[tokio::test]
+async fn a_repair_that_was_stored_is_not_called_undone() {
+    for loss in [Loss::Refused, Loss::DoubtStored, Loss::DoubtLost, Loss::Nothing] {
+        for blind in [false, true] {
+            check(Op::Repair, ChannelMode::Delta, 0, loss, blind).await;
+        }
+    }
+}
+
+/// What a conversion in doubt changed is counted, also if somebody else has written to the thread since.
+#[tokio::test]
+async fn a_conversion_in_doubt_that_was_carried_out_says_what_it_changed() {
+    for (mode, other) in [(ChannelMode::Full, ChannelMode::Delta), (ChannelMode::Delta, ChannelMode::Full)] {
+        for third_party in [false, true] {
+            let store = MemorySaver::new();
+            let table = Schema::thread_state().compile(mode, 2).unwrap();
+            let accessor = StateAccessor::new(Arc::new(store.clone()), Arc::new(table), Arc::default());
+            let t = ThreadId::from("t");
+            accessor.update(&t, saying(&accessor, "one")).await.unwrap();
+            let head = accessor.update(&t, saying(&accessor, "two")).await.unwrap().key;
+            let row = TaskWrites { task: accessor.ids().task(), node: "n".into(), index: 0, writes: vec![] };
+            let failing = Failing {
+                inner: store.clone(),
+                left: AtomicUsize::new(0),
+                loss: Loss::DoubtStored,
+                poisoned: AtomicBool::new(false),
+                blind: false,
+                meanwhile: third_party.then_some((head, row)),
+            };
+            let table = Schema::thread_state().compile(other, 2).unwrap();
+            let done = convert(&failing, &t, &table).await.unwrap();
+            assert_eq!(done, Conversion { checkpoints: 2, changed: 2 }, "{other:?} {third_party}");
+            let again = convert(&store, &t, &table).await.unwrap();
+            assert_eq!(again.changed, 0, "{other:?} {third_party}");
+        }
+    }
+}
+
 /// The repeat of a commit in doubt finds that the store lost history: the error says that the first attempt may have been
 /// carried out. One that was not in doubt does not say so.
 #[tokio::test]
@@ -346,6 +415,7 @@ async fn lost_history_after_a_doubt_says_that_there_was_a_doubt() {
             loss: Loss::HistoryLost,
             poisoned: AtomicBool::new(!in_doubt),
             blind: false,
+            meanwhile: None,
         };
         let a = StateAccessor::new(Arc::new(failing), table.clone(), Arc::default());
         let error = a.update(&t, saying(&a, "two")).await.unwrap_err();

@@ -40,6 +40,8 @@ mutants! { Twister(Twist)
     a_saver_that_has_a_history_of_the_unknown: HasAHistoryOfTheUnknown => "history_of_an_unknown_checkpoint_is_not_found",
     a_saver_that_seeds_the_unwritten: SeedsTheUnwrittenWithNull => "history_of_a_never_written_channel_has_no_seed_and_no_writes",
     a_saver_that_gives_the_unknown_a_revision: GivesTheUnknownARevision => "read_thread_of_an_unknown_thread_is_absent",
+    a_saver_that_takes_nothing_for_done: TakesNothingForDone => "rewrite_of_a_changed_thread_is_stale",
+    a_saver_that_lists_threads_with_a_root: ListsThreadsWithARoot => "threads_are_listed_by_page",
     a_saver_that_forgets_what_is_put: ForgetsWhatIsPut => "rewrite_removes_and_puts",
     a_saver_that_stores_each_list_whole: StoresEachListWhole => "equal_elements_are_stored_once",
     a_saver_that_frees_nothing: FreesNothing => "freed_space_is_free",
@@ -88,6 +90,8 @@ mutants! { Workshop(Fault)
     a_saver_that_ignores_the_form_of_the_parent: IgnoresTheForm => "commit_on_a_parent_in_another_form_is_stale",
     a_saver_that_changes_applied_rows: ChangesAppliedRows => "applied_rows_are_final",
     a_saver_that_reads_in_two_parts: ReadsInTwoParts => "reads_are_of_one_moment",
+    a_saver_that_reads_one_by_one: ReadsOneByOne => "reads_are_of_one_moment",
+    a_saver_that_forgets_rows_without_values: ForgetsRowsWithoutValues => "get_loads_what_was_asked",
     a_saver_that_forgets_an_ancestor: ForgetsAnAncestor => "rewrite_that_breaks_a_lineage_is_refused",
     a_saver_that_cuts_at_a_missing_row: CutsAtAMissingRow => "rewrite_that_breaks_a_lineage_is_refused",
     a_saver_that_rewrites_in_two_parts: RewritesInTwoParts => "a_dropped_call_happens_whole_or_not_at_all",
@@ -125,6 +129,7 @@ async fn random_programs_find_faults_and_shrink_to_what_shows_them() {
         Fault::IgnoresReach,
         Fault::RefusesRepeats,
         Fault::SharesNothing,
+        Fault::ForgetsRowsWithoutValues,
     ] {
         let report = run(Workshop(fault), Settings::default(), |case| case.name == RANDOM).await;
         assert_eq!(report.failed(), [RANDOM], "{fault:?} was not found");

@@ -8,7 +8,7 @@ use serde_json::json;
 use threadkeep::Error;
 use threadkeep::checkpoint::{ChannelEntry, CheckpointKey, CheckpointTuple, Stored};
 use threadkeep::id::{Namespace, TaskId, ThreadId};
-use threadkeep::saver::{ChannelHistory, LocalKey, Revision, Rewrite, Saver};
+use threadkeep::saver::{ChannelHistory, ListQuery, LocalKey, Revision, Rewrite, Saver};
 use threadkeep::value::ListValue;
 use tokio::sync::Barrier;
 use tokio::task::{JoinSet, yield_now};
@@ -16,7 +16,7 @@ use tokio::task::{JoinSet, yield_now};
 use crate::case::{Case, Failure, Outcome, case, check, check_eq};
 use crate::factory::Store;
 use crate::kit::{
-    MESSAGES, Step, dump, get, head, id, list, message, messages, path, plain, replayed, says, version,
+    MESSAGES, Step, all, dump, get, head, id, list, message, messages, path, plain, replayed, says, version,
 };
 
 pub(super) const CASES: &[Case] = &[
@@ -309,18 +309,23 @@ pub(super) async fn whole(saver: &dyn Saver, tuple: &CheckpointTuple) -> Result<
 #[derive(Debug, PartialEq)]
 struct Moment {
     path: threadkeep::Result<ChannelHistory>,
+    head: Option<CheckpointTuple>,
     fourth: Option<CheckpointTuple>,
     listed: Vec<CheckpointTuple>,
+    even: Vec<CheckpointTuple>,
     image: BTreeMap<LocalKey, CheckpointTuple>,
 }
 
 impl Moment {
     async fn read(saver: &dyn Saver) -> Result<Self, Failure> {
         let key = |n| CheckpointKey { thread: "t".into(), namespace: Namespace::root(), id: id(n) };
+        let filter = [("even".to_owned(), json!(true))].into_iter().collect();
         Ok(Self {
             path: path(saver, &key(6), None).await,
+            head: head(saver, "t").await?,
             fourth: get(saver, &key(4)).await?,
             listed: dump(saver, "t").await?,
+            even: saver.list(&ListQuery { filter, limit: Some(3), ..all("t") }).await?,
             image: saver.read_thread(&"t".into()).await?.checkpoints,
         })
     }
@@ -335,8 +340,8 @@ async fn reads_are_of_one_moment(store: Store) -> Outcome {
     let (saver, thread) = (store.open().await?, ThreadId::from("t"));
     let mut last = Step::first("t", 1).snapshot(MESSAGES, list(["1"])?).commit(&*saver).await?;
     for n in 2..=6 {
-        last =
-            Step::after(&last, n).sentinel(MESSAGES).runs(says(n, &n.to_string())?).commit(&*saver).await?;
+        let step = Step::after(&last, n).sentinel(MESSAGES).runs(says(n, &n.to_string())?);
+        last = step.meta("even", json!(n % 2 == 0)).commit(&*saver).await?;
     }
     let expected = replayed(&*saver, &last).await?;
     let whole = Moment::read(&*saver).await?;
@@ -358,14 +363,17 @@ async fn reads_are_of_one_moment(store: Store) -> Outcome {
     let (moments, done) = (Arc::new([whole, pruned, absent]), Arc::new(AtomicBool::new(false)));
     let mut readers = JoinSet::new();
     for _ in 0..3 {
-        let (saver, moments, done) = (saver.clone(), moments.clone(), done.clone());
+        // Handles of their own: one that excludes its own writers may still see half of what another one writes.
+        let (saver, moments, done) = (store.open().await?, moments.clone(), done.clone());
         readers.spawn(async move {
             while !done.load(Ordering::SeqCst) {
                 let read = Moment::read(&*saver).await?;
                 let one = |is: &dyn Fn(&Moment) -> bool| moments.iter().any(is);
                 check!(one(&|m| m.path == read.path), "a path of no moment: {:?}", read.path);
+                check!(one(&|m| m.head == read.head), "a head of no moment: {:?}", read.head);
                 check!(one(&|m| m.fourth == read.fourth), "a checkpoint of no moment: {:?}", read.fourth);
                 check!(one(&|m| m.listed == read.listed), "a list of no moment: {:?}", read.listed);
+                check!(one(&|m| m.even == read.even), "a filtered list of no moment: {:?}", read.even);
                 check!(one(&|m| m.image == read.image), "a thread of no moment: {:?}", read.image);
                 yield_now().await;
             }

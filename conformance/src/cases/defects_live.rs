@@ -535,7 +535,8 @@ async fn r4_5_restored_pending_rows_do_not_replay(store: Store) -> Outcome {
         create(&accessor, &thread).await?;
         turn(&mut open(&accessor, &thread, None).await?, "before").await?;
         half_a_step(&accessor, &thread, "of a failed step").await?;
-        let pending = at(&accessor, &thread, None).await?.writes;
+        let pending = at(&elsewhere(&store, mode, frequency).await?, &thread, None).await?.writes;
+        check!(!pending.is_empty(), "nothing is pending in {thread}");
         let point = accessor.capture(&mut accessor.known_head(&id).await?).await?;
         let mut cancelled = open(&accessor, &thread, None).await?;
         turn(&mut cancelled, "of the cancelled run").await?;

@@ -85,6 +85,10 @@ pub(crate) enum Fault {
     ChangesAppliedRows,
     /// Reads a path checkpoint by checkpoint, while others rewrite the thread.
     ReadsInTwoParts,
+    /// Lists, and reads whole threads, checkpoint by checkpoint; excludes only the writers of its own handle meanwhile.
+    ReadsOneByOne,
+    /// Forgets the task writes where no value is loaded.
+    ForgetsRowsWithoutValues,
     /// Rewrites regardless of concurrent changes.
     IgnoresTheRevision,
     /// Removes checkpoints with children without checking.

@@ -62,7 +62,13 @@ impl Factory for Workshop {
     async fn open(&self, place: &Storage) -> Result<Arc<dyn Saver>, BoxError> {
         let alone = matches!(self.0, Fault::SharesNothing | Fault::ForgetsOnReopening);
         let inner = if alone { MemorySaver::new() } else { place.store.clone() };
-        Ok(Arc::new(Broken { inner, fault: self.0, shared: place.shared.clone(), failing: None }))
+        Ok(Arc::new(Broken {
+            inner,
+            fault: self.0,
+            shared: place.shared.clone(),
+            failing: None,
+            alone: tokio::sync::Mutex::const_new(()),
+        }))
     }
 
     /// The memory saver has one operation per call.
@@ -70,7 +76,16 @@ impl Factory for Workshop {
         let failed = Arc::new(AtomicBool::new(false));
         let failing = (nth == 0).then(|| failed.clone());
         let (inner, shared) = (place.store.clone(), place.shared.clone());
-        Ok(Failing { saver: Arc::new(Broken { inner, fault: self.0, shared, failing }), failed })
+        Ok(Failing {
+            saver: Arc::new(Broken {
+                inner,
+                fault: self.0,
+                shared,
+                failing,
+                alone: tokio::sync::Mutex::const_new(()),
+            }),
+            failed,
+        })
     }
 
     async fn damage(&self, place: &Storage, damage: &Damage) -> Result<(), BoxError> {
@@ -90,6 +105,8 @@ struct Broken {
     shared: Arc<Mutex<Shared>>,
     /// Set when the operation that should fail has failed.
     failing: Option<Arc<AtomicBool>>,
+    /// Held by what excludes the other calls of this handle.
+    alone: tokio::sync::Mutex<()>,
 }
 
 impl Broken {
@@ -100,6 +117,11 @@ impl Broken {
 
     fn broken<T>() -> Result<T> {
         Err(Error::Unavailable { saver: "broken", reason: "arranged".to_owned() })
+    }
+
+    /// Excludes the other calls of this handle, if the fault does.
+    async fn alone(&self) -> Option<tokio::sync::MutexGuard<'_, ()>> {
+        if self.is(Fault::ReadsOneByOne) { Some(self.alone.lock().await) } else { None }
     }
 
     fn is(&self, fault: Fault) -> bool {
@@ -174,16 +196,31 @@ impl Broken {
             let Some(tuple) = self.inner.get(&CheckpointSelector::at(&key)).await? else { break };
             next = tuple.parent;
             image.checkpoints.insert((key.namespace, id), tuple);
-            // Until somebody has changed the thread, if anybody does.
-            let before = self.inner.read_thread(&at.thread).await?.revision;
-            for _ in 0..50 {
-                tokio::task::yield_now().await;
-                if self.inner.read_thread(&at.thread).await?.revision != before {
-                    break;
-                }
-            }
+            self.pause(&at.thread).await?;
         }
         fallback::image_history(&image, at, channels, reach)
+    }
+
+    /// Waits until somebody has changed the thread, if anybody does.
+    async fn pause(&self, thread: &ThreadId) -> Result<()> {
+        let before = self.inner.read_thread(thread).await?.revision;
+        for _ in 0..50 {
+            tokio::task::yield_now().await;
+            if self.inner.read_thread(thread).await?.revision != before {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// The checkpoints of a list or a thread, each read again by itself.
+    async fn one_by_one(&self, found: Vec<CheckpointTuple>) -> Result<Vec<CheckpointTuple>> {
+        let mut read = Vec::new();
+        for tuple in found {
+            self.pause(&tuple.thread).await?;
+            read.extend(self.inner.get(&CheckpointSelector::at(&tuple.key())).await?);
+        }
+        Ok(read)
     }
 
     fn spoil(&self, step: &mut StepCommit) {
@@ -338,6 +375,9 @@ impl Saver for Broken {
         if found.is_none() && self.is(Fault::FallsBackToTheHead) {
             found = self.inner.get(&CheckpointSelector { id: None, ..inside }).await?;
         }
+        if at.load == Load::None && self.is(Fault::ForgetsRowsWithoutValues) {
+            found.iter_mut().for_each(|tuple| tuple.writes.clear());
+        }
         Ok(found.map(|tuple| self.shown(tuple, &at.namespace)))
     }
 
@@ -352,7 +392,15 @@ impl Saver for Broken {
         if self.is(Fault::LimitsBeforeFiltering) {
             inside.filter.clear();
         }
-        let found = self.inner.list(&inside).await?;
+        let alone = self.alone().await;
+        let mut found = self.inner.list(&inside).await?;
+        if self.is(Fault::ReadsOneByOne) {
+            found = self.one_by_one(found).await?;
+        }
+        drop(alone);
+        if query.load == Load::None && self.is(Fault::ForgetsRowsWithoutValues) {
+            found.iter_mut().for_each(|tuple| tuple.writes.clear());
+        }
         let found = found.into_iter().filter(|tuple| tuple.metadata.matches(&query.filter));
         Ok(found.map(|tuple| self.shown(tuple.clone(), &tuple.namespace)).collect())
     }
@@ -488,6 +536,7 @@ impl Saver for Broken {
         if self.fails() {
             return Self::broken();
         }
+        let _alone = self.alone().await;
         match self.fault {
             Fault::DeletesInTwoParts => {
                 for tuple in self.inner.list(&ListQuery::new(thread)).await?.into_iter().take(2) {
@@ -534,10 +583,17 @@ impl Saver for Broken {
     }
 
     async fn read_thread(&self, thread: &ThreadId) -> Result<ThreadImage> {
+        let alone = self.alone().await;
         let mut image = self.inner.read_thread(thread).await?;
         if image.checkpoints.is_empty() {
             return Ok(image);
         }
+        if self.is(Fault::ReadsOneByOne) {
+            let read = self.one_by_one(image.checkpoints.into_values().collect()).await?;
+            let place = |tuple: &CheckpointTuple| (tuple.namespace.clone(), tuple.checkpoint.id);
+            image.checkpoints = read.into_iter().map(|tuple| (place(&tuple), tuple)).collect();
+        }
+        drop(alone);
         match self.fault {
             Fault::ReadsOneNamespace => {
                 image.checkpoints.retain(|(namespace, _), _| namespace.as_str().is_empty());
@@ -564,6 +620,7 @@ impl Saver for Broken {
         if self.fails() {
             return Self::broken();
         }
+        let _alone = self.alone().await;
         self.shared().seen.insert(thread.clone());
         let current = self.inner.read_thread(thread).await?.revision;
         let told = self.shared().revisions.get(thread).cloned();

@@ -49,6 +49,10 @@ pub(crate) enum Twist {
     SeedsTheUnwrittenWithNull,
     /// Gives an unknown thread a revision.
     GivesTheUnknownARevision,
+    /// Takes a rewrite that changes nothing of an absent thread for done, also if the thread is there by now.
+    TakesNothingForDone,
+    /// Lists the threads that have a checkpoint in the root namespace.
+    ListsThreadsWithARoot,
     /// Removes what a rewrite removes, and forgets what it puts beside.
     ForgetsWhatIsPut,
     /// Claims to share elements, and stores each list whole.
@@ -286,7 +290,15 @@ impl Saver for Twisted {
     }
 
     async fn threads(&self, after: Option<&ThreadId>, limit: usize) -> Result<Vec<ThreadId>> {
-        self.inner.threads(after, limit).await
+        let mut found = self.inner.threads(after, limit).await?;
+        if self.is(Twist::ListsThreadsWithARoot) {
+            let mut rooted = Vec::new();
+            for thread in found {
+                rooted.extend(self.inner.get(&CheckpointSelector::head(&thread)).await?.map(|_| thread));
+            }
+            found = rooted;
+        }
+        Ok(found)
     }
 
     async fn read_thread(&self, thread: &ThreadId) -> Result<ThreadImage> {
@@ -303,6 +315,9 @@ impl Saver for Twisted {
         expected: &Revision,
         mut rewrite: Rewrite,
     ) -> Result<()> {
+        if self.is(Twist::TakesNothingForDone) && rewrite.is_empty() && *expected == Revision::absent() {
+            return Ok(());
+        }
         if self.is(Twist::ForgetsWhatIsPut) && !rewrite.remove.is_empty() {
             rewrite.put.clear();
         }

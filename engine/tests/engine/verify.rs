@@ -216,7 +216,7 @@ async fn what_cannot_be_read_is_a_violation_and_an_unavailable_store_is_an_error
 fn ends<T: Send + 'static>(read: impl FnOnce() -> T + Send + 'static) -> T {
     let (done, result) = mpsc::channel();
     thread::spawn(move || done.send(read()));
-    result.recv_timeout(Duration::from_secs(600)).expect("it does not end")
+    result.recv_timeout(Duration::from_mins(10)).expect("it does not end")
 }
 
 /// A thread whose second checkpoint names the third one as its parent: no API makes that, a damaged store may hold it.

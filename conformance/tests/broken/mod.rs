@@ -375,8 +375,11 @@ impl Saver for Broken {
         if found.is_none() && self.is(Fault::FallsBackToTheHead) {
             found = self.inner.get(&CheckpointSelector { id: None, ..inside }).await?;
         }
-        if at.load == Load::None && self.is(Fault::ForgetsRowsWithoutValues) {
-            found.iter_mut().for_each(|tuple| tuple.writes.clear());
+        if let Some(tuple) = &mut found
+            && at.load == Load::None
+            && self.is(Fault::ForgetsRowsWithoutValues)
+        {
+            tuple.writes.clear();
         }
         Ok(found.map(|tuple| self.shown(tuple, &at.namespace)))
     }
@@ -399,7 +402,9 @@ impl Saver for Broken {
         }
         drop(alone);
         if query.load == Load::None && self.is(Fault::ForgetsRowsWithoutValues) {
-            found.iter_mut().for_each(|tuple| tuple.writes.clear());
+            for tuple in &mut found {
+                tuple.writes.clear();
+            }
         }
         let found = found.into_iter().filter(|tuple| tuple.metadata.matches(&query.filter));
         Ok(found.map(|tuple| self.shown(tuple.clone(), &tuple.namespace)).collect())

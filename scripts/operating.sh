@@ -19,8 +19,7 @@ threadkeep() {
 }
 
 threadkeep threads du
-threadkeep retention plan --all --leaf-sibling-branches --summary
-threadkeep prune plan --all --keep last:100 --boundary fresh-snapshot --summary
+threadkeep prune plan --thread long-delta --keep last:100 --boundary fresh-snapshot --summary
 threadkeep prune apply --all --keep last:100 --boundary fresh-snapshot --yes
 threadkeep vacuum
 threadkeep verify --all

@@ -210,7 +210,8 @@ async fn serve(
     let (settings, has_page) = (current.auth.clone(), current.page.enabled);
     let reach = auth::reach(address, &settings, allow_unauthenticated)?;
     let mut directory = tokio::task::spawn_blocking(move || DirectoryLock::take(&current)).await??;
-    let app = App::start_on(stores, config, Arc::new(ModeRegister::new())).await?;
+    // Before the start, which ends the runs that no process seems to work on: a gateway that cannot serve changes nothing.
+    // Clients that connect from now on are served once it has started.
     let listener = http::listen(address).await.with_context(|| {
         format!("cannot listen on {address}; is another gateway running? choose another port with --port")
     })?;
@@ -223,6 +224,7 @@ async fn serve(
     } else if !address.ip().is_loopback() {
         tracing::warn!(%address, "listening beyond this machine without authentication: every client that reaches the port is an administrator");
     }
+    let app = App::start_on(stores, config, Arc::new(ModeRegister::new())).await?;
     let page = if has_page { format!("page at http://{address}/, ") } else { String::new() };
     tracing::info!(
         "serving on http://{address}, {page}API at http://{address}/api, OpenAPI document at http://{address}/openapi.json"

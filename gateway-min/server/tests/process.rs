@@ -85,8 +85,12 @@ fn configured_with(database: Json, run_ownership: Json) -> TempDir {
 }
 
 fn command(dir: &Path) -> Command {
+    serve(dir, "0")
+}
+
+fn serve(dir: &Path, port: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_threadkeep"));
-    command.current_dir(dir).args(["serve", "--port", "0"]).env("SVC_HOME", dir.join("state"));
+    command.current_dir(dir).args(["serve", "--port", port]).env("SVC_HOME", dir.join("state"));
     for name in ["SVC_CONFIG_PATH", "SVC_PROJECT_ROOT", "RUST_LOG", "GATEWAY_HOST", "GATEWAY_PORT"] {
         command.env_remove(name);
     }
@@ -406,6 +410,25 @@ async fn a_process_that_was_killed_is_cleared_up_at_once_by_the_one_in_its_place
         let live = second.get(&live).await;
         assert!(["pending", "running"].contains(&live["status"].as_str().unwrap()), "{live}");
     }
+}
+
+/// Without leases every unfinished run is taken for one of a process that has ended. A gateway that cannot serve must not
+/// get as far as that.
+#[tokio::test]
+async fn a_gateway_whose_port_is_taken_leaves_the_runs_of_the_other_alone() {
+    let database = postgres().unwrap().database().await.unwrap();
+    let settings =
+        json!({"backend": "postgres", "postgres_url": database.url(), "checkpoint_channel_mode": "delta"});
+    let dir = configured_with(settings, json!({"heartbeat_enabled": false}));
+    let gateway = Gateway::start(dir.path());
+    gateway.post("/api/threads", json!({"thread_id": "t"})).await;
+    let run = gateway.hang("hang").await;
+    let port = gateway.base.rsplit(':').next().unwrap();
+    let mut again = serve(dir.path(), port);
+    let output = tokio::task::spawn_blocking(move || again.output().unwrap()).await.unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(1) && said.contains("cannot listen on"), "{said}");
+    assert_eq!(gateway.get(&format!("/api/threads/t/runs/{run}")).await["status"], "running");
 }
 
 /// It wakes up when its run is over and another process holds the thread.

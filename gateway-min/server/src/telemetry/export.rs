@@ -1,12 +1,16 @@
 //! Sends traces to a collector.
 
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use opentelemetry_http::{Bytes, HttpClient, HttpError, Request, Response};
 use tokio::runtime::Handle;
 
 use super::TelemetryError;
+
+/// How long a collector may take to answer, as OTLP has it. Nothing is sent meanwhile.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A collector, over HTTP. Logs once when it stops answering, and once when it answers again.
 #[derive(Debug)]
@@ -27,7 +31,8 @@ impl Collector {
         let shown = format!("{}{port}", url.host_str().unwrap_or_default());
         // Other code in this process may have installed one already.
         let _ = rustls::crypto::ring::default_provider().install_default();
-        let client = reqwest::Client::builder().redirect(reqwest::redirect::Policy::none()).build()?;
+        let client = reqwest::Client::builder();
+        let client = client.redirect(reqwest::redirect::Policy::none()).timeout(PATIENCE).build()?;
         Ok(Self { client, runtime, shown, away: AtomicBool::new(false) })
     }
 

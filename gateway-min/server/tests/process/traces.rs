@@ -1,9 +1,10 @@
 //! Traces as a collector receives them: the tree of a turn, what is left out, and an unreachable collector.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Child;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use axum::Router;
 use axum::body::Bytes;
@@ -30,6 +31,11 @@ struct Collector(Arc<Mutex<Vec<(HeaderMap, Bytes)>>>);
 impl Collector {
     /// Starts one; returns its address.
     async fn start() -> (Self, String) {
+        Self::start_after(0).await
+    }
+
+    /// Starts one that says nothing on its first `silent` connections.
+    async fn start_after(silent: usize) -> (Self, String) {
         async fn take(State(all): State<Collector>, headers: HeaderMap, body: Bytes) -> StatusCode {
             all.0.lock().unwrap().push((headers, body));
             StatusCode::OK
@@ -38,7 +44,13 @@ impl Collector {
         let routes = Router::new().route("/v1/traces", post(take)).with_state(collector.clone());
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = format!("http://{}", listener.local_addr().unwrap());
-        tokio::spawn(async move { axum::serve(listener, routes).await });
+        tokio::spawn(async move {
+            let mut held = Vec::new();
+            while held.len() < silent {
+                held.push(listener.accept().await.unwrap());
+            }
+            axum::serve(listener, routes).await
+        });
         (collector, address)
     }
 
@@ -242,9 +254,8 @@ async fn nothing_is_sent_unless_it_is_switched_on() {
     assert!(collector.0.lock().unwrap().is_empty());
 }
 
-/// Serves a gateway with this configuration and stops it; returns its log.
-async fn log_of_a_turn(dir: &TempDir, turns: usize) -> String {
-    let key = key(dir.path());
+/// Serves a gateway with this configuration, with a thread; returns the path of its log.
+async fn logged(dir: &TempDir, key: &str) -> (Gateway, PathBuf) {
     let log = dir.path().join("log");
     let mut command = command(dir.path());
     // Batches are sent while the gateway works, not only at its end.
@@ -259,8 +270,15 @@ async fn log_of_a_turn(dir: &TempDir, turns: usize) -> String {
     };
     rustls::crypto::ring::default_provider().install_default().ok();
     let client = reqwest::Client::builder().no_proxy().build().unwrap();
-    let mut gateway = Gateway { child, base, client };
-    create_thread(&gateway, &key).await;
+    let gateway = Gateway { child, base, client };
+    create_thread(&gateway, key).await;
+    (gateway, log)
+}
+
+/// Serves a gateway with this configuration and stops it; returns its log.
+async fn log_of_a_turn(dir: &TempDir, turns: usize) -> String {
+    let key = key(dir.path());
+    let (mut gateway, log) = logged(dir, &key).await;
     for _ in 0..turns {
         assert_eq!(say(&gateway, &key, "hello").await, 200);
     }
@@ -291,4 +309,25 @@ async fn a_collector_that_never_answers_does_not_keep_the_gateway_from_stopping(
     let log = log_of_a_turn(&dir, 2).await;
     assert!(log.contains("stopped"), "{log}");
     drop(listener);
+}
+
+// The collector answers while the test reads the log.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_collector_that_hangs_costs_a_warning_and_is_sent_to_again() {
+    let (collector, address) = Collector::start_after(1).await;
+    let dir = configured(json!({"enabled": true, "endpoint": address}));
+    let key = key(dir.path());
+    let (mut gateway, log) = logged(&dir, &key).await;
+    let turns = async {
+        while collector.spans().is_empty() {
+            assert_eq!(say(&gateway, &key, "hello").await, 200);
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_mins(10), turns).await.expect("nothing is sent again");
+    stop(&mut gateway);
+    let log = std::fs::read_to_string(&log).unwrap();
+    for said in ["no answer in time", "the collector accepts traces again"] {
+        assert_eq!(log.matches(said).count(), 1, "{said}: {log}");
+    }
 }

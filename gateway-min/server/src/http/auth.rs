@@ -4,13 +4,14 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::body::Body;
+use axum::BoxError;
+use axum::body::{Body, BodyDataStream, Bytes, HttpBody as _};
 use axum::extract::{FromRequestParts, MatchedPath, RawPathParams, Request, State};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
-use futures::{FutureExt as _, StreamExt as _};
+use futures::{FutureExt as _, Stream, StreamExt as _, stream};
 use threadkeep::id::ThreadId;
 
 use super::error::{ApiError, MAX_BODY_BYTES, OrApiError as _};
@@ -88,11 +89,34 @@ async fn while_stands(app: Arc<App>, key: Secret, answer: impl Future<Output = R
         answer = answer => answer,
         () = &mut revoked => return not_authenticated().into_response(),
     };
-    if answer.headers().get(header::CONTENT_TYPE).is_none_or(|kind| kind != "text/event-stream") {
+    // There is no more to it than was there while the key was valid.
+    if answer.body().size_hint().exact().is_some() {
         return answer;
     }
+    let is_of_events =
+        answer.headers().get(header::CONTENT_TYPE).is_some_and(|kind| kind == "text/event-stream");
     let (parts, body) = answer.into_parts();
-    Response::from_parts(parts, Body::from_stream(body.into_data_stream().take_until(revoked)))
+    let chunks = body.into_data_stream();
+    let body = if is_of_events {
+        Body::from_stream(chunks.take_until(revoked))
+    } else {
+        Body::from_stream(until_revoked(chunks, revoked))
+    };
+    Response::from_parts(parts, body)
+}
+
+/// The chunks until the key is revoked, and then an error: an end without one would be that of the whole body.
+fn until_revoked(
+    chunks: BodyDataStream,
+    revoked: impl Future<Output = ()> + Unpin,
+) -> impl Stream<Item = Result<Bytes, BoxError>> {
+    stream::try_unfold((chunks, revoked), async |(mut chunks, mut revoked)| {
+        tokio::select! {
+            biased;
+            () = &mut revoked => Err("the key of the request was revoked".into()),
+            chunk = chunks.next() => Ok(chunk.transpose()?.map(|chunk| (chunk, (chunks, revoked)))),
+        }
+    })
 }
 
 /// Waits until the key is revoked. An unreadable key file revokes nothing: it admits no new request, and stops no work.

@@ -5,12 +5,12 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use axum::Json;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
-use futures::stream;
+use axum::{BoxError, Json};
+use futures::{TryStreamExt as _, stream};
 use serde::Serialize;
 use serde_json::Value;
 use threadkeep::id::ThreadId;
@@ -40,8 +40,8 @@ const NOT_FAILED: &str = "Only failed items can be retried";
 const READ_FAILED: &str = "Failed to read subagent batches";
 const WRITE_FAILED: &str = "Failed to change the subagent batch";
 
-/// How many items the export reads at once.
-const EXPORT_PAGE: u32 = 500;
+/// How many items the export reads at once: each comes with its whole result.
+const EXPORT_PAGE: u32 = 20;
 
 /// The routes of this file.
 pub(crate) fn routes() -> OpenApiRouter<Arc<App>> {
@@ -468,19 +468,22 @@ async fn export_results(
     let pages = stream::try_unfold(None, move |after| {
         let (batches, batch_id) = (batches.clone(), row.id.clone());
         async move {
-            let page = batches.results(&batch_id, after, EXPORT_PAGE).await?;
+            let page = batches.results(&batch_id, after, EXPORT_PAGE).await;
+            // The answer has begun, so it can only break off.
+            let page = page.inspect_err(|error| tracing::error!(%error, batch_id, "{READ_FAILED}"))?;
             let Some((last, _)) = page.last() else { return Ok(None) };
             let after = Some(last.position);
-            let mut lines = String::new();
-            for (item, result) in page {
-                let line = ResultLine { item: item.into(), result };
-                lines.push_str(&serde_json::to_string(&line).unwrap_or_default());
-                lines.push('\n');
-            }
-            Ok::<_, RecordsError>(Some((lines, after)))
+            Ok::<_, BoxError>(Some((stream::iter(page.into_iter().map(line)), after)))
         }
     });
     let headers =
         [(header::CONTENT_TYPE, "application/x-ndjson"), (header::CONTENT_DISPOSITION, name.as_str())];
-    Ok((headers, Body::from_stream(pages)).into_response())
+    Ok((headers, Body::from_stream(pages.try_flatten())).into_response())
+}
+
+/// An item with its result as a line of the export.
+fn line((item, result): (BatchItemRow, Option<String>)) -> Result<String, BoxError> {
+    let mut line = serde_json::to_string(&ResultLine { item: item.into(), result })?;
+    line.push('\n');
+    Ok(line)
 }

@@ -1,12 +1,14 @@
 //! Batches over HTTP: what owners see and change, and what others do not.
 
-use axum::body::Body;
+use axum::body::{Body, BodyDataStream, Bytes};
 use axum::http::{Method, Request};
+use futures::StreamExt as _;
 use serde_json::{Value, json};
 use threadkeep_agent::model::scripted::gate;
 use threadkeep_config::{KeyFile, Role};
+use threadkeep_testing::Log;
 
-use crate::support::{Answer, DURABLE, Gateway, Setup, question};
+use crate::support::{Answer, DURABLE, Gateway, Setup, connect, question};
 
 const BATCHES: &str = "/api/threads/t/subagent-batches";
 
@@ -40,6 +42,24 @@ async fn submitted(gateway: &Gateway) -> Value {
     body["context"] = json!({"subagent_enabled": true});
     gateway.post("/api/threads/t/runs/wait", body).await.ok();
     gateway.get(BATCHES).await.ok()[0].clone()
+}
+
+/// A request with a key.
+fn asked_by(key: &str, method: Method, path: &str, body: &Value) -> Request<Body> {
+    let request = Request::builder().method(method).uri(path).header("x-api-key", key);
+    request.header("content-type", "application/json").body(Body::from(body.to_string())).unwrap()
+}
+
+/// As [`submitted`], with a key; returns the batch's id.
+async fn submitted_by(gateway: &Gateway, key: &str) -> String {
+    let send = async |method: Method, path: &str, body: Value| {
+        gateway.send(asked_by(key, method, path, &body)).await.ok()
+    };
+    send(Method::POST, "/api/threads", json!({"thread_id": "t"})).await;
+    let mut body = question("please submit");
+    body["context"] = json!({"subagent_enabled": true});
+    send(Method::POST, "/api/threads/t/runs/wait", body).await;
+    send(Method::GET, BATCHES, Value::Null).await[0]["id"].as_str().unwrap().to_owned()
 }
 
 async fn batch(gateway: &Gateway, id: &str) -> Value {
@@ -214,22 +234,9 @@ async fn s59_a_batch_is_found_by_its_owner_alone() {
         let key = |user| keys.create(user, Role::User).unwrap().1.expose().to_owned();
         let (ada, bob) = (key("ada"), key("bob"));
         let send = async |key: &str, method: Method, path: &str, body: Value| {
-            let request = Request::builder().method(method).uri(path).header("x-api-key", key);
-            gateway
-                .send(
-                    request
-                        .header("content-type", "application/json")
-                        .body(Body::from(body.to_string()))
-                        .unwrap(),
-                )
-                .await
+            gateway.send(asked_by(key, method, path, &body)).await
         };
-        send(&ada, Method::POST, "/api/threads", json!({"thread_id": "t"})).await.ok();
-        let mut body = question("please submit");
-        body["context"] = json!({"subagent_enabled": true});
-        send(&ada, Method::POST, "/api/threads/t/runs/wait", body).await.ok();
-        let listed = send(&ada, Method::GET, BATCHES, Value::Null).await.ok();
-        let id = listed[0]["id"].as_str().unwrap().to_owned();
+        let id = submitted_by(&gateway, &ada).await;
         for path in [BATCHES.to_owned(), format!("{BATCHES}/{id}"), format!("{BATCHES}/{id}/results.jsonl")] {
             assert_eq!(send(&bob, Method::GET, &path, Value::Null).await.status, 404, "{path}");
             assert_eq!(send("nobody", Method::GET, &path, Value::Null).await.status, 401, "{path}");
@@ -239,6 +246,55 @@ async fn s59_a_batch_is_found_by_its_owner_alone() {
             404
         );
     }
+}
+
+/// The first line of an export, and the rest of it.
+async fn begun(gateway: &Gateway, request: Request<Body>) -> (Bytes, BodyDataStream) {
+    let mut lines = gateway.open_answer(request).await.into_body().into_data_stream();
+    (lines.next().await.unwrap().unwrap(), lines)
+}
+
+/// To a client, an end without an error would be that of the whole export.
+#[tokio::test]
+async fn an_export_breaks_off_when_its_key_is_revoked() {
+    let mut wanted = setup("postgres", "delta", script(&items(25), &json!([{"text": "ok"}])));
+    wanted.sections["auth"] = json!({"enabled": true});
+    let gateway = wanted.start().await;
+    let keys = KeyFile::new(&gateway.data().parent().unwrap().join("api-keys.json"));
+    let (record, key) = keys.create("ada", Role::User).unwrap();
+    let id = submitted_by(&gateway, key.expose()).await;
+    let path = format!("{BATCHES}/{id}/results.jsonl");
+    let (_, rest) = begun(&gateway, asked_by(key.expose(), Method::GET, &path, &Value::Null)).await;
+    // The next read waits until the key is looked at again.
+    let mut held = gateway.postgres().await;
+    let lock = held.transaction().await.unwrap();
+    let sql = "LOCK TABLE threadkeep_gateway_subagent_batch_items IN ACCESS EXCLUSIVE MODE";
+    lock.batch_execute(sql).await.unwrap();
+    keys.revoke(&record.id).unwrap();
+    let rest = rest.collect::<Vec<_>>();
+    let rest = tokio::time::timeout(std::time::Duration::from_mins(10), rest).await.expect("it goes on");
+    let ended = rest.last().unwrap().as_ref().unwrap_err().to_string();
+    assert!(rest.len() < 25 && ended.contains("revoked"), "{ended}");
+}
+
+/// The client sees only that its connection breaks.
+#[tokio::test]
+async fn an_export_that_cannot_be_read_to_its_end_breaks_off_and_is_in_the_log() {
+    let log = Log::default();
+    let subscriber = tracing_subscriber::fmt().with_writer(log.clone()).finish();
+    let _logged = tracing::subscriber::set_default(subscriber);
+    let script = script(&items(25), &json!([{"text": "ok"}]));
+    let gateway = setup("sqlite", "delta", script).start().await;
+    let id = submitted(&gateway).await["id"].as_str().unwrap().to_owned();
+    let request = Request::get(format!("{BATCHES}/{id}/results.jsonl")).body(Body::empty()).unwrap();
+    let (first, rest) = begun(&gateway, request).await;
+    let line: Value = serde_json::from_slice(&first).expect("one line");
+    assert_eq!(line["position"], 0);
+    let sql = "ALTER TABLE subagent_batch_items RENAME TO away";
+    connect(&gateway.data().join("gateway.db")).execute_batch(sql).unwrap();
+    let rest: Vec<_> = rest.collect().await;
+    assert!(rest.len() < 25 && rest.last().unwrap().is_err(), "{rest:?}");
+    assert_eq!(log.count("Failed to read subagent batches"), 1, "{}", log.text());
 }
 
 #[tokio::test]

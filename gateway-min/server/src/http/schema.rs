@@ -15,9 +15,6 @@ use super::described;
 pub(crate) struct ErrorBody {
     /// The error as text; for an invalid request, the list of its problems.
     detail: Value,
-    /// With a text: a machine-readable code.
-    #[schema(required = false)]
-    code: Option<String>,
 }
 
 /// The errors of routes that read state through the gate.
@@ -74,10 +71,11 @@ const SELECTABLE: [&str; 2] = ["Thread", "ThreadState"];
 const OPEN: [&str; 2] = ["NewSubagent", "SubagentChange"];
 
 /// What any operation may answer.
-const COMMON: [(&str, &str); 7] = [
+const COMMON: [(&str, &str); 8] = [
     ("400", "The path, the query or the body cannot be read"),
     ("401", "No valid key, on a gateway with keys"),
     ("403", "A page of another site, or a host that this gateway does not answer for"),
+    ("408", "The body did not arrive in time"),
     ("413", "The body is too large"),
     ("422", "The request is not valid: its problems, by name"),
     ("500", "The gateway or its store failed; the log says why"),
@@ -119,8 +117,11 @@ pub(crate) fn rendered(document: &OpenApi, channels: &ChannelTable) -> Value {
                     responses.entry(status).or_insert(common);
                 }
             }
-            let parameters = operation.get_mut("parameters").and_then(Value::as_array_mut);
-            parameters.into_iter().flatten().for_each(exact);
+            // Threads whose ids would be refused today can be deleted, and nothing else.
+            let takes_any_id = operation["operationId"] == "delete_thread";
+            let parameters = operation.get_mut("parameters").and_then(Value::as_array_mut).into_iter();
+            let is_exact = |parameter: &&mut Value| !takes_any_id || parameter["name"] != "thread_id";
+            parameters.flatten().filter(is_exact).for_each(exact);
             if let Some(body) = operation.get_mut("requestBody") {
                 names_in(&body["content"], &mut requests);
                 // A body that may be absent is one type or null.

@@ -66,6 +66,25 @@ async fn the_description_is_the_one_that_was_reviewed() {
     insta::assert_json_snapshot!("openapi", document);
 }
 
+/// What clients generate of it accepts what the gateway does and answers, and offers nothing else.
+#[tokio::test]
+async fn the_description_has_the_ids_errors_and_statuses_that_there_are() {
+    let gateway = Setup::default().start().await;
+    let document = gateway.get("/openapi.json").await.ok();
+    for (method, path, operation) in operations(&document) {
+        assert!(operation["responses"]["408"].is_object(), "{method} {path}");
+        let parameters = operation["parameters"].as_array().into_iter().flatten();
+        for id in parameters.filter(|parameter| parameter["name"] == "thread_id") {
+            // An id from before there were rules for them can only be deleted.
+            let any = method == Method::DELETE && path == "/api/threads/{thread_id}";
+            assert_eq!(id["schema"]["pattern"].is_null(), any, "{method} {path}");
+        }
+    }
+    gateway.delete("/api/threads/an%20older%20id").await.refused(404, "Thread an older id not found");
+    let fields = &document["components"]["schemas"]["ErrorBody"]["properties"];
+    assert_eq!(fields.as_object().unwrap().keys().collect::<Vec<_>>(), ["detail"]);
+}
+
 #[tokio::test]
 async fn every_described_operation_has_a_name_of_its_own_and_a_summary() {
     let gateway = Setup::default().start().await;

@@ -6,7 +6,7 @@ use serde_json::{Number, Value};
 
 use super::codec::{JsonObject, page_offset};
 use super::error::RecordsError;
-use super::query::Builder;
+use super::query::{Builder, FromRow};
 use super::threads::{ThreadRow, ThreadStatus, Threads};
 
 /// The maximum number of keys of one [`MetadataFilter`]; the database refuses expressions of unbounded depth.
@@ -181,7 +181,16 @@ impl Threads {
     /// The threads that match `query`, in its order; without one pinned ones first, then the last updated, then the
     /// greatest id.
     pub async fn search(&self, query: &ThreadQuery) -> Result<Vec<ThreadRow>, RecordsError> {
-        let mut sql = self.db.builder("SELECT * FROM threads_meta WHERE TRUE");
+        self.found("*", query).await
+    }
+
+    /// The ids and titles of what [`Self::search`] finds.
+    pub async fn titles(&self, query: &ThreadQuery) -> Result<Vec<(String, Option<String>)>, RecordsError> {
+        self.found("thread_id, display_name", query).await
+    }
+
+    async fn found<T: FromRow>(&self, columns: &str, query: &ThreadQuery) -> Result<Vec<T>, RecordsError> {
+        let mut sql = self.db.builder(&format!("SELECT {columns} FROM threads_meta WHERE TRUE"));
         push_conditions(&mut sql, query);
         let order = query.order.map(ThreadOrder::sql);
         let order = order.as_deref().unwrap_or("pinned DESC, updated_at DESC, thread_id DESC");

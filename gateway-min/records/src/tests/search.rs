@@ -50,6 +50,8 @@ async fn pages_are_disjoint_and_complete() {
     }
     let page = |offset| ThreadQuery { limit: 3, offset, ..query() };
     assert_eq!(ids(&fixture.records, &page(0)).await, ["t6", "t5", "t4"]);
+    let titles = fixture.records.threads().titles(&page(0)).await.unwrap();
+    assert_eq!(titles, ["t6", "t5", "t4"].map(|id| (id.to_owned(), None)));
     assert_eq!(ids(&fixture.records, &page(3)).await, ["t3", "t2", "t1"]);
     assert_eq!(ids(&fixture.records, &page(6)).await, ["t0"]);
     assert_eq!(ids(&fixture.records, &page(7)).await, [""; 0]);

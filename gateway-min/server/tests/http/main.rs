@@ -29,6 +29,7 @@ mod page_batches;
 mod page_delegation;
 mod page_long;
 mod page_overview;
+mod page_search;
 mod page_waiting;
 mod protocol;
 mod protocol_commands;

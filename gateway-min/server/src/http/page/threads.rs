@@ -27,10 +27,8 @@ const FAILED: &str = "Failed to search threads";
 const LOOK_FAILED: &str = "Failed to read thread";
 /// Threads on a page.
 const PAGE: u32 = 50;
-/// Threads read at a time by a search.
-const BATCH: u32 = 500;
 /// The maximum number of threads that are searched: there is no index of parts of titles.
-const SEARCHED: u64 = 5_000;
+const SEARCHED: u32 = 5_000;
 /// How many sizes are read at a time.
 const SIZES: usize = 8;
 /// The maximum number of runs that are counted.
@@ -89,26 +87,26 @@ async fn found(app: &App, query: ThreadQuery, offset: u64) -> Result<Found, ApiE
     Ok(Found { rows, total, searched: None })
 }
 
-/// Searches titles and ids for a part, in either case.
+/// Searches titles and ids for a part, in either case. All of them are read in one statement: a thread that changes moves
+/// to the front, so of parts that are read one after the other it could be in two or in none.
 async fn searched(app: &App, query: ThreadQuery, part: &str, offset: u64) -> Result<Found, ApiError> {
     let part = part.to_lowercase();
     let has = |text: &str| text.to_lowercase().contains(&part);
-    let (mut rows, mut total, mut at, mut all) = (Vec::new(), 0_u64, 0_u64, false);
-    while at < SEARCHED && !all {
-        let page = ThreadQuery { limit: BATCH, offset: at, ..query.clone() };
-        let page = app.records.threads().search(&page).await.or_internal(FAILED)?;
-        all = page.len() < BATCH as usize;
-        at += page.len() as u64;
-        for row in
-            page.into_iter().filter(|row| has(&row.thread_id) || row.display_name.as_deref().is_some_and(has))
-        {
-            if total >= offset && rows.len() <= PAGE as usize {
-                rows.push(row);
-            }
-            total += 1;
-        }
-    }
-    Ok(Found { rows, total, searched: (!all).then_some(at) })
+    let threads = app.records.threads();
+    let titles = ThreadQuery { limit: SEARCHED + 1, ..query.clone() };
+    let mut titles = threads.titles(&titles).await.or_internal(FAILED)?;
+    let all = titles.len() <= SEARCHED as usize;
+    titles.truncate(SEARCHED as usize);
+    titles.retain(|(id, title)| has(id) || title.as_deref().is_some_and(has));
+    let total = titles.len() as u64;
+    let offset = usize::try_from(offset).unwrap_or(usize::MAX);
+    let ids: Vec<String> =
+        titles.into_iter().map(|(id, _)| id).skip(offset).take(PAGE as usize + 1).collect();
+    let shown = ThreadQuery { ids: Some(ids.clone()), limit: PAGE + 1, ..query };
+    let mut rows = threads.search(&shown).await.or_internal(FAILED)?;
+    // They may have changed meanwhile.
+    rows.sort_by_key(|row| ids.iter().position(|id| *id == row.thread_id));
+    Ok(Found { rows, total, searched: (!all).then_some(u64::from(SEARCHED)) })
 }
 
 async fn line(app: &App, row: ThreadRow, shows_owners: bool) -> ThreadLine {

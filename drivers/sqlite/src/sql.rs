@@ -127,7 +127,7 @@ impl Db {
         self.packer.borrow_mut().unpack(self, place, body, slab)
     }
 
-    /// Looks for a dictionary again on the next `pack`.
+    /// Looks for dictionaries again when they are needed next.
     pub(crate) fn forget_dictionary(&self) {
         self.packer.borrow_mut().forget();
     }

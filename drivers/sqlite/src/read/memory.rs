@@ -32,7 +32,8 @@ struct Objects {
     entries: usize,
 }
 
-/// A large object of a checkpoint. Until its thread is rewritten, its manifest has these entries.
+/// A large object of a checkpoint. Until its thread is rewritten, its manifest has these entries, for every read that sees
+/// the checkpoint.
 #[derive(Clone)]
 pub(crate) struct Known {
     pub(crate) ordinal: Ordinal,

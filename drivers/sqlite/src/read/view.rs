@@ -271,6 +271,8 @@ impl<'a> View<'a> {
                 let objects = self.elements.objects();
                 if !objects.has(key)
                     && let Some(known) = memory.object(chain, key, rewrites)
+                    // Not what was stored after this transaction began: it lacks those rows.
+                    && (known.ordinal <= read.ordinal || checkpoints::exists(self.db, chain, known.ordinal)?)
                 {
                     objects.put(key, known.manifest, known.entries);
                 }

@@ -16,6 +16,7 @@ const OLDEST_FIRST: &str =
 const ADD: &str = "INSERT INTO checkpoint (key, id, body) VALUES (?1, ?2, ?3)";
 const SET_TASKS: &str = "UPDATE checkpoint SET tasks = ?2 WHERE key = ?1";
 const SET_BODY: &str = "UPDATE checkpoint SET body = ?2 WHERE key = ?1";
+const EXISTS: &str = "SELECT 1 FROM checkpoint WHERE key = ?1";
 const REMOVE: &str = "DELETE FROM checkpoint WHERE key = ?1";
 const STORED: &str = "SELECT coalesce(sum(length(id) + length(body) + coalesce(length(tasks), 0)), 0)
     FROM checkpoint WHERE key BETWEEN ?1 AND ?2";
@@ -158,6 +159,11 @@ pub(crate) fn set_body(
     let place = place(chain, ordinal);
     let body = seal(place, id.as_bytes(), record.encode(ordinal));
     db.execute(SET_BODY, params![place.key, body]).map(|_| ())
+}
+
+/// Whether there is a checkpoint with this ordinal. Does not look at what it holds.
+pub(crate) fn exists(db: &Db, chain: ChainKey, ordinal: Ordinal) -> Result<bool> {
+    Ok(db.one(EXISTS, [join_key(chain, ordinal)], |_| Ok(()))?.is_some())
 }
 
 /// Deletes a checkpoint.

@@ -44,9 +44,11 @@ impl Packer {
         Self { enabled, with: None, dictionaries: HashMap::new() }
     }
 
-    /// Looks for a dictionary again on the next `pack`.
+    /// Looks for dictionaries again when they are needed next. One that was stored in a transaction that is rolled back may
+    /// be followed by another one with its number.
     pub(crate) fn forget(&mut self) {
         self.with = None;
+        self.dictionaries.clear();
     }
 
     /// The stored form of `bytes`.

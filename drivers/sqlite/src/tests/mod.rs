@@ -9,5 +9,6 @@ mod log;
 mod pieces;
 mod place;
 mod power;
+mod remembered;
 mod rewritten;
 mod statements;

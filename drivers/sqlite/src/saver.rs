@@ -197,6 +197,21 @@ impl SqliteSaver {
         Ok(())
     }
 
+    async fn rewritten(&self, thread: &ThreadId, expected: &Revision, rewrite: Rewrite) -> Result<()> {
+        let most = self.options.long();
+        if *expected == Revision::absent() {
+            if rewrite.remove.is_empty() && rewrite.put.len() > self.options.short() {
+                return self.write_in_pieces(thread, rewrite).await;
+            }
+        } else {
+            let stored = thread.clone();
+            if rewrite.put.len() > most || self.read(move |db| is_long(db, &stored, most)).await? {
+                return self.rewrite_in_pieces(thread, expected, rewrite).await;
+            }
+        }
+        self.write(Work::Rewrite(thread.clone(), expected.clone(), Box::new(rewrite))).await
+    }
+
     pub(crate) async fn write(&self, work: Work) -> Result<()> {
         self.writer.write(work).await
     }
@@ -268,18 +283,8 @@ impl Saver for SqliteSaver {
     }
 
     async fn rewrite_thread(&self, thread: &ThreadId, expected: &Revision, rewrite: Rewrite) -> Result<()> {
-        let most = self.options.long();
-        if *expected == Revision::absent() {
-            if rewrite.remove.is_empty() && rewrite.put.len() > self.options.short() {
-                return self.write_in_pieces(thread, rewrite).await;
-            }
-        } else {
-            let stored = thread.clone();
-            if rewrite.put.len() > most || self.read(move |db| is_long(db, &stored, most)).await? {
-                return self.rewrite_in_pieces(thread, expected, rewrite).await;
-            }
-        }
-        self.write(Work::Rewrite(thread.clone(), expected.clone(), Box::new(rewrite))).await
+        let rewritten = self.rewritten(thread, expected, rewrite).await;
+        rewritten.map_err(|error| self.writer.doubt_of_rewrite(thread, expected, error))
     }
 
     fn capabilities(&self) -> Capabilities {

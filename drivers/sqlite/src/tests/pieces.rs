@@ -3,7 +3,7 @@
 use futures::FutureExt as _;
 use threadkeep::deletion::copy_thread;
 use threadkeep::id::ThreadId;
-use threadkeep::saver::{Saver, ThreadImage};
+use threadkeep::saver::{Revision, Rewrite, Saver, ThreadImage};
 use threadkeep::{Error, Result};
 
 use super::common::{Talk, message};
@@ -172,6 +172,80 @@ async fn a_copy_with_a_failing_statement_never_happened() {
             assert_eq!(store.saver.check().await.unwrap(), [], "{how:?} {nth}");
         }
     }
+}
+
+/// What is repeated of it is refused, and so known not to be stored; of the first attempt that is unknown.
+#[tokio::test]
+async fn a_copy_or_rewrite_in_doubt_stays_in_doubt_when_it_is_repeated() {
+    for copies in [true, false] {
+        let mut doubts = 0;
+        for nth in 0.. {
+            let store = store(2);
+            let talk = thread(&store, 3).await;
+            let source = store.saver.read_thread(&talk.thread).await.unwrap();
+            let (to, expected) = if copies {
+                (COPY.into(), Revision::absent())
+            } else {
+                ("t".into(), source.revision.clone())
+            };
+            let mut put: Vec<_> = source.checkpoints.values().cloned().collect();
+            put.iter_mut().for_each(|tuple| tuple.thread = ThreadId::clone(&to));
+            let again = async || {
+                let rewrite = Rewrite { put: put.clone(), ..Rewrite::default() };
+                store.saver.rewrite_thread(&to, &expected, rewrite).await
+            };
+            store.faults().arm(nth, How::NotDone, "COMMIT");
+            let first = again().await;
+            store.faults().disarm();
+            if first.is_ok() {
+                // Of what comes after it, nobody waits for anything.
+                break;
+            }
+            if matches!(first, Err(Error::InDoubt { .. })) {
+                doubts += 1;
+                if copies {
+                    let copied = copy(&store.saver).await;
+                    assert!(matches!(copied, Err(Error::InDoubt { .. })), "{copied:?}");
+                }
+                for closed in [false, true] {
+                    let repeated = again().await;
+                    assert!(matches!(repeated, Err(Error::InDoubt { .. })), "closed: {closed}: {repeated:?}");
+                    store.saver.close().await;
+                }
+            } else {
+                // A piece, which nobody can see.
+                for _ in 0..2 {
+                    let repeated = again().await;
+                    assert!(matches!(repeated, Err(Error::Unavailable { .. })), "{repeated:?}");
+                    store.saver.close().await;
+                }
+            }
+        }
+        assert_eq!(doubts, 1, "only the last transaction is in doubt");
+    }
+}
+
+/// A rewrite in one transaction looks first whether its thread is long, and may fail there.
+#[tokio::test]
+async fn a_short_rewrite_in_doubt_stays_in_doubt_after_close() {
+    let store = store(1000);
+    let talk = thread(&store, 3).await;
+    let source = store.saver.read_thread(&talk.thread).await.unwrap();
+    let remove: std::collections::BTreeSet<_> = source.checkpoints.keys().cloned().collect();
+    let again = async || {
+        let rewrite = Rewrite { remove: remove.clone(), ..Rewrite::default() };
+        store.saver.rewrite_thread(&talk.thread, &source.revision, rewrite).await
+    };
+    store.faults().arm(0, How::NotDone, "COMMIT");
+    for closed in [false, false, true] {
+        if closed {
+            store.saver.close().await;
+        }
+        let repeated = again().await;
+        assert!(matches!(repeated, Err(Error::InDoubt { .. })), "closed: {closed}: {repeated:?}");
+    }
+    let other = store.saver.rewrite_thread(&COPY.into(), &Revision::absent(), Rewrite::default()).await;
+    assert!(matches!(other, Err(Error::Unavailable { .. })), "{other:?}");
 }
 
 /// Waits until the database has no rows of threads that nobody can find.

@@ -60,11 +60,21 @@ impl Doubt {
 
     /// The error of a command, which is in doubt if an earlier attempt at it is.
     pub(crate) fn error(&self, work: &Work, error: Error) -> Error {
+        self.of(|| Identity::of(work), error)
+    }
+
+    /// The error of a rewrite, also of one that fails before the command that is in doubt: it looks first at its thread, and
+    /// a long one is written in pieces.
+    pub(crate) fn of_rewrite(&self, thread: &ThreadId, expected: &Revision, error: Error) -> Error {
+        self.of(|| Some(Identity::Rewrite(thread.clone(), expected.clone())), error)
+    }
+
+    fn of(&self, identity: impl FnOnce() -> Option<Identity>, error: Error) -> Error {
         let doubtful = self.lock();
         match error {
             Error::Unavailable { reason, .. }
                 if !doubtful.is_empty()
-                    && Identity::of(work).is_some_and(|identity| doubtful.contains(&identity)) =>
+                    && identity().is_some_and(|identity| doubtful.contains(&identity)) =>
             {
                 in_doubt(format!("an earlier attempt may have been stored: {reason}"))
             }

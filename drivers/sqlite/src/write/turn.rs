@@ -13,7 +13,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
-use threadkeep::Result;
+use threadkeep::id::ThreadId;
+use threadkeep::saver::Revision;
+use threadkeep::{Error, Result};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::care::space::{FileSize, Vacuum};
@@ -117,6 +119,11 @@ impl Turns {
             });
         }
         outcome.await.unwrap_or_else(|_| Err(in_doubt(LOST)))
+    }
+
+    /// The error of a rewrite that failed before its last command, or in it.
+    pub(crate) fn doubt_of_rewrite(&self, thread: &ThreadId, expected: &Revision, error: Error) -> Error {
+        self.doubt.of_rewrite(thread, expected, error)
     }
 
     /// Whether rows of deleted threads may be left.

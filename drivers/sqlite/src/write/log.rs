@@ -36,3 +36,47 @@ impl LogBound {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Options, Synchronous};
+
+    /// A read that does not end is given up, and waited for again when the log is twice as large.
+    #[test]
+    fn the_bound_doubles_beside_a_long_read_and_is_the_least_again_after_it() {
+        const LEAST: u64 = 1 << 20;
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("db");
+        let db = Db::writer(&path, &Options::default()).unwrap();
+        // The log is moved by nobody else.
+        db.wait_for(Synchronous::Normal, false).unwrap();
+        let write = |beyond: u64| {
+            while db.log_bytes() <= beyond {
+                let sql = "INSERT INTO element (hash, body) VALUES (x'', zeroblob(100000))";
+                db.execute(sql, []).unwrap();
+            }
+        };
+        let mut bound = LogBound::of((LEAST, Duration::ZERO));
+        let reader = Db::reader(&path, &Options::default()).unwrap();
+        write(0);
+        bound.keep(&db).unwrap();
+        assert_eq!(bound.next, LEAST);
+        assert!(db.log_bytes() > 0, "it is small enough");
+
+        reader.execute("BEGIN", []).unwrap();
+        reader.each("SELECT count(*) FROM element", [], |_| Ok(())).unwrap();
+        write(LEAST);
+        bound.keep(&db).unwrap();
+        let doubled = 2 * db.log_bytes();
+        assert!(bound.next == doubled && doubled > 2 * LEAST, "{} bytes", bound.next);
+        write(doubled / 2 + LEAST / 2);
+        bound.keep(&db).unwrap();
+        assert_eq!(bound.next, doubled, "it is not waited for before");
+
+        drop(reader);
+        write(doubled);
+        bound.keep(&db).unwrap();
+        assert_eq!((bound.next, db.log_bytes()), (LEAST, 0));
+    }
+}

@@ -139,7 +139,8 @@ impl<'t, 'o> Draft<'t, 'o> {
     }
 
     fn entries(&mut self, key: &str, entries: &Entries) -> Result<Shape> {
-        let known = self.memo.object(self.thread.number, self.thread.mark, key);
+        let known = self.stored.objects.remove(key);
+        let known = known.or_else(|| self.memo.object(self.thread.number, self.thread.mark, key));
         let last = known.as_ref().and_then(|known| Some((&known.entries, known.shape.last()?)));
         let numbers = draft_entries(entries, last, |element| self.element(Space::Entries, element))?;
         let mut builder = Builder::default();

@@ -302,6 +302,27 @@ async fn a_snapshot_looks_at_what_its_list_adds() {
     assert_eq!(head.checkpoint.channels["messages"].stored.value().unwrap().as_list().unwrap().len(), 506);
 }
 
+/// A conversion stores the notes of a thread one after the other, and each has all entries so far.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_converted_note_looks_up_what_it_adds() {
+    let reads = async |steps: u8| {
+        let map = Arc::new(Map::default());
+        let saver = KvSaver::open(map.clone()).unwrap();
+        for n in 1..=steps {
+            saver.commit(step("t", n, &runs(n.into()))).await.unwrap();
+        }
+        let image = saver.read_thread(&"t".into()).await.unwrap();
+        let rewrite = Rewrite { put: image.checkpoints.values().cloned().collect(), ..Rewrite::default() };
+        let before = map.reads.load(Ordering::Relaxed);
+        saver.rewrite_thread(&"t".into(), &image.revision, rewrite).await.unwrap();
+        let reads = map.reads.load(Ordering::Relaxed) - before;
+        assert_eq!(saver.read_thread(&"t".into()).await.unwrap().checkpoints, image.checkpoints);
+        reads
+    };
+    let (few, many) = (reads(50).await, reads(200).await);
+    assert!(many <= 5 * few, "{few} values read for 50 notes, {many} for 200");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_store_of_something_else_is_refused() {
     let map = Map::default();

@@ -177,6 +177,7 @@ impl SqliteSaver {
     }
 
     /// Deletes what nothing refers to ([`Finding::orphan`]), a thread at a time; a long one is written again beside itself.
+    /// It is found in a long read, beside which writers continue.
     /// Only the replacement of a special write leaves such a value, and a process that was killed.
     ///
     /// # Errors
@@ -192,7 +193,8 @@ impl SqliteSaver {
                 self.write(Work::Tidy(thread)).await?;
             }
         }
-        self.write(Work::Sweep).await?;
+        let lost = self.read(check::lost).await?;
+        self.write(Work::Sweep(lost)).await?;
         self.writer.clear().await;
         Ok(())
     }

@@ -1,6 +1,6 @@
 //! Checking a whole database, row by row, and deleting what nothing refers to.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fmt;
 
 use threadkeep::id::ThreadId;
@@ -19,8 +19,8 @@ use crate::sql::{Db, integer, text};
 use crate::write::commit::WriterState;
 
 const INTEGRITY: &str = "PRAGMA integrity_check(100)";
-const CHAINS: &str = "SELECT DISTINCT key >> 32 FROM checkpoint";
-const THREADS: &str = "SELECT DISTINCT key >> 32 FROM element";
+const CHAINS: &str = "SELECT key FROM checkpoint WHERE key >= ?1 ORDER BY key LIMIT 1";
+const THREADS: &str = "SELECT key FROM element WHERE key >= ?1 ORDER BY key LIMIT 1";
 const DROP_CHECKPOINTS: &str = "DELETE FROM checkpoint WHERE key BETWEEN ?1 AND ?2";
 const DROP_ELEMENTS: &str = "DELETE FROM element WHERE key BETWEEN ?1 AND ?2";
 
@@ -64,11 +64,20 @@ pub(crate) fn check(db: &Db, names: &Names) -> Result<Vec<Finding>> {
             check.report(None, format!("table {table}, scope {scope}"), what, true);
         }
     }
-    for thread in scopes.iter().filter(|scope| scope.owner == 0) {
-        let chains: Vec<&Scope> = scopes.iter().filter(|scope| scope.owner == thread.key).collect();
+    for (thread, chains) in by_thread(&scopes) {
         check.thread(thread, &chains)?;
     }
     Ok(check.found)
+}
+
+/// The threads, each with its namespaces. Looks at each row of the directory once, however many threads there are.
+fn by_thread(scopes: &[Scope]) -> Vec<(&Scope, Vec<&Scope>)> {
+    let mut chains: HashMap<ThreadKey, Vec<&Scope>> = HashMap::new();
+    for scope in scopes {
+        chains.entry(scope.owner).or_default().push(scope);
+    }
+    let threads = chains.remove(&0).unwrap_or_default();
+    threads.into_iter().map(|thread| (thread, chains.remove(&thread.key).unwrap_or_default())).collect()
 }
 
 /// Whether a row of the directory is a thread, becomes one, or was one whose rows are being deleted.
@@ -76,12 +85,19 @@ fn is_thread(scope: &Scope) -> bool {
     scope.owner == 0 || directory::is_being_made(scope) || directory::is_deleted(scope)
 }
 
+/// Whether a row of the directory is a namespace of a thread, or was one.
+fn is_chain(scope: &Scope) -> bool {
+    !is_thread(scope) && !directory::is_abandoned(scope)
+}
+
+/// The numbers whose rows a table holds. Reads one row of each.
 fn numbers(db: &Db, statement: &str) -> Result<Vec<u32>> {
-    let mut numbers = Vec::new();
-    db.each(statement, [], |row| {
-        numbers.extend(u32::try_from(integer(row, 0)?).ok());
-        Ok(())
-    })?;
+    let (mut numbers, mut from) = (Vec::new(), 0);
+    while let Some(key) = db.one(statement, [from], |row| integer(row, 0))? {
+        numbers.extend(u32::try_from(key >> 32).ok());
+        let Some(next) = (key | i64::from(u32::MAX)).checked_add(1) else { break };
+        from = next;
+    }
     Ok(numbers)
 }
 
@@ -283,14 +299,33 @@ fn contains(runs: &[Run], seq: u32) -> bool {
 pub(crate) fn untidy(db: &Db) -> Result<Vec<ThreadId>> {
     let scopes = directory(db)?;
     let mut untidy = Vec::new();
-    for thread in scopes.iter().filter(|scope| scope.owner == 0) {
-        let chains = scopes.iter().filter(|scope| scope.owner == thread.key);
-        let (used, empty) = used(db, thread.key, chains)?;
+    for (thread, chains) in by_thread(&scopes) {
+        let (used, empty) = used(db, thread.key, chains.iter().map(|chain| chain.key))?;
         if !empty.is_empty() || used.lacks_any(db, thread.key)? {
             untidy.push(thread.text.as_str().into());
         }
     }
     Ok(untidy)
+}
+
+/// The numbers that have rows which belong to no thread.
+///
+/// # Errors
+/// [`Error::Corrupt`] if a row of the directory is damaged.
+pub(crate) fn lost(db: &Db) -> Result<Vec<u32>> {
+    let scopes = directory(db)?;
+    let (chains, threads): (Vec<&Scope>, Vec<&Scope>) = scopes.iter().partition(|scope| is_chain(scope));
+    let abandoned = threads.iter().filter(|scope| directory::is_abandoned(scope)).map(|scope| scope.key);
+    let mut lost: BTreeSet<u32> = abandoned.collect();
+    let threads: HashSet<ThreadKey> = threads.iter().map(|thread| thread.key).collect();
+    let (owned, unowned): (Vec<&Scope>, Vec<&Scope>) =
+        chains.into_iter().partition(|chain| threads.contains(&chain.owner));
+    lost.extend(unowned.iter().map(|chain| chain.key));
+    let chains: HashSet<ChainKey> = owned.iter().map(|chain| chain.key).collect();
+    for (statement, known) in [(CHAINS, &chains), (THREADS, &threads)] {
+        lost.extend(numbers(db, statement)?.into_iter().filter(|number| !known.contains(number)));
+    }
+    Ok(lost.into_iter().collect())
 }
 
 /// Every row of the directory, if none is damaged.
@@ -305,46 +340,50 @@ fn directory(db: &Db) -> Result<Vec<Scope>> {
 }
 
 /// The elements that these chains of a thread refer to, and which of the chains have no checkpoint.
-fn used<'s>(
-    db: &Db,
-    thread: ThreadKey,
-    chains: impl Iterator<Item = &'s Scope>,
-) -> Result<(Used, Vec<ChainKey>)> {
+fn used(db: &Db, thread: ThreadKey, chains: impl Iterator<Item = ChainKey>) -> Result<(Used, Vec<ChainKey>)> {
     let (mut used, mut empty) = (Used::default(), Vec::new());
     let mut elements = Elements::new(db, thread);
     for chain in chains {
-        let rows = checkpoints::all(db, chain.key)?;
+        let rows = checkpoints::all(db, chain)?;
         for row in &rows {
             used.note(&row.record()?, &row.tasks()?, &mut elements)?;
         }
         if rows.is_empty() {
-            empty.push(chain.key);
+            empty.push(chain);
         }
     }
     Ok((used, empty))
 }
 
 impl WriterState {
-    /// Deletes the rows that belong to no thread.
-    pub(crate) fn sweep(&mut self) -> Result<()> {
-        self.forget();
-        for scope in directory(&self.db)?.iter().filter(|scope| directory::is_abandoned(scope)) {
-            self.leave_to_be_cleared(scope.key)?;
-        }
-        let scopes = directory(&self.db)?;
-        let threads: HashSet<ThreadKey> =
-            scopes.iter().filter(|scope| is_thread(scope)).map(|scope| scope.key).collect();
-        let (chains, lost): (Vec<&Scope>, Vec<&Scope>) =
-            scopes.iter().filter(|scope| !is_thread(scope)).partition(|chain| threads.contains(&chain.owner));
-        for chain in lost {
-            directory::drop_chain(&self.db, chain.key)?;
-        }
-        let chains: HashSet<ChainKey> = chains.iter().map(|chain| chain.key).collect();
-        for (statement, drop, known) in
-            [(CHAINS, DROP_CHECKPOINTS, &chains), (THREADS, DROP_ELEMENTS, &threads)]
-        {
-            for scope in numbers(&self.db, statement)?.into_iter().filter(|scope| !known.contains(scope)) {
-                self.db.execute(drop, [join_key(scope, 0), join_key(scope, u32::MAX)])?;
+    /// Deletes what [`lost`] found. Others may have written since: each number is looked at again.
+    pub(crate) fn sweep(&mut self, numbers: &[u32]) -> Result<()> {
+        for number in numbers {
+            let scope = directory::at(&self.db, *number)?;
+            let is_thread = match &scope {
+                Some(scope) if directory::is_abandoned(scope) => {
+                    self.threads.forget(&scope.text.as_str().into());
+                    self.leave_to_be_cleared(*number)?;
+                    true
+                }
+                scope => scope.as_ref().is_some_and(is_thread),
+            };
+            let is_chain = match scope.filter(|_| !is_thread) {
+                None => false,
+                Some(chain) => {
+                    let owner = directory::at(&self.db, chain.owner)?;
+                    let has_owner = owner.is_some_and(|owner| !is_chain(&owner));
+                    if !has_owner {
+                        directory::drop_chain(&self.db, *number)?;
+                    }
+                    has_owner
+                }
+            };
+            let rows = [join_key(*number, 0), join_key(*number, u32::MAX)];
+            for (drop, belong) in [(DROP_CHECKPOINTS, is_chain), (DROP_ELEMENTS, is_thread)] {
+                if !belong {
+                    self.db.execute(drop, rows)?;
+                }
             }
         }
         Ok(())
@@ -352,11 +391,10 @@ impl WriterState {
 
     /// Deletes what nothing in a thread refers to.
     pub(crate) fn tidy(&mut self, id: &ThreadId) -> Result<()> {
-        self.threads.take(&self.db, id)?;
+        self.threads.forget(id);
         let Some(thread) = directory::find_thread(&self.db, id)? else { return Ok(()) };
-        let scopes = directory(&self.db)?;
-        let chains: Vec<&Scope> = scopes.iter().filter(|scope| scope.owner == thread).collect();
-        let (used, empty) = used(&self.db, thread, chains.iter().copied())?;
+        let chains = directory::chains(&self.db, thread)?;
+        let (used, empty) = used(&self.db, thread, chains.iter().map(|(_, chain)| chain.key))?;
         for chain in &empty {
             directory::drop_chain(&self.db, *chain)?;
         }
@@ -368,5 +406,31 @@ impl WriterState {
         } else {
             Ok(())
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn threads_are_found_with_their_namespaces_in_one_pass() {
+        let scope = |key, owner, text: &str| Scope { key, owner, text: text.to_owned() };
+        let scopes = [
+            scope(1, 0, "a"),
+            scope(2, 1, ""),
+            scope(3, 0, "b"),
+            scope(4, 1, "inner"),
+            scope(5, 3, ""),
+            scope(6, 99, "of a thread that does not exist"),
+            scope(7, 0, "c"),
+            scope(8, u32::MAX, "without a name"),
+            scope(9, 8, "of that"),
+        ];
+        let found: Vec<(u32, Vec<u32>)> = by_thread(&scopes)
+            .into_iter()
+            .map(|(thread, chains)| (thread.key, chains.iter().map(|chain| chain.key).collect()))
+            .collect();
+        assert_eq!(found, [(1, vec![2, 4]), (3, vec![5]), (7, vec![])]);
     }
 }

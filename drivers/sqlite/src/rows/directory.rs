@@ -23,6 +23,7 @@ const FIRST: &str = "SELECT key, owner, text, hash, body FROM scope WHERE owner 
 const NAME: &str = "UPDATE scope SET owner = ?2, text = ?3, hash = ?4 WHERE key = ?1";
 const SET_BODY: &str = "UPDATE scope SET body = ?2 WHERE key = ?1";
 const DROP: &str = "DELETE FROM scope WHERE owner = ?1 OR key = ?1";
+const AT: &str = "SELECT key, owner, text, hash, body FROM scope WHERE key = ?1";
 const ALL: &str = "SELECT key, owner, text, hash, body FROM scope ORDER BY key";
 const THREADS: &str = "SELECT key, owner, text, hash, body FROM scope
     WHERE owner = 0 AND (?1 IS NULL OR text > ?1) ORDER BY text LIMIT ?2";
@@ -52,6 +53,13 @@ pub(crate) struct Thread {
     pub(crate) rewrites: u32,
 }
 
+impl Thread {
+    /// The thread of a row of the directory, whose floor is the rewrite count.
+    fn of(Chain { key, floor }: Chain) -> Self {
+        Self { key, rewrites: floor }
+    }
+}
+
 /// A namespace of a thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Chain {
@@ -62,8 +70,7 @@ pub(crate) struct Chain {
 
 /// A thread, if it exists.
 pub(crate) fn thread(db: &Db, thread: &ThreadId) -> Result<Option<Thread>> {
-    let found = find(db, NOBODY, thread.as_str())?;
-    Ok(found.map(|found| Thread { key: found.key, rewrites: found.floor }))
+    Ok(find(db, NOBODY, thread.as_str())?.map(Thread::of))
 }
 
 /// The number of a thread, if it exists.
@@ -82,18 +89,18 @@ pub(crate) fn rewritten(db: &Db, thread: &ThreadId) -> Result<()> {
 }
 
 /// Adds a thread.
-pub(crate) fn add_thread(db: &Db, thread: &ThreadId) -> Result<ThreadKey> {
-    add(db, NOBODY, thread.as_str()).map(|chain| chain.key)
+pub(crate) fn add_thread(db: &Db, thread: &ThreadId) -> Result<Thread> {
+    add(db, NOBODY, thread.as_str()).map(Thread::of)
 }
 
 /// Adds a thread that nobody finds until it is [named](name). The token says when that was.
-pub(crate) fn add_unnamed(db: &Db, token: &str) -> Result<ThreadKey> {
-    add(db, UNNAMED, token).map(|chain| chain.key)
+pub(crate) fn add_unnamed(db: &Db, token: &str) -> Result<Thread> {
+    add(db, UNNAMED, token).map(Thread::of)
 }
 
-/// The number of a thread without a name, if it exists.
-pub(crate) fn find_unnamed(db: &Db, token: &str) -> Result<Option<ThreadKey>> {
-    Ok(find(db, UNNAMED, token)?.map(|chain| chain.key))
+/// A thread without a name, if it exists.
+pub(crate) fn find_unnamed(db: &Db, token: &str) -> Result<Option<Thread>> {
+    Ok(find(db, UNNAMED, token)?.map(Thread::of))
 }
 
 /// Names a thread, which no other one may be called.
@@ -182,15 +189,21 @@ pub(crate) struct Scope {
 /// Passes every row of the directory to `look`, or what is wrong with it.
 pub(crate) fn each(db: &Db, mut look: impl FnMut(RowKey, Result<Scope>)) -> Result<()> {
     db.each(ALL, [], |row| {
-        let place = RowKey::new("scope", integer(row, 0)?);
-        let scope = checked(row).and_then(|chain| {
-            let owner =
-                u32::try_from(integer(row, 1)?).map_err(|_| place.corrupt("the owner is out of range"))?;
-            Ok(Scope { key: chain.key, owner, text: text(row, 2)?.to_owned() })
-        });
-        look(place, scope);
+        look(RowKey::new("scope", integer(row, 0)?), scope(row));
         Ok(())
     })
+}
+
+/// The row of the directory with this number, if there is one.
+pub(crate) fn at(db: &Db, key: u32) -> Result<Option<Scope>> {
+    db.one(AT, [key], scope)
+}
+
+fn scope(row: &Row<'_>) -> Result<Scope> {
+    let key = checked(row)?.key;
+    let owner = u32::try_from(integer(row, 1)?);
+    let owner = owner.map_err(|_| place(key).corrupt("the owner is out of range"))?;
+    Ok(Scope { key, owner, text: text(row, 2)?.to_owned() })
 }
 
 /// Deletes a chain from the directory.

@@ -106,19 +106,34 @@ pub(crate) fn drop_range(db: &Db, thread: ThreadKey, space: Space, from: u32, to
 pub(crate) struct Index {
     seqs: [HashMap<ElementHash, u32>; 3],
     next: [u32; 3],
+    /// Whether these are all of them.
+    complete: bool,
 }
 
 impl Index {
-    /// Reads the hashes of a thread.
-    pub(crate) fn load(db: &Db, thread: ThreadKey) -> Result<Self> {
-        let mut index = Self::default();
-        db.each(HASHES, keys_of(thread), |row| {
-            let (space, seq, hash) = located(integer(row, 0)?, blob(row, 1)?)?;
-            index.seqs[space as usize].insert(hash, seq);
-            index.next[space as usize] = seq + 1;
-            Ok(())
-        })?;
-        Ok(index)
+    /// Others may have added elements.
+    pub(crate) fn may_lack_some(&mut self) {
+        self.complete = false;
+    }
+
+    /// Reads the hashes of the elements that it does not know.
+    pub(crate) fn complete(&mut self, db: &Db, thread: ThreadKey) -> Result<()> {
+        if self.complete {
+            return Ok(());
+        }
+        for space in SPACES {
+            let from = key_of(thread, space, self.next[space as usize]);
+            // What comes after the last space belongs to none, and is an error.
+            let next = SPACES.get(space as usize + 1).map(|next| key_of(thread, *next, 0) - 1);
+            db.each(HASHES, [from, next.unwrap_or(keys_of(thread)[1])], |row| {
+                let (space, seq, hash) = located(integer(row, 0)?, blob(row, 1)?)?;
+                self.seqs[space as usize].insert(hash, seq);
+                self.next[space as usize] = seq + 1;
+                Ok(())
+            })?;
+        }
+        self.complete = true;
+        Ok(())
     }
 
     /// The number of elements it knows.

@@ -37,8 +37,8 @@ impl Room {
 pub(crate) struct Values<'a> {
     pub(crate) db: &'a Db,
     pub(crate) thread: ThreadKey,
-    /// Read when it is first needed.
-    pub(crate) index: &'a mut Option<Index>,
+    /// Read when it is needed.
+    pub(crate) index: &'a mut Index,
     pub(crate) room: &'a mut Room,
     pub(crate) counters: &'a Counters,
 }
@@ -62,10 +62,8 @@ impl Values<'_> {
     }
 
     fn index(&mut self) -> Result<&mut Index> {
-        if self.index.is_none() {
-            *self.index = Some(Index::load(self.db, self.thread)?);
-        }
-        Ok(self.index.get_or_insert_default())
+        self.index.complete(self.db, self.thread)?;
+        Ok(self.index)
     }
 }
 

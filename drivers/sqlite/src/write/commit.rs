@@ -36,8 +36,8 @@ pub(crate) enum Work {
     Discard(String),
     /// Rows of deleted threads are deleted.
     Clear,
-    /// What belongs to no thread is deleted.
-    Sweep,
+    /// Of these numbers, the rows that belong to no thread are deleted.
+    Sweep(Vec<u32>),
     /// What nothing in a thread refers to is deleted.
     Tidy(ThreadId),
     Dictionary(Vec<u8>),
@@ -75,8 +75,14 @@ impl WriterState {
 
     /// Forgets everything that can be read again.
     pub(crate) fn forget(&mut self) {
-        self.names = Names::default();
         self.threads = Threads::default();
+        self.others_wrote();
+    }
+
+    /// Forgets what is not true any more after another connection has written to the database.
+    pub(crate) fn others_wrote(&mut self) {
+        self.names = Names::default();
+        self.threads.others_wrote();
         self.db.forget_dictionary();
     }
 
@@ -89,7 +95,7 @@ impl WriterState {
                 self.on_thread(&at.thread, |this, state| this.put_writes(at, task, state))
             }
             Work::DeleteThread(thread) => self.delete_thread(thread),
-            Work::Sweep => self.sweep(),
+            Work::Sweep(numbers) => self.sweep(numbers),
             Work::Tidy(thread) => self.tidy(thread),
             Work::Dictionary(bytes) => pack::add_dictionary(&self.db, bytes),
             Work::Flush => Ok(()),

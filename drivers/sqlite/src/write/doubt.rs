@@ -35,7 +35,7 @@ impl Identity {
             Work::Stage(_)
             | Work::Discard(_)
             | Work::Clear
-            | Work::Sweep
+            | Work::Sweep(_)
             | Work::Tidy(_)
             | Work::Dictionary(_)
             | Work::Flush => None,

@@ -88,12 +88,12 @@ impl WriterState {
         }
 
         // From here on the command changes things; the next command reads the thread again.
-        self.threads.take(&self.db, thread)?;
-        let key = match key {
-            Some(key) => key,
+        self.threads.forget(thread);
+        let known = match known {
+            Some(known) => known,
             None => directory::add_thread(&self.db, thread)?,
         };
-        let mut state = ThreadState::new(key);
+        let (key, mut state) = (known.key, ThreadState::new(known));
         for tuple in &rewrite.put {
             if !chains.iter().any(|chain| chain.namespace == tuple.namespace) {
                 let chain = directory::add_chain(&self.db, key, &tuple.namespace)?;

@@ -19,7 +19,7 @@ use crate::error::{NO_ROOM, SWEPT, unavailable};
 use crate::read::queries;
 use crate::read::view::Channel;
 use crate::rows::checkpoints::{self, Extent};
-use crate::rows::directory::{self, ChainKey, Thread, ThreadKey};
+use crate::rows::directory::{self, ChainKey, Thread};
 use crate::rows::value::Room;
 use crate::saver::SqliteSaver;
 use crate::sql::Db;
@@ -208,10 +208,10 @@ impl WriterState {
     /// Writes a piece.
     pub(crate) fn stage(&mut self, piece: &Piece) -> Result<()> {
         let thread = ThreadId::from(piece.token.as_str());
-        let mut state = match (self.threads.take(&self.db, &thread)?, piece.first) {
-            (Some(state), _) => state,
-            (None, true) => ThreadState::new(directory::add_unnamed(&self.db, &piece.token)?),
-            (None, false) => ThreadState::new(self.unnamed(&piece.token)?),
+        let mut state = match self.threads.take_unnamed(&self.db, &thread)? {
+            Some(state) => state,
+            None if piece.first => ThreadState::new(directory::add_unnamed(&self.db, &piece.token)?),
+            None => return Err(unavailable(SWEPT)),
         };
         state.room = Room { elements: self.piece * ELEMENTS, bytes: BYTES };
         let mut done = piece.from;
@@ -278,25 +278,23 @@ impl WriterState {
             return Err(Error::Stale { thread: thread.clone() });
         }
         if let Some(mark) = mark {
-            self.threads.take(&self.db, thread)?;
+            self.threads.forget(thread);
             self.leave_to_be_cleared(mark.thread.key)?;
         }
         let Some(token) = token else { return Ok(()) };
-        let key = self.unnamed(token)?;
-        self.threads.take(&self.db, &token.as_str().into())?;
-        directory::name(&self.db, key, thread)
+        self.threads.forget(&token.as_str().into());
+        let Some(written) = directory::find_unnamed(&self.db, token)? else {
+            return Err(unavailable(SWEPT));
+        };
+        directory::name(&self.db, written.key, thread)
     }
 
     /// Deletes a thread that has no name yet, if it exists.
     pub(crate) fn discard(&mut self, token: &str) -> Result<()> {
-        self.threads.take(&self.db, &token.into())?;
+        self.threads.forget(&token.into());
         match directory::find_unnamed(&self.db, token)? {
-            Some(key) => self.drop_thread(key),
+            Some(thread) => self.drop_thread(thread.key),
             None => Ok(()),
         }
-    }
-
-    fn unnamed(&self, token: &str) -> Result<ThreadKey> {
-        directory::find_unnamed(&self.db, token)?.ok_or_else(|| unavailable(SWEPT))
     }
 }

@@ -2,7 +2,8 @@
 //! changes.
 //!
 //! All of it can be read again; it is dropped as soon as it may be out of date: after a failed command, and after
-//! another connection wrote to the database.
+//! another connection wrote to the database. Which elements a thread has stays true then, unless the thread was rewritten:
+//! others only add some.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -16,7 +17,7 @@ use threadkeep_layout::{Form, Shape, Stored, draft};
 
 use crate::read::view::{Channel, View};
 use crate::rows::checkpoints::{self, CheckpointRow};
-use crate::rows::directory::{self, Chain, ChainKey, ThreadKey};
+use crate::rows::directory::{self, Chain, ChainKey, Thread, ThreadKey};
 use crate::rows::element::Index;
 use crate::rows::extra::{self, StoredObject};
 use crate::rows::names::Names;
@@ -54,23 +55,29 @@ pub(crate) struct ChainState {
 /// A thread.
 pub(crate) struct ThreadState {
     pub(crate) key: ThreadKey,
+    /// The thread's rewrite count when it was read.
+    rewrites: u32,
+    /// What others had written then, see [`Threads::others`].
+    others: u64,
     chains: LruCache<Namespace, ChainState>,
     shapes: LruCache<ListKey, Shape>,
     /// The most recently stored large metadata objects, by key.
     objects: LruCache<String, StoredObject>,
-    index: Option<Index>,
+    index: Index,
     /// What may still be stored in the open transaction.
     pub(crate) room: Room,
 }
 
 impl ThreadState {
-    pub(crate) fn new(key: ThreadKey) -> Self {
+    pub(crate) fn new(Thread { key, rewrites }: Thread) -> Self {
         Self {
             key,
+            rewrites,
+            others: 0,
             chains: LruCache::new(CHAINS),
             shapes: LruCache::new(SHAPES),
             objects: LruCache::new(OBJECTS),
-            index: None,
+            index: Index::default(),
             room: Room::ANY,
         }
     }
@@ -166,9 +173,19 @@ impl ThreadState {
         }
     }
 
+    /// What is known of a thread that others may have written to meanwhile.
+    fn beside_others(self, thread: Thread) -> Self {
+        let mut state = Self::new(thread);
+        if (self.key, self.rewrites) == (thread.key, thread.rewrites) {
+            state.index = self.index;
+            state.index.may_lack_some();
+        }
+        state
+    }
+
     fn weight(&self) -> usize {
         let objects = self.objects.iter().map(|(_, known)| known.weight()).sum::<usize>();
-        self.index.as_ref().map_or(0, Index::len) + objects
+        self.index.len() + objects
     }
 }
 
@@ -176,6 +193,8 @@ impl ThreadState {
 pub(crate) struct Threads {
     states: LruCache<ThreadId, ThreadState>,
     weight: usize,
+    /// How often others were found to have written to the database.
+    others: u64,
 }
 
 /// The number of remembered threads.
@@ -183,22 +202,46 @@ const THREADS: usize = 1024;
 
 impl Default for Threads {
     fn default() -> Self {
-        Self { states: LruCache::unbounded(), weight: 0 }
+        Self { states: LruCache::unbounded(), weight: 0, others: 0 }
     }
 }
 
 impl Threads {
     /// Takes a thread out. A thread that is not put back is forgotten.
     pub(crate) fn take(&mut self, db: &Db, thread: &ThreadId) -> Result<Option<ThreadState>> {
-        if let Some(state) = self.states.pop(thread) {
-            self.weight -= state.weight();
-            return Ok(Some(state));
-        }
-        Ok(directory::find_thread(db, thread)?.map(ThreadState::new))
+        self.take_or(thread, || directory::thread(db, thread))
+    }
+
+    /// [`Self::take`] of a thread that has no name yet, by its token.
+    pub(crate) fn take_unnamed(&mut self, db: &Db, token: &ThreadId) -> Result<Option<ThreadState>> {
+        self.take_or(token, || directory::find_unnamed(db, token.as_str()))
+    }
+
+    fn take_or(
+        &mut self,
+        thread: &ThreadId,
+        find: impl FnOnce() -> Result<Option<Thread>>,
+    ) -> Result<Option<ThreadState>> {
+        Ok(match self.forget(thread) {
+            Some(state) if state.others == self.others => Some(state),
+            Some(state) => find()?.map(|found| state.beside_others(found)),
+            None => find()?.map(ThreadState::new),
+        })
+    }
+
+    /// Forgets a thread. Returns what was known of it.
+    pub(crate) fn forget(&mut self, thread: &ThreadId) -> Option<ThreadState> {
+        self.states.pop(thread).inspect(|state| self.weight -= state.weight())
+    }
+
+    /// Others have written to the database: each thread is looked at again when it is taken.
+    pub(crate) fn others_wrote(&mut self) {
+        self.others += 1;
     }
 
     /// Puts a thread back, and evicts others if there are too many.
-    pub(crate) fn put(&mut self, thread: ThreadId, state: ThreadState) {
+    pub(crate) fn put(&mut self, thread: ThreadId, mut state: ThreadState) {
+        state.others = self.others;
         self.weight += state.weight();
         self.states.put(thread, state);
         while self.states.len() > 1 && (self.weight > HASHES || self.states.len() > THREADS) {

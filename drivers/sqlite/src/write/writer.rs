@@ -223,7 +223,7 @@ impl Writer {
         let seen = begun.and_then(|()| self.store.db.data_version()).inspect_err(|_| self.roll_back());
         let seen = Some(seen?);
         if self.seen != seen {
-            self.store.forget();
+            self.store.others_wrote();
             self.seen = seen;
             // The other connection may have left its commit unflushed.
             self.unflushed = true;

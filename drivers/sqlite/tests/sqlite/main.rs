@@ -11,6 +11,7 @@ mod crash;
 mod files;
 mod fixture;
 mod format;
+mod handles;
 mod locks;
 mod model;
 mod revisions;

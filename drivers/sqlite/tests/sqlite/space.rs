@@ -3,7 +3,10 @@
 use std::path::Path;
 
 use rusqlite::{Connection, OpenFlags};
+use threadkeep::checkpoint::{INTERRUPT_CHANNEL, Write};
+use threadkeep::id::TaskId;
 use threadkeep::saver::{Saver, ThreadImage};
+use threadkeep::value::ChannelValue;
 use threadkeep_sqlite::{Options, SqliteSaver};
 
 use crate::common::{Talk, message};
@@ -113,4 +116,43 @@ async fn the_bytes_of_a_thread_are_those_of_its_rows() {
     assert!(rows > 20 * 4_000);
     assert_eq!(saver.stored_bytes(&small.thread).await.unwrap(), rows);
     assert_eq!(saver.stored_bytes(&"large".into()).await.unwrap(), 0);
+}
+
+/// Others wait for a transaction of a sweep as long as for one of a thread, however many threads there are.
+#[tokio::test]
+async fn a_sweep_holds_no_lock_for_threads_that_are_tidy() {
+    let most = async |threads: usize| {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("db");
+        let saver = SqliteSaver::open(&path, &plain()).unwrap();
+        for number in 0..threads {
+            say(&saver, &mut Talk::new(&format!("tidy {number}")), 1).await;
+        }
+        let mut untidy = Talk::new("untidy");
+        say(&saver, &mut untidy, 1).await;
+        for number in 0..2 {
+            let mut row = untidy.say(&message(1, 200)).writes.remove(0);
+            row.task = TaskId::from_bytes([7; 16]);
+            let value = ChannelValue::from_json(&message(number, 200)).unwrap();
+            row.writes = vec![Write { channel: INTERRUPT_CHANNEL.into(), value, overwrite: false }];
+            saver.put_writes(&untidy.key(), &row).await.unwrap();
+        }
+        // What only a damaged or killed store leaves: rows of a thread and of a namespace that do not exist.
+        let conn = threadkeep_pages::open(&path, OpenFlags::default()).unwrap();
+        conn.execute_batch(
+            "INSERT INTO element VALUES (1 << 62, x'', x''), (1 << 62 | 7, x'', x''), ((1 << 31) - 1 << 32, x'', x'');
+             INSERT INTO checkpoint VALUES (1 << 61, x'', x'', NULL), (5 << 40, x'', x'', NULL);",
+        )
+        .unwrap();
+        assert_eq!(saver.check().await.unwrap().len(), 5);
+        saver.close().await;
+        let saver = SqliteSaver::open(&path, &plain()).unwrap();
+        saver.sweep().await.unwrap();
+        let most = saver.stats().most_rows;
+        assert_eq!(saver.check().await.unwrap(), []);
+        assert_eq!(saver.threads(None, 999).await.unwrap().len(), threads + 1);
+        most
+    };
+    let (few, many) = (most(20).await, most(400).await);
+    assert!(few > 3 && many <= few, "{few} rows in a transaction beside 20 threads, {many} beside 400");
 }

@@ -189,7 +189,9 @@ async fn a_copy_or_rewrite_in_doubt_stays_in_doubt_when_it_is_repeated() {
                 ("t".into(), source.revision.clone())
             };
             let mut put: Vec<_> = source.checkpoints.values().cloned().collect();
-            put.iter_mut().for_each(|tuple| tuple.thread = ThreadId::clone(&to));
+            for tuple in &mut put {
+                tuple.thread = ThreadId::clone(&to);
+            }
             let again = async || {
                 let rewrite = Rewrite { put: put.clone(), ..Rewrite::default() };
                 store.saver.rewrite_thread(&to, &expected, rewrite).await

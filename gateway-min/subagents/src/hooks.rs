@@ -147,8 +147,9 @@ pub trait LifecycleHooks: Send + Sync {
 pub struct Hooks {
     extensions: Vec<Arc<dyn LifecycleHooks>>,
     app: HookStore,
-    /// By the id that the outside knows a task by, which is the model's id of the call.
-    tasks: Mutex<HashMap<String, Arc<HookStore>>>,
+    /// By the id that the outside knows a task by, which is the model's id of the call, and the task's own: the items of a
+    /// batch have the call of the batch, and calls of several threads the same id.
+    tasks: Mutex<HashMap<(String, String), Arc<HookStore>>>,
 }
 
 impl Hooks {
@@ -172,7 +173,7 @@ impl Hooks {
         self.tasks
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
-            .insert(external_id.to_owned(), Arc::clone(&task));
+            .insert((external_id.to_owned(), info.task_id.clone()), Arc::clone(&task));
         let all = async {
             for extension in &self.extensions {
                 caught(info, extension.on_task_start(&self.app, &task, info)).await;
@@ -186,8 +187,8 @@ impl Hooks {
         if self.extensions.is_empty() {
             return;
         }
-        let task =
-            self.tasks.lock().unwrap_or_else(PoisonError::into_inner).remove(external_id).unwrap_or_default();
+        let key = (external_id.to_owned(), info.task_id.clone());
+        let task = self.tasks.lock().unwrap_or_else(PoisonError::into_inner).remove(&key).unwrap_or_default();
         let all = async {
             for extension in &self.extensions {
                 caught(info, extension.on_task_stop(&self.app, &task, info, outcome)).await;
@@ -270,6 +271,23 @@ mod tests {
         hooks.stopped("call_0", &info(), ExecutionStatus::Cancelled.into()).await;
         assert_eq!(before.elapsed(), MAX_TIME);
         assert_eq!(*remembering.0.lock().unwrap(), ["1 \"bash\" aborted"]);
+        assert!(hooks.tasks.lock().unwrap().is_empty());
+    }
+
+    /// The items of a batch have the call of the batch.
+    #[tokio::test]
+    async fn tasks_of_one_call_have_values_of_their_own() {
+        let remembering = Arc::new(Remembering(Mutex::default()));
+        let hooks = Hooks::new(vec![Arc::clone(&remembering) as Arc<dyn LifecycleHooks>]);
+        let items =
+            ["a", "b"].map(|name| TaskInfo { task_id: name.into(), agent_name: name.into(), ..info() });
+        for item in &items {
+            hooks.started("call_0", item).await;
+        }
+        for item in &items {
+            hooks.stopped("call_0", item, TaskConclusion::Completed).await;
+        }
+        assert_eq!(*remembering.0.lock().unwrap(), ["1 \"a\" completed", "1 \"b\" completed"]);
         assert!(hooks.tasks.lock().unwrap().is_empty());
     }
 

@@ -27,6 +27,9 @@ pub enum AgentError {
     /// The observer failed to store what was reported.
     #[error(transparent)]
     Observer(ObserverError),
+    /// A tool could not read a result that it has stored.
+    #[error("the stored result of a tool call cannot be read: {0}; continue the run to deliver it")]
+    Undelivered(String),
 }
 
 impl AgentError {
@@ -38,7 +41,7 @@ impl AgentError {
             Self::UnknownNode(_) | Self::UnknownModel(_) | Self::Model(_) => "ValueError",
             Self::Stopping => "RuntimeError",
             // An observer's failures are failures to store.
-            Self::Observer(_) => "RunStoreError",
+            Self::Observer(_) | Self::Undelivered(_) => "RunStoreError",
         }
     }
 }

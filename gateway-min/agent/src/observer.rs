@@ -146,5 +146,11 @@ pub enum Added<'a> {
         latency: Duration,
     },
     /// A tool's.
-    ToolResult(&'a Json),
+    ToolResult {
+        /// The message.
+        message: &'a Json,
+        /// The place of its call among those of the answer, which is its place in the conversation: calls end in any
+        /// order.
+        index: u32,
+    },
 }

@@ -61,7 +61,7 @@ impl Conversation {
                 return message::text(&answer);
             }
             for call in calls {
-                self.messages.push(self.toolbox.run(&self.context, call).await.message);
+                self.messages.push(self.toolbox.run(&self.context, call).await.unwrap().message);
             }
         }
     }

@@ -10,17 +10,18 @@ pub(crate) fn started(task_id: &str, description: &str, model: &str) -> Json {
     json!({"type": "task_started", "task_id": task_id, "description": description, "model_name": model})
 }
 
-/// The subagent said something, or a tool answered it. `index` counts from 1; `usage` is the sum so far.
+/// The subagent said something, or a tool answered it. `index` is the message's place from 1, `total` the highest one so
+/// far; `usage` is the sum so far.
 pub(crate) fn running(
     task_id: &str,
     message: &Json,
-    index: u64,
+    (index, total): (u64, u64),
     usage: Option<ExecutionTokens>,
     model: &str,
 ) -> Json {
     json!({
         "type": "task_running", "task_id": task_id, "message": message, "message_index": index,
-        "total_messages": index, "usage": usage, "model_name": model,
+        "total_messages": total, "usage": usage, "model_name": model,
     })
 }
 

@@ -107,9 +107,6 @@ impl Work {
         let thread = ThreadId::from(self.row.child_thread.as_str());
         if self.row.status.is_terminal() {
             let state = self.accessor.get(&thread, None).await?;
-            if self.counted {
-                return self.outcome(&self.row, state.as_ref()).await.map(Some);
-            }
             return self.settle(&self.row, state.as_ref()).await.map(Some);
         }
         let entered = self.delegator.records.now();
@@ -184,14 +181,15 @@ impl Work {
         run.map_or(true, |run| run.is_some_and(is_lost))
     }
 
-    /// Reports what the models did, once, and returns what the parent gets.
+    /// Reports what the models did, once, unless it is counted already, and returns what the parent gets.
     pub(crate) async fn settle(
         &self,
         row: &ExecutionRow,
         state: Option<&StateSnapshot>,
     ) -> Result<TaskOutcome, ExecutionError> {
         let outcome = self.outcome(row, state).await?;
-        if !self.settled.now() {
+        let is_counted = self.counted && self.row.status.is_terminal();
+        if !self.settled.now() || is_counted {
             return Ok(outcome);
         }
         let progress = Progress::of(state)?;

@@ -4,6 +4,7 @@ use async_trait::async_trait;
 use serde_json::{Map, Value as Json};
 use threadkeep::state::StateSnapshot;
 use threadkeep::step::Task;
+use threadkeep_agent::model::message;
 use threadkeep_agent::serialize;
 use threadkeep_agent::tools::loop_detection::Verdict;
 use threadkeep_agent::tools::{Nested, NestedEvent, Report, Reports};
@@ -21,8 +22,13 @@ pub(crate) struct ChildObserver {
     task_id: String,
     agent: String,
     model: String,
-    /// The messages reported so far, those before a restart included.
-    index: u64,
+    /// The number of the last answer, counted from the first message, also over a restart.
+    answer: u64,
+    /// How many calls that answer makes. Their results have the numbers after it, in the order of the calls: they may be
+    /// reported in another one, and by another process.
+    calls: u64,
+    /// The highest number so far.
+    total: u64,
     /// The tokens used so far, those before a restart included.
     usage: Option<ExecutionTokens>,
     /// The place of the call, if the run's clients follow what happens inside of it.
@@ -43,8 +49,8 @@ impl ChildObserver {
     ) -> threadkeep::Result<Self> {
         let progress = Progress::of(state)?;
         let said = state.map(|state| state.json("messages")).transpose()?.flatten();
-        let results =
-            said.as_ref().and_then(Json::as_array).map_or(0, |said| progress::results_after_answer(said));
+        let said = said.as_ref().and_then(Json::as_array);
+        let answer = said.and_then(|said| said.iter().rfind(|message| message::kind(message) == "ai"));
         Ok(Self {
             namespace: reports.wants_nested().then(|| namespace.to_owned()),
             reports,
@@ -52,7 +58,9 @@ impl ChildObserver {
             task_id: task_id.to_owned(),
             agent: agent.to_owned(),
             model: model.to_owned(),
-            index: progress.messages + results,
+            answer: progress.messages,
+            calls: answer.map_or(0, calls),
+            total: progress.messages,
             usage: progress.tokens(),
             pending: Vec::new(),
         })
@@ -100,20 +108,22 @@ impl ChildObserver {
 #[async_trait]
 impl Observer for ChildObserver {
     async fn message_added(&mut self, message: Added<'_>) -> Result<(), ObserverError> {
-        let message = match message {
+        let (message, number) = match message {
             Added::Human(_) => return Ok(()),
             Added::Answer { message, .. } => {
                 if message["usage_metadata"].is_object() {
                     progress::add(self.usage.get_or_insert_default(), Tokens::of(message));
                 }
-                message
+                self.answer += self.calls + 1;
+                self.calls = calls(message);
+                (message, self.answer)
             }
-            Added::ToolResult(message) => message,
+            Added::ToolResult { message, index } => (message, self.answer + 1 + u64::from(index)),
         };
-        self.index += 1;
+        self.total = self.total.max(number);
         let mut message = message.clone();
         serialize::complete_message(&mut message);
-        let event = events::running(&self.task_id, &message, self.index, self.usage, &self.model);
+        let event = events::running(&self.task_id, &message, (number, self.total), self.usage, &self.model);
         self.flush().await;
         self.send(Report::Custom(event)).await;
         Ok(())
@@ -157,4 +167,9 @@ impl Observer for ChildObserver {
     fn committed(&mut self, state: &StateSnapshot) -> threadkeep::Result<()> {
         self.nest(state.metadata.step, || Ok(NestedEvent::Committed(Box::new(state.clone()))))
     }
+}
+
+/// How many results follow an answer.
+fn calls(answer: &Json) -> u64 {
+    (message::tool_calls(answer).len() + message::invalid_tool_calls(answer).len()) as u64
 }

@@ -115,7 +115,7 @@ pub(crate) fn add(sum: &mut ExecutionTokens, tokens: Tokens) {
 }
 
 /// How many tool results follow the last answer.
-pub(crate) fn results_after_answer(turn: &[Json]) -> u64 {
+fn results_after_answer(turn: &[Json]) -> u64 {
     let answered = turn.iter().rposition(|message| message::kind(message) == "ai").map_or(0, |at| at + 1);
     turn[answered..].iter().filter(|message| message::kind(message) == "tool").count() as u64
 }

@@ -91,6 +91,8 @@ enum Failure {
     Refused(Box<TaskOutcome>),
     /// For a reason that nobody expected.
     Unexpected { class: &'static str, detail: String },
+    /// Because its result, which is stored, cannot be read.
+    Undelivered(String),
     /// Because its run ends before it, and the next one goes on with both.
     LeftToNextRun,
 }
@@ -161,6 +163,8 @@ impl Tool for Task {
         let outcome = match self.delegate(context, args, entry.as_ref()).await {
             Err(Failure::Refused(outcome)) => Ok(*outcome),
             Err(Failure::Unexpected { class, detail }) => Err(unexpected(class, &detail)),
+            // Another result would take its place for good.
+            Err(Failure::Undelivered(error)) => return Err(ToolError::Undelivered(error)),
             // Nobody sees it: the run ends without the results of this superstep.
             Err(Failure::LeftToNextRun) => Ok(TaskOutcome::new(Ending::Cancelled { error: None })),
             Ok(outcome) => Ok(outcome),
@@ -201,17 +205,12 @@ impl Task {
         let model = row.model_name.clone().unwrap_or(model);
         let task_id = context.tool_call_id.as_str();
         self.report(context, events::started(task_id, description, &model)).await;
-        let outcome = self
-            .work(
-                context,
-                Arc::new(definition),
-                &model,
-                opened,
-                Told { prompt: args.prompt, criteria, snapshot },
-            )
-            .await?;
-        // Clients see no end of what goes on.
-        let outcome = outcome.ok_or(Failure::LeftToNextRun)?;
+        let told = Told { prompt: args.prompt, criteria, snapshot };
+        let outcome = match self.work(context, Arc::new(definition), &model, opened, told).await {
+            // Clients see no end of what goes on.
+            Ok(outcome) => outcome.ok_or(Failure::LeftToNextRun)?,
+            Err(none) => return Err(self.without_outcome(context, model, none).await),
+        };
         self.report(context, events::ended(task_id, &outcome)).await;
         Ok(outcome)
     }
@@ -302,7 +301,7 @@ impl Task {
         model: &str,
         Opened { row, counted }: Opened,
         told: Told,
-    ) -> Result<Option<TaskOutcome>, Failure> {
+    ) -> Result<Option<TaskOutcome>, NoOutcome> {
         let work = Work {
             delegator: Arc::clone(&self.delegator),
             accessor: self.accessor.clone().with_ids(Arc::new(context.ids.derived(&row.execution_id))),
@@ -321,10 +320,24 @@ impl Task {
             begun: Mutex::default(),
             namespace: context.namespace.clone(),
         };
-        Watched::start(work).outcome().await.map_err(|none| match none {
-            NoOutcome::Failed(error) => error.into(),
-            NoOutcome::Panicked(detail) => Failure::Unexpected { class: "RuntimeError", detail },
-        })
+        Watched::start(work).outcome().await
+    }
+
+    /// The failure of a call whose work has begun. Clients see its end, unless it goes on elsewhere.
+    async fn without_outcome(&self, context: &ToolContext, model: String, none: NoOutcome) -> Failure {
+        let (failure, usage) = match none {
+            NoOutcome::TakenOver(error) => return error.into(),
+            NoOutcome::Unread(error) => return Failure::Undelivered(error),
+            NoOutcome::Failed(error, usage) => (Failure::from(error), usage),
+            NoOutcome::Panicked(detail, usage) => {
+                (Failure::Unexpected { class: "RuntimeError", detail }, usage)
+            }
+        };
+        if let Failure::Unexpected { class, detail } = &failure {
+            let outcome = TaskOutcome { model_name: Some(model), usage, ..crashed(class, detail) };
+            self.report(context, events::ended(&context.tool_call_id, &outcome)).await;
+        }
+        failure
     }
 
     async fn report(&self, context: &ToolContext, event: Json) {
@@ -376,13 +389,18 @@ pub(crate) fn execution_id(context: &ToolContext, entry: Option<&Entry>) -> Stri
     )
 }
 
+/// What came of a call that failed for a reason that nobody expected.
+fn crashed(class: &str, detail: &str) -> TaskOutcome {
+    TaskOutcome::failed(format!("{class}: {}", bounds::first(detail, DETAIL_MAX)))
+}
+
 /// The result of a call that failed for a reason that nobody expected.
 fn unexpected(class: &str, detail: &str) -> ToolOutput {
+    let additional_kwargs = crashed(class, detail).metadata();
     let detail = bounds::first(detail, DETAIL_MAX);
-    let metadata = TaskOutcome::failed(format!("{class}: {detail}")).metadata();
     ToolOutput {
         status: ToolStatus::Error,
-        additional_kwargs: metadata,
+        additional_kwargs,
         ..ToolOutput::text(format!("Task failed. Error: {class}: {detail}. {HINT}"))
     }
 }

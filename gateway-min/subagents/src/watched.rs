@@ -14,7 +14,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use crate::execution::{CANCELLED, ExecutionError, Work};
-use crate::outcome::{Ending, TaskOutcome};
+use crate::outcome::{Ending, TaskOutcome, TokenUsage};
 use crate::progress::Progress;
 
 /// How long after its deadline an execution that has not ended is given up.
@@ -54,10 +54,14 @@ struct Recorded {
 
 /// Why there is no outcome.
 pub(crate) enum NoOutcome {
-    /// The execution could not be carried out or recorded.
-    Failed(ExecutionError),
-    /// Its task panicked.
-    Panicked(String),
+    /// The execution could not be carried out or recorded, and has failed with these tokens, if they are known.
+    Failed(ExecutionError, Option<TokenUsage>),
+    /// Its task panicked. It has failed with these tokens, if they are known.
+    Panicked(String, Option<TokenUsage>),
+    /// Another run goes on with it.
+    TakenOver(ExecutionError),
+    /// It had ended before this run, and what came of it cannot be read now.
+    Unread(String),
 }
 
 /// An execution in a task of its own. Dropping this cancels it: it then settles what it has begun, although nobody waits
@@ -79,7 +83,9 @@ impl Watched {
     /// What came of it; what the records say of it, if it does not end although it should; `None` if it is left to the next
     /// run.
     pub(crate) async fn outcome(mut self) -> Result<Option<TaskOutcome>, NoOutcome> {
-        let Some(task) = &mut self.task else { return Err(NoOutcome::Panicked("it has ended".to_owned())) };
+        let Some(task) = &mut self.task else {
+            return Err(NoOutcome::Panicked("it has ended".to_owned(), None));
+        };
         let given_up = self.work.deadline() + GRACE;
         let ended = tokio::select! {
             biased;
@@ -90,17 +96,31 @@ impl Watched {
             }
         };
         self.task = None;
-        let (error, failed) = match ended {
+        let failed = match ended {
             Ok(Ok(outcome)) => return Ok(outcome),
-            Ok(Err(error @ ExecutionError::TakenOver { .. })) => return Err(NoOutcome::Failed(error)),
-            Ok(Err(error)) => (error.to_string(), NoOutcome::Failed(error)),
-            Err(panic) => (panic.to_string(), NoOutcome::Panicked(panic.to_string())),
+            Ok(Err(error @ ExecutionError::TakenOver { .. })) => return Err(NoOutcome::TakenOver(error)),
+            Ok(Err(error)) => Ok(error),
+            Err(panic) => Err(panic.to_string()),
         };
+        let error = failed.as_ref().map_or_else(String::clone, ToString::to_string);
         // The run must get the same end as the one that the records have.
-        if let Err(unrecorded) = self.work.record_end(ExecutionStatus::Failed, &error).await {
-            tracing::warn!(execution_id = self.work.row.execution_id, error = %unrecorded, "{UNRECORDED}");
-        }
-        Err(failed)
+        let usage = match self.work.record_end(ExecutionStatus::Failed, &error).await {
+            Ok(Recorded { first: true, outcome }) => outcome.usage,
+            // It has ended already, and what failed came after that.
+            Ok(Recorded { first: false, outcome }) => return Ok(Some(outcome)),
+            Err(unread) if self.work.row.status.is_terminal() => {
+                return Err(NoOutcome::Unread(unread.to_string()));
+            }
+            Err(unrecorded) => {
+                let id = &self.work.row.execution_id;
+                tracing::warn!(execution_id = id, error = %unrecorded, "{UNRECORDED}");
+                None
+            }
+        };
+        Err(match failed {
+            Ok(error) => NoOutcome::Failed(error, usage),
+            Err(panic) => NoOutcome::Panicked(panic, usage),
+        })
     }
 }
 
@@ -161,13 +181,17 @@ impl Work {
             // It woke up and was faster.
             Ok(Ok(Recorded { first: false, outcome })) => Ok(Some(outcome)),
             Ok(Ok(Recorded { first: true, outcome })) => Ok(Some(TaskOutcome { ending, ..outcome })),
-            Ok(Err(error @ ExecutionError::TakenOver { .. })) => Err(NoOutcome::Failed(error)),
-            Ok(Err(error)) => {
-                tracing::warn!(execution_id = id, %error, "{UNRECORDED}");
-                Ok(Some(unknown))
-            }
-            Err(_) => {
-                tracing::warn!(execution_id = id, error = "the stores do not answer", "{UNRECORDED}");
+            Ok(Err(error @ ExecutionError::TakenOver { .. })) => Err(NoOutcome::TakenOver(error)),
+            failed => {
+                let error = failed.map_or_else(
+                    |_| "the stores do not answer".to_owned(),
+                    |failed| failed.err().map_or_else(String::new, |error| error.to_string()),
+                );
+                // Its result is stored, and must not be replaced.
+                if self.row.status.is_terminal() {
+                    return Err(NoOutcome::Unread(error));
+                }
+                tracing::warn!(execution_id = id, error, "{UNRECORDED}");
                 Ok(Some(unknown))
             }
         }
@@ -194,7 +218,7 @@ impl Work {
             return Err(ExecutionError::TakenOver { execution: row.execution_id, run: row.run_id });
         }
         self.stopped(row.status).await;
-        let first = (row.status, &row.error) == (end.status, &end.error);
+        let first = !self.row.status.is_terminal() && (row.status, &row.error) == (end.status, &end.error);
         // Another end may have come after further answers.
         let state = if first { state } else { self.accessor.get(&thread, None).await? };
         Ok(Recorded { first, outcome: self.settle(&row, state.as_ref()).await? })

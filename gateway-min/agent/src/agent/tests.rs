@@ -72,7 +72,9 @@ struct Storing {
 impl Observer for Storing {
     async fn message_added(&mut self, message: Added<'_>) -> Result<(), ObserverError> {
         match message {
-            Added::ToolResult(result) if result["name"] == self.fails_for => Err("the disk is full".into()),
+            Added::ToolResult { message, .. } if message["name"] == self.fails_for => {
+                Err("the disk is full".into())
+            }
             _ => Ok(()),
         }
     }

@@ -113,7 +113,7 @@ impl Agent {
                     continue;
                 }
                 done = running.next() => match done {
-                    Some((task, Some(done))) => (task, done),
+                    Some((task, Some(done))) => (task, done?),
                     Some((_, None)) => return Ok(Stepped::Cancelled),
                     None => break,
                 },
@@ -127,7 +127,8 @@ impl Agent {
             session.observer.files_written(tool, &done.written);
             let write = session.writer.write("messages", json!([done.message]), false)?;
             let result = messages_of(std::slice::from_ref(&write))?.pop().unwrap_or_default();
-            running.beside(session.added(Added::ToolResult(&result))).await?;
+            let added = Added::ToolResult { message: &result, index: task.index };
+            running.beside(session.added(added)).await?;
             session.observer.message(step, &task, None, &result);
             results[task.index as usize] = Some(result.clone());
             let mut writes = vec![write];
@@ -244,8 +245,8 @@ mod tests {
 
         async fn message_added(&mut self, message: Added<'_>) -> Result<(), ObserverError> {
             let _held = self.transaction.lock().await;
-            if let Added::ToolResult(result) = message {
-                self.seen.push(result["name"].as_str().unwrap().to_owned());
+            if let Added::ToolResult { message, .. } = message {
+                self.seen.push(message["name"].as_str().unwrap().to_owned());
             }
             Ok(())
         }

@@ -1,7 +1,7 @@
 //! The tools the lead agent works with, and the guards around their use.
 //!
 //! A [`Tool`] has a [`ToolSpec`] for the model and a call. A [`Toolbox`] holds the tools of a run and runs the model's
-//! calls: any failure becomes a tool message for the model, never an error of the run. The built-in tools work on files
+//! calls: a failure becomes a tool message for the model, not an error of the run. The built-in tools work on files
 //! in the thread's own directory and cannot leave it; `bash` can, and exists only if the configuration allows it.
 //!
 //! [`loop_detection`] and [`dangling`] are pure functions of the conversation: they detect that the model is going
@@ -211,6 +211,10 @@ pub enum ToolError {
     /// Any other failure.
     #[error("{0}")]
     Failed(String),
+    /// The call has a result, and its store did not give it back. The model reads nothing of this: the run fails before
+    /// anything of the superstep is stored, and the next run makes the call again.
+    #[error("{0}")]
+    Undelivered(String),
 }
 
 /// The settings of the built-in tools, from the configuration's `sandbox` section.

@@ -19,7 +19,7 @@ use super::{
     output, schema,
 };
 use crate::model::message::tool_result;
-use crate::{receipts, spans};
+use crate::{AgentError, receipts, spans};
 
 /// The tools of a run, by name, in the order they were added.
 #[derive(Clone, Default)]
@@ -121,7 +121,10 @@ impl Toolbox {
     ///
     /// An unknown tool, invalid arguments and a failing tool yield a message with status `error` that tells the model
     /// what to do instead. Output beyond the tool's limit is cut off.
-    pub async fn run(&self, context: &ToolContext, call: &Value) -> ToolAnswer {
+    ///
+    /// # Errors
+    /// [`AgentError::Undelivered`] for [`ToolError::Undelivered`].
+    pub async fn run(&self, context: &ToolContext, call: &Value) -> Result<ToolAnswer, AgentError> {
         let name = call["name"].as_str().unwrap_or_default();
         let found = self.tools.iter().find(|(spec, _)| spec.name == name);
         let span = spans::tool_call(found.map(|(spec, _)| spec.name.as_str()));
@@ -132,10 +135,13 @@ impl Toolbox {
             }
             None => (Err(self.unknown(name)), DEFAULT_OUTPUT_MAX_CHARS),
         };
-        let output = result.unwrap_or_else(|error| ToolOutput {
-            status: ToolStatus::Error,
-            ..ToolOutput::text(format!("Error: {error}"))
-        });
+        let output = match result {
+            Ok(output) => output,
+            Err(ToolError::Undelivered(error)) => return Err(AgentError::Undelivered(error)),
+            Err(error) => {
+                ToolOutput { status: ToolStatus::Error, ..ToolOutput::text(format!("Error: {error}")) }
+            }
+        };
         spans::tool_answered(&span, output.status);
         let mut message = tool_result(call, output.status, output::cut(output.content, max_chars));
         message["id"] = context.ids.text().into();
@@ -144,7 +150,8 @@ impl Toolbox {
         if context.receipts {
             receipts::stamp(&mut message, call, output.status, context.ids.now());
         }
-        ToolAnswer { message, written: output.written, writes: output.writes, ends_run: output.ends_run }
+        let ToolOutput { written, writes, ends_run, .. } = output;
+        Ok(ToolAnswer { message, written, writes, ends_run })
     }
 
     fn unknown(&self, name: &str) -> ToolError {
@@ -219,7 +226,7 @@ mod tests {
     async fn run(call: &Value) -> ToolAnswer {
         let mut toolbox = Toolbox::new();
         toolbox.add(Arc::new(Probe));
-        toolbox.run(&context(), call).await
+        toolbox.run(&context(), call).await.unwrap()
     }
 
     fn call(name: &str, args: &Value) -> Value {

@@ -69,7 +69,7 @@ impl Observer for Reporter {
                 self.usage.message(message);
                 self.journal.ai_response(message, caller, latency).await?;
             }
-            Added::ToolResult(message) => {
+            Added::ToolResult { message, .. } => {
                 self.usage.message(message);
                 self.journal.tool_result(message).await?;
             }

@@ -354,8 +354,7 @@ async fn several_processes_work_on_one_batch() {
     );
     assert_eq!(house.requests(WORKER).len(), 40, "none was worked on twice");
     let usage = house.delegator.records.batches();
-    let usage = usage.usage(threadkeep_records::BatchesOf::Batch(&batch.id)).await.unwrap();
-    assert_eq!(usage["main"].total_tokens, 80);
+    assert_eq!(usage.usage(threadkeep_records::BatchesOf::Batch(&batch.id)).await.unwrap()["main"].total_tokens, 80);
 }
 
 /// Lets no result of a tool into the conversation: what it notifies of is a run that has submitted a batch and is about
@@ -366,7 +365,7 @@ pub(crate) struct Between(pub(crate) Arc<Notify>);
 #[async_trait]
 impl Observer for Between {
     async fn message_added(&mut self, message: Added<'_>) -> Result<(), ObserverError> {
-        if let Added::ToolResult(_) = message {
+        if let Added::ToolResult { .. } = message {
             self.0.notify_one();
             std::future::pending::<()>().await;
         }

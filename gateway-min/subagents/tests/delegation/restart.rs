@@ -4,15 +4,22 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use serde_json::{Value as Json, json};
+use threadkeep::id::ThreadId;
+use threadkeep::saver::CheckpointSelector;
 use threadkeep_agent::Ended;
 use threadkeep_records::ExecutionStatus;
 use tokio::sync::Notify;
 
-use crate::support::{House, Seen, lead, subagent, task};
+use crate::support::{House, Seen, THREAD, lead, subagent, task};
 
 /// A process that is gone: its runtime ends where it stands, with every task in it, as a kill ends them. No task is asked
 /// to stop.
 pub(crate) fn killed_at(house: &House, question: Option<&str>, events: usize) {
+    killed_when(house, question, events, async || {});
+}
+
+/// The same, when this has returned after that many events.
+fn killed_when(house: &House, question: Option<&str>, events: usize, ready: impl AsyncFnOnce() + Send) {
     let process = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let mut observer = Counting { left: AtomicUsize::new(events), reached: Arc::new(Notify::new()) };
     let reached = Arc::clone(&observer.reached);
@@ -22,7 +29,7 @@ pub(crate) fn killed_at(house: &House, question: Option<&str>, events: usize) {
             process.block_on(async {
                 tokio::select! {
                     ended = &mut running => panic!("it ended: {ended:?}"),
-                    () = reached.notified() => {}
+                    () = async { reached.notified().await; ready().await } => {}
                 }
             });
             // Its tasks first: dropping the run would tell them to stop.
@@ -256,4 +263,56 @@ async fn what_a_new_question_turns_away_from_is_counted_once() {
     let mut later = Seen::default();
     next.run("r3", Some("something else"), &mut later).await.unwrap();
     assert_eq!(sum(&later), 0);
+}
+
+const BASH: &str = "sandbox: {use: local, allow_host_bash: true}";
+
+/// A subagent that makes these two calls at once.
+fn two_calls(first: Json, second: Json) -> Json {
+    let answers = json!([{"text": "One.", "tool_calls": [first, second]}, {"text": "Two."}]);
+    lead(&[task("work", "general-purpose")], vec![subagent(answers)])
+}
+
+fn bash(command: &str) -> Json {
+    json!({"name": "bash", "args": {"command": command}})
+}
+
+/// The numbers of the messages that were reported, each with what it is.
+fn numbered(seen: &Seen) -> Vec<(u64, String)> {
+    let running = seen.events.iter().filter(|event| event["type"] == "task_running");
+    let what = |message: &Json| message["name"].as_str().unwrap_or("answer").to_owned();
+    running.map(|event| (event["message_index"].as_u64().unwrap(), what(&event["message"]))).collect()
+}
+
+/// Of two calls at work one has ended when the process dies. Its number is not that of the other one later.
+#[tokio::test]
+async fn a_number_never_names_another_message() {
+    let second = bash("test -e d || { touch d; sleep 1000; }");
+    let house = House::new(two_calls(json!({"name": "ls", "args": {}}), second), BASH).await;
+    // Started, the answer, the result of `ls`, which is durable; the other call is at work.
+    killed_when(&house, Some("go"), 3, async || {
+        let child = ThreadId::from(house.executions().await[0].child_thread.as_str());
+        let begun = house.delegator.agents.thread_dir(THREAD).join("d");
+        let head = CheckpointSelector::head(&child);
+        while house.accessor.saver().get(&head).await.unwrap().unwrap().writes.is_empty() || !begun.exists() {
+            tokio::task::yield_now().await;
+        }
+    });
+    house.settled().await;
+    let next = house.restarted();
+    let mut seen = Seen::default();
+    next.run("r2", None, &mut seen).await.unwrap();
+    assert_eq!(numbered(&seen), [(3, "bash".to_owned()), (4, "answer".to_owned())]);
+}
+
+/// Calls end in any order. A result has the number of its place in the conversation.
+#[tokio::test]
+async fn a_result_has_the_number_of_its_call() {
+    let house =
+        House::new(two_calls(bash("until test -e d; do sleep 0.05; done"), bash("touch d")), BASH).await;
+    let seen = house.ask("go").await;
+    let numbers: Vec<u64> = numbered(&seen).into_iter().map(|(number, _)| number).collect();
+    assert_eq!(numbers, [1, 3, 2, 4]);
+    let totals: Vec<u64> = seen.events.iter().filter_map(|event| event["total_messages"].as_u64()).collect();
+    assert_eq!(totals, [1, 3, 3, 4]);
 }

@@ -24,6 +24,7 @@ use threadkeep_subagents::hooks::{HookStore, Hooks, LifecycleHooks, TaskConclusi
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
+use crate::restart::killed_at;
 use crate::support::{House, Seen, lead, subagent, task, ticking};
 
 /// What happens to a commit of a subagent.
@@ -34,6 +35,8 @@ enum Trouble {
     /// The store does not answer to anybody who reads the thread either.
     Silence,
     Panics,
+    /// None, but as many reads of the thread fail as the test asks for.
+    Unread,
 }
 
 /// A store that has trouble with the commit of a subagent's first tool result.
@@ -41,6 +44,7 @@ struct Troubled {
     inner: MemorySaver,
     trouble: Trouble,
     commits: AtomicUsize,
+    unread: AtomicUsize,
     reached: Semaphore,
     gate: Semaphore,
 }
@@ -48,7 +52,8 @@ struct Troubled {
 impl Troubled {
     fn new(trouble: Trouble) -> Arc<Self> {
         let (reached, gate) = (Semaphore::new(0), Semaphore::new(0));
-        Arc::new(Self { inner: MemorySaver::default(), trouble, commits: AtomicUsize::new(0), reached, gate })
+        let (inner, commits, unread) = (MemorySaver::default(), AtomicUsize::new(0), AtomicUsize::new(0));
+        Arc::new(Self { inner, trouble, commits, unread, reached, gate })
     }
 
     async fn reached(&self) {
@@ -57,6 +62,13 @@ impl Troubled {
 
     fn open(&self) {
         self.gate.add_permits(Semaphore::MAX_PERMITS / 2);
+    }
+
+    /// Whether this read of the thread fails.
+    fn fails(&self, thread: &ThreadId) -> bool {
+        let less = |left: usize| left.checked_sub(1);
+        thread.as_str().starts_with(CHILD_PREFIX)
+            && self.unread.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less).is_ok()
     }
 
     fn is_silent(&self, thread: &ThreadId) -> bool {
@@ -73,6 +85,10 @@ impl Saver for Troubled {
         if self.is_silent(&at.thread) {
             self.gate.acquire().await.unwrap().forget();
         }
+        if self.fails(&at.thread) {
+            let reason = "expected by the test".to_owned();
+            return Err(threadkeep::Error::Unavailable { saver: "troubled", reason });
+        }
         self.inner.get(at).await
     }
 
@@ -86,7 +102,8 @@ impl Saver for Troubled {
 
     async fn commit(&self, step: StepCommit) -> Result<CheckpointKey> {
         // The input, the answer, the tool's result.
-        if step.key().thread.as_str().starts_with(CHILD_PREFIX)
+        if self.trouble != Trouble::Unread
+            && step.key().thread.as_str().starts_with(CHILD_PREFIX)
             && self.commits.fetch_add(1, Ordering::SeqCst) == 2
         {
             self.reached.add_permits(1);
@@ -293,6 +310,9 @@ async fn a_subagent_that_panics_fails_and_leaves_nothing_at_work() {
     let seen = house.ask("go").await;
     let content = house.results().await[0]["content"].as_str().unwrap().to_owned();
     assert!(content.starts_with("Task failed. Error: RuntimeError: "), "{content}");
+    let last = seen.events.last().unwrap();
+    assert_eq!((&last["type"], &last["usage"]["total_tokens"]), (&json!("task_failed"), &json!(6)));
+    assert!(last["error"].as_str().unwrap().starts_with("RuntimeError: "), "{last}");
     let row = only(&house).await;
     assert_eq!(
         (row.status, row.delivered, row.tokens().unwrap().total_tokens),
@@ -301,4 +321,42 @@ async fn a_subagent_that_panics_fails_and_leaves_nothing_at_work() {
     assert_eq!(seen.used.iter().map(|(.., tokens)| tokens.total).collect::<Vec<_>>(), [6], "once");
     assert_eq!(*ends.0.lock().unwrap(), ["failed"]);
     assert_eq!(house.delegator.admission.counts().running, 0);
+}
+
+/// A subagent has ended, its process died before its result was delivered, and the store does not give it back at once.
+#[tokio::test]
+async fn a_stored_result_is_delivered_although_its_store_fails_at_first() {
+    for failures in [1, 2] {
+        let saver = Troubled::new(Trouble::Unread);
+        let (house, _) = house(&saver).await;
+        // Started, three messages, completed.
+        killed_at(&house, Some("go"), 5);
+        house.settled().await;
+        // Only the call itself reads the subagent's thread.
+        house.count("r1").await;
+        let next = house.restarted();
+        saver.unread.store(failures, Ordering::SeqCst);
+        let mut seen = Seen::default();
+        let mut ended = next.run("r2", None, &mut seen).await;
+        if failures == 2 {
+            let error = ended.unwrap_err().to_string();
+            assert!(error.contains("continue the run"), "{error}");
+            assert_eq!(
+                next.results().await,
+                Vec::<Json>::new(),
+                "nothing that the next run would not repeat"
+            );
+            assert!(!only(&next).await.delivered);
+            assert_eq!(seen.types(), ["task_started"], "no end of what goes on");
+            seen = Seen::default();
+            ended = next.run("r3", None, &mut seen).await;
+        }
+        assert!(matches!(ended, Ok(Ended::Done { .. })), "{failures}: {ended:?}");
+        assert_eq!(next.results().await[0]["content"], "Task Succeeded. Result: Second.", "{failures}");
+        assert_eq!(next.ledger().await[0]["status"], "completed", "{failures}");
+        let row = only(&next).await;
+        assert_eq!((row.status, row.delivered), (ExecutionStatus::Completed, true), "{failures}");
+        assert_eq!(seen.types(), ["task_started", "task_completed"], "{failures}");
+        assert!(seen.used.is_empty(), "{failures}: the run that died has counted it");
+    }
 }

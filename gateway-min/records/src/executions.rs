@@ -349,19 +349,6 @@ impl Executions {
         Ok(taken.await? > 0)
     }
 
-    /// Stores the tokens of an execution that was ended, without them, by somebody else.
-    pub async fn used(
-        &self,
-        row: &ExecutionRow,
-        usage: &BTreeMap<String, ExecutionTokens>,
-    ) -> Result<(), RecordsError> {
-        let sql = query(
-            "UPDATE executions SET usage_json = $3 WHERE execution_id = $1 AND attempt = $2 AND usage_json = '{}'",
-        );
-        let sql = sql.bind(&row.execution_id).bind(row.attempt).bind(object_text(&usage_json(usage)));
-        self.execute(&self.db.unflushed(), row, sql).await
-    }
-
     /// The thread's executions with all attempts, oldest first.
     pub async fn of_thread(&self, thread_id: &str) -> Result<Vec<ExecutionRow>, RecordsError> {
         let sql = "SELECT * FROM executions WHERE thread_id = $1 ORDER BY created_at, execution_id, attempt";
@@ -373,9 +360,46 @@ impl Executions {
     /// # Errors
     /// [`RecordsError::Unavailable`], [`RecordsError::Corrupt`].
     pub async fn delegated_by_runs(&self, thread_id: &str) -> Result<Vec<ExecutionRow>, RecordsError> {
-        let sql = "SELECT * FROM executions WHERE thread_id = $1 AND kind <> $2 ORDER BY created_at, execution_id, attempt";
-        let sql = query(sql).bind(thread_id).bind(ExecutionKind::BatchItem.as_str());
-        self.db.fetch_all(sql).await
+        let sql = "SELECT * FROM executions WHERE thread_id = $1 AND kind <> 'batch_item' \
+                   ORDER BY created_at, execution_id, attempt";
+        self.db.fetch_all(query(sql).bind(thread_id)).await
+    }
+
+    /// Those of them that the thread's next run has to look at, oldest first: what has not ended, and the tasks whose result
+    /// was not delivered or whose tokens no run has counted. Not what an item of a batch at work has delegated: it goes on
+    /// without a run.
+    ///
+    /// # Errors
+    /// [`RecordsError::Unavailable`], [`RecordsError::Corrupt`].
+    pub async fn unsettled(&self, thread_id: &str) -> Result<Vec<ExecutionRow>, RecordsError> {
+        let sql = "SELECT * FROM executions AS e WHERE thread_id = $1 AND kind <> 'batch_item' \
+                   AND (status IN ('pending', 'running') \
+                   OR kind = 'task' AND (NOT delivered OR NOT counted AND usage_json <> '{}')) \
+                   AND NOT EXISTS (SELECT 1 FROM executions AS item \
+                   WHERE item.execution_id = e.parent_execution AND item.thread_id = e.thread_id \
+                   AND item.kind = 'batch_item' AND item.status IN ('pending', 'running')) \
+                   ORDER BY created_at, execution_id, attempt";
+        self.db.fetch_all(query(sql).bind(thread_id)).await
+    }
+
+    /// How many executions the thread has, whatever the number of their attempts.
+    ///
+    /// # Errors
+    /// [`RecordsError::Unavailable`].
+    pub async fn number(&self, thread_id: &str) -> Result<u64, RecordsError> {
+        let sql = "SELECT COUNT(DISTINCT execution_id) FROM executions WHERE thread_id = $1";
+        let found: Option<(i64,)> = self.db.fetch_optional(query(sql).bind(thread_id)).await?;
+        Ok(found.map_or(0, |(number,)| u64::try_from(number).unwrap_or_default()))
+    }
+
+    /// The threads with the checkpoints of all attempts of the thread's executions.
+    ///
+    /// # Errors
+    /// [`RecordsError::Unavailable`].
+    pub async fn child_threads(&self, thread_id: &str) -> Result<Vec<String>, RecordsError> {
+        let sql = "SELECT child_thread FROM executions WHERE thread_id = $1 ORDER BY created_at, execution_id, attempt";
+        let found: Vec<(String,)> = self.db.fetch_all(query(sql).bind(thread_id)).await?;
+        Ok(found.into_iter().map(|(thread,)| thread).collect())
     }
 
     async fn execute(&self, db: &Db, row: &ExecutionRow, sql: Sql) -> Result<(), RecordsError> {
@@ -448,13 +472,17 @@ fn missing(execution_id: &str) -> RecordsError {
     RecordsError::NotFound { entity: Entity::Execution, id: execution_id.to_owned() }
 }
 
+/// The tokens of all models.
+pub(super) fn sum(usage: &BTreeMap<String, ExecutionTokens>) -> ExecutionTokens {
+    usage.values().fold(ExecutionTokens::default(), |mut sum, tokens| {
+        sum += *tokens;
+        sum
+    })
+}
+
 impl ExecutionRow {
     /// The tokens of all models; `None` if no provider reported any.
     pub fn tokens(&self) -> Option<ExecutionTokens> {
-        let sum = |mut sum: ExecutionTokens, tokens: &ExecutionTokens| {
-            sum += *tokens;
-            sum
-        };
-        (!self.usage.is_empty()).then(|| self.usage.values().fold(ExecutionTokens::default(), sum))
+        (!self.usage.is_empty()).then(|| sum(&self.usage))
     }
 }

@@ -69,9 +69,9 @@ use std::sync::Arc;
 use chrono::{DateTime, TimeDelta, Utc};
 
 pub use batches::{
-    BatchItemRow, BatchItemStatus, BatchRow, BatchStatus, Batches, BatchesOf, Claim, Claimed, ClaimedItem,
-    Ended, ITEM_CANCELLED, ItemCounts, ItemEnd, ItemResult, LEASE_EXPIRED, LEASE_EXPIRED_LAST, Launch,
-    NewBatch, NewBatchItem, RetryOutcome, SubmittedBatch, worker_name,
+    BatchItemRow, BatchItemStatus, BatchRow, BatchStatus, Batches, Claim, Claimed, ClaimedItem, Ended,
+    ITEM_CANCELLED, ItemCounts, ItemEnd, ItemResult, LEASE_EXPIRED, LEASE_EXPIRED_LAST, Launch, NewBatch,
+    NewBatchItem, RetryOutcome, SubmittedBatch, worker_name,
 };
 pub use codec::{Clock, JsonObject, UnknownName};
 pub use commits::Commits;

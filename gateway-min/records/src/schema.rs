@@ -31,7 +31,7 @@ macro_rules! step {
 }
 
 /// Migrations 1, 2, 3 ... A released migration never changes; append new ones.
-const STEPS: [Step; 13] = [
+const STEPS: [Step; 14] = [
     step!("0001", "threads"),
     step!("0002", "runs"),
     step!("0003", "run_events"),
@@ -45,6 +45,7 @@ const STEPS: [Step; 13] = [
     step!("0011", "subagent_batches"),
     step!("0012", "batch_remains"),
     step!("0013", "left_checkpoint"),
+    step!("0014", "batch_tokens"),
 ];
 
 /// Upgrades a SQLite database to the newest schema: applies all missing migrations or, after an error, none. Concurrent
@@ -242,6 +243,50 @@ mod tests {
             assert_eq!(schema(&old), schema(&fresh));
             assert_eq!(versions(&old), versions(&fresh));
         }
+    }
+
+    /// A batch with an item of two attempts, and a task, as the build before sums of tokens wrote them.
+    const USED: &str = "INSERT INTO subagent_batches (id, thread_id, run_id, tool_call_id, submission_key, title, \
+         subagent_type, status, total_items, max_live_items, max_running_items, max_attempts, execution_spec, created_at, \
+         updated_at) VALUES ('b', 't', 'r', 'c', 'k', '', '', 'running', 1, 1, 1, 2, '{}', '', ''), \
+         ('unused', 't', 'r', 'c', 'l', '', '', 'running', 1, 1, 1, 2, '{}', '', ''); \
+         INSERT INTO subagent_batch_items (id, batch_id, item_key, position, prompt, status, attempt, result_truncated, \
+         created_at, updated_at) VALUES ('i', 'b', 'k', 0, '', 'running', 2, FALSE, '', ''); \
+         INSERT INTO executions (execution_id, attempt, thread_id, run_id, kind, tool_call_id, child_thread, agent_name, \
+         definition_json, definition_digest, description, status, usage_json, delivered, deadline, created_at) VALUES \
+         ('i', 1, 't', 'r', 'batch_item', 'c', 'x', '', '{}', '', '', 'failed', '{\"m\": {\"input_tokens\": 1, \
+         \"output_tokens\": 2, \"total_tokens\": 3}, \"n\": {\"input_tokens\": 10, \"output_tokens\": 20, \
+         \"total_tokens\": 30}}', TRUE, '', ''), \
+         ('i', 2, 't', 'r', 'batch_item', 'c', 'y', '', '{}', '', '', 'running', '{\"m\": {\"input_tokens\": 100, \
+         \"output_tokens\": 200, \"total_tokens\": 300}}', FALSE, '', ''), \
+         ('e', 1, 't', 'r', 'task', 'c', 'z', '', '{}', '', '', 'running', '{\"m\": {\"input_tokens\": 7, \
+         \"output_tokens\": 7, \"total_tokens\": 7}}', FALSE, '', '')";
+    const SUMS: &str =
+        "SELECT id, input_tokens, output_tokens, total_tokens FROM subagent_batches ORDER BY id";
+
+    #[tokio::test]
+    async fn the_tokens_of_older_batches_are_added_up() {
+        let expected = [("b".to_owned(), 111, 222, 333), ("unused".to_owned(), 0, 0, 0)];
+        let mut old = open_memory().unwrap();
+        apply_sqlite(&STEPS[..13], &mut old, "old").unwrap();
+        old.execute_batch(USED).unwrap();
+        migrate_sqlite(&mut old, "old").unwrap();
+        let mut sums = old.prepare(SUMS).unwrap();
+        let sums = sums.query_map((), |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?)));
+        assert_eq!(sums.unwrap().collect::<Result<Vec<(String, i64, i64, i64)>, _>>().unwrap(), expected);
+
+        let database = server().unwrap().database().await.unwrap();
+        let target = postgres_target(database.url(), "old", 2);
+        let pool = postgres::Pool::connect(&target, Arc::default()).await.unwrap();
+        let client = target.open().await.unwrap();
+        client.batch_execute("CREATE SCHEMA old").await.unwrap();
+        apply_postgres(&STEPS[..13], &pool, &target).await.unwrap();
+        client.batch_execute(&target.tables().qualify(USED)).await.unwrap();
+        migrate_postgres(&pool, &target).await.unwrap();
+        let rows = client.query_typed(&target.tables().qualify(SUMS), &[]).await.unwrap();
+        let sums: Vec<(String, i64, i64, i64)> =
+            rows.iter().map(|row| (row.get(0), row.get(1), row.get(2), row.get(3))).collect();
+        assert_eq!(sums, expected);
     }
 
     #[test]

@@ -1,6 +1,5 @@
 //! Delegation in one process: what every run's `task` calls share, and giving a run the means to delegate.
 
-use std::collections::HashSet;
 use std::sync::Arc;
 
 use threadkeep::id::ThreadId;
@@ -140,7 +139,7 @@ impl Delegator {
             return Ok(uncounted);
         }
         let executions = self.records.executions();
-        for row in tasks(executions.of_thread(thread_id).await?) {
+        for row in executions.unsettled(thread_id).await? {
             let has_result =
                 entries.iter().any(|entry| entry.id == row.execution_id && Entry::has_result(entry));
             if row.kind == ExecutionKind::Acp {
@@ -175,7 +174,7 @@ impl Delegator {
         run_id: &str,
     ) -> Result<Vec<WorkUsage>, CatchUpError> {
         let mut uncounted = Vec::new();
-        for row in tasks(self.records.executions().of_thread(thread_id).await?) {
+        for row in self.records.executions().unsettled(thread_id).await? {
             if !row.status.is_terminal() || is_uncounted(&row) {
                 uncounted.extend(self.take_over(accessor, &row, run_id, ABANDONED).await?);
             }
@@ -197,17 +196,6 @@ impl Delegator {
         let taken = self.records.executions().take_over(row, run_id, error, &progress.by_model()).await?;
         Ok(taken.then(|| progress.used(row)))
     }
-}
-
-/// Those of them that runs wait for. Batches go on without their run, and so do the calls of external agents that an item
-/// at work makes; what an item has left that has ended belongs to nobody.
-fn tasks(rows: Vec<ExecutionRow>) -> impl Iterator<Item = ExecutionRow> {
-    let items = rows.iter().filter(|row| row.kind == ExecutionKind::BatchItem && !row.status.is_terminal());
-    let at_work: HashSet<String> = items.map(|item| item.execution_id.clone()).collect();
-    rows.into_iter().filter(move |row| {
-        row.kind != ExecutionKind::BatchItem
-            && !row.parent_execution.as_ref().is_some_and(|parent| at_work.contains(parent))
-    })
 }
 
 /// Whether models did something for an execution that has ended and no run has counted it: the process of its run died.

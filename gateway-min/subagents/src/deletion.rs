@@ -21,8 +21,8 @@ pub async fn delete_checkpoints(
     accessor.delete_seen(seen).await?;
     // From now on no worker begins another item of the thread.
     records.batches().cancel_of_thread(thread.as_str()).await?;
-    for row in records.executions().of_thread(thread.as_str()).await? {
-        accessor.delete_thread(&ThreadId::from(row.child_thread.as_str())).await?;
+    for child in records.executions().child_threads(thread.as_str()).await? {
+        accessor.delete_thread(&ThreadId::from(child.as_str())).await?;
     }
     Ok(())
 }

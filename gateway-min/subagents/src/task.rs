@@ -251,7 +251,7 @@ impl Task {
         let of_answer =
             |id: &str| entries.iter().any(|entry| entry.id == id && answer["id"] == *entry.message_id);
         let mut used = budget::used_in(&turn(context)?);
-        for row in self.delegator.records.executions().of_thread(&context.thread_id).await? {
+        for row in self.delegator.records.executions().unsettled(&context.thread_id).await? {
             if !row.delivered && of_answer(&row.execution_id) {
                 let state = self.accessor.get(&ThreadId::from(row.child_thread.as_str()), None).await?;
                 used += execution::used(state.as_ref())?;

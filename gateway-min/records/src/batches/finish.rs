@@ -81,6 +81,8 @@ impl Batches {
                 for Ended { claim, end, execution } in ended {
                     // Before the item, because then the claim holds no more.
                     if let Some((row, end)) = execution {
+                        // Before the execution, whose earlier tokens it counts no more.
+                        statements.push(this.count_used(&claim, &row, &end.usage, &now));
                         statements.push(this.end_execution(&claim, &row, &end, &now));
                     } else if let ItemResult::Failed { error } = &end.result {
                         statements.push(this.fail_execution(&claim, error, &now));

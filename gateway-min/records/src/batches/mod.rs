@@ -22,6 +22,7 @@ mod read;
 mod remains;
 mod rows;
 mod submit;
+mod used;
 
 use chrono::{DateTime, TimeDelta, Utc};
 
@@ -33,7 +34,6 @@ pub use claim::{Claim, Claimed, ClaimedItem};
 pub use control::RetryOutcome;
 pub use finish::{Ended, ItemEnd, ItemResult};
 pub use lease::Launch;
-pub use read::BatchesOf;
 pub use rows::{BatchItemRow, BatchItemStatus, BatchRow, BatchStatus, ItemCounts};
 pub use submit::{NewBatch, NewBatchItem, SubmittedBatch};
 

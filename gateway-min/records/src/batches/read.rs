@@ -46,20 +46,23 @@ pub(super) fn counted(rows: Vec<Counted>) -> BTreeMap<String, ItemCounts> {
     all
 }
 
-/// Which batches are meant.
-#[derive(Clone, Copy, Debug)]
-pub enum BatchesOf<'a> {
-    /// Those of this thread.
-    Thread(&'a str),
-    /// The one with this id.
-    Batch(&'a str),
-}
-
 struct Usage(BTreeMap<String, ExecutionTokens>);
 
 impl FromRow for Usage {
     fn from_row(row: &Row<'_>) -> Result<Self, DatabaseError> {
         Cells::new(row, "executions", &["execution_id", "attempt"]).json("usage_json").map(Self)
+    }
+}
+
+impl FromRow for ExecutionTokens {
+    fn from_row(row: &Row<'_>) -> Result<Self, DatabaseError> {
+        let cells = Cells::new(row, "subagent_batches", &["id"]);
+        let tokens = |column| Ok::<_, DatabaseError>(u64::try_from(cells.int(column)?).unwrap_or_default());
+        Ok(Self {
+            input_tokens: tokens("input_tokens")?,
+            output_tokens: tokens("output_tokens")?,
+            total_tokens: tokens("total_tokens")?,
+        })
     }
 }
 
@@ -94,21 +97,21 @@ impl Batches {
         Ok((batches.collect(), items))
     }
 
-    /// The tokens by model of all that was done for batches: of this thread, or this batch.
-    pub async fn usage(&self, of: BatchesOf<'_>) -> Result<BTreeMap<String, ExecutionTokens>, RecordsError> {
-        let (condition, id) = match of {
-            BatchesOf::Thread(id) => ("thread_id = $1", id),
-            BatchesOf::Batch(id) => {
-                ("execution_id IN (SELECT id FROM subagent_batch_items WHERE batch_id = $1)", id)
-            }
-        };
-        let sql = format!(
-            "SELECT execution_id, attempt, usage_json FROM executions \
-             WHERE kind = 'batch_item' AND usage_json <> '{{}}' AND {condition}"
-        );
-        let sql = Sql { text: sql.into(), values: Vec::new() };
+    /// The tokens of all that was done for a batch by now, in its one row: none if there is no such batch.
+    ///
+    /// # Errors
+    /// [`RecordsError::Unavailable`], [`RecordsError::Corrupt`].
+    pub async fn tokens(&self, batch_id: &str) -> Result<ExecutionTokens, RecordsError> {
+        let sql = "SELECT id, input_tokens, output_tokens, total_tokens FROM subagent_batches WHERE id = $1";
+        Ok(self.db.fetch_optional(query(sql).bind(batch_id)).await?.unwrap_or_default())
+    }
+
+    /// The tokens by model of all that was done for the batches of a thread.
+    pub async fn usage(&self, thread_id: &str) -> Result<BTreeMap<String, ExecutionTokens>, RecordsError> {
+        let sql = "SELECT execution_id, attempt, usage_json FROM executions \
+                   WHERE kind = 'batch_item' AND usage_json <> '{}' AND thread_id = $1";
         let mut sum = BTreeMap::<String, ExecutionTokens>::new();
-        for Usage(usage) in self.db.fetch_all(sql.bind(id)).await? {
+        for Usage(usage) in self.db.fetch_all(query(sql).bind(thread_id)).await? {
             for (model, tokens) in usage {
                 *sum.entry(model).or_default() += tokens;
             }

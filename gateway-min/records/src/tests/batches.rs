@@ -441,8 +441,8 @@ async fn cancelling_ends_items_and_executions_at_once() {
     assert_eq!((ended.status, ended.error.as_deref()), (ExecutionStatus::Cancelled, Some(ITEM_CANCELLED)));
     // What it had used is added once.
     let tokens = |total_tokens| ExecutionTokens { total_tokens, ..ExecutionTokens::default() };
-    records.executions().used(&opened, &BTreeMap::from([("m".into(), tokens(7))])).await.unwrap();
-    records.executions().used(&opened, &BTreeMap::from([("m".into(), tokens(9))])).await.unwrap();
+    records.batches().used("b", &opened, &BTreeMap::from([("m".into(), tokens(7))])).await.unwrap();
+    records.batches().used("b", &opened, &BTreeMap::from([("m".into(), tokens(9))])).await.unwrap();
     assert_eq!(records.executions().of_thread("t").await.unwrap()[0].tokens(), Some(tokens(7)));
 }
 
@@ -590,4 +590,49 @@ async fn items_that_may_be_at_work_are_noted_when_their_thread_is_deleted() {
     assert!(batches.remains(TimeDelta::hours(1)).await.unwrap().is_empty(), "it was deleted a moment ago");
     batches.forget_remains(left).await.unwrap();
     assert!(batches.remains(TimeDelta::zero()).await.unwrap().is_empty());
+}
+
+/// A subagent that is given up leaves tokens, and the attempt that goes on with it replaces them by all of its own.
+#[tokio::test]
+async fn the_tokens_of_a_batch_are_those_of_its_executions_each_once() {
+    let fixture = fixture().await;
+    let (records, batches) = (&fixture.records, fixture.records.batches());
+    batches.submit(batch("b", 2, 2, 2)).await.unwrap();
+    let sum = async || batches.tokens("b").await.unwrap();
+    assert_eq!(sum().await, ExecutionTokens::default());
+    let tokens = |n: u64| ExecutionTokens { input_tokens: n, output_tokens: 1, total_tokens: n + 1 };
+    let usage = |n: u64| BTreeMap::from([("m".to_owned(), tokens(n)), ("o\0\u{fffd}".to_owned(), tokens(n))]);
+    let end = |status, n| ExecutionEnd { status, error: None, stop_reason: None, usage: usage(n) };
+    let launched = async |claim: &Claim| {
+        batches.launch(claim, LEASE, execution(&fixture, claim)).await.unwrap().unwrap()
+    };
+    let first = claim(records, "b", "a", 1).await.remove(0).claim;
+    let row = launched(&first).await;
+    batches.used("b", &row, &usage(10)).await.unwrap();
+    batches.used("b", &row, &usage(99)).await.unwrap();
+    assert_eq!((sum().await.input_tokens, sum().await.output_tokens, sum().await.total_tokens), (20, 2, 22));
+    // The claim that goes on with the same execution.
+    assert!(batches.release(&first).await.unwrap());
+    let second = claim(records, "b", "c", 1).await.remove(0).claim;
+    let row = launched(&second).await;
+    let failing = Some((row.clone(), end(ExecutionStatus::Failed, 30)));
+    assert!(!batches.finalize(&first, failed("late"), failing.clone()).await.unwrap());
+    assert_eq!(sum().await.input_tokens, 20, "the claim does not hold");
+    assert!(batches.finalize(&second, failed("e"), failing.clone()).await.unwrap());
+    assert_eq!(sum().await.input_tokens, 60);
+    assert!(!batches.finalize(&second, failed("e"), failing).await.unwrap(), "once");
+    // Another attempt, and another item.
+    for claimed in claim(records, "b", "d", 2).await {
+        let row = launched(&claimed.claim).await;
+        let ending = Some((row, end(ExecutionStatus::Completed, 1)));
+        assert!(batches.finalize(&claimed.claim, succeeded("ok"), ending).await.unwrap());
+    }
+    assert_eq!((sum().await.input_tokens, sum().await.total_tokens), (64, 70));
+    let of_thread = batches.usage("t").await.unwrap();
+    assert_eq!(
+        of_thread.values().map(|tokens| tokens.total_tokens).sum::<u64>(),
+        70,
+        "as its executions say"
+    );
+    assert_eq!(batches.tokens("unknown").await.unwrap(), ExecutionTokens::default());
 }

@@ -1,5 +1,7 @@
 //! Random operations of several workers on batches, with time that jumps, compared with a small model.
 
+use std::collections::BTreeMap;
+
 use chrono::TimeDelta;
 use proptest::prelude::*;
 
@@ -130,6 +132,8 @@ impl Model {
 struct Checked {
     fixture: Fixture,
     model: Model,
+    /// The newest execution of each item that was launched.
+    rows: BTreeMap<String, ExecutionRow>,
 }
 
 impl Checked {
@@ -172,7 +176,10 @@ impl Checked {
                 let done = match step {
                     Step::Launch(_) => {
                         let new = execution(&self.fixture, &place.0);
-                        batches.launch(&place.0, lease, new).await.unwrap().is_some()
+                        let row = batches.launch(&place.0, lease, new).await.unwrap();
+                        let launched = row.is_some();
+                        self.rows.extend(row.map(|row| (row.execution_id.clone(), row)));
+                        launched
                     }
                     _ => batches.renew(&place.0, lease).await.unwrap(),
                 };
@@ -187,10 +194,25 @@ impl Checked {
             }
             Step::Release(back) | Step::Succeed(back) | Step::Fail(back) => {
                 let Some(place) = self.place(back) else { return };
+                let row = self.rows.get(&place.0.item_id).cloned();
+                let n = self.model.now.unsigned_abs();
+                let tokens = ExecutionTokens { input_tokens: n, output_tokens: 1, total_tokens: n + 1 };
+                let usage = BTreeMap::from([("m".to_owned(), tokens)]);
+                let execution = |status| {
+                    let usage = usage.clone();
+                    Some((row.clone()?, ExecutionEnd { status, error: None, stop_reason: None, usage }))
+                };
+                let (completed, lost) =
+                    (execution(ExecutionStatus::Completed), execution(ExecutionStatus::Failed));
                 let done = match step {
-                    Step::Release(_) => batches.release(&place.0).await,
-                    Step::Succeed(_) => batches.finalize(&place.0, succeeded("r"), None).await,
-                    _ => batches.finalize(&place.0, failed("e"), None).await,
+                    Step::Release(_) => {
+                        if let Some(row) = &row {
+                            batches.used(&place.0.batch_id, row, &usage).await.unwrap();
+                        }
+                        batches.release(&place.0).await
+                    }
+                    Step::Succeed(_) => batches.finalize(&place.0, succeeded("r"), completed).await,
+                    _ => batches.finalize(&place.0, failed("e"), lost).await,
                 };
                 let held = self.model.held(&place);
                 assert_eq!(done.unwrap(), held.is_some());
@@ -265,6 +287,13 @@ impl Checked {
             let expected: Vec<_> = batch.items.iter().map(|item| (item.status, item.attempt)).collect();
             assert_eq!(found, expected, "{id}");
         }
+        let batches = self.fixture.records.batches();
+        let mut sum = ExecutionTokens::default();
+        for number in 0..self.model.batches.len() {
+            sum += batches.tokens(&format!("b{number}")).await.unwrap();
+        }
+        let used = batches.usage("t").await.unwrap();
+        assert_eq!(sum, used.get("m").copied().unwrap_or_default(), "the sums are those of the executions");
     }
 }
 
@@ -274,7 +303,7 @@ fn random_operations_of_several_workers_match_the_model() {
     let config = ProptestConfig { cases: 24, failure_persistence: None, ..ProptestConfig::default() };
     proptest!(config, |(steps in proptest::collection::vec(step(), 10..80))| {
         runtime.block_on(async {
-            let mut checked = Checked { fixture: fixture().await, model: Model::default() };
+            let mut checked = Checked { fixture: fixture().await, model: Model::default(), rows: BTreeMap::new() };
             checked.take(0, Step::Submit { items: 4, live: 3, running: 2 }).await;
             for (number, step) in steps.into_iter().enumerate() {
                 checked.take(number, step.clone()).await;

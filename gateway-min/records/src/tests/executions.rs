@@ -218,3 +218,50 @@ async fn the_sums_of_a_run_and_what_they_contain_are_written_together() {
     records.runs().finish("r1", &ends).await.unwrap();
     assert_eq!(counted().await, expected(&["early", "decided", "late"]));
 }
+
+#[tokio::test]
+async fn a_run_reads_what_is_left_of_its_thread_and_no_items_of_batches() {
+    let fixture = fixture().await;
+    let executions = fixture.records.executions();
+    let open = async |id: &str, kind, parent: Option<&str>| {
+        let parent_execution = parent.map(str::to_owned);
+        executions.open(NewExecution { kind, parent_execution, ..new(&fixture, id) }).await.unwrap().row
+    };
+    for number in 0..1000 {
+        let item = open(&format!("item{number}"), ExecutionKind::BatchItem, None).await;
+        executions.finish(&item, end(ExecutionStatus::Completed)).await.unwrap();
+    }
+    let left = async || {
+        let rows = executions.unsettled("t").await.unwrap().into_iter();
+        rows.map(|row| row.execution_id).collect::<Vec<_>>()
+    };
+    assert!(left().await.is_empty());
+    let task = open("task", ExecutionKind::Task, None).await;
+    assert_eq!(left().await, ["task"], "at work");
+    executions.finish(&task, end(ExecutionStatus::Completed)).await.unwrap();
+    assert_eq!(left().await, ["task"], "not delivered, not counted");
+    executions.delivered("t", "task").await.unwrap();
+    assert_eq!(left().await, ["task"], "not counted");
+    executions.counted("t", "r1", &[("task".to_owned(), 1)]).await.unwrap();
+    assert!(left().await.is_empty());
+    let unused = open("unused", ExecutionKind::Task, None).await;
+    let nothing = ExecutionEnd { usage: BTreeMap::new(), ..end(ExecutionStatus::Failed) };
+    executions.finish(&unused, nothing).await.unwrap();
+    executions.delivered("t", "unused").await.unwrap();
+    assert!(left().await.is_empty(), "there is nothing to count");
+
+    // A call of an external agent is looked at while it works, and not if an item at work makes it.
+    let (item, acp) = (ExecutionKind::BatchItem, ExecutionKind::Acp);
+    let item = open("item", item, None).await;
+    let call = open("call", acp, None).await;
+    open("call of an item", acp, Some("item")).await;
+    assert_eq!(left().await, ["call"]);
+    executions.finish(&call, end(ExecutionStatus::Completed)).await.unwrap();
+    executions.finish(&item, end(ExecutionStatus::Completed)).await.unwrap();
+    assert_eq!(left().await, ["call of an item"], "its item has ended");
+
+    assert_eq!(executions.number("t").await.unwrap(), 1005);
+    let threads = executions.child_threads("t").await.unwrap();
+    assert!(threads.len() == 1005 && threads.contains(&"subagent:item0".to_owned()));
+    assert_eq!(executions.number("u").await.unwrap(), 0);
+}

@@ -199,7 +199,7 @@ async fn batches() {
     let launch =
         async || batches.launch(&items[0].claim, lease, new()).await.map(|row| assert!(row.is_some()));
     every_statement_fails_once(records, 5, launch).await;
-    // The lock, the item, the batch, the commit; with the execution one more.
+    // The lock, the item, the batch, the commit; with the execution that and its tokens.
     let row = records.executions().of_thread("t").await.unwrap().remove(0);
     let end = ExecutionEnd {
         status: ExecutionStatus::Completed,
@@ -211,7 +211,7 @@ async fn batches() {
         let end = (super::batches::succeeded("x"), Some((row.clone(), end.clone())));
         batches.finalize(&items[0].claim, end.0, end.1).await.map(|done| assert!(done))
     };
-    every_statement_fails_once(records, 5, done).await;
+    every_statement_fails_once(records, 6, done).await;
     let failed = super::batches::failed("x");
     let done =
         async || batches.finalize(&items[1].claim, failed.clone(), None).await.map(|done| assert!(done));

@@ -87,7 +87,7 @@ pub(super) async fn delete(app: &App, caller: &Principal, thread: &ThreadId) -> 
     if row.is_none()
         && !has_checkpoint(app, thread, DELETE_FAILED).await?
         // What an earlier attempt, which was cut off, has left.
-        && app.records.executions().of_thread(thread.as_str()).await.or_internal(DELETE_FAILED)?.is_empty()
+        && app.records.executions().number(thread.as_str()).await.or_internal(DELETE_FAILED)? == 0
     {
         return Err(absent(thread));
     }

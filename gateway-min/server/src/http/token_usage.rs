@@ -19,7 +19,7 @@ use super::fields::{Fields, FromFields};
 use super::schema::ErrorBody;
 use crate::app::App;
 use crate::threads::lineage::messages_only;
-use threadkeep_records::{BatchesOf, ExecutionTokens, RunStatus, RunUsage};
+use threadkeep_records::{ExecutionTokens, RunStatus, RunUsage};
 
 const FAILED: &str = "Failed to read token usage";
 
@@ -104,8 +104,7 @@ async fn token_usage(
     let model = runs.first().and_then(|run| run.model_name.clone());
     let counted = runs.iter().filter(|run| include_active || !run.status.is_active());
     let mut usage = sum(counted.filter(|run| run.status != RunStatus::Pending));
-    let batches =
-        app.records.batches().usage(BatchesOf::Thread(thread_id.as_str())).await.or_internal(FAILED)?;
+    let batches = app.records.batches().usage(thread_id.as_str()).await.or_internal(FAILED)?;
     add_batches(&mut usage, batches);
     usage.thread_id = thread_id.to_string();
     usage.context_usage = match context(&app, &thread_id, model.as_deref()).await {

@@ -349,7 +349,7 @@ impl AtWork {
         let records = &self.worker.delegator.records;
         match self.progress(row).await {
             Ok(progress) if !progress.usage.is_empty() => {
-                if let Err(error) = records.executions().used(row, &progress.by_model()).await {
+                if let Err(error) = records.batches().used(&self.batch.id, row, &progress.by_model()).await {
                     tracing::warn!(execution_id = row.execution_id, %error, "the tokens of an attempt were not recorded");
                 }
             }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use chrono::TimeDelta;
 use threadkeep::id::ThreadId;
 use threadkeep::state::StateAccessor;
-use threadkeep_records::{BatchRow, BatchesOf, RecordsError, on_its_own_thread, worker_name};
+use threadkeep_records::{BatchRow, RecordsError, on_its_own_thread, worker_name};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -205,11 +205,8 @@ impl Worker {
         spec: &Spec,
     ) -> Result<Option<Arc<Budget>>, RecordsError> {
         let Some(run) = &spec.budget else { return Ok(None) };
-        let used = self.delegator.records.batches().usage(BatchesOf::Batch(&batch.id)).await?;
-        let used = used.into_values().fold(run.used, |mut sum, tokens| {
-            sum += tokens;
-            sum
-        });
+        let mut used = run.used;
+        used += self.delegator.records.batches().tokens(&batch.id).await?;
         let mut budgets = self.budgets.lock().unwrap_or_else(PoisonError::into_inner);
         budgets.retain(|_, budget| budget.strong_count() > 0);
         let known = budgets.get(&batch.id).and_then(Weak::upgrade);

@@ -354,7 +354,7 @@ async fn several_processes_work_on_one_batch() {
     );
     assert_eq!(house.requests(WORKER).len(), 40, "none was worked on twice");
     let usage = house.delegator.records.batches();
-    assert_eq!(usage.usage(threadkeep_records::BatchesOf::Batch(&batch.id)).await.unwrap()["main"].total_tokens, 80);
+    assert_eq!(usage.tokens(&batch.id).await.unwrap().total_tokens, 80);
 }
 
 /// Lets no result of a tool into the conversation: what it notifies of is a run that has submitted a batch and is about

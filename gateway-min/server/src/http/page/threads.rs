@@ -1,6 +1,5 @@
 //! The list of threads, and creating and deleting one.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use axum::extract::{Query, State};
@@ -162,15 +161,13 @@ pub(super) async fn ask(
     let all = ListQuery { namespace: None, load: Load::None, ..ListQuery::new(&thread_id) };
     let checkpoints = app.threads.accessor().saver().list(&all).await.or_engine(&thread_id, LOOK_FAILED)?;
     let runs = app.records.runs().briefs(thread_id.as_str(), RUNS).await.or_internal(LOOK_FAILED)?;
-    let delegations =
-        app.records.executions().of_thread(thread_id.as_str()).await.or_internal(LOOK_FAILED)?;
     // An execution that was tried again has a row for each attempt, and one line of checkpoints.
-    let delegations: BTreeSet<_> = delegations.iter().map(|row| &row.execution_id).collect();
+    let delegations = app.records.executions().number(thread_id.as_str()).await.or_internal(LOOK_FAILED)?;
     let deletion = Deletion {
         thread,
         checkpoints: checkpoints.len() as u64,
         runs: runs.len() as u64,
-        delegations: delegations.len() as u64,
+        delegations,
         has_files: tokio::fs::try_exists(app.agents.thread_dir(thread_id.as_str())).await.unwrap_or(true),
     };
     Ok(Html(deletion.page(&session)))

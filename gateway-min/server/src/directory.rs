@@ -14,9 +14,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use threadkeep_config::{Backend, Config};
-
-/// The locked file in the directory.
-const FILE: &str = "gateway.lock";
+use threadkeep_storage::GATEWAY_LOCK;
 
 /// Why a directory is not locked.
 #[derive(Debug, thiserror::Error)]
@@ -81,7 +79,7 @@ impl DirectoryLock {
     }
 
     fn of(directory: &Path, shared: bool) -> Result<Self, LockError> {
-        let path = directory.join(FILE);
+        let path = directory.join(GATEWAY_LOCK);
         let open = || {
             std::fs::create_dir_all(directory)?;
             OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path)
@@ -142,7 +140,7 @@ mod tests {
         let named =
             format!("another gateway (process {pid}, http://127.0.0.1:8001) serves the SQLite stores in");
         assert!(refused.starts_with(&named) && refused.contains("heartbeat_enabled: true"), "{refused}");
-        std::fs::write(data.join(FILE), "{\"pid\": 1").unwrap();
+        std::fs::write(data.join(GATEWAY_LOCK), "{\"pid\": 1").unwrap();
         assert!(text(DirectoryLock::of(&data, false)).starts_with("another gateway serves"));
         drop(first);
         DirectoryLock::of(&data, false).unwrap();

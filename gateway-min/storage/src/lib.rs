@@ -2,6 +2,7 @@
 
 mod cache;
 mod checkpoints;
+mod directory;
 mod error;
 mod existing;
 mod postgres;
@@ -13,6 +14,7 @@ use threadkeep_config::{CheckpointChannelMode, Config};
 
 pub use cache::{history_cache, memory_cache};
 pub use checkpoints::{CHECKPOINT_FILE, Checkpoints};
+pub use directory::{GATEWAY_LOCK, is_served};
 pub use error::OpenError;
 pub use existing::{BackedUp, Existing};
 pub use records::{is_shared, open_records};

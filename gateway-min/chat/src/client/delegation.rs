@@ -6,7 +6,8 @@ use threadkeep_acp::external_agents;
 use threadkeep_agent::AgentBuilder;
 use threadkeep_config::{Config, ConfigHandle};
 use threadkeep_processes::Guard;
-use threadkeep_records::{Records, RecordsOptions};
+use threadkeep_records::{OperationKind, Records, RecordsOptions};
+use threadkeep_storage::is_served;
 use threadkeep_subagents::Delegator;
 use threadkeep_subagents::admission::{self, Admission};
 use threadkeep_subagents::catalog::Catalog;
@@ -91,6 +92,29 @@ impl Delegation {
             }
         };
         self.records.get_or_try_init(open).await
+    }
+
+    /// Refuses a turn on a thread on which a run of a gateway is at work: the turn would take the run's subagents away from
+    /// it, and count what the run counts. A run whose gateway is gone is in nobody's way.
+    pub(super) async fn check_free(&self, thread_id: &str) -> Result<(), ClientError> {
+        if matches!(self.source, RecordsSource::Client) {
+            return Ok(());
+        }
+        let records = self.records().await?;
+        let holder = records.runs().active_for_thread(thread_id).await?;
+        let Some(run) = holder.filter(|row| row.operation_kind == OperationKind::Run) else { return Ok(()) };
+        let at_work = match run.lease_expires_at {
+            Some(lease) => lease > records.now(),
+            None => {
+                let config = Arc::clone(&self.at_start);
+                // One that cannot be asked may be at work.
+                tokio::task::spawn_blocking(move || is_served(&config)).await.unwrap_or(true)
+            }
+        };
+        if at_work {
+            return Err(ClientError::RunAtWork { thread_id: run.thread_id, run_id: run.run_id });
+        }
+        Ok(())
     }
 
     /// What equips a turn.

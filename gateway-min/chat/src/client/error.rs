@@ -33,6 +33,17 @@ pub enum ClientError {
     /// The records of threads and subagents. Among others [`RecordsError::Conflict`] for a thread that a run holds.
     #[error(transparent)]
     Records(#[from] RecordsError),
+    /// A run of a gateway is at work on the thread, and this turn would delegate on it or go on with its subagents; nothing
+    /// was changed.
+    #[error(
+        "run {run_id} of a gateway is at work on thread '{thread_id}'; wait for its end or cancel it, and start the turn again"
+    )]
+    RunAtWork {
+        /// The thread.
+        thread_id: String,
+        /// The run.
+        run_id: String,
+    },
     /// The subagents that administrators defined could not be read.
     #[error("the managed subagents cannot be read: {0}")]
     Subagents(#[from] StoreError),
@@ -73,7 +84,7 @@ impl ClientError {
             Self::Engine(error) | Self::Start(OpenError::Checkpoints(error)) => error.class_name(),
             Self::Config(_) | Self::Invalid(_) | Self::DeltaWithCheckpointer => "ValueError",
             Self::Agent { name, .. } => name,
-            Self::Records(_) => "RunStoreError",
+            Self::Records(_) | Self::RunAtWork { .. } => "RunStoreError",
             Self::Directory { .. } => "OSError",
             Self::Start(_) | Self::Subagents(_) | Self::Stateless | Self::Died => "RuntimeError",
         }

@@ -15,7 +15,9 @@
 //! It runs the same agent as the gateway, on the same store, subagents included, but without runs: no run rows, no event feed, no
 //! duration-only checkpoints, no rollback, no degraded reader. A thread that both use is one thread, and neither waits
 //! for the other: a commit on a head that the other has moved fails the turn with [`threadkeep::Error::Conflict`]. What
-//! the turn committed before stays on the thread, and the next turn continues from what the other wrote.
+//! the turn committed before stays on the thread, and the next turn continues from what the other wrote. A turn that delegates, or
+//! that finds delegations which have not ended, is refused at once while a run of a gateway is at work on the thread
+//! ([`ClientError::RunAtWork`]): it would take the run's subagents away.
 //!
 //! A thread that needs delta mode is refused in full mode before the agent is built, with
 //! [`threadkeep::Error::ModeMismatch`] as the only item of the turn's stream.
@@ -124,7 +126,8 @@ impl Client {
     /// Starts a turn without a message: the thread goes on where its last turn stopped, in whichever process that was.
     /// Subagents go on too: a result that was stored is not asked for again.
     ///
-    /// The turn fails with [`ClientError::Invalid`] if the thread has nothing to go on with.
+    /// The turn fails with [`ClientError::Invalid`] if the thread has nothing to go on with, and with
+    /// [`ClientError::RunAtWork`] if that belongs to a run of a gateway which is at work.
     pub fn resume(&self, thread_id: &str, options: TurnOptions) -> Turn {
         turn::start(Arc::clone(&self.core), None, Some(thread_id), options)
     }

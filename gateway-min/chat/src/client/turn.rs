@@ -224,6 +224,7 @@ async fn work(
     let mut uncounted = Vec::new();
     let mut records = None;
     if left || limits.is_some() {
+        core.delegation.check_free(thread.as_str()).await?;
         let delegator = core.delegation.delegator().await?;
         records = Some(delegator.records.clone());
         uncounted.extend(delegator.catch_up(&accessor, thread.as_str(), &run_id, state).await?);

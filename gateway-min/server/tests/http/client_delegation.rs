@@ -8,7 +8,9 @@ use threadkeep::mode::ModeRegister;
 use threadkeep_chat::client::{
     Agent, Checkpointer, Client, ClientOptions, Configuration, Event, Turn, TurnOptions,
 };
+use threadkeep_gateway::directory::DirectoryLock;
 use threadkeep_memory::MemorySaver;
+use threadkeep_records::{MultitaskStrategy, NewRun};
 
 use crate::support::{ALL, Gateway, Setup, question, texts};
 
@@ -128,4 +130,67 @@ async fn a_thread_in_memory_is_deleted_with_its_subagents() {
     assert_eq!(stored().await, 0);
     let again = client.resume("t", TurnOptions::default()).answer().await.unwrap_err();
     assert!(again.to_string().contains("has nothing to go on with"), "{again}");
+}
+
+/// While a run of a gateway is at work, its subagents are not taken away from it, nor counted by somebody else.
+#[tokio::test]
+async fn a_client_leaves_the_subagents_of_a_run_at_work_alone() {
+    for (backend, mode) in ALL.into_iter().filter(|(backend, _)| *backend != "memory") {
+        let gate = format!("{backend} {mode} at work");
+        let mut script = script();
+        script["rules"][0]["answers"][1]["gate"] = json!({ "name": gate });
+        let gateway = Setup { script, ..Setup::on(backend, mode) }.start().await;
+        // As the program does: where there is no lease, the lock shows that the gateway is alive.
+        let lock = DirectoryLock::take(&gateway.config().current()).unwrap();
+        gateway.create("t").await;
+        let mut body = question("please delegate");
+        body["context"] = json!({"subagent_enabled": true});
+        let run = gateway.post("/api/threads/t/runs", body).await.ok();
+        let run = run["run_id"].as_str().unwrap();
+        let executions = async || {
+            let listed = gateway.get("/api/threads/t/executions").await.ok();
+            let of = |it: &Json| (it["run_id"].clone(), it["status"].clone());
+            listed["executions"].as_array().unwrap().iter().map(of).collect::<Vec<_>>()
+        };
+        let at_work = vec![(json!(run), json!("running")); 2];
+        while executions().await != at_work {
+            tokio::task::yield_now().await;
+        }
+        let client = client(&gateway, Checkpointer::default()).await;
+        for turn in [
+            client.resume("t", TurnOptions::default()),
+            client.stream("something else", Some("t"), TurnOptions::default()),
+        ] {
+            let error = turn.answer().await.unwrap_err().to_string();
+            assert!(error.contains(run) && error.contains("cancel it"), "{error}");
+        }
+        assert_eq!(executions().await, at_work, "{backend} {mode}");
+        threadkeep_agent::model::scripted::gate(&gate).open();
+        gateway.join("t", run).await;
+        assert_eq!(texts(&gateway.state("t").await).last(), Some(&"Both are done."));
+        let answer = client.chat("something else", Some("t"), TurnOptions::default()).await.unwrap();
+        assert_eq!(answer, "You said: something else");
+        client.close().await;
+        drop(lock);
+    }
+}
+
+/// A row that a gateway has left which is gone, without a lease or with one that has expired, is in nobody's way.
+#[tokio::test]
+async fn a_client_does_not_wait_for_a_gateway_that_is_gone() {
+    let gateway = Setup { script: script(), ..Setup::on("sqlite", "full") }.start().await;
+    gateway.create("t").await;
+    let config = gateway.config().current();
+    let records = threadkeep_storage::open_records(&config).await.unwrap();
+    let left = NewRun { run_id: "left".into(), thread_id: "t".into(), ..NewRun::default() };
+    records.runs().admit(left, MultitaskStrategy::Reject).await.unwrap();
+    let client = client(&gateway, Checkpointer::default()).await;
+    let lock = DirectoryLock::take(&config).unwrap();
+    let error = client.chat("please delegate", Some("t"), TurnOptions::default()).await.unwrap_err();
+    assert!(error.to_string().starts_with("run left of a gateway is at work on thread 't'"), "{error}");
+    drop(lock);
+    let turn = client.stream("please delegate", Some("t"), TurnOptions::default());
+    assert_eq!(followed(turn).await, expected());
+    client.close().await;
+    records.close().await;
 }

@@ -103,13 +103,12 @@ impl Delegation {
         let records = self.records().await?;
         let holder = records.runs().active_for_thread(thread_id).await?;
         let Some(run) = holder.filter(|row| row.operation_kind == OperationKind::Run) else { return Ok(()) };
-        let at_work = match run.lease_expires_at {
-            Some(lease) => lease > records.now(),
-            None => {
-                let config = Arc::clone(&self.at_start);
-                // One that cannot be asked may be at work.
-                tokio::task::spawn_blocking(move || is_served(&config)).await.unwrap_or(true)
-            }
+        let at_work = if let Some(lease) = run.lease_expires_at {
+            lease > records.now()
+        } else {
+            let config = Arc::clone(&self.at_start);
+            // One that cannot be asked may be at work.
+            tokio::task::spawn_blocking(move || is_served(&config)).await.unwrap_or(true)
         };
         if at_work {
             return Err(ClientError::RunAtWork { thread_id: run.thread_id, run_id: run.run_id });

@@ -225,7 +225,7 @@ async fn a_run_reads_what_is_left_of_its_thread_and_no_items_of_batches() {
     let executions = fixture.records.executions();
     let open = async |id: &str, kind, parent: Option<&str>| {
         let parent_execution = parent.map(str::to_owned);
-        executions.open(NewExecution { kind, parent_execution, ..new(&fixture, id) }).await.unwrap().row
+        executions.open(NewExecution { parent_execution, kind, ..new(&fixture, id) }).await.unwrap().row
     };
     for number in 0..1000 {
         let item = open(&format!("item{number}"), ExecutionKind::BatchItem, None).await;

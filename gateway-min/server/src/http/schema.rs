@@ -146,7 +146,24 @@ pub(crate) fn rendered(document: &OpenApi, channels: &ChannelTable) -> Value {
             close(schema);
         }
     }
+    widen(&mut document);
     document
+}
+
+/// Gives integers of 32 bits without a sign a format that has all of them: `int32` ends at half of them.
+fn widen(schema: &mut Value) {
+    match schema {
+        Value::Object(map) => {
+            let is_unsigned = map.get("minimum").and_then(Value::as_i64).is_some_and(|least| least >= 0);
+            let fits = map.get("maximum").and_then(Value::as_i64).is_some_and(|most| most <= i32::MAX.into());
+            if is_unsigned && !fits && map.get("format").is_some_and(|format| format == "int32") {
+                map.insert("format".to_owned(), json!("int64"));
+            }
+            map.values_mut().for_each(widen);
+        }
+        Value::Array(list) => list.iter_mut().for_each(widen),
+        _ => {}
+    }
 }
 
 /// Adds to a parameter what the types of Rust do not say.

@@ -83,6 +83,9 @@ async fn the_description_has_the_ids_errors_and_statuses_that_there_are() {
     gateway.delete("/api/threads/an%20older%20id").await.refused(404, "Thread an older id not found");
     let fields = &document["components"]["schemas"]["ErrorBody"]["properties"];
     assert_eq!(fields.as_object().unwrap().keys().collect::<Vec<_>>(), ["detail"]);
+    // A turn limit has 32 bits without a sign, which `int32` does not hold.
+    let turns = &document["components"]["schemas"]["NewSubagent"]["properties"]["max_turns"];
+    assert_eq!((&turns["format"], &turns["maximum"]), (&json!("int64"), &json!(u32::MAX)));
 }
 
 #[tokio::test]

@@ -188,8 +188,9 @@ impl Drop for Gateway {
     }
 }
 
+/// What was said in a state: nothing in that of a thread without a checkpoint.
 fn texts(values: &Json) -> Vec<&str> {
-    values["messages"].as_array().unwrap().iter().map(|m| m["content"].as_str().unwrap()).collect()
+    values["messages"].as_array().into_iter().flatten().map(|m| m["content"].as_str().unwrap()).collect()
 }
 
 /// Three turns, `kill -9` in the middle of the fourth, restart: the run is in error with the recovery text, and the

@@ -360,7 +360,7 @@ impl WriterState {
     pub(crate) fn sweep(&mut self, numbers: &[u32]) -> Result<()> {
         for number in numbers {
             let scope = directory::at(&self.db, *number)?;
-            let is_thread = match &scope {
+            let has_elements = match &scope {
                 Some(scope) if directory::is_abandoned(scope) => {
                     self.threads.forget(&scope.text.as_str().into());
                     self.leave_to_be_cleared(*number)?;
@@ -368,7 +368,7 @@ impl WriterState {
                 }
                 scope => scope.as_ref().is_some_and(is_thread),
             };
-            let is_chain = match scope.filter(|_| !is_thread) {
+            let has_checkpoints = match scope.filter(|_| !has_elements) {
                 None => false,
                 Some(chain) => {
                     let owner = directory::at(&self.db, chain.owner)?;
@@ -380,8 +380,8 @@ impl WriterState {
                 }
             };
             let rows = [join_key(*number, 0), join_key(*number, u32::MAX)];
-            for (drop, belong) in [(DROP_CHECKPOINTS, is_chain), (DROP_ELEMENTS, is_thread)] {
-                if !belong {
+            for (drop, keeps) in [(DROP_CHECKPOINTS, has_checkpoints), (DROP_ELEMENTS, has_elements)] {
+                if !keeps {
                     self.db.execute(drop, rows)?;
                 }
             }

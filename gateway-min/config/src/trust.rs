@@ -95,6 +95,7 @@ impl UserDirs {
         self.change(directory, |directories, directory| directories.remove(&directory).is_some())
     }
 
+    /// Changes the list under a lock against other processes.
     fn change<T>(
         &self,
         directory: &Path,
@@ -103,13 +104,15 @@ impl UserDirs {
         let canonical = directory.canonicalize();
         let canonical =
             canonical.map_err(|source| ConfigError::Unreadable { path: directory.to_owned(), source })?;
+        let unwritable = |source| ConfigError::Unwritable { path: self.trust_file(), source };
+        files::create_private_dir(&self.config).map_err(unwritable)?;
+        // A separate lock file: the list is replaced, and a lock on it would stay with the old one.
+        let lock = File::create(self.trust_file().with_added_extension("lock")).map_err(unwritable)?;
+        lock.lock().map_err(unwritable)?;
         let mut content = self.read()?;
         let changed = change(&mut content.directories, canonical);
-        let written = serde_json::to_vec_pretty(&content).map_err(io::Error::from).and_then(|text| {
-            files::create_private_dir(&self.config)?;
-            files::replace(&self.trust_file(), &text, MODE)
-        });
-        written.map_err(|source| ConfigError::Unwritable { path: self.trust_file(), source })?;
+        let text = serde_json::to_vec_pretty(&content).map_err(|error| unwritable(error.into()))?;
+        files::replace(&self.trust_file(), &text, MODE).map_err(unwritable)?;
         Ok(changed)
     }
 
@@ -334,6 +337,21 @@ mod tests {
         let xdg = Environment::from_iter([("XDG_CONFIG_HOME", "/c"), ("XDG_STATE_HOME", "/s")]);
         let user = UserDirs::of(&xdg).unwrap();
         assert_eq!((user.config, user.state), ("/c/threadkeep".into(), "/s/threadkeep".into()));
+    }
+
+    /// None takes back what another one has written.
+    #[test]
+    fn directories_trusted_at_once_are_all_kept() {
+        let place = HostileCheckout::new();
+        let directories: Vec<_> = (0..8).map(|_| tempfile::tempdir().unwrap()).collect();
+        std::thread::scope(|scope| {
+            for directory in &directories {
+                scope.spawn(|| place.user().trust(directory.path()).unwrap());
+            }
+        });
+        for directory in &directories {
+            assert!(place.user().trusts(directory.path(), &Prints::default()).unwrap());
+        }
     }
 
     #[cfg(unix)]

@@ -1,6 +1,5 @@
 //! A server over streamable HTTP.
 
-use std::fmt::{Debug, Write as _};
 use std::io;
 use std::sync::{Arc, Mutex};
 
@@ -13,10 +12,13 @@ use axum::{Json, Router};
 use futures::stream;
 use serde_json::{Value, json};
 use threadkeep_config::{McpServer, Secret};
+use threadkeep_testing::Log;
 use tokio::net::TcpListener;
-use tracing::field::{Field, Visit};
-use tracing::span::{Attributes, Id, Record};
-use tracing::{Event, Metadata, Subscriber};
+use tracing::{Metadata, Subscriber};
+use tracing_subscriber::filter::filter_fn;
+use tracing_subscriber::fmt::format::FmtSpan;
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::{Layer as _, Registry, fmt};
 
 use crate::support::{Scene, call, names, server};
 
@@ -91,41 +93,15 @@ async fn a_server_that_nobody_runs_or_with_a_header_that_is_none_is_left_out() {
     assert!(scene.tools().await.is_empty());
 }
 
-/// What is logged at any level, except by the libraries of the client, which are kept out of the log by their targets,
-/// and by the tests' own server.
-#[derive(Clone, Default)]
-struct Log(Arc<Mutex<String>>);
-
-impl Subscriber for Log {
-    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+/// Writes what is logged at any level, except by the libraries of the client, which are kept out of the log by their
+/// targets, and by the tests' own server.
+fn logging(log: &Log) -> impl Subscriber + use<> {
+    let is_logged = |metadata: &Metadata<'_>| {
         let target = metadata.target();
         !threadkeep_mcp::is_of_client(target) && !target.starts_with("axum")
-    }
-
-    fn new_span(&self, span: &Attributes<'_>) -> Id {
-        span.record(&mut self.clone());
-        Id::from_u64(1)
-    }
-
-    fn record(&self, _: &Id, values: &Record<'_>) {
-        values.record(&mut self.clone());
-    }
-
-    fn record_follows_from(&self, _: &Id, _: &Id) {}
-
-    fn event(&self, event: &Event<'_>) {
-        event.record(&mut self.clone());
-    }
-
-    fn enter(&self, _: &Id) {}
-
-    fn exit(&self, _: &Id) {}
-}
-
-impl Visit for Log {
-    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
-        writeln!(self.0.lock().unwrap(), "{}={value:?}", field.name()).unwrap();
-    }
+    };
+    let lines = fmt::layer().with_ansi(false).with_span_events(FmtSpan::NEW).with_writer(log.clone());
+    Registry::default().with(lines.with_filter(filter_fn(is_logged)))
 }
 
 /// A server that answers calls of tools in ways that fail, each of which repeats the address.
@@ -167,7 +143,7 @@ async fn fail(OriginalUri(uri): OriginalUri, headers: HeaderMap, Json(request): 
 #[tokio::test]
 async fn no_text_names_the_address_of_a_server() {
     let log = Log::default();
-    let _logged = tracing::subscriber::set_default(log.clone());
+    let _logged = tracing::subscriber::set_default(logging(&log));
     let mut said = Vec::new();
     let url = format!("{}/key-1?token=key-2", listen(Router::new().fallback(post(fail))).await);
     for url in [url.as_str(), "http://127.0.0.1:1/mcp/key-1?token=key-2"] {
@@ -179,7 +155,7 @@ async fn no_text_names_the_address_of_a_server() {
     }
     assert_eq!(said.len(), 5, "{said:?}");
     assert!(said.iter().all(|said| said.contains("the server 'web'")), "{said:?}");
-    let logged = log.0.lock().unwrap().clone();
+    let logged = log.text();
     assert!(logged.contains("an MCP server is not available"), "{logged}");
     for secret in ["key-1", "key-2", "127.0.0.1", "sk-1"] {
         for text in said.iter().chain([&logged]) {

@@ -301,7 +301,7 @@ async fn there(target: &Target, thread: &ThreadId, mut wanted: BTreeSet<LocalKey
     })
 }
 
-/// Settles an import in doubt by a look at what is there. It was written as a whole or not at all, but what is not there
+/// Settles an import in doubt by reading the thread. It was written as a whole or not at all, but a thread that is missing
 /// may still appear: a server may be at work on it, and a disk may have it.
 fn settled(thread: &ThreadId, doubt: threadkeep::Error, there: Result<There>) -> Result<()> {
     let seen = match &there {

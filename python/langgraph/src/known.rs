@@ -275,7 +275,8 @@ impl Memory {
         self.lock().changes
     }
 
-    /// A checkpoint was read or put, after so many changes. It is not remembered if a row may have been missed since.
+    /// A checkpoint was read or put; `since` is what [`Self::expect`] or [`Self::changes`] returned before. It is not
+    /// remembered if a row may have been missed in between.
     pub(crate) fn learned(&self, key: &CheckpointKey, mut known: Known, since: u64) -> Option<Arc<Known>> {
         let mut this = self.lock();
         if this.checkpoints.peek(key).map_or(this.changes, |slot| slot.since) > since {

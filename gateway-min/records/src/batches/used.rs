@@ -1,6 +1,6 @@
 //! The tokens of a batch: a sum in its row, which changes with the executions of its items.
 //!
-//! Whoever changes what an execution has used holds the lock of the batch, so that each change is in the sum once.
+//! A change of what an execution has used is made under the lock of the batch, so that it is in the sum once.
 
 use std::collections::BTreeMap;
 

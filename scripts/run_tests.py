@@ -149,16 +149,17 @@ class Report:
 
     def execute(self, step, file):
         """Runs a step's command. Its exit status, negative for a signal, and the CPU seconds of it and its children."""
-        try:
-            child = subprocess.Popen(step.command, cwd=step.cwd, env={**os.environ, **step.env},
-                                     stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT)
-        except OSError as error:
-            file.write(f"cannot run {step.command[0]}: {error}\n".encode())
-            return 127, 0
+        # A process starts under the lock: whatever stops the run either sees it or comes first.
         with self.lock:
-            self.children.add(child.pid)
             if self.stopped:
-                os.kill(child.pid, signal.SIGTERM)
+                return -signal.SIGTERM, 0
+            try:
+                child = subprocess.Popen(step.command, cwd=step.cwd, env={**os.environ, **step.env},
+                                         stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT)
+            except OSError as error:
+                file.write(f"cannot run {step.command[0]}: {error}\n".encode())
+                return 127, 0
+            self.children.add(child.pid)
         # As `wait` would, which does not say how much CPU was used.
         _, status, used = os.wait4(child.pid, 0)
         child.returncode = os.waitstatus_to_exitcode(status)
@@ -297,11 +298,12 @@ def client_steps(gateway):
 
 @contextlib.contextmanager
 def busy(loops):
-    """Keeps the processors busy."""
+    """Keeps the processors busy, as long as this process lives: it may be killed, or interrupted while it starts them."""
     children = []
     try:
         for _ in range(loops):
-            children.append(subprocess.Popen(["sh", "-c", "while :; do :; done"]))
+            loop = 'while kill -0 "$1"; do :; done 2> /dev/null'
+            children.append(subprocess.Popen(["sh", "-c", loop, "busy", str(os.getpid())]))
         yield children
     finally:
         for child in children:

@@ -140,9 +140,19 @@ class Reports(unittest.TestCase):
         self.assertEqual([loop.poll() for loop in loops], [-signal.SIGKILL] * 2)
 
     def test_a_run_that_is_terminated_or_interrupted_ends_its_loops_and_steps(self):
+        # SIGINT is ignored in what a shell runs in the background. A start that takes long is what a busy machine does: the
+        # step runs, and the run does not know it yet.
         program = """
-import os, pathlib, sys
+import pathlib, signal, subprocess, sys, time
 import run_tests
+
+class Slow(subprocess.Popen):
+    def __init__(self, *arguments, **more):
+        super().__init__(*arguments, **more)
+        time.sleep(0.5)
+
+subprocess.Popen = Slow
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 def work():
     with run_tests.busy(2) as loops:
@@ -171,6 +181,26 @@ sys.exit(run_tests.until_stopped(report, work))
             self.assertEqual(len(pids), 3)
             for pid in pids:
                 until(lambda: not is_alive(pid))
+
+    def test_loops_end_with_a_run_that_is_killed(self):
+        program = """
+import time
+import run_tests
+
+with run_tests.busy(2) as loops:
+    print(*(loop.pid for loop in loops), flush=True)
+    time.sleep(1000)
+"""
+        run = subprocess.Popen([sys.executable, "-c", program], cwd=Path(__file__).parent, stdout=subprocess.PIPE, text=True)
+        try:
+            pids = [int(pid) for pid in run.stdout.readline().split()]
+        finally:
+            run.kill()
+            run.wait()
+            run.stdout.close()
+        self.assertEqual(len(pids), 2)
+        for pid in pids:
+            until(lambda: not is_alive(pid))
 
     def test_programs_and_the_gateway_are_found_in_the_messages_of_cargo(self):
         def artifact(name, executable, test):

@@ -3,6 +3,7 @@
 
 mod common;
 
+use std::os::unix::process::CommandExt as _;
 use std::process::{Command, ExitCode};
 use std::sync::Arc;
 use std::time::Duration;
@@ -80,10 +81,11 @@ const PROGRAMS: (&str, &str) = ("PROPTEST_CASES", "16");
 
 fn main() -> ExitCode {
     if std::env::var_os(PROGRAMS.0).is_none() {
-        // The suite reads it from the environment, which a process can only set for another one.
+        // The suite reads it from the environment, which a process can only set for another one. That takes this one's place: a
+        // child would outlive it if it is ended.
         let mut this = Command::new(std::env::current_exe().expect("this program has a path"));
-        let done = this.args(std::env::args_os().skip(1)).env(PROGRAMS.0, PROGRAMS.1).status();
-        return if done.is_ok_and(|status| status.success()) { ExitCode::SUCCESS } else { ExitCode::FAILURE };
+        let error = this.args(std::env::args_os().skip(1)).env(PROGRAMS.0, PROGRAMS.1).exec();
+        panic!("this program cannot begin again: {error}");
     }
     let [direct, pooled] = [false, true].map(|pooled| Maltreated(Postgres { pooled }));
     // A child of the second suite must not run on the first.

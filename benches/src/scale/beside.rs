@@ -25,6 +25,10 @@ const CLIENTS: usize = 4;
 /// minutes as they are alone.
 const TURNS: usize = 50;
 
+/// How often turns alone and turns beside a command alternate: a machine is not as fast at every moment, and what it does
+/// meanwhile falls on both.
+const ALTERNATIONS: usize = 4;
+
 /// Turns that were measured.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Turns {
@@ -80,34 +84,50 @@ pub(super) async fn measure(
         if beside[0] == "backup" && store == StoreKind::Postgres {
             continue;
         }
-        record("", clients.while_working(turns, async || Ok(())).await?)?;
+        let (mut alone, mut with) = ((Vec::new(), 0), (Vec::new(), 0));
         let failure = RefCell::new(None);
-        let times = clients.while_working(turns, async || {
-            if beside.len() == 1 {
-                let copy = format!("{}/{}/copy", gateway.api().threads, LONG[0].0);
-                let copy: Json = clients.client.post(copy).send().await?.error_for_status()?.json().await?;
-                clients.adds(copy["thread_id"].as_str().context("a copy has no id")?);
-            } else {
-                for old in ["beside.db", "beside.gateway.db"] {
-                    // There is none the first time.
-                    let _ = std::fs::remove_file(commands.directory.join(old));
-                }
-                if let Err(error) = commands.measure(beside).await {
+        for _ in 0..ALTERNATIONS {
+            let some = turns.div_ceil(ALTERNATIONS);
+            add(&mut alone, clients.while_working(some, async || Ok(())).await?);
+            let times = clients.while_working(some, async || {
+                if let Err(error) = work(&clients, commands, beside).await {
                     failure.replace(Some(error));
                 }
-            }
-            Ok(())
-        });
-        let times = times.await?;
+                Ok(())
+            });
+            add(&mut with, times.await?);
+        }
+        record("", alone)?;
         let mut name = beside.join(" ");
         if let Some(error) = failure.take() {
             say(&format!("{name}: {error:#}"));
             name += " (failed)";
         }
-        record(&name, times)?;
+        record(&name, with)?;
     }
     clients.remove_added().await?;
     Ok(rows)
+}
+
+/// Adds times and failures to those of the same kind.
+fn add(sum: &mut (Vec<Duration>, usize), (times, failed): (Vec<Duration>, usize)) {
+    sum.0.extend(times);
+    sum.1 += failed;
+}
+
+/// Carries out what turns are measured beside: a command, or a request for a copy.
+async fn work(clients: &Clients<'_>, commands: &Commands<'_>, beside: &[&str]) -> Result<()> {
+    if beside.len() > 1 {
+        for old in ["beside.db", "beside.gateway.db"] {
+            // There is none the first time.
+            let _ = std::fs::remove_file(commands.directory.join(old));
+        }
+        return commands.measure(beside).await.map(drop);
+    }
+    let copy = format!("{}/{}/copy", clients.gateway.api().threads, LONG[0].0);
+    let copy: Json = clients.client.post(copy).send().await?.error_for_status()?.json().await?;
+    clients.adds(copy["thread_id"].as_str().context("a copy has no id")?);
+    Ok(())
 }
 
 /// Who takes turns.

@@ -4,17 +4,23 @@
 //! on the same files would end the first one's runs. It is refused instead. Gateways with leases may share the files,
 //! and hold a shared lock.
 //!
-//! The operating system releases the lock when the process dies. Operator's commands and embedded clients take none:
-//! the head that a commit expects protects the threads.
+//! The operating system releases the lock when the process dies. Operator's commands and embedded clients hold none:
+//! the head that a commit expects protects the threads. A client that asks whether a gateway is alive takes a shared one
+//! for a moment, so a gateway that starts tries for longer than that.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, Read as _, Seek as _, Write as _};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use threadkeep_config::{Backend, Config};
 use threadkeep_storage::GATEWAY_LOCK;
+
+/// How long a gateway that starts waits for clients that ask, and how often it tries.
+const PATIENCE: Duration = Duration::from_secs(5);
+const PAUSE: Duration = Duration::from_millis(5);
 
 /// Why a directory is not locked.
 #[derive(Debug, thiserror::Error)]
@@ -86,7 +92,7 @@ impl DirectoryLock {
         };
         let system = |source| LockError::System { path: path.clone(), source };
         let mut file = open().map_err(system)?;
-        match if shared { file.try_lock_shared() } else { file.try_lock() } {
+        match lock(&file, shared) {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
                 let mut text = String::new();
@@ -117,8 +123,31 @@ impl DirectoryLock {
     }
 }
 
+/// Locks the file, unless a gateway has locked it. A shared lock may be that of a client which asks: then it tries again.
+fn lock(file: &File, shared: bool) -> Result<(), TryLockError> {
+    if shared {
+        return file.try_lock_shared();
+    }
+    let until = Instant::now() + PATIENCE;
+    loop {
+        match file.try_lock() {
+            Err(TryLockError::WouldBlock) if Instant::now() < until => {
+                file.try_lock_shared()?;
+                file.unlock().map_err(TryLockError::Error)?;
+                std::thread::sleep(PAUSE);
+            }
+            done => return done,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use threadkeep_config::{Environment, LoadOptions};
+    use threadkeep_storage::is_served;
+
     use super::*;
 
     fn text(result: Result<DirectoryLock, LockError>) -> String {
@@ -155,5 +184,36 @@ mod tests {
         DirectoryLock::of(dir.path(), false).unwrap_err();
         drop(second);
         DirectoryLock::of(dir.path(), false).unwrap();
+    }
+
+    #[test]
+    fn clients_that_ask_refuse_no_gateway_that_starts() {
+        let dir = tempfile::tempdir().unwrap();
+        let options = LoadOptions {
+            config_path: None,
+            environment: Environment::from_iter([("SVC_HOME", "state")]),
+            working_dir: dir.path().to_owned(),
+        };
+        let mut config = Config::load(&options).unwrap().config;
+        config.database.backend = Backend::Sqlite;
+        config.database.sqlite_dir = dir.path().to_owned();
+        drop(DirectoryLock::take(&config).unwrap());
+        let started = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    while !started.load(Ordering::Relaxed) {
+                        is_served(&config);
+                    }
+                });
+            }
+            let refused = (0..500).find_map(|_| DirectoryLock::take(&config).err());
+            started.store(true, Ordering::Relaxed);
+            assert!(refused.is_none(), "{refused:?}");
+        });
+        let lock = DirectoryLock::take(&config).unwrap();
+        assert!(is_served(&config));
+        drop(lock);
+        assert!(!is_served(&config));
     }
 }

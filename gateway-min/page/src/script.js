@@ -130,7 +130,7 @@ function refresh() {
     again = true;
     return refreshing;
   }
-  refreshing = rerender().catch(() => {}).finally(() => {
+  refreshing = rerender().catch(refreshLater).finally(() => {
     refreshing = null;
     if (again) {
       again = false;
@@ -172,15 +172,19 @@ function renew(id, page) {
   same?.focus({ preventScroll: true });
 }
 
+// The gateway may be back by then.
 let later;
+function refreshLater() {
+  clearTimeout(later);
+  if (!document.hidden) later = setTimeout(refresh, 2000);
+}
+
 async function rerender() {
   const answer = await fetch(location.href, { headers: { accept: "text/html" } });
   const page = new DOMParser().parseFromString(await answer.text(), "text/html");
   const fresh = page.getElementById("conversation");
-  if (!answer.ok || !fresh) {
-    if (answer.status < 500) location.reload();
-    return;
-  }
+  if (answer.status >= 500) return refreshLater();
+  if (!answer.ok || !fresh) return location.reload();
   // What a person is editing stays until it is sent or left.
   if ($("#conversation form.edit")) return;
   const stays = isAtEnd();
@@ -201,7 +205,7 @@ async function rerender() {
   if (active === null) clearLive();
   // A step is announced before it is stored, and other processes announce none.
   clearTimeout(later);
-  if (active !== null && $("#conversation .card:is([data-status=running], [data-status=pending])")) later = setTimeout(refresh, 2000);
+  if (active !== null && $("#conversation .card:is([data-status=running], [data-status=pending])")) refreshLater();
   showRun(active);
   if (stays) toEnd();
 }
@@ -226,6 +230,8 @@ let retry;
 function follow() {
   source?.close();
   clearTimeout(retry);
+  // A new stream begins with the beginning of the active run.
+  clearLive();
   source = new EventSource("/api" + ofThread("/stream"));
   let wasLost = false;
   source.onopen = () => {
@@ -443,10 +449,9 @@ function converse() {
 async function lookAgain() {
   const answer = await fetch(location.href, { headers: { accept: "text/html" } });
   const page = new DOMParser().parseFromString(await answer.text(), "text/html");
-  if (!answer.ok || !page.getElementById("watched")) {
-    if (answer.status < 500) location.reload();
-    return;
-  }
+  // A gateway that is away may come back.
+  if (answer.status >= 500) return watch();
+  if (!answer.ok || !page.getElementById("watched")) return location.reload();
   renew("watched", page);
   if (page.querySelector("main[data-watch]")) watch();
 }
@@ -456,7 +461,6 @@ function watch() {
   clearTimeout(looking);
   looking = setTimeout(() => {
     if (document.hidden) return watch();
-    // A gateway that is away may come back.
     lookAgain().catch(watch);
   }, 1000);
 }

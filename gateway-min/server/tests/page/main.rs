@@ -4,6 +4,7 @@
 
 mod axe;
 mod batches;
+mod connection;
 mod driver;
 mod gateway;
 mod waiting;

@@ -313,7 +313,7 @@ impl Db {
                         fault,
                     };
                     let done = at_once(work(&mut tx))?;
-                    tx.statement_done()?;
+                    tx.before_commit()?;
                     Ok(done)
                 };
                 let committed = move || {

@@ -1,5 +1,5 @@
-//! Makes the k-th statement of a write fail, or all from it on, or the next reads, or loses the response to the k-th
-//! commit.
+//! Makes the k-th statement of a write fail, or all from it on, or the next reads, or loses the k-th commit or the response
+//! to it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -12,6 +12,7 @@ use crate::failure::DatabaseError;
 pub(crate) struct Fault {
     statement: Arc<AtomicUsize>,
     answer: Arc<AtomicUsize>,
+    commit: Arc<AtomicUsize>,
     /// How many of the next reads fail.
     reads: Arc<AtomicUsize>,
     /// Whether the statements after the armed one fail, too.
@@ -42,6 +43,11 @@ impl Fault {
         self.answer.store(k, Ordering::SeqCst);
     }
 
+    /// Makes the `k`-th commit from now, from 1, not happen, without a response.
+    pub(crate) fn arm_loss(&self, k: usize) {
+        self.commit.store(k, Ordering::SeqCst);
+    }
+
     /// Makes the next `reads` reads fail.
     pub(crate) fn arm_reads(&self, reads: usize) {
         self.reads.store(reads, Ordering::SeqCst);
@@ -54,7 +60,8 @@ impl Fault {
 
     /// Disarms; `true` if an armed fault was not used.
     pub(crate) fn disarm(&self) -> bool {
-        let left = [&self.statement, &self.answer, &self.reads].map(|armed| armed.swap(0, Ordering::SeqCst));
+        let armed = [&self.statement, &self.answer, &self.commit, &self.reads];
+        let left = armed.map(|armed| armed.swap(0, Ordering::SeqCst));
         let (lasted, failed) =
             (self.lasts.swap(false, Ordering::SeqCst), self.failed.swap(0, Ordering::SeqCst));
         left.iter().any(|left| *left > 0) && !(lasted && failed > 0)
@@ -73,6 +80,14 @@ impl Fault {
             }
             self.failed.fetch_add(1, Ordering::SeqCst);
             return Err(RecordsError::Unavailable { cause: injected() });
+        }
+        Ok(())
+    }
+
+    /// Before a commit.
+    pub(crate) fn commits(&self) -> Result<(), RecordsError> {
+        if is_next(&self.commit) {
+            return Err(RecordsError::InDoubt { cause: injected() });
         }
         Ok(())
     }

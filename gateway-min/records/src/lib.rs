@@ -302,12 +302,20 @@ impl Records {
         left
     }
 
-    /// Makes the next `reads` reads outside of write transactions fail. Otherwise as [`Self::fail_statement`].
+    /// Makes the `k`-th commit of a write from now, from 1, not happen, and return that it is in doubt. Otherwise as
+    /// [`Self::fail_statement`].
     #[cfg(any(test, feature = "testing"))]
-    pub fn fail_reads(&self, reads: usize) -> bool {
+    pub fn lose_commit(&self, k: usize) -> bool {
         let left = self.db.fault.disarm();
-        self.db.fault.arm_reads(reads);
+        self.db.fault.arm_loss(k);
         left
+    }
+
+    /// Makes the next `reads` reads outside of write transactions fail, until [`Self::fail_statement`] is called. What else
+    /// is armed stays.
+    #[cfg(any(test, feature = "testing"))]
+    pub fn fail_reads(&self, reads: usize) {
+        self.db.fault.arm_reads(reads);
     }
 
     /// How many reads are still to fail because of [`Self::fail_reads`].

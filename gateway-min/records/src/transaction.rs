@@ -125,10 +125,10 @@ impl WriteTx<'_> {
         for sql in statements {
             self.queue(sql)?;
         }
+        if let Tx::Postgres(_) = &self.tx {
+            self.before_commit()?;
+        }
         let Tx::Postgres(tx) = &mut self.tx else { return Ok(Vec::new()) };
-        // For the commit.
-        #[cfg(any(test, feature = "testing"))]
-        self.fault.statement_done()?;
         let mut answers = Box::pin(tx.fetch_and_commit()).await?;
         let answers = answers.split_off(answers.len().saturating_sub(number));
         // What neither returned nor changed a row did nothing.
@@ -175,12 +175,20 @@ impl WriteTx<'_> {
         if self.committed {
             return Ok(());
         }
-        self.statement_done()?;
+        self.before_commit()?;
         if let Tx::Postgres(tx) = self.tx {
             Box::pin(tx.commit()).await?;
         }
         #[cfg(any(test, feature = "testing"))]
         self.fault.committed()?;
+        Ok(())
+    }
+
+    /// Tests make a commit fail here, as a statement, or be lost.
+    pub(super) fn before_commit(&self) -> Result<(), RecordsError> {
+        self.statement_done()?;
+        #[cfg(any(test, feature = "testing"))]
+        self.fault.commits()?;
         Ok(())
     }
 

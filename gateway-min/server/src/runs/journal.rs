@@ -16,6 +16,8 @@ use threadkeep_records::{DecideOutcome, EventQuery, NewEvent, Records, RecordsEr
 const BATCH: usize = 20;
 /// The same for events of subagents.
 const SUBAGENT_BATCH: usize = 25;
+/// How often a write is tried whose outcome is unknown each time.
+const ATTEMPTS: usize = 3;
 
 /// Collects the events of one run.
 pub(crate) struct Journal {
@@ -23,6 +25,8 @@ pub(crate) struct Journal {
     thread_id: String,
     run_id: String,
     pending: Vec<NewEvent>,
+    /// Whether the feed may have the first of the buffered events.
+    in_doubt: bool,
     /// The position in the feed of the last event that was written.
     written: Option<i64>,
     answers: Vec<String>,
@@ -36,6 +40,7 @@ impl Journal {
             thread_id: thread_id.to_owned(),
             run_id: run_id.to_owned(),
             pending: Vec::new(),
+            in_doubt: false,
             written: None,
             answers: Vec::new(),
             delivery: Delivery::default(),
@@ -155,12 +160,12 @@ impl Journal {
     /// Writes the buffered events, and the delivery receipt, which is written once. A failing feed does not keep a run
     /// from ending.
     pub(crate) async fn close(&mut self) {
-        let receipt = self.receipt();
-        let last = std::mem::take(&mut self.pending);
+        let (receipt, last) = (self.receipt(), self.pending.clone());
         let (events, thread_id, run_id) = (self.records.events(), &self.thread_id, &self.run_id);
-        if let Err(error) = events.conclude(thread_id, run_id, last.clone(), receipt.clone()).await {
-            self.close_after(error, last, receipt).await;
+        if self.in_doubt || events.conclude(thread_id, run_id, last, receipt.clone()).await.is_err() {
+            self.close_apart(receipt).await;
         }
+        self.pending.clear();
     }
 
     /// The same, and decides how the run will end, if one transaction can do both; else `None`.
@@ -169,31 +174,30 @@ impl Journal {
             self.close().await;
             return None;
         }
-        let receipt = self.receipt();
-        let last = std::mem::take(&mut self.pending);
+        let (receipt, last) = (self.receipt(), self.pending.clone());
         let run = (self.thread_id.as_str(), self.run_id.as_str());
-        match self.records.conclude_and_decide(run, last.clone(), receipt.clone(), end).await {
-            Ok(decided) => Some(decided),
-            Err(error) => {
-                self.close_after(error, last, receipt).await;
-                None
-            }
+        let decided = if self.in_doubt {
+            None
+        } else {
+            self.records.conclude_and_decide(run, last, receipt.clone(), end).await.ok()
+        };
+        if decided.is_none() {
+            self.close_apart(receipt).await;
         }
+        self.pending.clear();
+        decided
     }
 
     fn receipt(&self) -> NewEvent {
         NewEvent::new("run.delivery", "outputs", self.delivery.receipt())
     }
 
-    /// Writes the last events after an attempt to write all at once.
-    async fn close_after(&self, error: RecordsError, last: Vec<NewEvent>, receipt: NewEvent) {
+    /// Writes the last events after an attempt to write all at once, one after the other: perhaps only one of them cannot
+    /// be stored, and some may be there already.
+    async fn close_apart(&mut self, receipt: NewEvent) {
+        self.in_doubt = true;
+        let stored = self.write().await;
         let (events, thread_id, run_id) = (self.records.events(), &self.thread_id, &self.run_id);
-        // One after the other: perhaps only one of them cannot be stored. In doubt, the events may be there already.
-        let stored = match error {
-            RecordsError::InDoubt { .. } => Err(error),
-            _ if last.is_empty() => Ok(Vec::new()),
-            _ => events.append(thread_id, run_id, last).await,
-        };
         if let Err(error) = stored {
             tracing::error!(thread_id, run_id, %error, "the last events of the run are lost");
         }
@@ -213,29 +217,47 @@ impl Journal {
         if self.pending.len() >= BATCH { self.flush().await } else { Ok(()) }
     }
 
-    /// Writes the buffered events, once: after a write in doubt only if the feed does not have them.
+    /// Writes the buffered events. While it is unknown whether they are written they stay buffered, and the run goes on.
     async fn flush(&mut self) -> Result<(), RecordsError> {
-        if self.pending.is_empty() {
-            return Ok(());
-        }
-        let mut appended = self.append().await;
-        if let Err(RecordsError::InDoubt { .. }) = appended {
-            appended = match persistently(|| self.found()).await {
-                Ok(found) if found.is_empty() => self.append().await,
-                Ok(found) => Ok(found),
-                Err(_) => appended,
-            };
-        }
-        match appended {
-            Ok(positions) => self.written = positions.last().copied(),
-            // The run need not end for that.
-            Err(error @ RecordsError::InDoubt { .. }) => {
-                tracing::error!(run_id = self.run_id, %error, "events of the run may be lost");
+        match self.write().await {
+            Err(error) if self.in_doubt => {
+                tracing::warn!(run_id = self.run_id, %error, "whether events of the run are stored is asked later");
+                Ok(())
             }
-            Err(error) => return Err(error),
+            done => done,
         }
-        self.pending.clear();
+    }
+
+    /// Writes the buffered events, each once: after a write in doubt only those that the feed does not have.
+    async fn write(&mut self) -> Result<(), RecordsError> {
+        let mut attempts = 0;
+        while !self.pending.is_empty() {
+            if self.in_doubt {
+                let found = persistently(|| self.found()).await?;
+                self.wrote(&found);
+                continue;
+            }
+            match self.append().await {
+                Ok(positions) => self.wrote(&positions),
+                Err(error @ RecordsError::InDoubt { .. }) => {
+                    self.in_doubt = true;
+                    attempts += 1;
+                    if attempts == ATTEMPTS {
+                        return Err(error);
+                    }
+                }
+                Err(error) => return Err(error),
+            }
+        }
         Ok(())
+    }
+
+    /// The feed has the first of the buffered events at these positions, and none of the others.
+    fn wrote(&mut self, positions: &[i64]) {
+        self.in_doubt = false;
+        self.written = positions.last().copied().or(self.written);
+        // After a conclusion in doubt, the receipt has one of them.
+        self.pending.drain(..positions.len().min(self.pending.len()));
     }
 
     async fn append(&self) -> Result<Vec<i64>, RecordsError> {

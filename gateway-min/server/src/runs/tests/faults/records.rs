@@ -10,9 +10,10 @@ use super::super::{Gateway, MODES, On, ask, everywhere, frames, from, gated, opt
 use super::{faulty, goes_on, said, script};
 use crate::app::Parts;
 use crate::runs::admission::{CreateError, OnThread};
+use crate::runs::journal::Journal;
 use crate::runs::request::{RunOptions, RunRequest, StreamMode};
 use threadkeep_records::{
-    CancelAction, CancelOutcome, EventBackend, EventQuery, MultitaskStrategy, NewRun, Records,
+    CancelAction, CancelOutcome, EventBackend, EventQuery, MultitaskStrategy, NewRun, NewThread, Records,
     RecordsOptions, RunEnd, RunStatus, RunTotals,
 };
 
@@ -209,9 +210,17 @@ async fn an_admission_that_nobody_was_told_of_is_one_run_that_is_worked_on() {
     }
 }
 
-/// A write of the feed whose response is lost is neither repeated nor the end of the run.
+/// A write of the feed that is lost, or whose response is, is stored once and not the end of the run.
 #[tokio::test]
 async fn events_whose_write_is_in_doubt_are_stored_once() {
+    for happens in [true, false] {
+        let faults = doubted_everywhere(happens).await;
+        assert!(faults > 4, "admission, start, events, decision, end");
+    }
+}
+
+/// Puts each commit of a run in doubt, and checks its events. Returns the number of commits.
+async fn doubted_everywhere(happens: bool) -> usize {
     let calls: Vec<_> = (0..20).map(|n| json!({"name": "ls", "id": format!("call-{n}")})).collect();
     let script = json!({"rules": [{"answers": [{"text": "Look.", "tool_calls": calls}, {"text": "done"}]}]});
     for k in 1.. {
@@ -219,7 +228,11 @@ async fn events_whose_write_is_in_doubt_are_stored_once() {
         let records = Records::open_memory(options).await.unwrap();
         let parts = Parts { records: Some(records.clone()), ..Parts::default() };
         let gateway = Gateway::start_with(("memory", "full"), 3, &script, parts).await;
-        records.doubt_commit(k);
+        if happens {
+            records.doubt_commit(k)
+        } else {
+            records.lose_commit(k)
+        };
         let Ok(created) = gateway.create(ask("go")).await else { continue };
         let row = gateway.row(&created.run.run_id).await;
         let unused = records.fail_statement(0);
@@ -231,9 +244,41 @@ async fn events_whose_write_is_in_doubt_are_stored_once() {
         let kinds: Vec<&str> = events.iter().map(|event| &*event.event_type).collect();
         assert_eq!((kinds[0], kinds[events.len() - 1]), ("run.start", "run.delivery"), "{k}");
         if unused {
-            assert!(k > 4, "admission, start, events, decision, end");
-            break;
+            return k;
         }
+    }
+    unreachable!()
+}
+
+/// The feed cannot be asked at once whether it has them, as while another server takes over.
+#[tokio::test]
+async fn events_in_doubt_are_looked_for_again_and_stored_once() {
+    for happens in [true, false] {
+        let options = RecordsOptions { event_backend: EventBackend::Database, ..RecordsOptions::default() };
+        let records = Records::open_memory(options).await.unwrap();
+        let thread = NewThread { thread_id: "t".into(), ..NewThread::default() };
+        records.threads().create(thread).await.unwrap();
+        let run = NewRun { run_id: "r".into(), thread_id: "t".into(), ..NewRun::default() };
+        records.runs().admit(run, MultitaskStrategy::Reject).await.unwrap();
+        let mut journal = Journal::new(records.clone(), "t", "r");
+        for n in 0..25 {
+            if n == 19 {
+                if happens {
+                    records.doubt_commit(1)
+                } else {
+                    records.lose_commit(1)
+                };
+                records.fail_reads(3);
+            }
+            journal.human_input(&json!({"id": n})).await.unwrap();
+        }
+        journal.close().await;
+        assert!(!records.fail_statement(0), "all was used");
+        let events = records.events().list(&EventQuery::new("t", "r")).await.unwrap();
+        let (receipt, events) = events.split_last().unwrap();
+        let ids: Vec<_> = events.iter().map(|event| event.content["id"].as_i64().unwrap()).collect();
+        assert_eq!(ids, (0..25).collect::<Vec<_>>(), "{happens}");
+        assert_eq!(receipt.event_type, "run.delivery");
     }
 }
 

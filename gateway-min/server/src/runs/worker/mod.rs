@@ -97,6 +97,8 @@ pub(crate) fn start(
     tokio::spawn(async move {
         // A task that ends with its runtime has not failed: the next process ends its run.
         if task.await.is_err_and(|error| error.is_panic()) {
+            // Who waits for the run, and has seen the end of its stream, waits for its row.
+            let _guard = ending.local.enter(&run_id);
             stream.fail(&died());
             stream.end();
             ending.bury(&run_id, None).await;

@@ -7,9 +7,10 @@ use serde_json::json;
 use threadkeep_agent::model::scripted::gate;
 
 use super::super::{Gateway, MODES, On, ask, everywhere, frames, from, gated, options};
-use super::{faulty, goes_on, said, script};
+use super::{faulty, goes_on, post, said, script};
 use crate::app::Parts;
 use crate::runs::admission::{CreateError, OnThread};
+use crate::runs::ending::DIED;
 use crate::runs::journal::Journal;
 use crate::runs::request::{RunOptions, RunRequest, StreamMode};
 use threadkeep_records::{
@@ -279,6 +280,23 @@ async fn events_in_doubt_are_looked_for_again_and_stored_once() {
         let ids: Vec<_> = events.iter().map(|event| event.content["id"].as_i64().unwrap()).collect();
         assert_eq!(ids, (0..25).collect::<Vec<_>>(), "{happens}");
         assert_eq!(receipt.event_type, "run.delivery");
+    }
+}
+
+/// Who waits for the run gets its end, which is written after its stream has ended.
+#[tokio::test]
+async fn a_run_whose_task_panics_ends_before_who_waits_for_it_is_answered() {
+    for mode in MODES {
+        let (gateway, faults) = faulty(("sqlite", mode), "none").await;
+        faults.before_write(async { panic!("a saver that panics") });
+        let body = json!({"input": {"messages": [{"role": "user", "content": "next"}]}});
+        let (status, ended) = post(&gateway, "/api/threads/t/runs/wait", body).await;
+        assert_eq!(
+            (status, &ended["status"], &ended["error"]),
+            (200, &json!("error"), &json!(DIED)),
+            "{mode}"
+        );
+        goes_on(&gateway).await;
     }
 }
 

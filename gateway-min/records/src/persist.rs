@@ -17,16 +17,25 @@ const LONGEST_DELAY: Duration = Duration::from_secs(5);
 /// idempotent.
 ///
 /// # Errors
-/// That of the last attempt.
+/// That of the last attempt, but [`RecordsError::InDoubt`] if an earlier one was in doubt and the last only found the
+/// database unavailable.
 pub async fn persistently<T, F>(write: impl FnMut() -> F) -> Result<T, RecordsError>
 where
     F: Future<Output = Result<T, RecordsError>>,
 {
-    write
+    let mut in_doubt = false;
+    let written = write
         .retry(RETRY_DELAYS.into_iter())
-        .when(RecordsError::is_unavailable)
+        .when(|error| {
+            in_doubt |= matches!(error, RecordsError::InDoubt { .. });
+            error.is_unavailable()
+        })
         .notify(|error, delay| tracing::debug!(%error, ?delay, "writing again"))
-        .await
+        .await;
+    written.map_err(|error| match error {
+        RecordsError::Unavailable { cause } if in_doubt => RecordsError::InDoubt { cause },
+        error => error,
+    })
 }
 
 /// Tries `write` until the database is available, with pauses from 0.1 s to 5 s, or until it is closed, or accepts no write
@@ -75,6 +84,28 @@ mod tests {
         assert_eq!(attempts(1).await, (vec![0, 100], true));
         assert_eq!(attempts(2).await, (vec![0, 100, 600], true));
         assert_eq!(attempts(3).await, (vec![0, 100, 600], false));
+    }
+
+    /// What an earlier attempt may have written is not called unwritten because the database is away since.
+    #[tokio::test(start_paused = true)]
+    async fn a_doubt_outlives_later_attempts_that_write_nothing() {
+        let attempts = |last: fn() -> RecordsError| {
+            let mut errors = vec![last(), unavailable(), in_doubt()];
+            persistently(move || std::future::ready(Err::<(), _>(errors.pop().unwrap_or_else(unavailable))))
+        };
+        assert!(matches!(attempts(unavailable).await, Err(RecordsError::InDoubt { .. })));
+        let gone = || RecordsError::run_not_found("r");
+        assert!(matches!(attempts(gone).await, Err(RecordsError::NotFound { .. })), "that is an answer");
+        let never = persistently(|| std::future::ready(Err::<(), _>(unavailable())));
+        assert!(matches!(never.await, Err(RecordsError::Unavailable { .. })));
+    }
+
+    fn unavailable() -> RecordsError {
+        RecordsError::Unavailable { cause: DatabaseError::Busy }
+    }
+
+    fn in_doubt() -> RecordsError {
+        RecordsError::InDoubt { cause: DatabaseError::Busy }
     }
 
     #[tokio::test(start_paused = true)]

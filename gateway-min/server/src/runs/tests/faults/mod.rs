@@ -490,6 +490,32 @@ async fn a_branch_or_copy_whose_row_is_in_doubt_keeps_its_checkpoints() {
     }
 }
 
+/// The same if nothing can be written after that, for as long as somebody tries.
+#[tokio::test]
+async fn a_branch_whose_row_stays_in_doubt_keeps_its_checkpoints() {
+    for statement in 1.. {
+        let (gateway, _) = faulty(("memory", "delta"), "none").await;
+        let messages = gateway.head().await.unwrap().json("messages").unwrap().unwrap();
+        let records = &gateway.app.records;
+        // The reservation, and the row.
+        records.doubt_commit(2);
+        records.fail_from(statement);
+        let body = json!({"message_id": messages[1]["id"]});
+        let (status, answer) = post(&gateway, "/api/threads/t/branches", body).await;
+        let unused = records.fail_statement(0);
+        let (_, found) = post(&gateway, "/api/threads/search", json!({"limit": 100})).await;
+        for row in found.as_array().unwrap() {
+            let thread = ThreadId::from(row["thread_id"].as_str().unwrap());
+            let head = gateway.app.threads.accessor().known_head(&thread).await.unwrap();
+            assert!(head.id().is_some(), "{statement}: {status} {answer}");
+        }
+        if unused {
+            assert!(statement > 2);
+            break;
+        }
+    }
+}
+
 /// Scenario 85: the text depends on what could not be read.
 #[tokio::test]
 async fn a_turn_that_cannot_be_looked_at_is_not_prepared_and_nothing_is_written() {

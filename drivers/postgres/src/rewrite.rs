@@ -159,10 +159,10 @@ impl Store {
         held.take();
         let known = slot.known();
         let transaction = Transaction::on(self.connections.lease().await?);
-        let key = keys::of_thread(thread);
-        let claim: [Param<'_>; 1] = [(&key, Type::UUID)];
+        let (key, nonce) = (keys::of_thread(thread), Uuid::from_bytes(rand::random()));
+        let claim: [Param<'_>; 2] = [(&key, Type::UUID), (&nonce, Type::UUID)];
         let rows = transaction.begin(transaction.query(&self.sql.claim, &claim)).await?;
-        let lives = match claimed(thread, &rows)? {
+        let lives = match claimed(thread, &rows, nonce)? {
             Claimed::Damaged(said) => known.newest().map(|then| then.life).into_iter().chain(said).collect(),
             Claimed::Sound(found) => {
                 self.agree(&mut &transaction, thread, &known, found.as_ref()).await?;
@@ -222,9 +222,11 @@ enum Claimed {
     Damaged(Vec<i64>),
 }
 
-fn claimed(thread: &ThreadId, rows: &[Row]) -> Result<Claimed> {
+/// What the claim with this nonce found. Only the row that it inserted has the nonce: another one may be empty, too, if it is
+/// damaged.
+fn claimed(thread: &ThreadId, rows: &[Row], nonce: Uuid) -> Result<Claimed> {
     let row = rows.first().ok_or_else(|| Error::corrupt("an answer of the database", "no row of one"))?;
-    if column::<&[u8]>(row, 4)?.is_empty() {
+    if column::<Uuid>(row, 5)? == nonce {
         return Ok(Claimed::Sound(None));
     }
     Ok(match ThreadRow::of(thread, row) {

@@ -64,8 +64,8 @@ pub(crate) struct Sql {
     pub(crate) threads: Statement,
     /// `thread`: locks its row until the end of the transaction, and returns it.
     pub(crate) lock: Statement,
-    /// `thread`: locks it until the end of the transaction whether it exists or not, by inserting an empty row if there
-    /// is none, and returns its row.
+    /// `thread, nonce`: locks it until the end of the transaction whether it exists or not, by inserting an empty row with
+    /// this nonce if there is none, and returns its row.
     pub(crate) claim: String,
     /// `thread, life[]`: whether one of these lives of the thread was deleted.
     pub(crate) buried: Statement,
@@ -219,7 +219,8 @@ impl Sql {
                  FROM {{s}}.threadkeep_thread WHERE id = $1 FOR UPDATE",
             ))),
             claim: fill(&format!(
-                "INSERT INTO {{s}}.threadkeep_thread AS t (id, epoch, revision, name, body) VALUES ($1, 0, 0, '', '')
+                "INSERT INTO {{s}}.threadkeep_thread AS t (id, epoch, revision, name, body, nonce)
+                 VALUES ($1, 0, 0, '', '', $2)
                  ON CONFLICT (id) DO UPDATE SET epoch = t.epoch
                  RETURNING id, epoch, revision, name, body, nonce, {FLUSHING}",
             )),

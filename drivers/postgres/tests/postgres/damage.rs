@@ -1,4 +1,5 @@
-//! A flipped byte in any column of any row, or in any file of the server, is detected, or changes nothing that is read.
+//! A flipped byte in any column of any row, or in any file of the server, or a column without bytes, is detected, or changes
+//! nothing that is read.
 
 use std::time::Duration;
 
@@ -140,6 +141,16 @@ async fn flip_each(client: &Client, saver: &PostgresSaver, keys: &[CheckpointKey
                 check(&what, name, &see(saver, keys).await, expected);
                 place = client.query_one(&update, &[&bytes, &place]).await.unwrap().get(0);
             }
+            if kind == "bytea" && !bytes.is_empty() {
+                let emptied = client.query_one(&update, &[&Vec::<u8>::new(), &place]).await;
+                if emptied.as_ref().is_err_and(|error| error.code() == Some(&SqlState::UNIQUE_VIOLATION)) {
+                    continue;
+                }
+                place = emptied.unwrap().get(0);
+                check(&format!("nothing in {name}"), name, &see(saver, keys).await, expected);
+                client.query_one(&update, &[&bytes, &place]).await.unwrap();
+                flips += 1;
+            }
         }
     }
     flips
@@ -215,8 +226,13 @@ async fn a_flipped_byte_anywhere_is_noticed_or_changes_nothing() {
 async fn a_thread_with_a_damaged_row_is_deleted_for_all_who_know_it() {
     let database = database().await;
     let client = connect(database.url()).await;
-    // The number of the next value; and the version of the row, without which nothing of it can be read.
-    for (n, byte) in [1, 0].into_iter().enumerate() {
+    // The number of the next value; the version of the row, without which nothing of it can be read; nothing is left of it.
+    let damages = [
+        "set_byte(body, 1, get_byte(body, 1) # 1)",
+        "set_byte(body, 0, get_byte(body, 0) # 1)",
+        "''",
+    ];
+    for (n, damage) in damages.into_iter().enumerate() {
         let (one, two) = (open(database.url()).await, open(database.url()).await);
         let mut talk = Talk::new(&format!("t{n}"));
         let first = talk.say(&note(0));
@@ -225,15 +241,14 @@ async fn a_thread_with_a_damaged_row_is_deleted_for_all_who_know_it() {
         let head = CheckpointSelector::head(&talk.thread);
         two.commit(talk.say(&note(1))).await.unwrap();
         one.get(&head).await.unwrap().unwrap();
-        let damage =
-            format!("UPDATE threadkeep_thread SET body = set_byte(body, {byte}, get_byte(body, {byte}) # 1)");
-        assert_eq!(client.execute(&damage, &[]).await.unwrap(), 1);
+        let update = format!("UPDATE threadkeep_thread SET body = {damage}");
+        assert_eq!(client.execute(&update, &[]).await.unwrap(), 1);
         let damaged = one.get(&head).await;
         assert!(matches!(damaged, Err(Error::Corrupt { .. })), "{damaged:?}");
 
         one.delete_thread(&talk.thread).await.unwrap();
-        assert_eq!(two.get(&head).await, Ok(None), "byte {byte}");
-        assert_eq!(one.get(&head).await, Ok(None), "byte {byte}");
+        assert_eq!(two.get(&head).await, Ok(None), "{damage}");
+        assert_eq!(one.get(&head).await, Ok(None), "{damage}");
         assert_eq!(two.threads(None, 10).await, Ok(Vec::new()));
         one.delete_thread(&talk.thread).await.unwrap();
         two.commit(first).await.unwrap();

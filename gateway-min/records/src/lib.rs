@@ -246,15 +246,16 @@ impl Records {
     }
 
     /// [Decides](Runs::decide) how a run will end, and appends its last `events` and its `receipt`, unless it has one, in
-    /// the same transaction; they are appended whatever is decided.
+    /// the same transaction; they are appended whatever is decided, and once, as [`Events::append_once`] says of events after a
+    /// position.
     ///
     /// # Errors
     /// See [`Runs::decide`] and [`Events::append`]. [`RecordsError::Invalid`] if the [events are not in the
     /// database](Events::are_in_database).
     pub async fn conclude_and_decide(
         &self,
-        (thread_id, run_id): (&str, &str),
-        events: Vec<NewEvent>,
+        run: (&str, &str),
+        (after, events): (i64, Vec<NewEvent>),
         receipt: NewEvent,
         end: &RunEnd,
     ) -> Result<DecideOutcome, RecordsError> {
@@ -262,8 +263,8 @@ impl Records {
             let problem = "the events are not in the database".to_owned();
             return Err(RecordsError::Invalid { field: "events", problem });
         }
-        let statements = self.events.conclusion(thread_id, run_id, events, receipt)?;
-        self.runs.decide_after(run_id, end, statements).await
+        let statements = self.events.conclusion(run, after, events, receipt)?;
+        self.runs.decide_after(run.1, end, statements).await
     }
 
     /// What other processes do with runs, from now on.

@@ -227,11 +227,8 @@ async fn a_thread_with_a_damaged_row_is_deleted_for_all_who_know_it() {
     let database = database().await;
     let client = connect(database.url()).await;
     // The number of the next value; the version of the row, without which nothing of it can be read; nothing is left of it.
-    let damages = [
-        "set_byte(body, 1, get_byte(body, 1) # 1)",
-        "set_byte(body, 0, get_byte(body, 0) # 1)",
-        "''",
-    ];
+    let damages =
+        ["set_byte(body, 1, get_byte(body, 1) # 1)", "set_byte(body, 0, get_byte(body, 0) # 1)", "''"];
     for (n, damage) in damages.into_iter().enumerate() {
         let (one, two) = (open(database.url()).await, open(database.url()).await);
         let mut talk = Talk::new(&format!("t{n}"));

@@ -32,7 +32,17 @@ pub(super) async fn append(
     run_id: &str,
     events: Vec<PreparedEvent>,
 ) -> Result<Vec<i64>, RecordsError> {
-    add(db, thread_id, run_id, events, None).await
+    add(db, thread_id, run_id, &events, Unless::default()).await
+}
+
+pub(super) async fn append_once(
+    db: &Db,
+    (thread_id, run_id): (&str, &str),
+    after: i64,
+    events: Vec<PreparedEvent>,
+) -> Result<Vec<i64>, RecordsError> {
+    let unless = Unless { begins_after: Some(after), ..Unless::default() };
+    add(db, thread_id, run_id, &events, unless).await
 }
 
 pub(super) async fn append_if_absent(
@@ -41,54 +51,70 @@ pub(super) async fn append_if_absent(
     run_id: &str,
     event: PreparedEvent,
 ) -> Result<Option<i64>, RecordsError> {
-    Ok(add(db, thread_id, run_id, Vec::new(), Some(event)).await?.pop())
+    let unless = Unless { has_type: Some(event.event_type.clone()), ..Unless::default() };
+    Ok(add(db, thread_id, run_id, &[event], unless).await?.pop())
 }
 
 /// The last events of a run, and its receipt if it has none.
 pub(super) async fn conclude(
     db: &Db,
-    thread_id: &str,
-    run_id: &str,
-    events: Vec<PreparedEvent>,
+    (thread_id, run_id): (&str, &str),
+    after: i64,
+    mut events: Vec<PreparedEvent>,
     receipt: PreparedEvent,
 ) -> Result<(), RecordsError> {
-    add(db, thread_id, run_id, events, Some(receipt)).await.map(drop)
+    let unless = Unless { has_type: Some(receipt.event_type.clone()), begins_after: Some(after) };
+    events.push(receipt);
+    add(db, thread_id, run_id, &events, unless).await.map(drop)
 }
 
 /// The statements that do so.
 pub(super) fn conclusion(
     db: &Db,
-    thread_id: &str,
-    run_id: &str,
+    (thread_id, run_id): (&str, &str),
+    after: i64,
     mut events: Vec<PreparedEvent>,
     receipt: PreparedEvent,
 ) -> Vec<Sql> {
-    let receipt_type = receipt.event_type.clone();
+    let unless = Unless { has_type: Some(receipt.event_type.clone()), begins_after: Some(after) };
     events.push(receipt);
-    insertions(db, OWNER_OF_RUN, thread_id, run_id, &events, Some(&receipt_type))
+    insertions(db, OWNER_OF_RUN, thread_id, run_id, &events, &unless)
 }
 
-/// Appends events of a run, and a last one unless the run has one of its type. Returns the numbers of those it added.
+/// Which events are not added.
+#[derive(Default)]
+struct Unless {
+    /// The last one, if the run has one of this type.
+    has_type: Option<String>,
+    /// All, if the run has the first of them after this number: then another attempt has stored them. The transactions of a
+    /// thread run one after the other, so of several attempts only the one that comes first adds them.
+    begins_after: Option<i64>,
+}
+
+/// Appends events of a run. Returns the numbers of those it added.
 async fn add(
     db: &Db,
     thread_id: &str,
     run_id: &str,
-    mut events: Vec<PreparedEvent>,
-    last: Option<PreparedEvent>,
+    events: &[PreparedEvent],
+    unless: Unless,
 ) -> Result<Vec<i64>, RecordsError> {
-    let unless = last.as_ref().map(|event| event.event_type.clone());
-    events.extend(last);
     let db = db.unflushed();
     let owner = run_owner(thread_id, run_id);
-    let mut statements = insertions(&db, OWNER_OF_RUN, thread_id, run_id, &events, unless.as_deref());
+    let mut statements = insertions(&db, OWNER_OF_RUN, thread_id, run_id, events, &unless);
     let (run, at_the_end) = (run_id.to_owned(), statements.pop());
     let added = db.write(thread_id, move |tx| {
         Box::pin(async move {
-            let mut places: Vec<(i64,)> = Vec::new();
+            let (mut places, mut goes_on): (Vec<(i64,)>, bool) = (Vec::new(), true);
             for statement in statements {
-                places.append(&mut tx.fetch_all(statement).await?);
+                let mut added = tx.fetch_all(statement).await?;
+                goes_on = !added.is_empty();
+                places.append(&mut added);
+                if !goes_on {
+                    break;
+                }
             }
-            if let Some(statement) = at_the_end {
+            if let Some(statement) = at_the_end.filter(|_| goes_on) {
                 places.append(&mut tx.fetch_all_and_commit(statement).await?);
             }
             if places.is_empty() && tx.fetch_optional::<Owner>(owner).await?.is_none() {
@@ -109,7 +135,7 @@ pub(super) async fn seed(
 ) -> Result<bool, RecordsError> {
     let thread = thread_id.to_owned();
     let all = |(run_id, events): &(String, Vec<PreparedEvent>)| {
-        insertions(db, OWNER_OF_THREAD, thread_id, run_id, events, None)
+        insertions(db, OWNER_OF_THREAD, thread_id, run_id, events, &Unless::default())
     };
     let statements: Vec<Sql> = runs.iter().flat_map(all).collect();
     let seeded = db.write(thread_id, move |tx| {
@@ -136,17 +162,17 @@ const OWNER_OF_RUN: &str = "runs WHERE thread_id = $1 AND run_id = $2 AND operat
 /// The same for events that are not of a stored run.
 const OWNER_OF_THREAD: &str = "threads_meta WHERE thread_id = $1";
 
-/// The statements that append events, with the next numbers of the thread's feed, which they return; the last event only
-/// unless the run has one of this type.
+/// The statements that append events, with the next numbers of the thread's feed, which they return. After one that returns
+/// none the others are not to be run.
 fn insertions(
     db: &Db,
     owner: &str,
     thread_id: &str,
     run_id: &str,
     events: &[PreparedEvent],
-    unless: Option<&str>,
+    unless: &Unless,
 ) -> Vec<Sql> {
-    let statement = |events: &[PreparedEvent]| {
+    let statement = |(n, events): (usize, &[PreparedEvent])| {
         let mut sql = db.builder(
             "INSERT INTO run_events \
              (thread_id, run_id, user_id, event_type, category, content, event_metadata, seq, created_at) \
@@ -170,15 +196,22 @@ fn insertions(
         }
         // A condition in any case, or SQLite takes what follows for one of a join.
         sql.push(") AS added WHERE TRUE");
-        if let Some(unless) = unless {
-            sql.push(" AND (added.column1 <> ").push_bind(unless);
+        if let Some(event_type) = &unless.has_type {
+            sql.push(" AND (added.column1 <> ").push_bind(event_type);
             sql.push(" OR NOT EXISTS (SELECT 1 FROM run_events WHERE thread_id = $1 AND run_id = $2 AND event_type = ");
-            sql.push_bind(unless).push("))");
+            sql.push_bind(event_type).push("))");
+        }
+        if let (Some(after), Some(first), 0) = (unless.begins_after, events.first(), n) {
+            sql.push(
+                " AND NOT EXISTS (SELECT 1 FROM run_events WHERE thread_id = $1 AND run_id = $2 AND seq > ",
+            );
+            sql.push_bind(after).push(" AND event_type = ").push_bind(&first.event_type);
+            sql.push(" AND created_at = ").push_bind(time_text(first.created_at)).push(")");
         }
         sql.push(" ORDER BY added.column5 RETURNING seq");
         sql.build()
     };
-    events.chunks(EVENTS_A_STATEMENT).map(statement).collect()
+    events.chunks(EVENTS_A_STATEMENT).enumerate().map(statement).collect()
 }
 
 pub(super) async fn list(db: &Db, query: &EventQuery) -> Result<Vec<EventRow>, RecordsError> {

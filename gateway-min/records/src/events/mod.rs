@@ -187,6 +187,25 @@ impl Events {
         }
     }
 
+    /// As [`Events::append`], of events that an earlier attempt may have stored. In the database they are stored once,
+    /// whichever attempt comes first, and also if an earlier one is carried out only after this one: if the run has an event
+    /// after the position `after` with the type and time of the first of `events`, none is added and no position returned. In
+    /// memory and in files an attempt that has failed does nothing later: look there for the events before this.
+    ///
+    /// # Errors
+    /// See [`Events::append`].
+    pub async fn append_once(
+        &self,
+        (thread_id, run_id): (&str, &str),
+        after: i64,
+        events: Vec<NewEvent>,
+    ) -> Result<Vec<i64>, RecordsError> {
+        if let Feed::Database = &self.feed {
+            return database::append_once(&self.db, (thread_id, run_id), after, self.prepare(events)?).await;
+        }
+        self.append(thread_id, run_id, events).await
+    }
+
     /// Appends `event`, or returns `None` if its run already has an event of this type. This ensures that
     /// `run.delivery` is written once.
     ///
@@ -206,20 +225,21 @@ impl Events {
         }
     }
 
-    /// Appends the last `events` of a run and its `receipt`, unless it has one; in the database all or none.
+    /// Appends the last `events` of a run and its `receipt`, unless it has one; in the database all or none, and once, as
+    /// [`Events::append_once`] says.
     ///
     /// # Errors
     /// See [`Events::append`].
     pub async fn conclude(
         &self,
-        thread_id: &str,
-        run_id: &str,
+        (thread_id, run_id): (&str, &str),
+        after: i64,
         events: Vec<NewEvent>,
         receipt: NewEvent,
     ) -> Result<(), RecordsError> {
         if let Feed::Database = &self.feed {
             let (events, receipt) = (self.prepare(events)?, self.prepare_one(receipt)?);
-            return database::conclude(&self.db, thread_id, run_id, events, receipt).await;
+            return database::conclude(&self.db, (thread_id, run_id), after, events, receipt).await;
         }
         if !events.is_empty() {
             self.append(thread_id, run_id, events).await?;
@@ -235,13 +255,13 @@ impl Events {
     /// The statements of [`Events::conclude`], if the events are in the database.
     pub(super) fn conclusion(
         &self,
-        thread_id: &str,
-        run_id: &str,
+        run: (&str, &str),
+        after: i64,
         events: Vec<NewEvent>,
         receipt: NewEvent,
     ) -> Result<Vec<Sql>, RecordsError> {
         let (events, receipt) = (self.prepare(events)?, self.prepare_one(receipt)?);
-        Ok(database::conclusion(&self.db, thread_id, run_id, events, receipt))
+        Ok(database::conclusion(&self.db, run, after, events, receipt))
     }
 
     /// Fills the feed of a thread that has no messages with the events of synthetic runs, all or none; `false`, without

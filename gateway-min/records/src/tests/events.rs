@@ -241,6 +241,52 @@ async fn delivery_is_written_once() {
     }
 }
 
+/// Of two attempts to store the same events the one that comes first stores them, whichever it is.
+#[tokio::test]
+async fn what_an_attempt_in_doubt_stores_late_is_not_stored_twice() {
+    let fixture = with_runs(EventBackend::Database).await;
+    let (records, events) = (&fixture.records, fixture.records.events());
+    let batch = |n: i64| {
+        let time = fixture.clock.now() + chrono::TimeDelta::microseconds(n);
+        [message(0), event("b")].map(|event| NewEvent { created_at: Some(time), ..event }).to_vec()
+    };
+    assert_eq!(events.append_once(("t", "r"), 0, batch(0)).await.unwrap(), [1, 2]);
+    assert_eq!(events.append_once(("u", "s"), 0, batch(0)).await.unwrap(), [1, 2]);
+    for _ in 0..2 {
+        assert_eq!(events.append_once(("t", "r"), 0, batch(0)).await.unwrap(), [0; 0]);
+    }
+    // Both at once.
+    let attempts = futures::join!(
+        events.append_once(("t", "r"), 2, batch(1)),
+        events.append_once(("t", "r"), 2, batch(1)),
+    );
+    let mut added = [attempts.0.unwrap(), attempts.1.unwrap()];
+    added.sort();
+    assert_eq!(added, [vec![], vec![3, 4]]);
+    // What was given up may be stored after what follows it.
+    assert_eq!(events.append_once(("t", "r"), 4, batch(3)).await.unwrap(), [5, 6]);
+    assert_eq!(events.append_once(("t", "r"), 4, batch(2)).await.unwrap(), [7, 8]);
+    assert_eq!(events.append_once(("t", "r"), 4, batch(3)).await.unwrap(), [0; 0]);
+    assert_eq!(seqs(records, &EventQuery::new("t", "r")).await, (1..=8).collect::<Vec<_>>());
+    // A long batch takes several statements.
+    let long = |n| (0..600).flat_map(|_| batch(n)).collect::<Vec<_>>();
+    assert_eq!(events.append_once(("t", "r"), 8, long(4)).await.unwrap().len(), 1200);
+    assert_eq!(events.append_once(("t", "r"), 8, long(4)).await.unwrap(), [0; 0]);
+    // The end of a run that is in doubt is written in parts; its transaction comes late.
+    let (last, receipt) =
+        (batch(5), NewEvent { created_at: Some(fixture.clock.now()), ..event("run.delivery") });
+    assert_eq!(events.append_once(("t", "r"), 1208, last.clone()).await.unwrap(), [1209, 1210]);
+    let stored = events.append_if_absent("t", "r", receipt.clone()).await.unwrap();
+    assert_eq!(stored, Some(1211));
+    events.conclude(("t", "r"), 1208, last.clone(), receipt.clone()).await.unwrap();
+    let end = RunEnd::new(RunStatus::Success);
+    records.conclude_and_decide(("t", "r"), (1208, last), receipt, &end).await.unwrap();
+    let query = EventQuery { after_seq: Some(1208), ..EventQuery::new("t", "r") };
+    assert_eq!(seqs(records, &query).await, [1209, 1210, 1211]);
+    let gone = events.append_once(("t", "none"), 0, batch(0)).await;
+    assert!(matches!(gone, Err(RecordsError::NotFound { .. })), "{gone:?}");
+}
+
 #[tokio::test]
 async fn events_need_their_run() {
     for backend in BACKENDS {

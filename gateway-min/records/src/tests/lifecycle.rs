@@ -349,7 +349,9 @@ async fn the_last_events_are_stored_with_the_decided_end_or_its_refusal() {
     let event = |event_type: &str| NewEvent::new(event_type, "trace", json!(null));
     let conclude = async |run_id: &'static str, status: RunStatus| {
         let end = end(status);
-        records.conclude_and_decide(("t", run_id), vec![event("last")], event("run.delivery"), &end).await
+        records
+            .conclude_and_decide(("t", run_id), (0, vec![event("last")]), event("run.delivery"), &end)
+            .await
     };
     let missing = conclude("r", RunStatus::Success).await.unwrap_err();
     assert_eq!(missing.to_string(), "Run r not found");

@@ -10,7 +10,9 @@ use threadkeep_agent::tools::loop_detection::Verdict;
 
 use super::delivery::Delivery;
 use super::subagent_events;
-use threadkeep_records::{DecideOutcome, EventQuery, NewEvent, Records, RecordsError, RunEnd, persistently};
+use threadkeep_records::{
+    DecideOutcome, EventQuery, EventRow, NewEvent, Records, RecordsError, RunEnd, persistently,
+};
 
 /// How many events are buffered before they are written.
 const BATCH: usize = 20;
@@ -27,8 +29,8 @@ pub(crate) struct Journal {
     pending: Vec<NewEvent>,
     /// Whether the feed may have the first of the buffered events.
     in_doubt: bool,
-    /// The position in the feed of the last event that was written.
-    written: Option<i64>,
+    /// The position in the feed of the last event that is known to be written; 0 if none is.
+    written: i64,
     answers: Vec<String>,
     delivery: Delivery,
 }
@@ -41,7 +43,7 @@ impl Journal {
             run_id: run_id.to_owned(),
             pending: Vec::new(),
             in_doubt: false,
-            written: None,
+            written: 0,
             answers: Vec::new(),
             delivery: Delivery::default(),
         }
@@ -161,8 +163,8 @@ impl Journal {
     /// from ending.
     pub(crate) async fn close(&mut self) {
         let (receipt, last) = (self.receipt(), self.pending.clone());
-        let (events, thread_id, run_id) = (self.records.events(), &self.thread_id, &self.run_id);
-        if self.in_doubt || events.conclude(thread_id, run_id, last, receipt.clone()).await.is_err() {
+        let (events, run) = (self.records.events(), (self.thread_id.as_str(), self.run_id.as_str()));
+        if self.in_doubt || events.conclude(run, self.written, last, receipt.clone()).await.is_err() {
             self.close_apart(receipt).await;
         }
         self.pending.clear();
@@ -179,7 +181,7 @@ impl Journal {
         let decided = if self.in_doubt {
             None
         } else {
-            self.records.conclude_and_decide(run, last, receipt.clone(), end).await.ok()
+            self.records.conclude_and_decide(run, (self.written, last), receipt.clone(), end).await.ok()
         };
         if decided.is_none() {
             self.close_apart(receipt).await;
@@ -230,48 +232,60 @@ impl Journal {
 
     /// Writes the buffered events, each once: after a write in doubt only those that the feed does not have.
     async fn write(&mut self) -> Result<(), RecordsError> {
-        let mut attempts = 0;
-        while !self.pending.is_empty() {
+        let mut written = Ok(());
+        for _ in 0..ATTEMPTS {
             if self.in_doubt {
                 let found = persistently(|| self.found()).await?;
                 self.wrote(&found);
-                continue;
             }
-            match self.append().await {
-                Ok(positions) => self.wrote(&positions),
+            if self.pending.is_empty() {
+                return Ok(());
+            }
+            written = match self.append().await {
+                Ok(positions) => Ok(self.wrote(&positions)),
                 Err(error @ RecordsError::InDoubt { .. }) => {
                     self.in_doubt = true;
-                    attempts += 1;
-                    if attempts == ATTEMPTS {
-                        return Err(error);
-                    }
+                    Err(error)
                 }
                 Err(error) => return Err(error),
-            }
+            };
         }
-        Ok(())
+        written
     }
 
     /// The feed has the first of the buffered events at these positions, and none of the others.
     fn wrote(&mut self, positions: &[i64]) {
         self.in_doubt = false;
-        self.written = positions.last().copied().or(self.written);
+        self.written = positions.last().copied().unwrap_or(self.written);
         // After a conclusion in doubt, the receipt has one of them.
         self.pending.drain(..positions.len().min(self.pending.len()));
     }
 
-    async fn append(&self) -> Result<Vec<i64>, RecordsError> {
-        self.records.events().append(&self.thread_id, &self.run_id, self.pending.clone()).await
+    async fn append(&mut self) -> Result<Vec<i64>, RecordsError> {
+        let (events, run) = (self.records.events(), (self.thread_id.as_str(), self.run_id.as_str()));
+        let positions = events.append_once(run, self.written, self.pending.clone()).await?;
+        if !positions.is_empty() {
+            return Ok(positions);
+        }
+        // An earlier attempt stored the first of them after it was looked for.
+        self.in_doubt = true;
+        self.found().await
     }
 
-    /// The positions of the run's events after the last one that is known to be written: nobody else writes any.
+    /// The positions of the buffered events that the feed has: nobody else writes events of the run.
     async fn found(&self) -> Result<Vec<i64>, RecordsError> {
         let query = EventQuery {
-            after_seq: self.written,
+            after_seq: Some(self.written),
             limit: EventQuery::MAX_LIMIT,
             ..EventQuery::new(self.thread_id.as_str(), self.run_id.as_str())
         };
+        let is_first = |found: &EventRow| {
+            let first = self.pending.first();
+            first.is_some_and(|event| {
+                event.event_type == found.event_type && event.created_at == Some(found.created_at)
+            })
+        };
         let found = self.records.events().list(&query).await?;
-        Ok(found.into_iter().map(|event| event.seq).collect())
+        Ok(found.into_iter().skip_while(|event| !is_first(event)).map(|event| event.seq).collect())
     }
 }

@@ -345,7 +345,7 @@ async fn a_run_costs_four_round_trips() {
         let event = |kind: &str| NewEvent::new(kind, "trace", serde_json::json!({}));
         let events = (0..20).map(|_| event("llm.ai.response")).collect();
         let end = end(RunStatus::Success);
-        let decided = records.conclude_and_decide(("t", run_id), events, event("run.delivery"), &end);
+        let decided = records.conclude_and_decide(("t", run_id), (0, events), event("run.delivery"), &end);
         assert_eq!(decided.await.unwrap(), DecideOutcome::Decided);
         let finished = records.runs().finish(run_id, &end).await.unwrap();
         assert_eq!(finished, FinishOutcome::Finished { promoted: None });

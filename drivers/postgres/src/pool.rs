@@ -135,6 +135,15 @@ impl Connections {
         self.watch.server()
     }
 
+    /// Learns which server answers on a connection that was just opened: there may be no room for another one.
+    pub(crate) async fn meet(&self, lease: &mut Lease) {
+        // If it does not say, the first probe learns it.
+        let asked = lease.run(async |client| Ok(client.query_typed_one(SERVER, &[]).await?)).await;
+        if let Some(server) = asked.ok().and_then(|row| row.try_get(0).ok()) {
+            self.watch.note(server, || self.renew());
+        }
+    }
+
     /// Asks on a new connection whether the server that a call began with still answers.
     pub(crate) async fn probe(&self, began: Server, patience: Duration) -> Probed {
         let Opener { config, connector, .. } = self.pool.manager();

@@ -66,13 +66,12 @@ impl PostgresSaver {
         };
         let check = || async {
             let mut lease = store.connections.lease().await?;
-            lease.run(async |client| schema::check(client, &options, &quoted).await).await
+            lease.run(async |client| schema::check(client, &options, &quoted).await).await?;
+            store.connections.meet(&mut lease).await;
+            Ok(())
         };
         store.reading(|| check().boxed()).await?;
         store.connections.close_idle();
-        if !options.patience.is_zero() {
-            store.connections.probe(store.connections.server(), options.patience).await;
-        }
         Ok(Self { schema: options.schema, store })
     }
 

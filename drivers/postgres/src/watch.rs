@@ -83,7 +83,8 @@ impl Watch {
         if self.server() == began { probed } else { Probed::Other }
     }
 
-    fn note(&self, found: String, replaced: impl FnOnce()) {
+    /// Notes what the server that answers now says of itself. `replaced` is called if it is another one than before.
+    pub(crate) fn note(&self, found: String, replaced: impl FnOnce()) {
         let mut seen = self.seen();
         if seen.server.as_ref() != Some(&found) {
             // The first one that is heard of has replaced nobody.

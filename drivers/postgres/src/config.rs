@@ -1,5 +1,7 @@
 //! The connection settings of a database.
 
+use std::borrow::Cow;
+use std::error::Error as _;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -73,11 +75,12 @@ impl Address {
     /// Parses a URL or a `key=value` text, as for [`crate::PostgresSaver::connect`].
     ///
     /// # Errors
-    /// [`Error::InvalidInput`]. The error repeats nothing of the address.
+    /// [`Error::InvalidInput`]. The error repeats nothing of the address but the name of a parameter.
     pub fn parse(address: &str) -> Result<Self> {
         let (address, root_certificates) = split_root_certificate(address);
         let mut config: tokio_postgres::Config = address.parse().map_err(|error| {
-            Error::InvalidInput(format!("the address of the database cannot be read: {error}"))
+            let (why, parameter) = (&error, refused(&error));
+            Error::InvalidInput(format!("the address of the database cannot be read: {why}{parameter}"))
         })?;
         if config.get_hosts().is_empty() {
             // A certificate has to be for somebody.
@@ -147,8 +150,47 @@ impl Target {
     }
 }
 
-/// Extracts from a URL what only this driver understands: the file of the trusted certificate; and the modes of libpq
-/// that mean `require` here.
+/// The parameters of libpq that have no meaning here.
+const UNKNOWN: [&str; 21] = [
+    "client_encoding",
+    "fallback_application_name",
+    "gssdelegation",
+    "gssencmode",
+    "gsslib",
+    "keepalives_count",
+    "krbsrvname",
+    "passfile",
+    "replication",
+    "require_auth",
+    "requirepeer",
+    "service",
+    "ssl_max_protocol_version",
+    "ssl_min_protocol_version",
+    "sslcert",
+    "sslcompression",
+    "sslcrl",
+    "sslkey",
+    "sslpassword",
+    "sslrootcert",
+    "sslsni",
+];
+
+/// What is wrong with a parameter, if that is it. A name that libpq does not know either may be a part of the password, in
+/// which something was not escaped.
+fn refused(error: &tokio_postgres::Error) -> String {
+    let cause = error.source().map(ToString::to_string).unwrap_or_default();
+    if cause.starts_with("invalid value for option") {
+        return format!(": {cause}");
+    }
+    match UNKNOWN.into_iter().find(|name| cause == format!("unknown option `{name}`")) {
+        Some("sslrootcert" | "keepalives_count") => format!(": {cause}; write the address as a URL"),
+        Some(_) => format!(": {cause}; leave it out"),
+        None => String::new(),
+    }
+}
+
+/// Extracts from a URL what only this driver understands, the file of the trusted certificate; and translates what libpq
+/// says in another way: the modes that mean `require` here, the primary, and the number of probes.
 fn split_root_certificate(address: &str) -> (String, Option<PathBuf>) {
     let is_url = ["postgres://", "postgresql://"].iter().any(|scheme| address.starts_with(scheme));
     // Other parsers do not accept several hosts in a URL.
@@ -163,8 +205,13 @@ fn split_root_certificate(address: &str) -> (String, Option<PathBuf>) {
         let decoded = form_urlencoded::parse(literal.as_bytes()).next();
         match decoded.as_ref().map(|(key, value)| (&**key, &**value)) {
             Some(("sslrootcert", path)) => roots = Some(PathBuf::from(path)),
-            Some(("sslmode", "verify-ca" | "verify-full")) => kept.push("sslmode=require"),
-            _ => kept.push(parameter),
+            Some(("sslmode", "verify-ca" | "verify-full")) => kept.push(Cow::Borrowed("sslmode=require")),
+            Some(("target_session_attrs", "primary")) => kept.push("target_session_attrs=read-write".into()),
+            Some(("keepalives_count", _)) => {
+                let count = parameter.split_once('=').map_or("", |(_, count)| count);
+                kept.push(format!("keepalives_retries={count}").into());
+            }
+            _ => kept.push(parameter.into()),
         }
     }
     (format!("{place}?{}", kept.join("&")), roots)
@@ -213,6 +260,9 @@ mod tests {
         }
         let options = read("options=-c%20lock_timeout=5+0").config;
         assert_eq!(options.get_options(), Some("-c lock_timeout=5+0"));
+        assert_eq!(read("keepalives_count=3&keepalives_idle=9").config.get_keepalives_retries(), Some(3));
+        let primary = read("target_session_attrs=primary").config.get_target_session_attrs();
+        assert_eq!(primary, TargetSessionAttrs::ReadWrite);
         for (query, file) in
             [("sslrootcert=/a+b%20c", "/a+b c"), ("ssl%72ootcert=/r&connect_timeout=1", "/r")]
         {
@@ -229,6 +279,24 @@ mod tests {
             let error = Target::parse(address, Duration::ZERO).err().unwrap();
             assert!(matches!(error, Error::InvalidInput(_)), "{error}");
             assert!(!format!("{error} {error:?}").contains("hunter2"));
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_named_unless_it_may_be_a_part_of_the_password() {
+        for (address, named) in [
+            ("postgres://u:hunter2@h/d?sslmode=allow", "sslmode"),
+            ("postgres://u:hunter2@h/d?connect_timeout=hunter2", "connect_timeout"),
+            ("postgres://u:hunter2@h/d?target_session_attrs=prefer-standby", "target_session_attrs"),
+            ("postgres://u:hunter2@h/d?keepalives_count=hunter2&sslmode=require", "keepalives_retries"),
+            ("postgres://u:hunter2@h/d?sslcert=/c", "`sslcert`; leave it out"),
+            ("host=h user=u password=hunter2 sslmode=verify-full", "sslmode"),
+            ("host=h user=u password=hunter2 sslrootcert=/r", "`sslrootcert`; write the address as a URL"),
+            ("postgres://u@h/d?password=a&hunter2=b", ""),
+            ("host=h user=u password=a hunter2=b", ""),
+        ] {
+            let error = Address::parse(address).err().unwrap_or_else(|| panic!("{address}")).to_string();
+            assert!(error.contains(named) && !error.contains("hunter2"), "{error}");
         }
     }
 

@@ -17,6 +17,7 @@ use threadkeep::saver::{
 use crate::care::backup;
 use crate::care::check::{self, Finding};
 use crate::care::space::{self, FileSize, Vacuum};
+use crate::care::{scopes, sweep};
 use crate::config::Options;
 use crate::error::{SAVER, unavailable};
 use crate::read::pool::Readers;
@@ -168,12 +169,22 @@ impl SqliteSaver {
     }
 
     /// Checks every row of the database: checksums, missing references, and orphans. Returns the findings, none for an
-    /// intact database. It is one long read; writers continue.
+    /// intact database. It is one long read; writers continue. A page that is damaged is a finding of each thread that has
+    /// rows on it, and the other threads are checked.
     ///
     /// # Errors
     /// [`threadkeep::Error::Unavailable`] if the database cannot be read at all.
     pub async fn check(&self) -> Result<Vec<Finding>> {
         self.readers.run(|db, memory| check::check(db, &memory.names)).await
+    }
+
+    /// The threads of a database whose list of threads is damaged, as far as it can be read; of an intact one, all. Which of
+    /// them can be read [`Self::check`] says.
+    ///
+    /// # Errors
+    /// As [`Self::check`].
+    pub async fn readable_threads(&self) -> Result<Vec<ThreadId>> {
+        self.read(scopes::readable_threads).await
     }
 
     /// Deletes what nothing refers to ([`Finding::orphan`]), a thread at a time; a long one is written again beside itself.
@@ -185,7 +196,7 @@ impl SqliteSaver {
     /// unknown. [`threadkeep::Error::Stale`] if somebody wrote to a long thread meanwhile: repeat it.
     pub async fn sweep(&self) -> Result<()> {
         let most = self.options.long();
-        for thread in self.read(check::untidy).await? {
+        for thread in self.read(sweep::untidy).await? {
             let name = thread.clone();
             if self.read(move |db| is_long(db, &name, most)).await? {
                 self.write_again(&thread).await?;
@@ -193,7 +204,7 @@ impl SqliteSaver {
                 self.write(Work::Tidy(thread)).await?;
             }
         }
-        let lost = self.read(check::lost).await?;
+        let lost = self.read(sweep::lost).await?;
         self.write(Work::Sweep(lost)).await?;
         self.writer.clear().await;
         Ok(())

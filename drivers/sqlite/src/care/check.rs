@@ -1,28 +1,25 @@
-//! Checking a whole database, row by row, and deleting what nothing refers to.
+//! Checking a whole database, row by row.
+//!
+//! A page that cannot be read does not end the check: what is on it is reported, and everything else is checked.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 
-use threadkeep::id::ThreadId;
 use threadkeep::{Error, Result};
 use threadkeep_layout::Run;
 
+use crate::care::scopes::{CHAINS, Directory, THREADS, by_thread, is_thread, numbers};
 use crate::care::used::Used;
 use crate::rows::checkpoints;
-use crate::rows::directory::{self, ChainKey, Scope, ThreadKey};
+use crate::rows::directory::Scope;
 use crate::rows::element::{self, Elements, SPACES};
 use crate::rows::names::Names;
 use crate::rows::pack;
 use crate::rows::record::{CheckpointRecord, NameKey, Ordinal, StoredChannel, TaskRecord};
-use crate::rows::seal::{RowKey, join_key};
-use crate::sql::{Db, integer, text};
-use crate::write::commit::WriterState;
+use crate::rows::seal::RowKey;
+use crate::sql::{Db, text};
 
 const INTEGRITY: &str = "PRAGMA integrity_check(100)";
-const CHAINS: &str = "SELECT key FROM checkpoint WHERE key >= ?1 ORDER BY key LIMIT 1";
-const THREADS: &str = "SELECT key FROM element WHERE key >= ?1 ORDER BY key LIMIT 1";
-const DROP_CHECKPOINTS: &str = "DELETE FROM checkpoint WHERE key BETWEEN ?1 AND ?2";
-const DROP_ELEMENTS: &str = "DELETE FROM element WHERE key BETWEEN ?1 AND ?2";
 
 /// A defect that the check found.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -51,60 +48,32 @@ impl fmt::Display for Finding {
 
 /// All defects of the database.
 pub(crate) fn check(db: &Db, names: &Names) -> Result<Vec<Finding>> {
-    let mut check = Check { db, names, found: Vec::new() };
+    let mut check = Check { db, names, found: Vec::new(), has_names: true, unreadable: false };
     check.integrity()?;
-    for (place, error) in pack::broken_dictionaries(db)? {
-        check.broken(None, place, &error);
+    check.dictionaries()?;
+    check.names()?;
+    let directory = check.directory()?;
+    if directory.is_complete() {
+        check.strays(&directory.scopes)?;
     }
-    let scopes = check.scopes()?;
-    let known: HashSet<u32> = scopes.iter().map(|scope| scope.key).collect();
-    for (statement, table) in [(CHAINS, "checkpoint"), (THREADS, "element")] {
-        for scope in numbers(db, statement)?.into_iter().filter(|scope| !known.contains(scope)) {
-            let what = "rows of a thread or namespace that does not exist";
-            check.report(None, format!("table {table}, scope {scope}"), what, true);
+    for (thread, chains) in by_thread(&directory.scopes) {
+        // A page that could not be read has ended the transaction. A thread is checked as it is at one moment.
+        if db.is_autocommit() {
+            db.execute("BEGIN", [])?;
         }
-    }
-    for (thread, chains) in by_thread(&scopes) {
         check.thread(thread, &chains)?;
     }
     Ok(check.found)
-}
-
-/// The threads, each with its namespaces. Looks at each row of the directory once, however many threads there are.
-fn by_thread(scopes: &[Scope]) -> Vec<(&Scope, Vec<&Scope>)> {
-    let mut chains: HashMap<ThreadKey, Vec<&Scope>> = HashMap::new();
-    for scope in scopes {
-        chains.entry(scope.owner).or_default().push(scope);
-    }
-    let threads = chains.remove(&0).unwrap_or_default();
-    threads.into_iter().map(|thread| (thread, chains.remove(&thread.key).unwrap_or_default())).collect()
-}
-
-/// Whether a row of the directory is a thread, becomes one, or was one whose rows are being deleted.
-fn is_thread(scope: &Scope) -> bool {
-    scope.owner == 0 || directory::is_being_made(scope) || directory::is_deleted(scope)
-}
-
-/// Whether a row of the directory is a namespace of a thread, or was one.
-fn is_chain(scope: &Scope) -> bool {
-    !is_thread(scope) && !directory::is_abandoned(scope)
-}
-
-/// The numbers whose rows a table holds. Reads one row of each.
-fn numbers(db: &Db, statement: &str) -> Result<Vec<u32>> {
-    let (mut numbers, mut from) = (Vec::new(), 0);
-    while let Some(key) = db.one(statement, [from], |row| integer(row, 0))? {
-        numbers.extend(u32::try_from(key >> 32).ok());
-        let Some(next) = (key | i64::from(u32::MAX)).checked_add(1) else { break };
-        from = next;
-    }
-    Ok(numbers)
 }
 
 struct Check<'a> {
     db: &'a Db,
     names: &'a Names,
     found: Vec<Finding>,
+    /// Whether all names can be read.
+    has_names: bool,
+    /// Whether a page could not be read. What follows is of later moments, and nothing is swept: orphans are not reported.
+    unreadable: bool,
 }
 
 /// A decoded row of a chain.
@@ -118,6 +87,9 @@ impl Check<'_> {
         what: impl fmt::Display,
         orphan: bool,
     ) {
+        if orphan && self.unreadable {
+            return;
+        }
         let scope = scope.map(|(thread, namespace)| (thread.to_owned(), namespace.to_owned()));
         let (place, what) = (place.to_string(), what.to_string());
         self.found.push(Finding { scope, place, what, orphan });
@@ -131,43 +103,106 @@ impl Check<'_> {
         self.report(scope, place, reason, false);
     }
 
+    /// Whether all of it was read. A page that cannot be read is reported.
+    fn read(
+        &mut self,
+        scope: Option<(&str, &str)>,
+        place: impl fmt::Display,
+        read: Result<()>,
+    ) -> Result<bool> {
+        match read {
+            Ok(()) => Ok(true),
+            Err(Error::Corrupt { reason, .. }) => {
+                self.unreadable = true;
+                self.report(scope, place, reason, false);
+                Ok(false)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
     fn integrity(&mut self) -> Result<()> {
-        let mut lines = Vec::new();
-        self.db.each(INTEGRITY, [], |row| {
-            lines.push(text(row, 0)?.to_owned());
+        let mut texts = Vec::new();
+        let read = self.db.each(INTEGRITY, [], |row| {
+            texts.push(text(row, 0)?.to_owned());
             Ok(())
-        })?;
-        for line in lines.into_iter().filter(|line| line != "ok") {
-            self.report(None, "the file", line, false);
+        });
+        for line in texts.iter().flat_map(|text| text.lines()) {
+            if line != "ok" && !line.starts_with("***") {
+                self.report(None, "the file", line, false);
+            }
+        }
+        self.read(None, "the file", read).map(|_| ())
+    }
+
+    fn dictionaries(&mut self) -> Result<()> {
+        let mut broken = Vec::new();
+        let read = pack::each_broken_dictionary(self.db, |place, error| broken.push((place, error)));
+        for (place, error) in broken {
+            self.broken(None, place, &error);
+        }
+        self.read(None, "table dictionary", read).map(|_| ())
+    }
+
+    /// All threads need the names: what is wrong with them is reported once.
+    fn names(&mut self) -> Result<()> {
+        match self.names.read(self.db) {
+            Ok(()) => {}
+            Err(error @ Error::Corrupt { .. }) => {
+                (self.has_names, self.unreadable) = (false, true);
+                self.report(None, "table name", error, false);
+            }
+            Err(error) => return Err(error),
         }
         Ok(())
     }
 
-    fn scopes(&mut self) -> Result<Vec<Scope>> {
-        let (mut scopes, mut broken) = (Vec::new(), Vec::new());
-        directory::each(self.db, |place, scope| match scope {
-            Ok(scope) => scopes.push(scope),
-            Err(error) => broken.push((place, error)),
-        })?;
-        for (place, error) in broken {
-            self.broken(None, place, &error);
+    fn directory(&mut self) -> Result<Directory> {
+        let mut directory = Directory::read(self.db)?;
+        for (place, error) in &directory.broken {
+            self.broken(None, *place, error);
         }
+        if let Some(error) = directory.unreadable.take() {
+            self.read(None, "table scope, so threads may be missing here", Err(error.clone()))?;
+            directory.unreadable = Some(error);
+        }
+        Ok(directory)
+    }
+
+    /// Rows that belong to nothing in the directory.
+    fn strays(&mut self, scopes: &[Scope]) -> Result<()> {
         let threads: HashSet<u32> =
             scopes.iter().filter(|scope| is_thread(scope)).map(|scope| scope.key).collect();
         for scope in scopes.iter().filter(|scope| !is_thread(scope) && !threads.contains(&scope.owner)) {
             let what = format!("namespace {:?} of a thread that does not exist", scope.text);
             self.report(None, format!("table scope, key {}", scope.key), what, true);
         }
-        Ok(scopes)
+        let known: HashSet<u32> = scopes.iter().map(|scope| scope.key).collect();
+        for (statement, table) in [(CHAINS, "checkpoint"), (THREADS, "element")] {
+            let found = match numbers(self.db, statement) {
+                // The threads whose rows these are report the page.
+                Err(Error::Corrupt { .. }) => {
+                    self.unreadable = true;
+                    continue;
+                }
+                found => found?,
+            };
+            for scope in found.into_iter().filter(|scope| !known.contains(scope)) {
+                let what = "rows of a thread or namespace that does not exist";
+                self.report(None, format!("table {table}, scope {scope}"), what, true);
+            }
+        }
+        Ok(())
     }
 
     fn thread(&mut self, thread: &Scope, chains: &[&Scope]) -> Result<()> {
         let mut there: [Vec<u32>; 3] = Default::default();
         let mut broken = Vec::new();
-        element::each(self.db, thread.key, |place, element| match element {
+        let read = element::each(self.db, thread.key, |place, element| match element {
             Ok((space, seq)) => there[space as usize].push(seq),
             Err(error) => broken.push((place, error)),
-        })?;
+        });
+        let whole = self.read(Some((&thread.text, "")), "table element", read)?;
         // A broken element is reported once, and not again for everything that refers to it.
         let mut silent: [HashSet<u32>; 3] = Default::default();
         for (place, error) in &broken {
@@ -177,9 +212,12 @@ impl Check<'_> {
             }
         }
         let mut used = Used::default();
-        let mut complete = broken.is_empty();
+        let mut complete = whole && broken.is_empty();
         for chain in chains {
-            complete &= self.chain(thread, chain, &mut used)?;
+            complete &= self.chain(thread, chain, &mut used, whole)?;
+        }
+        if !whole {
+            return Ok(()); // Which of its elements are missing is unknown.
         }
         for space in SPACES {
             let have: HashSet<u32> = there[space as usize].iter().copied().collect();
@@ -200,12 +238,13 @@ impl Check<'_> {
         Ok(())
     }
 
-    /// Checks a namespace. Returns whether everything that it refers to is noted.
-    fn chain(&mut self, thread: &Scope, chain: &Scope, used: &mut Used) -> Result<bool> {
+    /// Checks a namespace of a thread, whose elements are all read or not. Returns whether everything that it refers to is
+    /// noted.
+    fn chain(&mut self, thread: &Scope, chain: &Scope, used: &mut Used, has_elements: bool) -> Result<bool> {
         let scope = Some((thread.text.as_str(), chain.text.as_str()));
         let (mut all, mut broken) = (HashMap::new(), Vec::new());
         let mut last = None;
-        checkpoints::each(self.db, chain.key, |place, row| {
+        let read = checkpoints::each(self.db, chain.key, |place, row| {
             let decoded = row.and_then(|row| Ok((row.ordinal, row.id, row.record()?, row.tasks()?)));
             match decoded {
                 Ok((ordinal, id, record, tasks)) => {
@@ -219,14 +258,18 @@ impl Check<'_> {
                 }
                 Err(error) => broken.push((place, error)),
             }
-        })?;
+        });
+        let whole = self.read(scope, "table checkpoint", read)?;
         if all.is_empty() && broken.is_empty() {
             self.report(scope, format!("table scope, key {}", chain.key), "it has no checkpoints", true);
         }
         let mut elements = Elements::new(self.db, thread.key);
-        let mut complete = broken.is_empty();
+        let mut complete = whole && broken.is_empty();
         for (place, error) in &broken {
             self.broken(scope, *place, error);
+        }
+        if !whole || !has_elements {
+            return Ok(false); // What is missing may be on the page that was reported.
         }
         let mut ordinals: Vec<&Ordinal> = all.keys().collect();
         ordinals.sort_unstable();
@@ -276,7 +319,7 @@ impl Check<'_> {
             names.insert(task.node);
             names.extend(task.writes.iter().map(|write| write.channel));
         }
-        for name in names {
+        for name in names.into_iter().filter(|_| self.has_names) {
             match self.names.text(self.db, name) {
                 Ok(_) => {}
                 Err(error @ Error::Corrupt { .. }) => missing.push(error.to_string()),
@@ -290,147 +333,4 @@ impl Check<'_> {
 fn contains(runs: &[Run], seq: u32) -> bool {
     let behind = runs.partition_point(|run| run.start <= seq);
     behind > 0 && seq < runs[behind - 1].end()
-}
-
-/// The threads that hold something that nothing refers to.
-///
-/// # Errors
-/// [`Error::Corrupt`] if a row is damaged: what it referred to is unknown.
-pub(crate) fn untidy(db: &Db) -> Result<Vec<ThreadId>> {
-    let scopes = directory(db)?;
-    let mut untidy = Vec::new();
-    for (thread, chains) in by_thread(&scopes) {
-        let (used, empty) = used(db, thread.key, chains.iter().map(|chain| chain.key))?;
-        if !empty.is_empty() || used.lacks_any(db, thread.key)? {
-            untidy.push(thread.text.as_str().into());
-        }
-    }
-    Ok(untidy)
-}
-
-/// The numbers that have rows which belong to no thread.
-///
-/// # Errors
-/// [`Error::Corrupt`] if a row of the directory is damaged.
-pub(crate) fn lost(db: &Db) -> Result<Vec<u32>> {
-    let scopes = directory(db)?;
-    let (chains, threads): (Vec<&Scope>, Vec<&Scope>) = scopes.iter().partition(|scope| is_chain(scope));
-    let abandoned = threads.iter().filter(|scope| directory::is_abandoned(scope)).map(|scope| scope.key);
-    let mut lost: BTreeSet<u32> = abandoned.collect();
-    let threads: HashSet<ThreadKey> = threads.iter().map(|thread| thread.key).collect();
-    let (owned, unowned): (Vec<&Scope>, Vec<&Scope>) =
-        chains.into_iter().partition(|chain| threads.contains(&chain.owner));
-    lost.extend(unowned.iter().map(|chain| chain.key));
-    let chains: HashSet<ChainKey> = owned.iter().map(|chain| chain.key).collect();
-    for (statement, known) in [(CHAINS, &chains), (THREADS, &threads)] {
-        lost.extend(numbers(db, statement)?.into_iter().filter(|number| !known.contains(number)));
-    }
-    Ok(lost.into_iter().collect())
-}
-
-/// Every row of the directory, if none is damaged.
-fn directory(db: &Db) -> Result<Vec<Scope>> {
-    let mut scopes = Vec::new();
-    let mut broken = None;
-    directory::each(db, |_, scope| match scope {
-        Ok(scope) => scopes.push(scope),
-        Err(error) => broken = Some(error),
-    })?;
-    broken.map_or(Ok(scopes), Err)
-}
-
-/// The elements that these chains of a thread refer to, and which of the chains have no checkpoint.
-fn used(db: &Db, thread: ThreadKey, chains: impl Iterator<Item = ChainKey>) -> Result<(Used, Vec<ChainKey>)> {
-    let (mut used, mut empty) = (Used::default(), Vec::new());
-    let mut elements = Elements::new(db, thread);
-    for chain in chains {
-        let rows = checkpoints::all(db, chain)?;
-        for row in &rows {
-            used.note(&row.record()?, &row.tasks()?, &mut elements)?;
-        }
-        if rows.is_empty() {
-            empty.push(chain);
-        }
-    }
-    Ok((used, empty))
-}
-
-impl WriterState {
-    /// Deletes what [`lost`] found. Others may have written since: each number is looked at again.
-    pub(crate) fn sweep(&mut self, numbers: &[u32]) -> Result<()> {
-        for number in numbers {
-            let scope = directory::at(&self.db, *number)?;
-            let has_elements = match &scope {
-                Some(scope) if directory::is_abandoned(scope) => {
-                    self.threads.forget(&scope.text.as_str().into());
-                    self.leave_to_be_cleared(*number)?;
-                    true
-                }
-                scope => scope.as_ref().is_some_and(is_thread),
-            };
-            let has_checkpoints = match scope.filter(|_| !has_elements) {
-                None => false,
-                Some(chain) => {
-                    let owner = directory::at(&self.db, chain.owner)?;
-                    let has_owner = owner.is_some_and(|owner| !is_chain(&owner));
-                    if !has_owner {
-                        directory::drop_chain(&self.db, *number)?;
-                    }
-                    has_owner
-                }
-            };
-            let rows = [join_key(*number, 0), join_key(*number, u32::MAX)];
-            for (drop, keeps) in [(DROP_CHECKPOINTS, has_checkpoints), (DROP_ELEMENTS, has_elements)] {
-                if !keeps {
-                    self.db.execute(drop, rows)?;
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Deletes what nothing in a thread refers to.
-    pub(crate) fn tidy(&mut self, id: &ThreadId) -> Result<()> {
-        self.threads.forget(id);
-        let Some(thread) = directory::find_thread(&self.db, id)? else { return Ok(()) };
-        let chains = directory::chains(&self.db, thread)?;
-        let (used, empty) = used(&self.db, thread, chains.iter().map(|(_, chain)| chain.key))?;
-        for chain in &empty {
-            directory::drop_chain(&self.db, *chain)?;
-        }
-        let dropped = used.keep_only(&self.db, thread)?;
-        if empty.len() == chains.len() {
-            directory::drop_thread(&self.db, thread)
-        } else if dropped > 0 {
-            directory::rewritten(&self.db, id)
-        } else {
-            Ok(())
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn threads_are_found_with_their_namespaces_in_one_pass() {
-        let scope = |key, owner, text: &str| Scope { key, owner, text: text.to_owned() };
-        let scopes = [
-            scope(1, 0, "a"),
-            scope(2, 1, ""),
-            scope(3, 0, "b"),
-            scope(4, 1, "inner"),
-            scope(5, 3, ""),
-            scope(6, 99, "of a thread that does not exist"),
-            scope(7, 0, "c"),
-            scope(8, u32::MAX, "without a name"),
-            scope(9, 8, "of that"),
-        ];
-        let found: Vec<(u32, Vec<u32>)> = by_thread(&scopes)
-            .into_iter()
-            .map(|(thread, chains)| (thread.key, chains.iter().map(|chain| chain.key).collect()))
-            .collect();
-        assert_eq!(found, [(1, vec![2, 4]), (3, vec![5]), (7, vec![])]);
-    }
 }

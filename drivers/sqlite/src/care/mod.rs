@@ -2,6 +2,8 @@
 
 pub(crate) mod backup;
 pub(crate) mod check;
+pub(crate) mod scopes;
 pub(crate) mod space;
+pub(crate) mod sweep;
 pub(crate) mod train;
 pub(crate) mod used;

@@ -24,7 +24,8 @@ const NAME: &str = "UPDATE scope SET owner = ?2, text = ?3, hash = ?4 WHERE key 
 const SET_BODY: &str = "UPDATE scope SET body = ?2 WHERE key = ?1";
 const DROP: &str = "DELETE FROM scope WHERE owner = ?1 OR key = ?1";
 const AT: &str = "SELECT key, owner, text, hash, body FROM scope WHERE key = ?1";
-const ALL: &str = "SELECT key, owner, text, hash, body FROM scope ORDER BY key";
+const UPWARDS: &str = "SELECT key, owner, text, hash, body FROM scope ORDER BY key";
+const DOWNWARDS: &str = "SELECT key, owner, text, hash, body FROM scope ORDER BY key DESC";
 const THREADS: &str = "SELECT key, owner, text, hash, body FROM scope
     WHERE owner = 0 AND (?1 IS NULL OR text > ?1) ORDER BY text LIMIT ?2";
 
@@ -186,9 +187,20 @@ pub(crate) struct Scope {
     pub(crate) text: String,
 }
 
-/// Passes every row of the directory to `look`, or what is wrong with it.
-pub(crate) fn each(db: &Db, mut look: impl FnMut(RowKey, Result<Scope>)) -> Result<()> {
-    db.each(ALL, [], |row| {
+/// In which order the directory is read.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Order {
+    Upwards,
+    Downwards,
+}
+
+/// Passes every row of the directory to `look`, by number, or what is wrong with it.
+pub(crate) fn each(db: &Db, order: Order, mut look: impl FnMut(RowKey, Result<Scope>)) -> Result<()> {
+    let sql = match order {
+        Order::Upwards => UPWARDS,
+        Order::Downwards => DOWNWARDS,
+    };
+    db.each(sql, [], |row| {
         look(RowKey::new("scope", integer(row, 0)?), scope(row));
         Ok(())
     })

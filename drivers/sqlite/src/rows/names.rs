@@ -39,6 +39,14 @@ impl Names {
         known.texts.get(&key).cloned().ok_or_else(|| place(key).corrupt("the row is missing"))
     }
 
+    /// Reads all names.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] if a name is damaged.
+    pub(crate) fn read(&self, db: &Db) -> Result<()> {
+        self.known().read_newer(db)
+    }
+
     /// The number of a name, if it has one.
     ///
     /// # Errors

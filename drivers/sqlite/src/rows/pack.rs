@@ -175,14 +175,14 @@ pub(crate) fn add_dictionary(db: &Db, bytes: &[u8]) -> Result<()> {
 }
 
 /// The dictionaries that are damaged.
-pub(crate) fn broken_dictionaries(db: &Db) -> Result<Vec<(RowKey, Error)>> {
-    let mut broken = Vec::new();
+pub(crate) fn each_broken_dictionary(db: &Db, mut look: impl FnMut(RowKey, Error)) -> Result<()> {
     db.each(ALL, [], |row| {
         let place = RowKey::new("dictionary", integer(row, 0)?);
-        broken.extend(unseal(place, b"", blob(row, 1)?).err().map(|error| (place, error)));
+        if let Err(error) = unseal(place, b"", blob(row, 1)?) {
+            look(place, error);
+        }
         Ok(())
-    })?;
-    Ok(broken)
+    })
 }
 
 fn find(db: &Db, sql: &str, params: impl rusqlite::Params) -> Result<Option<(DictionaryKey, Vec<u8>)>> {

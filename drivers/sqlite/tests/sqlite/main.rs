@@ -8,6 +8,7 @@ mod backup;
 mod common;
 mod contract;
 mod crash;
+mod damaged;
 mod files;
 mod fixture;
 mod format;

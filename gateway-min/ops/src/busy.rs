@@ -12,7 +12,7 @@ use serde_json::{Map, json};
 use threadkeep::channel::Schema;
 use threadkeep::checkpoint::{CheckpointKey, CheckpointTuple, TaskWrites};
 use threadkeep::id::{ChannelName, CheckpointId, IdSource, ThreadId};
-use threadkeep::metadata::Source;
+use threadkeep::metadata::{Counters, Source};
 use threadkeep::mode::ChannelMode;
 use threadkeep::saver::{
     Capabilities, CheckpointSelector, DeltaHistory, ListQuery, Load, Revision, Rewrite, Saver, StepCommit,
@@ -40,7 +40,7 @@ const IMPORTED: &str = "imported";
 #[derive(Clone, Default)]
 struct Busy {
     store: Arc<MemorySaver>,
-    /// Whether the thread cannot be read page by page either.
+    /// Whether the thread cannot be read either.
     reads_fail: bool,
     /// How many changes of the thread pass before nobody pauses any more.
     passes: Arc<AtomicUsize>,
@@ -116,6 +116,9 @@ impl Saver for Busy {
     }
 
     async fn read_thread(&self, thread: &ThreadId) -> Result<ThreadImage> {
+        if self.reads_fail && thread.as_str() == BUSY {
+            return Err(Error::Unavailable { saver: "busy", reason: "the disk does not answer".to_owned() });
+        }
         self.store.read_thread(thread).await
     }
 
@@ -276,6 +279,33 @@ async fn an_export_goes_on_past_a_busy_thread_and_ends_with_an_error() {
         .collect();
     files.sort();
     assert_eq!(files, ["a.ndjson", "c.ndjson"]);
+}
+
+#[tokio::test]
+async fn a_check_that_fails_half_way_reports_what_it_found() {
+    let store = Busy { reads_fail: true, ..filled().await };
+    let image = store.store.read_thread(&"a".into()).await.unwrap();
+    let mut tuple = image.checkpoints.values().next().unwrap().clone();
+    tuple.metadata.counters.insert("messages".into(), Counters { updates: 1, supersteps: 1 });
+    let rewrite = Rewrite { put: vec![tuple], ..Rewrite::default() };
+    store.store.rewrite_thread(&"a".into(), &image.revision, rewrite).await.unwrap();
+    let home = tempfile::tempdir().unwrap();
+    let (result, printed) = carried_out(&store, home.path(), "memory", &["verify", "--all"]).await;
+    assert!(matches!(result, Err(OpsError::Checkpoints(Error::Unavailable { .. }))), "{result:?}");
+    assert!(printed.contains("thread a") && printed.contains("not counted"), "{printed}");
+}
+
+#[tokio::test]
+async fn sizes_and_plans_that_fail_half_way_report_what_they_have() {
+    let store = Busy { reads_fail: true, ..filled().await };
+    let home = tempfile::tempdir().unwrap();
+    for (command, says) in [
+        (&["threads", "du"][..], "total of 1 thread"),
+        (&["prune", "plan", "--all", "--keep", "latest", "--summary"], "of thread a would be removed"),
+    ] {
+        let (result, printed) = carried_out(&store, home.path(), "memory", command).await;
+        assert!(result.is_err() && printed.contains(says), "{command:?}: {result:?}\n{printed}");
+    }
 }
 
 #[tokio::test]

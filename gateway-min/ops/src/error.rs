@@ -110,7 +110,7 @@ pub(crate) enum OpsError {
     #[error("{0}")]
     Unsupported(String),
     /// Ctrl-C ended a pass early.
-    #[error("interrupted: {done} of {total} {what}; what was done stays, and the same command does the rest")]
+    #[error("interrupted: {done} of {total} {what}{rest}")]
     Interrupted {
         /// What is counted.
         what: &'static str,
@@ -118,6 +118,8 @@ pub(crate) enum OpsError {
         done: String,
         /// How many there are.
         total: String,
+        /// What is with the rest.
+        rest: &'static str,
     },
     /// The change was not confirmed.
     #[error("nothing was changed: {0}")]

@@ -157,6 +157,13 @@ impl ImportCommand {
 
     async fn file(&self, target: &Target, file: &Path) -> Result<Imported> {
         let records = target.needed_records()?;
+        if self.owner.is_some() && records.is_none() {
+            return Err(OpsError::Unsupported(
+                "nothing was imported: who owns a thread is in the gateway's records, which are not beside this store; create \
+                 them with `threadkeep setup`, or import without --owner"
+                    .to_owned(),
+            ));
+        }
         let Archive { thread, record, mut checkpoints, .. } = self.read(file)?;
         let named = record.as_ref().and_then(|record| record.owner.as_deref());
         if let Some(named) = named

@@ -112,7 +112,7 @@ async fn check_protected(target: &Target, threads: &Threads, protect: &BTreeSet<
 /// Prints what would happen. Changes nothing.
 async fn show(target: &Target, out: &mut Out, asked: &PlanArgs, plan: &Planner<'_>) -> Result<()> {
     let threads = target.threads(&asked.threads).await?;
-    let mut progress = Progress::new("threads planned", threads.len() as u64);
+    let mut progress = Progress::reading("threads planned", threads.len() as u64);
     let (mut totals, mut stopped) = (Totals::default(), Ok(()));
     for thread in &threads {
         stopped = progress.interrupted();
@@ -122,9 +122,16 @@ async fn show(target: &Target, out: &mut Out, asked: &PlanArgs, plan: &Planner<'
         let image = match target.image(thread).await {
             // It was deleted since the threads were listed.
             Err(OpsError::NoThread { .. }) if asked.threads.are_all() => continue,
-            image => image?,
+            image => image,
         };
-        let planned = plan(&image)?;
+        // Report the plans of the threads before it.
+        let (image, planned) = match image.and_then(|image| Ok((plan(&image)?, image))) {
+            Ok((planned, image)) => (image, planned),
+            Err(error) => {
+                stopped = Err(error);
+                break;
+            }
+        };
         if asked.json {
             out.json(&as_json(image, &planned, asked.summary))?;
         } else {
@@ -136,7 +143,7 @@ async fn show(target: &Target, out: &mut Out, asked: &PlanArgs, plan: &Planner<'
         progress.next();
     }
     drop(progress);
-    if !asked.json {
+    if !asked.json && (stopped.is_ok() || totals.threads > 0) {
         totals.print(out)?;
     }
     stopped

@@ -12,9 +12,15 @@ use super::output::number;
 /// How often a line is written if there is no bar.
 const PACE: Duration = Duration::from_secs(10);
 
+/// Of a pass that changes things and was interrupted.
+const STAYS: &str = "; what was done stays, and the same command does the rest";
+/// Of one that only reads.
+const AGAIN: &str = "; the same command begins again";
+
 /// How far a long operation is.
 pub(crate) struct Progress {
     what: &'static str,
+    rest: &'static str,
     bar: Option<ProgressBar>,
     total: u64,
     done: u64,
@@ -22,8 +28,17 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    /// An operation with `total` parts. A single part is not reported.
+    /// An operation that changes `total` parts. A single part is not reported.
     pub(crate) fn new(what: &'static str, total: u64) -> Self {
+        Self::of(what, STAYS, total)
+    }
+
+    /// An operation that only reads them, and begins again when it is repeated.
+    pub(crate) fn reading(what: &'static str, total: u64) -> Self {
+        Self::of(what, AGAIN, total)
+    }
+
+    fn of(what: &'static str, rest: &'static str, total: u64) -> Self {
         let bar = (total > 1 && std::io::stderr().is_terminal()).then(|| {
             let bar = ProgressBar::new(total);
             if let Ok(style) =
@@ -36,7 +51,7 @@ impl Progress {
         if total > 1 {
             interrupt::watch();
         }
-        Self { what, bar, total, done: 0, said: Instant::now() }
+        Self { what, rest, bar, total, done: 0, said: Instant::now() }
     }
 
     /// Records that `done` parts are done.
@@ -65,11 +80,12 @@ impl Progress {
     /// # Errors
     /// [`OpsError::Interrupted`] if so.
     pub(crate) fn interrupted(&self) -> Result<()> {
-        if interrupt::asked() {
-            let (done, total) = (number(self.done), number(self.total));
-            return Err(OpsError::Interrupted { what: self.what, done, total });
-        }
-        Ok(())
+        if interrupt::asked() { Err(self.error()) } else { Ok(()) }
+    }
+
+    fn error(&self) -> OpsError {
+        let (done, total) = (number(self.done), number(self.total));
+        OpsError::Interrupted { what: self.what, done, total, rest: self.rest }
     }
 
     /// Records one more part.
@@ -83,5 +99,22 @@ impl Drop for Progress {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_interrupted_pass_that_only_read_promises_no_rest() {
+        let mut checking = Progress::reading("threads checked", 3);
+        checking.next();
+        assert_eq!(
+            checking.error().to_string(),
+            "interrupted: 1 of 3 threads checked; the same command begins again"
+        );
+        let error = Progress::new("threads converted", 3).error().to_string();
+        assert!(error.ends_with("what was done stays, and the same command does the rest"), "{error}");
     }
 }

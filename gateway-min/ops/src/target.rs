@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use backon::{ExponentialBuilder, Retryable as _};
 use clap::Args;
+use threadkeep::Error;
 use threadkeep::channel::{ChannelTable, Schema};
 use threadkeep::checkpoint::CheckpointTuple;
 use threadkeep::id::{CheckpointId, IdSource, Namespace, ThreadId};
@@ -58,6 +59,11 @@ impl Threads {
     /// Whether every thread was selected.
     pub(crate) fn are_all(&self) -> bool {
         self.all
+    }
+
+    /// The threads that were named.
+    pub(crate) fn named(&self) -> Vec<ThreadId> {
+        self.thread.iter().map(|id| ThreadId::from(id.as_str())).collect()
     }
 }
 
@@ -135,8 +141,7 @@ impl Target {
             return self.all_threads().await;
         }
         let mut threads: Vec<ThreadId> = Vec::with_capacity(wanted.thread.len());
-        for id in &wanted.thread {
-            let thread = ThreadId::from(id.as_str());
+        for thread in wanted.named() {
             self.newest(&thread).await?;
             if !threads.contains(&thread) {
                 threads.push(thread);
@@ -154,6 +159,16 @@ impl Target {
                 return Ok(threads);
             }
             threads.extend(page);
+        }
+    }
+
+    /// Every thread that can be listed, and why the others cannot if the list is damaged.
+    pub(crate) async fn listed_threads(&self) -> Result<(Vec<ThreadId>, Option<OpsError>)> {
+        match (self.all_threads().await, self.sqlite()) {
+            (Err(damage @ OpsError::Checkpoints(Error::Corrupt { .. })), Some(sqlite)) => {
+                Ok((sqlite.readable_threads().await?, Some(damage)))
+            }
+            (threads, _) => Ok((threads?, None)),
         }
     }
 

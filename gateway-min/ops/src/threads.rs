@@ -325,22 +325,36 @@ async fn du(target: &Target, out: &mut Out, asked: &Du) -> Result<()> {
         asked.thread.iter().map(|id| ThreadId::from(id.as_str())).collect()
     };
     let (mut usages, mut stopped) = (Vec::with_capacity(threads.len()), Ok(()));
-    let mut progress = Progress::new("threads read", threads.len() as u64);
+    let mut progress = Progress::reading("threads read", threads.len() as u64);
     for thread in threads {
         stopped = progress.interrupted();
         if stopped.is_err() {
             break;
         }
-        let stats = match contents(target, &thread).await {
+        let contents = match contents(target, &thread).await {
             // It was deleted since the threads were listed.
             Err(OpsError::NoThread { .. }) if asked.thread.is_empty() => continue,
-            contents => contents?.0,
+            contents => contents,
         };
-        let stored = stored(target, &thread).await?;
+        let read = match contents {
+            Ok((stats, _)) => stored(target, &thread).await.map(|stored| (stats, stored)),
+            Err(error) => Err(error),
+        };
+        let (stats, stored) = match read {
+            Ok(read) => read,
+            // Report the threads before it.
+            Err(error) => {
+                stopped = Err(error);
+                break;
+            }
+        };
         usages.push(Usage { thread, checkpoints: stats.checkpoint_rows, logical: stats.logical(), stored });
         progress.next();
     }
     drop(progress);
+    if usages.is_empty() && stopped.is_err() {
+        return stopped;
+    }
     let weight = |usage: &Usage| usage.stored.unwrap_or(usage.logical);
     usages.sort_by(|a, b| weight(b).cmp(&weight(a)).then_with(|| a.thread.cmp(&b.thread)));
     if asked.json {

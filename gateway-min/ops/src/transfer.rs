@@ -50,12 +50,15 @@ pub(crate) struct ExportCommand {
 impl ExportCommand {
     pub(crate) async fn run(&self, target: &Target, out: &mut Out) -> Result<()> {
         let standard = self.out == Path::new(STANDARD);
-        let (mut threads, mut left_out) = (target.threads(&self.threads).await?, 0);
+        let (mut threads, mut left_out, mut unlisted) = (Vec::new(), 0, None);
         if self.threads.are_all() {
+            (threads, unlisted) = target.listed_threads().await?;
             // An exported thread stands alone: what its subagents did is not part of it, only what they reported.
             let all = threads.len();
             threads.retain(|thread| !thread.as_str().starts_with(CHILD_PREFIX));
             left_out = all - threads.len();
+        } else {
+            threads.extend(target.threads(&self.threads).await?);
         }
         match &threads[..] {
             [thread] if !self.threads.are_all() => {
@@ -85,7 +88,7 @@ impl ExportCommand {
                         "{left_out} of subagents were left out; what they reported is in the others."
                     ))?;
                 }
-                exported
+                exported.and(unlisted.map_or(Ok(()), Err))
             }
         }
     }
@@ -95,7 +98,7 @@ impl ExportCommand {
     async fn many(&self, target: &Target, out: &mut Out, threads: &[ThreadId]) -> Result<()> {
         create_private_dir(&self.out).map_err(|cause| failed(&self.out, cause))?;
         let mut progress = Progress::new("threads exported", threads.len() as u64);
-        let (mut there, mut stopped, mut busy) = (0, Ok(()), None);
+        let (mut there, mut stopped, mut busy, mut wrong) = (0, Ok(()), None, 0);
         let mut flushing = Flushing::default();
         for thread in threads {
             stopped = progress.interrupted();
@@ -118,6 +121,17 @@ impl ExportCommand {
                     Err(error @ OpsError::Checkpoints(threadkeep::Error::Stale { .. })) => {
                         busy = busy.or(Some(error));
                     }
+                    // Nor does a damaged one: the others are to be saved.
+                    Err(
+                        error @ (OpsError::Archive { .. }
+                        | OpsError::Checkpoints(
+                            threadkeep::Error::Corrupt { .. } | threadkeep::Error::BrokenLineage { .. },
+                        )),
+                    ) => {
+                        wrong += 1;
+                        let thread = one_line(thread.as_str());
+                        progress.say(&format!("error: thread {thread}: {}", one_line(&error.to_string())));
+                    }
                     Err(error) => {
                         stopped = Err(error);
                         break;
@@ -134,7 +148,15 @@ impl ExportCommand {
             let there = things(there, "thread");
             out.line(format!("Left as they are: the files of {there} that were there already."))?;
         }
-        stopped.and(flushed).and(busy.map_or(Ok(()), Err))
+        stopped.and(flushed).and(busy.map_or(Ok(()), Err))?;
+        if wrong > 0 {
+            return Err(OpsError::Unsupported(format!(
+                "{} of {} threads could not be exported: see above; restore a backup (docs/backup.md) for them",
+                number(wrong),
+                number(threads.len() as u64)
+            )));
+        }
+        Ok(())
     }
 }
 

@@ -5,6 +5,7 @@ use std::io::Write as _;
 
 use clap::Args;
 use serde_json::json;
+use threadkeep::Error;
 use threadkeep::channel::ChannelTable;
 use threadkeep::id::ThreadId;
 use threadkeep::saver::Saver;
@@ -31,8 +32,10 @@ Exit codes: 0 no violations, or all repaired; 3 violations remain.
 
 --json prints one document per line, one for each violation, then one with the counts.
 
---repair fixes what can be fixed safely: markers and counters, and unreferenced rows. For the rest, restore a backup,
-or prune or delete the damaged part.")]
+A damaged part of the database does not end the check: the threads in it are named, and the others are checked.
+
+--repair fixes what can be fixed safely: markers and counters, and unreferenced rows. For the rest, restore a backup
+(docs/backup.md), or prune or delete the damaged part.")]
 pub(crate) struct VerifyCommand {
     #[command(flatten)]
     threads: Threads,
@@ -51,6 +54,10 @@ pub(crate) struct VerifyCommand {
 
 /// The longest line for people.
 const LINE_CHARS: usize = 1_000;
+
+/// What helps against what cannot be repaired.
+const REMEDY: &str = "What --repair does not fix: restore a backup (docs/backup.md), or export the threads that are not \
+    named above and import them into a new store.";
 
 /// A violation for output.
 struct Line {
@@ -86,7 +93,8 @@ async fn foreign(saver: &dyn Saver, thread: &ThreadId) -> Option<ChannelTable> {
 
 impl VerifyCommand {
     pub(crate) async fn run(&self, target: &Target, out: &mut Out) -> Result<Exit> {
-        let (mut threads, mut lines) = self.check(target).await?;
+        let mut lines = Vec::new();
+        let mut threads = self.checked(target, out, &mut lines).await?;
         let repairable = lines.iter().filter(|line| line.repairable).count();
         let mut repaired = 0;
         if self.repair && repairable > 0 {
@@ -98,10 +106,49 @@ impl VerifyCommand {
             self.ask(repairable)?;
             self.put_right(target).await?;
             let found = lines.len();
-            (threads, lines) = self.check(target).await?;
+            lines.clear();
+            threads = self.checked(target, out, &mut lines).await?;
             repaired = found.saturating_sub(lines.len());
         }
-        for line in &lines {
+        self.print(out, &lines)?;
+        let damaged: HashSet<&str> = lines.iter().filter_map(|line| line.thread.as_deref()).collect();
+        let intact = threads.iter().filter(|thread| !damaged.contains(thread.as_str())).count();
+        if self.json {
+            out.json(&json!({
+                "threads": threads.len(), "intact": intact, "violations": lines.len(), "repaired": repaired,
+            }))?;
+            return Ok(if lines.is_empty() { Exit::Done } else { Exit::Found });
+        }
+        if lines.is_empty() {
+            let repaired =
+                if repaired > 0 { format!(", {} were repaired", count(repaired)) } else { String::new() };
+            out.line(format!("{}: no violations{repaired}.", things(threads.len(), "thread")))?;
+            return Ok(Exit::Done);
+        }
+        out.line(format!(
+            "{}: {}, {} repaired. In {} of the threads nothing was found.",
+            things(threads.len(), "thread"),
+            things(lines.len(), "violation"),
+            count(repaired),
+            count(intact)
+        ))?;
+        if lines.iter().any(|line| !line.repairable) {
+            out.line(REMEDY)?;
+        }
+        Ok(Exit::Found)
+    }
+
+    /// The threads that were checked. What a check found before it was interrupted, or failed, is printed.
+    async fn checked(&self, target: &Target, out: &mut Out, lines: &mut Vec<Line>) -> Result<Vec<ThreadId>> {
+        let checked = self.check(target, lines).await;
+        if checked.is_err() {
+            self.print(out, lines)?;
+        }
+        checked
+    }
+
+    fn print(&self, out: &mut Out, lines: &[Line]) -> Result<()> {
+        for line in lines {
             if self.json {
                 out.json(&json!({
                     "thread": line.thread, "namespace": line.namespace, "checkpoint": line.checkpoint,
@@ -112,36 +159,30 @@ impl VerifyCommand {
                 out.line(format!("{}{note}", cut(&line.text, LINE_CHARS, "--json shows them")))?;
             }
         }
-        if self.json {
-            out.json(&json!({"threads": threads, "violations": lines.len(), "repaired": repaired}))?;
-        } else if lines.is_empty() {
-            let repaired =
-                if repaired > 0 { format!(", {} were repaired", count(repaired)) } else { String::new() };
-            out.line(format!("{}: no violations{repaired}.", things(threads, "thread")))?;
-        } else {
-            out.line(format!(
-                "{}: {}, {} repaired.",
-                things(threads, "thread"),
-                things(lines.len(), "violation"),
-                count(repaired)
-            ))?;
-        }
-        Ok(if lines.is_empty() { Exit::Done } else { Exit::Found })
+        Ok(())
     }
 
-    /// The threads to check. The list itself may be damaged: it is empty then, and the check of the database reports that.
+    /// The threads to check. The list itself may be damaged: what can be read of it, and the check of the database reports the
+    /// damage. A named thread that is there and cannot be read is one to check.
     async fn listed(&self, target: &Target) -> Result<Vec<ThreadId>> {
-        match (target.threads(&self.threads).await, target.sqlite()) {
-            (Err(OpsError::Checkpoints(threadkeep::Error::Corrupt { .. })), Some(_)) => Ok(Vec::new()),
-            (threads, _) => threads,
+        if self.threads.are_all() {
+            return Ok(target.listed_threads().await?.0);
         }
+        let mut threads = self.threads.named();
+        for thread in &threads {
+            match target.newest(thread).await {
+                Ok(_) | Err(OpsError::Checkpoints(Error::Corrupt { .. } | Error::BrokenLineage { .. })) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        threads.sort_unstable();
+        threads.dedup();
+        Ok(threads)
     }
 
-    /// How many threads were checked, and what was found.
-    async fn check(&self, target: &Target) -> Result<(usize, Vec<Line>)> {
-        let mut lines = Vec::new();
+    async fn check(&self, target: &Target, lines: &mut Vec<Line>) -> Result<Vec<ThreadId>> {
         let threads = self.listed(target).await?;
-        let mut progress = Progress::new("threads checked", threads.len() as u64);
+        let mut progress = Progress::reading("threads checked", threads.len() as u64);
         for thread in &threads {
             progress.interrupted()?;
             let saver = &**target.saver();
@@ -170,7 +211,7 @@ impl VerifyCommand {
                 }
             }));
         }
-        Ok((threads.len(), lines))
+        Ok(threads)
     }
 
     fn ask(&self, repairable: usize) -> Result<()> {
@@ -191,14 +232,14 @@ impl VerifyCommand {
             match retried_while_stale(|| repair(&**target.saver(), &thread, table)).await {
                 // A run that keeps writing does not keep other threads from being repaired; the second check reports what
                 // is left.
-                Ok(_) | Err(threadkeep::Error::Stale { .. }) => {}
+                Ok(_) | Err(Error::Stale { .. }) => {}
                 Err(error) => return Err(error.into()),
             }
         }
         match target.sqlite() {
             // The sweep refuses while a row is damaged; the second check reports that row.
             Some(sqlite) => match sqlite.sweep().await {
-                Ok(()) | Err(threadkeep::Error::Corrupt { .. }) => Ok(()),
+                Ok(()) | Err(Error::Corrupt { .. }) => Ok(()),
                 Err(error) => Err(error.into()),
             },
             None => Ok(()),

@@ -4,6 +4,7 @@
 
 mod backup;
 mod batches;
+mod damaged;
 mod deleting;
 mod errors;
 mod long;

@@ -104,6 +104,18 @@ async fn the_record_of_the_gateway_travels_with_the_thread() {
     records.close().await;
 }
 
+/// An owner that is not stored would make the thread everybody's once there is a gateway.
+#[tokio::test]
+async fn an_owner_is_refused_where_there_are_no_records() {
+    let store = Store::new(MODES[0]).await;
+    let file = store.file("talk.ndjson");
+    store.run(&["export", "--thread", TALK, "--out", &file]).done();
+    let refused = store.run(&["import", &file, "--as", "copy", "--owner", "bob"]);
+    assert!(refused.code == 1 && refused.err.contains("threadkeep setup"), "{refused:?}");
+    assert!(store.image("copy").await.checkpoints.is_empty());
+    store.run(&["import", &file, "--as", "copy"]).done();
+}
+
 /// Who owns a thread is in the records: without them every user would get it.
 #[tokio::test]
 async fn records_that_cannot_be_read_are_not_taken_for_none() {

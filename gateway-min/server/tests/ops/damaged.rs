@@ -1,0 +1,81 @@
+//! A database with a damaged page: which threads are damaged, which are intact, and what helps.
+
+use std::collections::BTreeSet;
+
+use serde_json::Value as Json;
+use threadkeep::id::ThreadId;
+use threadkeep::saver::Saver as _;
+
+use super::store::{MODES, OTHER, Store, TALK, turn_of};
+
+const PAGE: usize = 4_096;
+
+#[tokio::test]
+async fn verify_names_the_threads_of_a_damaged_page_and_checks_the_others() {
+    let store = Store::new(MODES[0]).await;
+    let saver = store.open().await;
+    let accessor = store.accessor(&saver, MODES[0]);
+    let mut all: BTreeSet<String> = (0..8).map(|number| format!("thread-{number}")).collect();
+    for thread in &all {
+        turn_of(&accessor, thread, 0).await;
+    }
+    saver.close().await;
+    all.extend([TALK.to_owned(), OTHER.to_owned()]);
+    let good = std::fs::read(store.path()).unwrap();
+    let (mut ever, mut found) = (BTreeSet::new(), 0);
+    for page in 0..good.len() / PAGE {
+        let mut bytes = good.clone();
+        bytes[page * PAGE + PAGE / 2] ^= 1;
+        std::fs::write(store.path(), bytes).unwrap();
+        let said = store.run(&["verify", "--all", "--json"]);
+        if page == 0 {
+            assert_eq!((said.code, said.out.as_str()), (1, ""), "{said:?}");
+            assert!(said.err.lines().count() == 1 && said.err.contains("restore a backup"), "{said:?}");
+            continue;
+        }
+        if said.code == 0 {
+            continue; // A page that holds nothing.
+        }
+        found += 1;
+        assert_eq!(said.code, 3, "page {page}: {said:?}");
+        let lines: Vec<Json> = said.out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let (totals, lines) = lines.split_last().unwrap();
+        let damaged: BTreeSet<String> =
+            lines.iter().filter_map(|line| line["thread"].as_str()).map(str::to_owned).collect();
+        assert_eq!(totals["violations"], lines.len());
+        let saver = store.open().await;
+        let mut intact = 0;
+        for thread in all.difference(&damaged) {
+            match saver.read_thread(&ThreadId::from(thread.as_str())).await {
+                Ok(image) => {
+                    assert!(!image.checkpoints.is_empty());
+                    intact += 1;
+                }
+                // The directory does not name it any more.
+                Err(error) => assert!(totals["threads"] != all.len(), "page {page}, {thread}: {error}"),
+            }
+        }
+        assert!(totals["intact"].as_u64() <= Some(intact), "page {page}: {totals}");
+        assert_eq!(
+            totals["intact"].as_u64().unwrap() + damaged.len() as u64,
+            totals["threads"].as_u64().unwrap()
+        );
+        saver.close().await;
+        // The remedy: what can be read is saved, and the exit code says that this is not all.
+        let directory = store.file(&format!("exported-{page}"));
+        let exported = store.run(&["export", "--all", "--out", &directory]);
+        let files = std::fs::read_dir(&directory).map_or(0, Iterator::count) as u64;
+        assert!(files >= totals["intact"].as_u64().unwrap(), "page {page}: {exported:?}");
+        assert_eq!(exported.code == 0, files == all.len() as u64, "page {page}: {exported:?}");
+        if let Some(thread) = damaged.first() {
+            let said = store.run(&["verify", "--thread", thread]);
+            assert_eq!(said.code, 3, "page {page}: {said:?}");
+            assert!(said.out.contains(thread) && said.out.contains("docs/backup.md"), "{said:?}");
+        }
+        ever.extend(damaged);
+    }
+    std::fs::write(store.path(), good).unwrap();
+    store.run(&["verify", "--all"]).done();
+    assert_eq!(ever, all, "each was damaged by some page");
+    assert!(found > 10, "{found}");
+}

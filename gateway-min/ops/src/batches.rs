@@ -138,8 +138,11 @@ async fn counts(batches: &Batches, batch_id: &str) -> Result<ItemCounts> {
 async fn list(batches: &Batches, out: &mut Out, of: &OfThread) -> Result<()> {
     let mut table =
         Columns::new(&["BATCH", "TITLE", "SUBAGENT", "STATUS", "ITEMS>", "DONE>", "FAILED>", "SUBMITTED"]);
-    for row in batches.of_thread(&of.thread, u32::MAX).await? {
-        let counts = counts(batches, &row.id).await?;
+    let rows = batches.of_thread(&of.thread, u32::MAX).await?;
+    let ids: Vec<String> = rows.iter().map(|row| row.id.clone()).collect();
+    let mut counted = batches.counts(&ids).await?;
+    for row in rows {
+        let counts = counted.remove(&row.id).unwrap_or_default();
         if of.json {
             out.json(&batch_document(&row, &counts))?;
             continue;
@@ -176,13 +179,11 @@ async fn show(
         out.line(format!("  {}", described(&counts)))?;
     }
     let mut table = Columns::new(&["ITEM", "KEY", "STATUS", "ATTEMPT>", "TOKENS>", "ERROR"]);
-    let mut offset = 0;
+    let mut after = None;
     loop {
-        let page = batches.items(&row.id, status, offset, PAGE).await?;
-        if page.is_empty() {
-            break;
-        }
-        offset += page.len() as u64;
+        let page = batches.items_after(&row.id, status, after, PAGE).await?;
+        let Some(last) = page.last() else { break };
+        after = Some(last.position);
         for item in page {
             if json {
                 out.json(&item_document(&item))?;
@@ -213,7 +214,7 @@ fn described(counts: &ItemCounts) -> String {
 
 async fn watch(batches: &Batches, out: &mut Out, mut row: BatchRow) -> Result<Exit> {
     let total = u64::try_from(row.total_items).unwrap_or_default();
-    let mut progress = Progress::new("items", total);
+    let mut progress = Progress::reading("items", total);
     loop {
         let counts = counts(batches, &row.id).await?;
         progress.at(total.saturating_sub(counts.unfinished()));
@@ -241,7 +242,7 @@ async fn export(batches: &Batches, out: &mut Out, row: &BatchRow) -> Result<()> 
         after = Some(last.position);
         for (item, result) in page {
             let mut document = item_document(&item);
-            document["result"] = json!(result);
+            document["result"] = result.map_or(Json::Null, Json::String);
             out.json(&document)?;
         }
     }

@@ -1,9 +1,11 @@
 //! `threadkeep delegations`: what a thread's runs delegated to subagents, and whether the records of it are true.
 
+use std::collections::HashMap;
+
 use clap::{Args, Subcommand};
 use serde_json::{Value as Json, json};
 use threadkeep::id::{Namespace, ThreadId};
-use threadkeep_records::ExecutionRow;
+use threadkeep_records::{ExecutionRow, Executions};
 use threadkeep_subagents::recheck;
 
 use super::Exit;
@@ -78,7 +80,9 @@ impl DelegationsCommand {
         let rows = records.executions().of_thread(&of.thread).await?;
         match self {
             Self::Tree(_) => tree(out, &rows, of.json)?,
-            Self::Show { execution, .. } => show(target, out, &rows, execution, of.json).await?,
+            Self::Show { execution, .. } => {
+                show(target, records.executions(), out, &rows, execution, of.json).await?;
+            }
             Self::Verify(_) => return verify(target, out, &thread, &rows, of.json).await,
         }
         Ok(Exit::Done)
@@ -94,7 +98,7 @@ fn tree(out: &mut Out, rows: &[ExecutionRow], json: bool) -> Result<()> {
     }
     let mut table =
         Columns::new(&["EXECUTION", "SUBAGENT", "WORK", "STATUS", "TOKENS>", "WAITED>", "STARTED"]);
-    for (depth, row) in nested(rows, None, 0) {
+    for (depth, row) in nested(rows) {
         table.row([
             format!("{}{}", "  ".repeat(depth), row.execution_id),
             one_line(&row.agent_name),
@@ -109,16 +113,24 @@ fn tree(out: &mut Out, rows: &[ExecutionRow], json: bool) -> Result<()> {
     Ok(())
 }
 
-/// The rows below `parent`, each followed by those below it.
-fn nested<'r>(
-    rows: &'r [ExecutionRow],
-    parent: Option<&str>,
-    depth: usize,
-) -> Vec<(usize, &'r ExecutionRow)> {
-    let below = rows.iter().filter(|row| row.parent_execution.as_deref() == parent);
-    below
-        .flat_map(|row| std::iter::once((depth, row)).chain(nested(rows, Some(&row.execution_id), depth + 1)))
-        .collect()
+/// Each row with its depth, followed by those below it. A thread may have thousands, so that none is looked for among all
+/// others. What an execution delegated is below the first of its attempts.
+fn nested(rows: &[ExecutionRow]) -> Vec<(usize, &ExecutionRow)> {
+    let mut below = HashMap::<Option<&str>, Vec<&ExecutionRow>>::new();
+    for row in rows {
+        below.entry(row.parent_execution.as_deref()).or_default().push(row);
+    }
+    let mut nested = Vec::with_capacity(rows.len());
+    let mut parents = vec![(None, 0)];
+    let mut waiting = Vec::<(usize, &ExecutionRow)>::new();
+    while let Some((parent, depth)) = parents.pop() {
+        waiting.extend(below.remove(&parent).into_iter().flatten().rev().map(|row| (depth, row)));
+        if let Some((depth, row)) = waiting.pop() {
+            nested.push((depth, row));
+            parents.push((Some(&row.execution_id), depth + 1));
+        }
+    }
+    nested
 }
 
 fn status(row: &ExecutionRow) -> String {
@@ -132,7 +144,14 @@ fn status(row: &ExecutionRow) -> String {
     text
 }
 
-async fn show(target: &Target, out: &mut Out, rows: &[ExecutionRow], wanted: &str, json: bool) -> Result<()> {
+async fn show(
+    target: &Target,
+    executions: &Executions,
+    out: &mut Out,
+    rows: &[ExecutionRow],
+    wanted: &str,
+    json: bool,
+) -> Result<()> {
     let found: Vec<&ExecutionRow> = rows.iter().filter(|row| row.execution_id.starts_with(wanted)).collect();
     if found.is_empty() {
         return Err(OpsError::Unsupported(format!(
@@ -144,7 +163,7 @@ async fn show(target: &Target, out: &mut Out, rows: &[ExecutionRow], wanted: &st
         let messages = messages(target, &row.child_thread).await?;
         if json {
             let mut document = document(row);
-            document["definition"] = json!(row.definition);
+            document["definition"] = json!(executions.definition(row).await?);
             document["messages"] = json!(messages);
             out.json(&document)?;
             continue;

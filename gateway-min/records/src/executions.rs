@@ -120,8 +120,8 @@ pub struct ExecutionRow {
     pub child_thread: String,
     /// The subagent's name.
     pub agent_name: String,
-    /// The subagent's definition at dispatch.
-    pub definition: JsonObject,
+    /// The subagent's definition at dispatch; `None` where it was not read. It is long, and most readers print the rest.
+    pub definition: Option<JsonObject>,
     /// A digest of the definition.
     pub definition_digest: String,
     /// What the work is about.
@@ -187,7 +187,7 @@ impl FromRow for ExecutionRow {
             tool_call_id: cells.text("tool_call_id")?,
             child_thread: cells.text("child_thread")?,
             agent_name: cells.text("agent_name")?,
-            definition: cells.json("definition_json")?,
+            definition: cells.opt_json("definition_json")?,
             definition_digest: cells.text("definition_digest")?,
             description: cells.text("description")?,
             status: cells.name("status")?,
@@ -217,6 +217,19 @@ pub(super) fn child_thread(execution_id: &str, attempt: i64) -> String {
 
 /// What the ids of subagents' threads begin with. Threads of clients have no colon in their ids.
 pub const CHILD_PREFIX: &str = "subagent:";
+
+/// All columns of an [`ExecutionRow`] but the definition.
+const SUMMARY: &str = "execution_id, attempt, thread_id, run_id, parent_execution, kind, tool_call_id, child_thread, \
+    agent_name, CAST(NULL AS TEXT) AS definition_json, definition_digest, description, status, error, stop_reason, \
+    model_name, usage_json, waited_ms, delivered, counted, deadline, created_at, started_at, completed_at";
+
+/// The rows of this condition without their definitions, oldest first.
+fn summaries(condition: &str) -> Sql {
+    let text = format!(
+        "SELECT {SUMMARY} FROM executions AS e WHERE {condition} ORDER BY created_at, execution_id, attempt"
+    );
+    Sql { text: text.into(), values: Vec::new() }
+}
 
 /// The repository of executions.
 ///
@@ -349,10 +362,12 @@ impl Executions {
         Ok(taken.await? > 0)
     }
 
-    /// The thread's executions with all attempts, oldest first.
+    /// The thread's executions with all attempts, oldest first, without their definitions.
+    ///
+    /// # Errors
+    /// [`RecordsError::Unavailable`], [`RecordsError::Corrupt`].
     pub async fn of_thread(&self, thread_id: &str) -> Result<Vec<ExecutionRow>, RecordsError> {
-        let sql = "SELECT * FROM executions WHERE thread_id = $1 ORDER BY created_at, execution_id, attempt";
-        self.db.fetch_all(query(sql).bind(thread_id)).await
+        self.db.fetch_all(summaries("thread_id = $1").bind(thread_id)).await
     }
 
     /// The same without the items of batches, of which there may be thousands.
@@ -360,9 +375,32 @@ impl Executions {
     /// # Errors
     /// [`RecordsError::Unavailable`], [`RecordsError::Corrupt`].
     pub async fn delegated_by_runs(&self, thread_id: &str) -> Result<Vec<ExecutionRow>, RecordsError> {
-        let sql = "SELECT * FROM executions WHERE thread_id = $1 AND kind <> 'batch_item' \
-                   ORDER BY created_at, execution_id, attempt";
-        self.db.fetch_all(query(sql).bind(thread_id)).await
+        self.db.fetch_all(summaries("thread_id = $1 AND kind <> 'batch_item'").bind(thread_id)).await
+    }
+
+    /// The newest attempt at one of these, without its definition.
+    ///
+    /// # Errors
+    /// [`RecordsError::Unavailable`], [`RecordsError::Corrupt`].
+    pub async fn newest(
+        &self,
+        thread_id: &str,
+        execution_id: &str,
+    ) -> Result<Option<ExecutionRow>, RecordsError> {
+        let sql = summaries("thread_id = $1 AND execution_id = $2 AND kind <> 'batch_item'");
+        let attempts = self.db.fetch_all(sql.bind(thread_id).bind(execution_id)).await?;
+        Ok(attempts.into_iter().max_by_key(|row: &ExecutionRow| row.attempt))
+    }
+
+    /// The subagent's definition at the dispatch of an attempt.
+    ///
+    /// # Errors
+    /// [`RecordsError::Unavailable`], [`RecordsError::Corrupt`].
+    pub async fn definition(&self, row: &ExecutionRow) -> Result<Option<JsonObject>, RecordsError> {
+        let sql = query("SELECT * FROM executions WHERE execution_id = $1 AND attempt = $2");
+        let sql = sql.bind(&row.execution_id).bind(row.attempt);
+        let whole: Option<ExecutionRow> = self.db.fetch_optional(sql).await?;
+        Ok(whole.and_then(|row| row.definition))
     }
 
     /// Those of them that the thread's next run has to look at, oldest first: what has not ended, and the tasks whose result
@@ -372,14 +410,14 @@ impl Executions {
     /// # Errors
     /// [`RecordsError::Unavailable`], [`RecordsError::Corrupt`].
     pub async fn unsettled(&self, thread_id: &str) -> Result<Vec<ExecutionRow>, RecordsError> {
-        let sql = "SELECT * FROM executions AS e WHERE thread_id = $1 AND kind <> 'batch_item' \
-                   AND (status IN ('pending', 'running') \
-                   OR kind = 'task' AND (NOT delivered OR NOT counted AND usage_json <> '{}')) \
-                   AND NOT EXISTS (SELECT 1 FROM executions AS item \
-                   WHERE item.execution_id = e.parent_execution AND item.thread_id = e.thread_id \
-                   AND item.kind = 'batch_item' AND item.status IN ('pending', 'running')) \
-                   ORDER BY created_at, execution_id, attempt";
-        self.db.fetch_all(query(sql).bind(thread_id)).await
+        let sql = summaries(
+            "thread_id = $1 AND kind <> 'batch_item' AND (status IN ('pending', 'running') \
+             OR kind = 'task' AND (NOT delivered OR NOT counted AND usage_json <> '{}')) \
+             AND NOT EXISTS (SELECT 1 FROM executions AS item \
+             WHERE item.execution_id = e.parent_execution AND item.thread_id = e.thread_id \
+             AND item.kind = 'batch_item' AND item.status IN ('pending', 'running'))",
+        );
+        self.db.fetch_all(sql.bind(thread_id)).await
     }
 
     /// How many executions the thread has, whatever the number of their attempts.

@@ -347,7 +347,7 @@ impl Task {
 
 /// The definition that an execution began with.
 fn stored_definition(row: &ExecutionRow) -> Result<Definition, Failure> {
-    serde_json::from_value(Json::Object(row.definition.clone()))
+    serde_json::from_value(json!(row.definition))
         .map_err(|error| Failure::Unexpected { class: "ValueError", detail: error.to_string() })
 }
 

@@ -9,7 +9,10 @@ use crate::db::Db;
 use crate::error::RecordsError;
 use crate::executions::ExecutionTokens;
 use crate::failure::DatabaseError;
-use crate::query::{FromRow, Row, Sql, query};
+use crate::query::{Builder, FromRow, Row, Sql, query};
+
+/// The bytes of results that one read returns, unless the first one is longer.
+pub(crate) const RESULT_BYTES: i64 = 4 << 20;
 
 /// How many items of a batch have a status.
 pub(super) struct Counted {
@@ -127,31 +130,66 @@ impl Batches {
         offset: u64,
         limit: u32,
     ) -> Result<Vec<BatchItemRow>, RecordsError> {
+        let mut sql = self.selected(batch_id, status);
+        sql.push(" ORDER BY position LIMIT ").push_bind(i64::from(limit));
+        sql.push(" OFFSET ").push_bind(page_offset(offset));
+        self.db.fetch_all(sql.build()).await
+    }
+
+    /// The same by position after `after`; `None` begins. An item whose status changes between two pages moves no other one to
+    /// another page.
+    pub async fn items_after(
+        &self,
+        batch_id: &str,
+        status: Option<BatchItemStatus>,
+        after: Option<i64>,
+        limit: u32,
+    ) -> Result<Vec<BatchItemRow>, RecordsError> {
+        let mut sql = self.selected(batch_id, status);
+        sql.push(" AND position > ").push_bind(after.unwrap_or(-1));
+        sql.push(" ORDER BY position LIMIT ").push_bind(i64::from(limit));
+        self.db.fetch_all(sql.build()).await
+    }
+
+    fn selected(&self, batch_id: &str, status: Option<BatchItemStatus>) -> Builder {
         let mut sql =
             self.db.builder(&format!("SELECT {ITEM_COLUMNS} FROM subagent_batch_items WHERE batch_id = "));
         sql.push_bind(batch_id);
         if let Some(status) = status {
             sql.push(" AND status = ").push_bind(status.as_str());
         }
-        sql.push(" ORDER BY position LIMIT ").push_bind(i64::from(limit));
-        sql.push(" OFFSET ").push_bind(page_offset(offset));
-        self.db.fetch_all(sql.build()).await
+        sql
     }
 
-    /// Items of a batch with their results, by position after `after`; `None` begins.
+    /// Items of a batch with their results, by position after `after`; `None` begins. At most `limit`, and no more than 4 MiB of
+    /// results unless the first is longer: one may be as long as a model's answer.
     pub async fn results(
         &self,
         batch_id: &str,
         after: Option<i64>,
         limit: u32,
     ) -> Result<Vec<(BatchItemRow, Option<String>)>, RecordsError> {
+        let after = after.unwrap_or(-1);
+        let sizes = query(
+            "SELECT position, COALESCE(CAST(octet_length(result) AS BIGINT), 0) AS bytes FROM subagent_batch_items \
+             WHERE batch_id = $1 AND position > $2 ORDER BY position LIMIT $3",
+        );
+        let sizes = sizes.bind(batch_id).bind(after).bind(i64::from(limit));
+        let sizes: Vec<(i64, i64)> = self.db.fetch_all(sizes).await?;
+        let (mut last, mut sum) = (after, 0);
+        for (position, bytes) in sizes {
+            sum += bytes;
+            if last > after && sum > RESULT_BYTES {
+                break;
+            }
+            last = position;
+        }
         let sql = format!(
             "SELECT {ITEM_COLUMNS}, result FROM subagent_batch_items WHERE batch_id = $1 AND position > $2 \
-             ORDER BY position LIMIT $3"
+             AND position <= $3 ORDER BY position"
         );
         let sql = Sql { text: sql.into(), values: Vec::new() };
-        let sql = sql.bind(batch_id).bind(after.unwrap_or(-1)).bind(i64::from(limit));
-        let rows: Vec<WithResult> = self.db.fetch_all(sql).await?;
+        let rows: Vec<WithResult> = self.db.fetch_all(sql.bind(batch_id).bind(after).bind(last)).await?;
         Ok(rows.into_iter().map(|WithResult(item, result)| (item, result)).collect())
     }
 }

@@ -446,6 +446,48 @@ async fn cancelling_ends_items_and_executions_at_once() {
     assert_eq!(records.executions().of_thread("t").await.unwrap()[0].tokens(), Some(tokens(7)));
 }
 
+/// A result may be as long as a model's answer: pages are cut by their bytes, and are complete.
+#[tokio::test]
+async fn a_page_of_results_has_a_few_megabytes_however_long_they_are() {
+    let fixture = fixture().await;
+    let (records, batches) = (&fixture.records, fixture.records.batches());
+    batches.submit(batch("b", 8, 8, 8)).await.unwrap();
+    // In bytes; a character of the texts has three.
+    let lengths = [1_500_000, 1_500_000, 1_500_000, 0, 6_000_000, 3];
+    for (claimed, length) in claim(records, "b", "a", 6).await.iter().zip(lengths) {
+        let result = "\u{20ac}".repeat(length / 3);
+        assert!(batches.finalize(&claimed.claim, succeeded(&result), None).await.unwrap());
+    }
+    let (mut pages, mut after) = (Vec::new(), None);
+    loop {
+        let page = batches.results("b", after, 500).await.unwrap();
+        let Some((last, _)) = page.last() else { break };
+        after = Some(last.position);
+        pages.push(page.iter().map(|(_, result)| result.as_ref().map(String::len)).collect::<Vec<_>>());
+    }
+    let mega = Some(1_500_000);
+    assert_eq!(
+        pages,
+        [vec![mega, mega], vec![mega, Some(0)], vec![Some(6_000_000)], vec![Some(3), None, None]]
+    );
+}
+
+/// Workers go on while somebody reads: an item that leaves the selection takes no other one out of the next page.
+#[tokio::test]
+async fn a_page_of_items_skips_none_when_others_change_their_status() {
+    let fixture = fixture().await;
+    let (records, batches) = (&fixture.records, fixture.records.batches());
+    batches.submit(batch("b", 6, 6, 6)).await.unwrap();
+    claim(records, "b", "a", 1).await;
+    let first = batches.items_after("b", Some(Queued), None, 2).await.unwrap();
+    assert_eq!(first.iter().map(|item| item.position).collect::<Vec<_>>(), [1, 2]);
+    claim(records, "b", "a", 2).await;
+    let second = batches.items_after("b", Some(Queued), Some(2), 2).await.unwrap();
+    assert_eq!(second.iter().map(|item| item.position).collect::<Vec<_>>(), [3, 4]);
+    assert_eq!(batches.items_after("b", None, Some(3), 500).await.unwrap().len(), 2);
+    assert_eq!(batches.items_after("b", None, Some(5), 500).await.unwrap(), []);
+}
+
 #[tokio::test]
 async fn s58_results_are_in_the_export_alone_and_pages_are_complete() {
     let fixture = fixture().await;

@@ -32,6 +32,11 @@ fn end(status: ExecutionStatus) -> ExecutionEnd {
     }
 }
 
+/// A row as lists have it.
+fn listed(row: ExecutionRow) -> ExecutionRow {
+    ExecutionRow { definition: None, ..row }
+}
+
 #[tokio::test]
 async fn an_execution_is_opened_started_and_ended_once() {
     let fixture = fixture().await;
@@ -58,7 +63,7 @@ async fn an_execution_is_opened_started_and_ended_once() {
     let late = executions.finish(&row, end(ExecutionStatus::Cancelled)).await.unwrap();
     assert_eq!(late, ended);
     executions.started(&row, "other", 1).await.unwrap();
-    assert_eq!(executions.of_thread("t").await.unwrap(), [ended]);
+    assert_eq!(executions.of_thread("t").await.unwrap(), [listed(ended)]);
     let error = executions.finish(&row, end(ExecutionStatus::Running)).await.unwrap_err();
     assert!(matches!(error, RecordsError::Invalid { field: "status", .. }), "{error}");
 }
@@ -70,7 +75,7 @@ async fn a_deadline_beyond_all_times_is_the_last_one() {
     let endless = NewExecution { deadline: DateTime::<Utc>::MAX_UTC, ..new(&fixture, "e") };
     let row = executions.open(endless).await.unwrap().row;
     assert_eq!(row.deadline.to_rfc3339(), "9999-12-31T23:59:59.999999+00:00");
-    assert_eq!(executions.of_thread("t").await.unwrap(), [row]);
+    assert_eq!(executions.of_thread("t").await.unwrap(), [listed(row)]);
 }
 
 #[tokio::test]
@@ -116,7 +121,7 @@ async fn what_no_run_goes_on_with_is_cancelled_and_a_deleted_thread_takes_all() 
         assert_eq!(abandoned, taken, "of two that ask, one gets it");
     }
     let rows = executions.of_thread("t").await.unwrap();
-    assert_eq!(rows[0], ExecutionRow { run_id: "r2".to_owned(), ..ended.clone() }, "it had ended");
+    assert_eq!(rows[0], listed(ExecutionRow { run_id: "r2".to_owned(), ..ended.clone() }), "it had ended");
     assert_eq!(
         (rows[1].status, rows[1].error.as_deref(), rows[1].run_id.as_str()),
         (ExecutionStatus::Cancelled, Some("the run is over"), "r2")
@@ -166,7 +171,7 @@ async fn a_copy_of_a_thread_takes_no_execution_of_its_source() {
         NewExecution { thread_id: "copy".to_owned(), run_id: "r2".to_owned(), ..new(&fixture, "e") };
     let copy = executions.open(of_copy.clone()).await.unwrap().row;
     assert_eq!((copy.attempt, copy.child_thread.as_str()), (2, "subagent:e:2"));
-    assert_eq!(executions.of_thread("t").await.unwrap(), [source], "it is left alone");
+    assert_eq!(executions.of_thread("t").await.unwrap(), [listed(source)], "it is left alone");
     assert_eq!(executions.open(of_copy).await.unwrap().row, copy, "found again");
     executions.delivered("t", "e").await.unwrap();
     assert!(!executions.of_thread("copy").await.unwrap()[0].delivered);
@@ -264,4 +269,26 @@ async fn a_run_reads_what_is_left_of_its_thread_and_no_items_of_batches() {
     let threads = executions.child_threads("t").await.unwrap();
     assert!(threads.len() == 1005 && threads.contains(&"subagent:item0".to_owned()));
     assert_eq!(executions.number("u").await.unwrap(), 0);
+}
+
+/// A definition is long, and nobody who lists executions prints it.
+#[tokio::test]
+async fn lists_of_executions_read_no_definition() {
+    let fixture = fixture().await;
+    let executions = fixture.records.executions();
+    let first = executions.open(new(&fixture, "e")).await.unwrap().row;
+    executions.finish(&first, end(ExecutionStatus::Completed)).await.unwrap();
+    executions.delivered("t", "e").await.unwrap();
+    let second = executions.open(new(&fixture, "e")).await.unwrap().row;
+    let of_batch = NewExecution { kind: ExecutionKind::BatchItem, ..new(&fixture, "item") };
+    executions.open(of_batch).await.unwrap();
+    assert_eq!(executions.definition(&second).await.unwrap(), Some(object(json!({"name": "bash"}))));
+    sql(&fixture.records, "UPDATE executions SET definition_json = 'no JSON'").await;
+    assert!(executions.definition(&second).await.is_err(), "what reads it fails");
+    assert_eq!(executions.of_thread("t").await.unwrap().len(), 3);
+    assert_eq!(executions.delegated_by_runs("t").await.unwrap().len(), 2);
+    assert_eq!(executions.unsettled("t").await.unwrap().len(), 2);
+    assert_eq!(executions.newest("t", "e").await.unwrap(), Some(listed(second)));
+    assert_eq!(executions.newest("t", "item").await.unwrap(), None, "the batch may be another user's");
+    assert_eq!(executions.newest("u", "e").await.unwrap(), None);
 }

@@ -220,11 +220,10 @@ struct Steps {
 /// # Errors
 /// 404 if the thread has no such execution.
 pub(super) async fn found(app: &App, path: &ExecutionPath) -> Result<ExecutionRow, ApiError> {
-    let rows = app.records.executions().delegated_by_runs(path.thread_id.as_str()).await;
-    let attempts =
-        rows.or_internal(STEPS_FAILED)?.into_iter().filter(|row| row.execution_id == path.execution_id);
-    let newest = attempts.max_by_key(|row| row.attempt);
-    newest.ok_or_else(|| ApiError::not_found(format!("Execution {} not found", path.execution_id)))
+    let newest = app.records.executions().newest(path.thread_id.as_str(), &path.execution_id).await;
+    newest
+        .or_internal(STEPS_FAILED)?
+        .ok_or_else(|| ApiError::not_found(format!("Execution {} not found", path.execution_id)))
 }
 
 /// What the subagent of an attempt has said and done by its last superstep.

@@ -279,7 +279,7 @@ async fn what_an_attempt_in_doubt_stores_late_is_not_stored_twice() {
     let stored = events.append_if_absent("t", "r", receipt.clone()).await.unwrap();
     assert_eq!(stored, Some(1211));
     events.conclude(("t", "r"), 1208, last.clone(), receipt.clone()).await.unwrap();
-    let end = RunEnd::new(RunStatus::Success);
+    let end = end(RunStatus::Success);
     records.conclude_and_decide(("t", "r"), (1208, last), receipt, &end).await.unwrap();
     let query = EventQuery { after_seq: Some(1208), ..EventQuery::new("t", "r") };
     assert_eq!(seqs(records, &query).await, [1209, 1210, 1211]);

@@ -84,7 +84,7 @@ async fn the_last_events_with_the_decided_end() {
     let end = end(RunStatus::Success);
     every_statement_fails_once(records, 3, async || {
         let decided =
-            records.conclude_and_decide(("t", "r"), vec![event("a")], event("run.delivery"), &end).await;
+            records.conclude_and_decide(("t", "r"), (0, vec![event("a")]), event("run.delivery"), &end).await;
         decided.map(|decided| assert_eq!(decided, DecideOutcome::Decided))
     })
     .await;

@@ -375,6 +375,6 @@ async fn the_last_events_are_stored_with_the_decided_end_or_its_refusal() {
     let fixture = fixture_with(EventBackend::Memory).await;
     let end = end(RunStatus::Success);
     let elsewhere =
-        fixture.records.conclude_and_decide(("t", "r"), vec![], event("run.delivery"), &end).await;
+        fixture.records.conclude_and_decide(("t", "r"), (0, vec![]), event("run.delivery"), &end).await;
     assert!(matches!(elsewhere, Err(RecordsError::Invalid { field: "events", .. })), "{elsewhere:?}");
 }

@@ -8,7 +8,7 @@ use threadkeep::value::{ChannelValue, Element};
 use threadkeep_langgraph::{elements as elements_of, is_message_pack, list, stored, typed};
 
 use crate::errors::exception;
-use crate::known::{Kept, Known};
+use crate::known::{Kept, Known, lend};
 use crate::lists::{Channel, List, Lists};
 use crate::shape::Shapes;
 
@@ -78,15 +78,9 @@ impl Codec {
     ) -> PyResult<Option<ChannelValue>> {
         let Elements { shapes, known, lists } = elements;
         let mut list = at.map(|at| lists.take(at)).unwrap_or_default();
-        let (mut same, mut more) = (0, Vec::new());
-        for item in items {
-            if more.is_empty() && list.is_of(same, &item)? {
-                same += 1;
-            } else {
-                more.push(item);
-            }
-        }
+        let same = list.same(shapes, items)?;
         list.truncate(same);
+        let more = items.iter().skip(same).collect();
         let Some(encoded) = self.encode_each(shapes, known, items.py(), more)? else { return Ok(None) };
         for (element, entry) in encoded {
             list.push(element, entry);
@@ -206,21 +200,14 @@ impl Codec {
         guesses: &[Kept],
     ) -> PyResult<(Vec<Bound<'py, PyAny>>, Vec<Kept>)> {
         let Elements { shapes, known, .. } = elements;
-        let (mut items, mut entries) = (Vec::with_capacity(all.len()), Vec::with_capacity(all.len()));
-        let mut unknown = Vec::new();
-        for (place, element) in all.iter().enumerate() {
+        let entries = all.iter().enumerate().map(|(place, element)| {
             let guess = guesses.get(place).and_then(Kept::as_ref).filter(|entry| entry.is_from(element));
-            let entry = guess.cloned().or_else(|| known.deserialized_from(element));
-            let item = match &entry {
-                Some(entry) => entry.lend(py, shapes)?,
-                None => None,
-            };
-            if item.is_none() {
-                unknown.push((place, *element));
-            }
-            items.push(item);
-            entries.push(entry);
-        }
+            guess.cloned().or_else(|| known.deserialized_from(element))
+        });
+        let mut entries: Vec<_> = entries.collect();
+        let mut items = lend(py, shapes, &entries)?;
+        let unknown = items.iter().zip(all).enumerate().filter(|(_, (item, _))| item.is_none());
+        let unknown: Vec<_> = unknown.map(|(place, (_, element))| (place, *element)).collect();
         if !unknown.is_empty() {
             let bytes = list(unknown.iter().map(|(_, element)| (*element).clone()));
             let (tag, bytes) = typed(&bytes).map_err(exception)?;

@@ -6,9 +6,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use pyo3::prelude::*;
+use pyo3::types::PyTuple;
 use threadkeep::value::Element;
 
-use crate::shape::{Parts, Shapes, is_same, is_same_and_unheld};
+use crate::shape::{AT_ONCE, Parts, Shapes, is_same, is_same_and_unheld};
 
 /// The bytes of a generation, with what surrounds them. There are two.
 const BYTES: usize = 32 << 20;
@@ -47,9 +48,9 @@ impl Entry {
         &self.element
     }
 
-    /// Whether it is known that an object is serialized to the element.
-    pub(crate) fn is_of(&self, object: &Bound<'_, PyAny>) -> PyResult<bool> {
-        Ok(self.is_serialized() && is_same(object, &self.parts.key)?)
+    /// What its object is made of.
+    pub(crate) fn parts(&self) -> &Parts {
+        &self.parts
     }
 
     /// Whether it is known that its object is serialized to the element.
@@ -73,12 +74,23 @@ impl Entry {
 
     /// Whether it was deserialized from this element.
     pub(crate) fn is_from(&self, element: &Element) -> bool {
-        self.loans.is_some() && self.element.hash() == element.hash()
+        self.loans.is_some() && self.element == *element
+    }
+
+    /// Takes one of the objects that readers were given out.
+    fn take<'py>(&self, py: Python<'py>, which: usize) -> Option<Bound<'py, PyAny>> {
+        lock(self.loans.as_ref()?)[which].take().map(|loan| loan.into_bound(py))
+    }
+
+    /// Puts it back.
+    fn put_back(&self, which: usize, loan: Bound<'_, PyAny>) {
+        // What another reader put there meanwhile is dropped without the lock.
+        let _other = self.loans.as_ref().and_then(|loans| lock(loans)[which].replace(loan.unbind()));
     }
 
     /// The object, for a reader alone. Objects that readers were given before are checked: one that nobody holds is given
     /// again, one that was not changed is copied. `None` if there is none.
-    pub(crate) fn lend<'py>(&self, py: Python<'py>, shapes: &Shapes) -> PyResult<Option<Bound<'py, PyAny>>> {
+    fn lend<'py>(&self, py: Python<'py>, shapes: &Shapes) -> PyResult<Option<Bound<'py, PyAny>>> {
         let Some(loans) = &self.loans else { return Ok(None) };
         // Taken out: a reader that looks meanwhile finds none, and nothing is held under the lock.
         let taken = std::mem::take(&mut *lock(loans)).map(|loan| loan.map(|loan| loan.into_bound(py)));
@@ -108,10 +120,54 @@ impl Entry {
     }
 }
 
+/// Objects of elements, for a reader alone, as [`Entry::lend`] gives them; `None` where there is none. Most are found in a few
+/// calls.
+pub(crate) fn lend<'py>(
+    py: Python<'py>,
+    shapes: &Shapes,
+    entries: &[Kept],
+) -> PyResult<Vec<Option<Bound<'py, PyAny>>>> {
+    let mut lent = Vec::with_capacity(entries.len());
+    for entries in entries.chunks(AT_ONCE) {
+        let from = lent.len();
+        lent.resize_with(from + entries.len(), || None);
+        let lent = &mut lent[from..];
+        for which in 0..LOANS {
+            let places = entries.iter().enumerate().filter(|(place, _)| lent[*place].is_none());
+            let taken = places.filter_map(|(place, entry)| {
+                let entry = entry.as_deref()?;
+                Some((place, entry, entry.take(py, which)?))
+            });
+            let taken: Vec<_> = taken.collect();
+            if taken.is_empty() {
+                break;
+            }
+            let parts: Vec<_> = taken.iter().map(|(_, entry, _)| entry.parts()).collect();
+            let objects = PyTuple::new(py, taken.iter().map(|(.., loan)| loan))?;
+            let unheld = shapes.unheld(&objects, &parts)?;
+            for ((place, entry, loan), unheld) in taken.into_iter().zip(unheld) {
+                if unheld {
+                    lent[place] = Some(loan.clone());
+                }
+                entry.put_back(which, loan);
+            }
+        }
+        for (lent, entry) in lent.iter_mut().zip(entries) {
+            if let (None, Some(entry)) = (&lent, entry) {
+                *lent = entry.lend(py, shapes)?;
+            }
+        }
+    }
+    Ok(lent)
+}
+
 /// What is known of an element, if anything.
 pub(crate) type Kept = Option<Arc<Entry>>;
 
-type Loans = [Option<Py<PyAny>>; 2];
+type Loans = [Option<Py<PyAny>>; LOANS];
+
+/// The objects that readers may have of an element.
+const LOANS: usize = 2;
 
 /// Returns what another reader put there meanwhile. Dropping objects may run Python, which must not happen under the lock.
 #[must_use]

@@ -7,10 +7,12 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use lru::LruCache;
 use pyo3::prelude::*;
+use pyo3::types::PyList;
 use threadkeep::value::{Element, ListValue};
 use threadkeep_langgraph::Place;
 
-use crate::known::Kept;
+use crate::known::{Entry, Kept};
+use crate::shape::Shapes;
 
 /// The bytes of all lists, with what is known of their elements.
 const BYTES: usize = 64 << 20;
@@ -18,6 +20,9 @@ const BYTES: usize = 64 << 20;
 const ELEMENT: usize = 4096;
 /// A list without elements takes about this many.
 const LIST: usize = 512;
+
+/// Up to this many elements are removed one by one.
+const FEW: usize = 64;
 
 /// A channel of a thread.
 pub(crate) type Channel = (Place, String);
@@ -40,19 +45,21 @@ impl List {
         &self.entries
     }
 
-    /// Whether an object is the element at this place, unchanged.
-    pub(crate) fn is_of(&self, place: usize, object: &Bound<'_, PyAny>) -> PyResult<bool> {
-        match self.entries.get(place) {
-            Some(Some(entry)) => entry.is_of(object),
-            _ => Ok(false),
-        }
+    /// How many of the first objects are the elements at their places, unchanged.
+    pub(crate) fn same(&self, shapes: &Shapes, objects: &Bound<'_, PyList>) -> PyResult<usize> {
+        let known = self.entries.iter().map_while(|entry| entry.as_deref().filter(|e| e.is_serialized()));
+        let parts: Vec<_> = known.take(objects.len()).map(Entry::parts).collect();
+        shapes.same(objects, &parts)
     }
 
     /// Keeps the first elements.
     pub(crate) fn truncate(&mut self, len: usize) {
-        if len < self.entries.len() {
-            self.entries.truncate(len);
+        self.entries.truncate(len);
+        if self.value.len() > len + FEW {
             self.value = self.value.iter().take(len).cloned().collect();
+        }
+        while self.value.len() > len {
+            self.value.remove(self.value.len() - 1);
         }
     }
 

@@ -5,6 +5,7 @@
 //! not made of such parts has no key.
 
 mod copy;
+mod same;
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -15,6 +16,8 @@ use pyo3::types::{
     PyBool, PyBytes, PyDict, PyFloat, PyInt, PyList, PySet, PyString, PyTuple, PyType, PyWeakrefMethods,
     PyWeakrefReference,
 };
+
+pub(crate) use same::{AT_ONCE, is_same, is_same_and_unheld};
 
 /// The deepest nesting of an object with a key.
 const DEPTH: usize = 12;
@@ -34,6 +37,8 @@ pub(crate) struct Shapes {
     set_attribute: Py<PyAny>,
     /// `object.__new__`.
     new_object: Py<PyAny>,
+    /// `gc.get_referents`.
+    referents: Py<PyAny>,
     types: Mutex<Types>,
 }
 
@@ -43,6 +48,7 @@ impl Shapes {
         Ok(Self {
             set_attribute: object.getattr("__setattr__")?.unbind(),
             new_object: object.getattr("__new__")?.unbind(),
+            referents: py.import("gc")?.getattr("get_referents")?.unbind(),
             types: Mutex::default(),
         })
     }
@@ -53,14 +59,23 @@ impl Shapes {
     }
 
     fn is_model(&self, value: &Bound<'_, PyAny>) -> bool {
+        self.kind(value) != Kind::Other
+    }
+
+    fn kind(&self, value: &Bound<'_, PyAny>) -> Kind {
         let of = value.get_type();
         if let Some(is) = self.types().known(&of) {
             return is;
         }
-        // Only models have both, and only of version 2.
-        let is = of.hasattr(intern!(of.py(), "__pydantic_validator__")).unwrap_or(false)
+        // Only models have all, and only of version 2.
+        let model = of.hasattr(intern!(of.py(), "__pydantic_validator__")).unwrap_or(false)
             && of.hasattr(intern!(of.py(), "__pydantic_fields__")).unwrap_or(false)
             && of.hasattr(intern!(of.py(), "model_dump")).unwrap_or(false);
+        let is = match model {
+            true if self.shows_parts(value).unwrap_or(false) => Kind::Plain,
+            true => Kind::Model,
+            false => Kind::Other,
+        };
         if let Ok(weak) = PyWeakrefReference::new(&of) {
             let weak = weak.unbind();
             let gone = self.types().learn(&of, weak, is);
@@ -83,7 +98,11 @@ impl Shapes {
     /// The key of an object, and what has to stay alive so that it means this object; `None` if it has no key.
     pub(crate) fn parts(&self, value: &Bound<'_, PyAny>) -> PyResult<Option<Parts>> {
         let mut parts = Parts::default();
-        Ok(self.walk(value, &mut parts, DEPTH)?.then_some(parts))
+        if !self.walk(value, &mut parts, DEPTH)? {
+            return Ok(None);
+        }
+        parts.plain = parts.key.first() == Some(&MODEL) && self.kind(value) == Kind::Plain;
+        Ok(Some(parts))
     }
 
     fn walk(&self, value: &Bound<'_, PyAny>, visit: &mut impl Visit, depth: usize) -> PyResult<bool> {
@@ -165,11 +184,20 @@ impl Shapes {
     }
 }
 
+/// What is known of a type.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Other,
+    /// That of models of pydantic.
+    Model,
+    /// That of models whose parts the interpreter shows ([`Shapes::shows_parts`]).
+    Plain,
+}
+
 /// The types that were seen, by address. They are not kept alive: a program may make them while it runs.
 #[derive(Default)]
 struct Types {
-    /// Whether a type is that of models of pydantic.
-    known: HashMap<usize, (Py<PyWeakrefReference>, bool)>,
+    known: HashMap<usize, (Py<PyWeakrefReference>, Kind)>,
     /// How many there may be before those that ended are looked for.
     room: usize,
 }
@@ -178,7 +206,7 @@ struct Types {
 const TYPES: usize = 64;
 
 impl Types {
-    fn known(&self, of: &Bound<'_, PyType>) -> Option<bool> {
+    fn known(&self, of: &Bound<'_, PyType>) -> Option<Kind> {
         let (weak, is) = self.known.get(&(of.as_ptr() as usize))?;
         // Another type may have had its address.
         weak.bind(of.py()).upgrade().is_some_and(|found| found.is(of)).then_some(*is)
@@ -190,8 +218,8 @@ impl Types {
         &mut self,
         of: &Bound<'_, PyType>,
         weak: Py<PyWeakrefReference>,
-        is: bool,
-    ) -> Vec<(Py<PyWeakrefReference>, bool)> {
+        is: Kind,
+    ) -> Vec<(Py<PyWeakrefReference>, Kind)> {
         let mut gone: Vec<_> = self.known.insert(of.as_ptr() as usize, (weak, is)).into_iter().collect();
         if self.known.len() > self.room {
             let ended = |weak: &Py<PyWeakrefReference>| weak.bind(of.py()).upgrade().is_none();
@@ -231,6 +259,8 @@ pub(crate) struct Parts {
     pub(crate) leaves: Vec<Py<PyAny>>,
     /// Whether a model is among them.
     pub(crate) models: bool,
+    /// Whether it is of a model whose type is plain.
+    plain: bool,
 }
 
 impl Visit for Parts {
@@ -248,116 +278,6 @@ impl Visit for Parts {
     fn leaf(&mut self, leaf: &Bound<'_, PyAny>) -> bool {
         self.leaves.push(leaf.clone().unbind());
         self.key.leaf(leaf)
-    }
-}
-
-/// Whether an object still has this key.
-pub(crate) fn is_same(value: &Bound<'_, PyAny>, key: &[usize]) -> PyResult<bool> {
-    let mut same = Same { key, unheld: false };
-    Ok(same.any(value)? && same.key.is_empty())
-}
-
-/// Whether an object still has this key, and nobody holds it or a part of it that can change, apart from `value`: then
-/// nobody would notice if it were used for something else.
-pub(crate) fn is_same_and_unheld(value: &Bound<'_, PyAny>, key: &[usize]) -> PyResult<bool> {
-    // Without the lock of the interpreter, others may be taking references right now.
-    if cfg!(Py_GIL_DISABLED) || references(value) > 1 {
-        return Ok(false);
-    }
-    let mut same = Same { key, unheld: true };
-    Ok(same.any(value)? && same.key.is_empty())
-}
-
-/// Compares an object with the rest of a key. A part at whose place the key has its own address never changes, so its type
-/// is not looked at: most parts are seen without being touched.
-struct Same<'k> {
-    key: &'k [usize],
-    /// Whether nobody else may hold what can change.
-    unheld: bool,
-}
-
-impl Same<'_> {
-    /// Whether the key goes on with this word.
-    fn word(&mut self, word: usize) -> bool {
-        let Some((first, rest)) = self.key.split_first() else { return false };
-        self.key = rest;
-        *first == word
-    }
-
-    /// Whether nobody else holds something, as far as that matters. Its only references should be that of what holds it and
-    /// this one.
-    fn is_free(&self, holder: &Bound<'_, PyAny>) -> bool {
-        !self.unheld || references(holder) <= 2
-    }
-
-    fn any(&mut self, value: &Bound<'_, PyAny>) -> PyResult<bool> {
-        let Some((first, rest)) = self.key.split_first() else { return Ok(false) };
-        self.key = rest;
-        match *first {
-            leaf if leaf == value.as_ptr() as usize => Ok(true),
-            DICT => match value.cast_exact::<PyDict>() {
-                Ok(dict) => self.dict(dict),
-                Err(_) => Ok(false),
-            },
-            LIST => match value.cast_exact::<PyList>() {
-                Ok(list) => Ok(self.is_free(list) && self.word(list.len()) && self.all(list.iter())?),
-                Err(_) => Ok(false),
-            },
-            TUPLE => match value.cast_exact::<PyTuple>() {
-                Ok(tuple) => Ok(self.is_free(tuple) && self.word(tuple.len()) && self.all(tuple.iter())?),
-                Err(_) => Ok(false),
-            },
-            // The type in the key is alive, so one with this address is that of a model.
-            MODEL => Ok(self.word(value.get_type_ptr() as usize) && self.model(value)?),
-            _ => Ok(false),
-        }
-    }
-
-    fn all<'py>(&mut self, items: impl Iterator<Item = Bound<'py, PyAny>>) -> PyResult<bool> {
-        for item in items {
-            if !self.any(&item)? {
-                return Ok(false);
-            }
-        }
-        Ok(true)
-    }
-
-    fn dict(&mut self, dict: &Bound<'_, PyDict>) -> PyResult<bool> {
-        if !self.is_free(dict) || !self.word(dict.len()) {
-            return Ok(false);
-        }
-        for (name, value) in still(dict)? {
-            if !self.word(name.as_ptr() as usize) || !self.any(&value)? {
-                return Ok(false);
-            }
-        }
-        Ok(true)
-    }
-
-    fn model(&mut self, model: &Bound<'_, PyAny>) -> PyResult<bool> {
-        let py = model.py();
-        if self.unheld {
-            // A weak reference would find the object again.
-            let weak = model.getattr_opt(intern!(py, "__weakref__"))?;
-            if references(model) > 2 || weak.is_some_and(|weak| !weak.is_none()) {
-                return Ok(false);
-            }
-        }
-        let fields = model.getattr(intern!(py, "__dict__"))?;
-        let Ok(fields) = fields.cast_exact::<PyDict>() else { return Ok(false) };
-        if !self.word(DICT) || !self.dict(fields)? {
-            return Ok(false);
-        }
-        let extra = model.getattr(intern!(py, "__pydantic_extra__"))?;
-        if !(if extra.is_none() { self.word(NO_EXTRA) } else { self.any(&extra)? }) {
-            return Ok(false);
-        }
-        let set = model.getattr(intern!(py, "__pydantic_fields_set__"))?;
-        let Ok(names) = set.cast_exact::<PySet>() else { return Ok(false) };
-        if !self.is_free(&set) || !self.word(names.len()) {
-            return Ok(false);
-        }
-        Ok(model.getattr(intern!(py, "__pydantic_private__"))?.is_none())
     }
 }
 

@@ -175,21 +175,26 @@ impl ListValue {
 
     /// Whether the list begins with all elements of `base`. Compares only what the two do not share.
     pub fn starts_with(&self, base: &Self) -> bool {
-        if base.len() > self.len() {
-            return false;
-        }
-        let (mut ours, mut theirs) = (self.elements.focus(), base.elements.focus());
+        base.len() <= self.len() && self.common(base) == base.len()
+    }
+
+    /// How many of the first elements the two have in common. Compares only what the two do not share.
+    pub fn common(&self, other: &Self) -> usize {
+        let end = self.len().min(other.len());
+        let (mut ours, mut theirs) = (self.elements.focus(), other.elements.focus());
         let mut at = 0;
-        while at < base.len() {
-            let ((place, own), (base_place, other)) = (ours.chunk_at(at), theirs.chunk_at(at));
-            let (own, other) = (&own[at - place.start..], &other[at - base_place.start..]);
-            let len = own.len().min(other.len());
-            if !std::ptr::eq(own.as_ptr(), other.as_ptr()) && own[..len] != other[..len] {
-                return false;
+        while at < end {
+            let ((place, own), (other_place, others)) = (ours.chunk_at(at), theirs.chunk_at(at));
+            let (own, others) = (&own[at - place.start..], &others[at - other_place.start..]);
+            let len = own.len().min(others.len());
+            if !std::ptr::eq(own.as_ptr(), others.as_ptr())
+                && let Some(same) = own.iter().zip(others).position(|(own, other)| own != other)
+            {
+                return at + same;
             }
             at += len;
         }
-        true
+        at
     }
 
     /// Appends an element.
@@ -404,6 +409,8 @@ mod tests {
                 prop_assert_eq!(rebuilt, model.clone());
                 let at_base: ListValue = base.iter().cloned().collect();
                 prop_assert_eq!(list.starts_with(&at_base), model.starts_with(&base));
+                let common = model.iter().zip(&base).take_while(|(own, other)| own == other).count();
+                prop_assert_eq!((list.common(&at_base), at_base.common(&list)), (common, common));
                 prop_assert!(list.starts_with(&list.clone()) && list.starts_with(&ListValue::default()));
                 for (i, e) in model.iter().enumerate() {
                     prop_assert_eq!(list.position(e.id().unwrap()), Some(i));
@@ -428,6 +435,7 @@ mod tests {
             let mut other = older[0].clone();
             other.replace(changed, element(changed, 1));
             assert!(!list.starts_with(&other), "{changed}");
+            assert_eq!((list.common(&other), other.common(&list)), (changed, changed));
         }
     }
 

@@ -155,7 +155,7 @@ pub(crate) fn derive(base: Option<&ListValue>, new: &ListValue) -> ListValue {
     while list.len() > new.len() {
         list.remove(list.len() - 1);
     }
-    let equal = list.iter().zip(new.iter()).take_while(|(old, new)| old == new).count();
+    let equal = list.common(new);
     let shared = list.len();
     for (at, element) in new.iter_from(equal).cloned().enumerate() {
         if equal + at < shared {

@@ -154,9 +154,20 @@ impl Known {
         self.channels.values().filter_map(|channel| channel.value.as_ref()).map(bytes).sum()
     }
 
-    /// Forgets the values.
-    fn strip(&mut self) {
-        self.channels.values_mut().for_each(|channel| channel.value = None);
+    /// The same without the values.
+    fn stripped(&self) -> Self {
+        let stripped = |channel: &KnownChannel| KnownChannel {
+            version: channel.version,
+            label: channel.label.clone(),
+            value: None,
+            snapshot: channel.snapshot,
+        };
+        Self {
+            foreign: self.foreign,
+            channels: self.channels.iter().map(|(name, channel)| (name.clone(), stripped(channel))).collect(),
+            counters: self.counters.clone(),
+            tasks: self.tasks.clone(),
+        }
     }
 
     /// The list of a private channel.
@@ -191,6 +202,10 @@ pub(crate) struct Memory(Mutex<Remembered>);
 
 struct Remembered {
     checkpoints: LruCache<CheckpointKey, Slot>,
+    /// The bytes of the values of those that have some.
+    values: LruCache<CheckpointKey, usize>,
+    /// The sum of these.
+    bytes: usize,
     heads: LruCache<Place, Option<CheckpointId>>,
     /// Counts the rows that were stored, and what was forgotten.
     changes: u64,
@@ -201,32 +216,59 @@ struct Slot {
     /// The changes before it: every row since is collected.
     since: u64,
     known: Option<Arc<Known>>,
-    /// The bytes of its values.
-    bytes: usize,
     rows: Vec<KnownTask>,
 }
 
 impl Remembered {
     /// The place of a checkpoint.
     fn slot(&mut self, key: &CheckpointKey) -> &mut Slot {
+        if self.checkpoints.len() >= CHECKPOINTS
+            && !self.checkpoints.contains(key)
+            && let Some((oldest, _)) = self.checkpoints.pop_lru()
+        {
+            self.forget_values(&oldest);
+        }
         let since = self.changes;
-        let empty = || Slot { since, known: None, bytes: 0, rows: Vec::new() };
+        let empty = || Slot { since, known: None, rows: Vec::new() };
         self.checkpoints.get_or_insert_mut(key.clone(), empty)
+    }
+
+    /// What is known of a checkpoint, which is used.
+    fn known(&mut self, key: &CheckpointKey) -> Option<Arc<Known>> {
+        self.values.promote(key);
+        self.checkpoints.get(key).and_then(|slot| slot.known.clone())
+    }
+
+    fn forget(&mut self, key: &CheckpointKey) {
+        self.checkpoints.pop(key);
+        self.forget_values(key);
+    }
+
+    fn forget_values(&mut self, key: &CheckpointKey) {
+        self.bytes -= self.values.pop(key).unwrap_or(0);
+    }
+
+    /// Notes how many bytes the values of a checkpoint have.
+    fn has_values(&mut self, key: &CheckpointKey, bytes: usize) {
+        self.forget_values(key);
+        if bytes > 0 {
+            self.values.put(key.clone(), bytes);
+            self.bytes += bytes;
+        }
     }
 
     /// Forgets the values of the checkpoints that were not used for longest, until there are at most this many bytes, or
     /// only those of one checkpoint. Returns them, to be dropped.
     fn bound(&mut self, bytes: usize) -> Vec<Arc<Known>> {
-        let mut total: usize = self.checkpoints.iter().map(|(_, slot)| slot.bytes).sum();
         let mut old = Vec::new();
-        for (_, slot) in self.checkpoints.iter_mut().rev() {
-            if total <= bytes || slot.bytes == total {
-                break;
-            }
-            total -= std::mem::take(&mut slot.bytes);
-            if let Some(known) = &mut slot.known {
-                old.push(known.clone());
-                Arc::make_mut(known).strip();
+        while self.bytes > bytes
+            && self.values.len() > 1
+            && let Some((key, of)) = self.values.pop_lru()
+        {
+            self.bytes -= of;
+            if let Some(known) = self.checkpoints.peek_mut(&key).and_then(|slot| slot.known.as_mut()) {
+                let stripped = Arc::new(known.stripped());
+                old.push(std::mem::replace(known, stripped));
             }
         }
         old
@@ -238,6 +280,8 @@ impl Default for Memory {
         let size = |size| NonZeroUsize::new(size).unwrap_or(NonZeroUsize::MIN);
         Self(Mutex::new(Remembered {
             checkpoints: LruCache::new(size(CHECKPOINTS)),
+            values: LruCache::unbounded(),
+            bytes: 0,
             heads: LruCache::new(size(HEADS)),
             changes: 0,
         }))
@@ -260,7 +304,7 @@ impl Memory {
     }
 
     pub(crate) fn checkpoint(&self, key: &CheckpointKey) -> Option<Arc<Known>> {
-        self.lock().checkpoints.get(key).and_then(|slot| slot.known.clone())
+        self.lock().known(key)
     }
 
     /// Collects the rows of a checkpoint from now on. Returns the changes so far.
@@ -283,14 +327,17 @@ impl Memory {
             return None;
         }
         let slot = this.slot(key);
-        let before = slot.known.iter().flat_map(|known| known.tasks.clone());
-        for task in std::mem::take(&mut slot.rows).into_iter().chain(before) {
+        let known_before = slot.known.iter().flat_map(|known| known.tasks.clone());
+        for task in std::mem::take(&mut slot.rows).into_iter().chain(known_before) {
             add(&mut known.tasks, task);
         }
         let known = Arc::new(known);
-        slot.known = Some(known.clone());
-        slot.bytes = known.bytes();
-        let _old = this.bound(BYTES);
+        let before = slot.known.replace(known.clone());
+        this.has_values(key, known.bytes());
+        let old = this.bound(BYTES);
+        drop(this);
+        // Large values are dropped without the lock.
+        drop((before, old));
         Some(known)
     }
 
@@ -298,7 +345,7 @@ impl Memory {
     pub(crate) fn remembered(&self, place: &Place, id: Option<CheckpointId>) -> Option<Arc<Known>> {
         let mut this = self.lock();
         let id = id.or_else(|| this.heads.get(place).copied().flatten())?;
-        this.checkpoints.get(&place.key(id)).and_then(|slot| slot.known.clone())
+        this.known(&place.key(id))
     }
 
     /// A row was stored under a checkpoint.
@@ -331,7 +378,7 @@ impl Memory {
     pub(crate) fn forget(&self, key: &CheckpointKey) {
         let mut this = self.lock();
         this.changes += 1;
-        this.checkpoints.pop(key);
+        this.forget(key);
     }
 
     pub(crate) fn forget_thread(&self, thread: &ThreadId) {
@@ -345,7 +392,7 @@ impl Memory {
             .cloned()
             .collect();
         for key in keys {
-            this.checkpoints.pop(&key);
+            this.forget(&key);
         }
         let places: Vec<_> = this
             .heads
@@ -368,6 +415,55 @@ pub(crate) fn is_snapshot(stored: &Stored) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn values_of_the_checkpoints_that_were_not_used_for_longest_are_forgotten() {
+        let key = |n: usize| Place::new(&n.to_string(), "").key(CheckpointId::from_bytes([7; 16]));
+        let value = |n: usize| ChannelValue::from_json(&Json::from("x".repeat(n))).unwrap();
+        let known = |bytes: usize| {
+            let version = Version { counter: 1, random: 1 };
+            let channel = KnownChannel { version, label: None, value: Some(value(bytes)), snapshot: true };
+            Known { channels: [("a".into(), channel)].into(), ..Known::default() }
+        };
+        let memory = Memory::default();
+        let put = |n: usize, bytes: usize| {
+            let since = memory.expect(&key(n));
+            memory.learned(&key(n), known(bytes), since).unwrap();
+        };
+        let has = |n: usize| {
+            memory.lock().checkpoints.peek(&key(n)).map(|slot| {
+                let known = slot.known.as_ref().unwrap();
+                assert!(known.channels["a"].snapshot);
+                known.channels["a"].value.is_some()
+            })
+        };
+        let total = || {
+            let this = memory.lock();
+            let known = this.checkpoints.iter().filter_map(|(_, slot)| slot.known.as_ref());
+            assert_eq!(known.map(|known| known.bytes()).sum::<usize>(), this.bytes);
+            assert_eq!(this.values.iter().map(|(_, bytes)| bytes).sum::<usize>(), this.bytes);
+        };
+        for n in 0..3 {
+            put(n, BYTES / 3 - 100);
+        }
+        memory.checkpoint(&key(0)).unwrap();
+        put(3, BYTES / 3 - 100);
+        assert_eq!((0..4).map(has).collect::<Vec<_>>(), [Some(true), Some(false), Some(true), Some(true)]);
+        total();
+        // The same checkpoint again, and one that is larger than all may be.
+        put(3, 5);
+        total();
+        put(4, 2 * BYTES);
+        assert_eq!((0..5).map(has).collect::<Vec<_>>(), [false, false, false, false, true].map(Some));
+        total();
+        memory.forget(&key(4));
+        memory.forget_thread(&key(3).thread);
+        for n in 0..2 * CHECKPOINTS {
+            put(n, 7);
+        }
+        assert_eq!(memory.lock().values.len(), CHECKPOINTS);
+        total();
+    }
 
     #[test]
     fn a_checkpoint_that_was_forgotten_while_it_was_read_is_remembered_if_no_row_was_missed() {

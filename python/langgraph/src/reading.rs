@@ -106,24 +106,26 @@ impl LangGraph {
     /// values are read, and are not listed then.
     ///
     /// # Errors
-    /// The saver's.
+    /// [`Error::Stale`] if others keep deleting what is found, so that there may be more than would be answered. The saver's.
     pub async fn list(&self, request: &ListRequest) -> Result<Vec<Tuple>> {
-        let search = Search::new(request);
-        let mut listed = Vec::new();
-        for _ in 0..ATTEMPTS {
-            let found = self.listed(&search).await?;
-            let len = found.len();
-            listed = found.into_iter().flatten().collect();
+        let mut search = Search::new(request);
+        for _ in 1..ATTEMPTS {
+            let (listed, gone) = self.listed(&search).await?;
             // Without what was deleted since it was found there may be too few, and others come in its place.
-            if request.limit.is_none() || listed.len() == len {
-                break;
+            if request.limit.is_none() || gone.is_none() {
+                return Ok(listed);
             }
         }
-        Ok(listed)
+        // Others go on deleting what is found: its values are read in the moment in which it is found.
+        search.load = Load::All;
+        match self.listed(&search).await? {
+            (listed, None) => Ok(listed),
+            (_, Some(thread)) => Err(Error::Stale { thread }),
+        }
     }
 
-    /// What is found; `None` in the place of what was deleted, or is not asked for any more, once its values are read.
-    async fn listed(&self, search: &Search<'_>) -> Result<Vec<Option<Tuple>>> {
+    /// What is found, and a thread of which something was deleted, or is not asked for any more, once its values are read.
+    async fn listed(&self, search: &Search<'_>) -> Result<(Vec<Tuple>, Option<ThreadId>)> {
         let request = search.request;
         let threads = match &request.thread {
             Some(thread) => vec![thread.clone()],
@@ -137,6 +139,7 @@ impl LangGraph {
             found.sort_by_key(|tuple| std::cmp::Reverse(tuple.checkpoint.id));
         }
         found.truncate(request.limit.unwrap_or(usize::MAX));
+        let of: Vec<ThreadId> = found.iter().map(|tuple| tuple.thread.clone()).collect();
         let whole: Vec<Option<CheckpointTuple>> = if search.load == Load::All {
             found.into_iter().map(Some).collect()
         } else {
@@ -146,16 +149,20 @@ impl LangGraph {
                 .collect();
             stream::iter(loaded).buffered(AT_ONCE).try_collect().await?
         };
-        let mut shown = Vec::with_capacity(whole.len());
-        for tuple in whole {
-            shown.push(match tuple {
+        let (mut listed, mut gone) = (Vec::with_capacity(whole.len()), None);
+        for (tuple, thread) in whole.into_iter().zip(of) {
+            let shown = match tuple {
                 Some(tuple) if search.load == Load::All || search.matches(&tuple)? => {
                     self.shown(tuple).await?
                 }
                 _ => None,
-            });
+            };
+            match shown {
+                Some(shown) => listed.push(shown),
+                None => gone = Some(thread),
+            }
         }
-        Ok(shown)
+        Ok((listed, gone))
     }
 
     /// What is asked for of a thread, with the values that the search loads.

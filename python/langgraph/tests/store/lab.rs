@@ -30,6 +30,8 @@ pub(crate) enum Meanwhile {
     LastThreadFails,
     /// The thread is deleted before a get.
     DeletedBeforeGet,
+    /// The thread is deleted before each get.
+    DeletedBeforeEachGet,
     /// The thread is deleted before a list.
     DeletedBeforeList,
     /// The thread's head takes the place of all others before a list.
@@ -77,7 +79,8 @@ impl Beside {
 #[async_trait]
 impl Saver for Beside {
     async fn get(&self, at: &CheckpointSelector) -> Result<Option<CheckpointTuple>> {
-        if self.comes(Meanwhile::DeletedBeforeGet) {
+        let each = *self.meanwhile.lock().unwrap() == Some(Meanwhile::DeletedBeforeEachGet);
+        if each || self.comes(Meanwhile::DeletedBeforeGet) {
             self.saver.delete_thread(&at.thread).await?;
         }
         let found = self.saver.get(at).await?;

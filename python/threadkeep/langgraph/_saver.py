@@ -391,9 +391,13 @@ def _seen(config: RunnableConfig) -> str | None:
     return head if head and read == get_checkpoint_id(config) else None
 
 
+# Made once: `json.dumps` makes one for each call.
+_JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+
+
 def _json(value: Mapping[str, Any]) -> bytes:
     try:
-        return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+        return _JSON.encode(value).encode()
     except UnicodeEncodeError as error:
         raise InvalidInputError(f"metadata: {error}") from error
 

@@ -365,7 +365,10 @@ async fn the_last_events_are_stored_with_the_decided_end_or_its_refusal() {
     };
     assert_eq!(types().await, ["last", "run.delivery"]);
     assert_eq!(runs.decide("r", &end(RunStatus::Interrupted)).await.unwrap(), DecideOutcome::Decided);
-    // A repetition after a doubt: the receipt is there once.
+    // A repetition after a doubt stores nothing twice.
+    assert_eq!(conclude("r", RunStatus::Interrupted).await.unwrap(), DecideOutcome::Decided);
+    assert_eq!(types().await, ["last", "run.delivery"]);
+    fixture.clock.advance_seconds(1);
     assert_eq!(conclude("r", RunStatus::Interrupted).await.unwrap(), DecideOutcome::Decided);
     assert_eq!(types().await, ["last", "run.delivery", "last"]);
     runs.finish("r", &end(RunStatus::Interrupted)).await.unwrap();

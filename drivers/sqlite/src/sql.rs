@@ -1,11 +1,15 @@
 //! A connection: every statement that reads or writes rows goes through here.
 
+#[cfg(test)]
+mod tests;
+
 use std::cell::{Cell, RefCell};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use rusqlite::config::DbConfig;
 use rusqlite::types::ValueRef;
 use rusqlite::{Connection, ErrorCode, OpenFlags, Params, Row};
 use threadkeep::{Error, Result};
@@ -108,6 +112,10 @@ impl Db {
         };
         db.conn.set_prepared_statement_cache_capacity(STATEMENTS);
         db.conn.busy_timeout(options.busy_timeout).map_err(|error| db.error(&error))?;
+        // Else SQLite prepares a statement with a bound limit again at every use.
+        db.conn
+            .set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true)
+            .map_err(|error| db.error(&error))?;
         db.pragma("cache_size", -CACHE_KIB)?;
         db.pragma("cell_size_check", true)?;
         db.pragma("trusted_schema", false)?;

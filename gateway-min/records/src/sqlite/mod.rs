@@ -10,6 +10,7 @@ mod writer;
 use std::path::Path;
 use std::time::Duration;
 
+use rusqlite::config::DbConfig;
 use rusqlite::types::{ToSqlOutput, Value as Stored};
 use rusqlite::{Connection, OpenFlags, ToSql};
 
@@ -66,6 +67,8 @@ fn prepare(connection: Connection) -> Result<Connection, DatabaseError> {
     connection.set_prepared_statement_cache_capacity(STATEMENTS);
     connection.busy_timeout(BUSY_TIMEOUT)?;
     connection.pragma_update(None, "foreign_keys", true)?;
+    // Else SQLite prepares a statement with a bound limit again at every use.
+    connection.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true)?;
     Ok(connection)
 }
 
@@ -185,6 +188,8 @@ pub(super) fn push_json_at(query: &mut Builder, column: &str, key: &str) {
 
 #[cfg(test)]
 mod tests {
+    use rusqlite::StatementStatus;
+
     use super::*;
     use crate::query::query;
 
@@ -197,6 +202,18 @@ mod tests {
             let error = check_version(old).unwrap_err().to_string();
             assert!(error.contains("3.51.3") && error.contains(old), "{error}");
         }
+    }
+
+    #[test]
+    fn statements_with_a_bound_limit_are_prepared_once() {
+        let connection = open_memory().unwrap();
+        let sql = |limit: i64| query("SELECT name FROM sqlite_master LIMIT $1").bind(limit);
+        for limit in 1..4 {
+            execute(&connection, &sql(limit)).unwrap();
+        }
+        let statement = connection.prepare_cached(&sql(1).text).unwrap();
+        assert_eq!(statement.get_status(StatementStatus::Run), 3);
+        assert_eq!(statement.get_status(StatementStatus::RePrepare), 0);
     }
 
     #[test]

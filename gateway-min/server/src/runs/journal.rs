@@ -242,7 +242,10 @@ impl Journal {
                 return Ok(());
             }
             written = match self.append().await {
-                Ok(positions) => Ok(self.wrote(&positions)),
+                Ok(positions) => {
+                    self.wrote(&positions);
+                    Ok(())
+                }
                 Err(error @ RecordsError::InDoubt { .. }) => {
                     self.in_doubt = true;
                     Err(error)

@@ -121,14 +121,13 @@ fn nested(rows: &[ExecutionRow]) -> Vec<(usize, &ExecutionRow)> {
         below.entry(row.parent_execution.as_deref()).or_default().push(row);
     }
     let mut nested = Vec::with_capacity(rows.len());
-    let mut parents = vec![(None, 0)];
+    let (mut parent, mut depth) = (None, 0);
     let mut waiting = Vec::<(usize, &ExecutionRow)>::new();
-    while let Some((parent, depth)) = parents.pop() {
+    loop {
         waiting.extend(below.remove(&parent).into_iter().flatten().rev().map(|row| (depth, row)));
-        if let Some((depth, row)) = waiting.pop() {
-            nested.push((depth, row));
-            parents.push((Some(&row.execution_id), depth + 1));
-        }
+        let Some((of, row)) = waiting.pop() else { break };
+        nested.push((of, row));
+        (parent, depth) = (Some(row.execution_id.as_str()), of + 1);
     }
     nested
 }

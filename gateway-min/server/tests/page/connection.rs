@@ -4,7 +4,7 @@ use serde_json::json;
 
 use crate::driver::Window;
 use crate::gateway::Gateway;
-use crate::{AT_REST, ENTER, script};
+use crate::{AT_REST, ENTER, conversation, script};
 
 /// The window is not seen for a moment; then the pieces of answers are counted that come.
 const LOOK_AWAY: &str = "(() => { \
@@ -23,10 +23,7 @@ const FAIL: &str = "(() => { source?.addEventListener('metadata', (event) => win
 #[tokio::test]
 async fn an_answer_that_streams_is_shown_once_when_the_page_is_seen_again() {
     let gateway = Gateway::start(&script(), "delta", false);
-    let window = Window::open(&gateway.base).await;
-    let thread = gateway.thread().await;
-    window.go(&format!("/threads/{thread}")).await;
-    window.until(AT_REST).await;
+    let (window, _) = conversation(&gateway).await;
     window.type_into("#say", &format!("please hang{ENTER}")).await;
     let shown = "document.querySelector('#live .agent .text')?.textContent";
     window.until(&format!("{shown} === 'This answer '")).await;
@@ -40,10 +37,7 @@ async fn an_answer_that_streams_is_shown_once_when_the_page_is_seen_again() {
 #[tokio::test]
 async fn a_conversation_that_cannot_be_read_for_a_moment_is_read_again() {
     let gateway = Gateway::start(&script(), "delta", false);
-    let window = Window::open(&gateway.base).await;
-    let thread = gateway.thread().await;
-    window.go(&format!("/threads/{thread}")).await;
-    window.until(AT_REST).await;
+    let (window, _) = conversation(&gateway).await;
     window.value(FAIL).await;
     window.type_into("#say", &format!("hello{ENTER}")).await;
     // Its end is not announced again.

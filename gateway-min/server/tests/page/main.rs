@@ -67,6 +67,15 @@ fn script() -> Value {
     ]})
 }
 
+/// A window with a new conversation.
+async fn conversation(gateway: &Gateway) -> (Window, String) {
+    let window = Window::open(&gateway.base).await;
+    let thread = gateway.thread().await;
+    window.go(&format!("/threads/{thread}")).await;
+    window.until(AT_REST).await;
+    (window, thread)
+}
+
 /// Writes a message and waits for the end of its run.
 async fn say(window: &Window, text: &str, answer: &str) {
     window.until(AT_REST).await;
@@ -174,10 +183,7 @@ async fn nothing_hostile_runs_or_leaves_its_place() {
 #[tokio::test]
 async fn delegations_are_watched_while_they_work() {
     let gateway = Gateway::start(&script(), "delta", false);
-    let window = Window::open(&gateway.base).await;
-    let thread = gateway.thread().await;
-    window.go(&format!("/threads/{thread}")).await;
-    window.until(AT_REST).await;
+    let (window, thread) = conversation(&gateway).await;
     window.type_into("#say", &format!("please delegate{ENTER}")).await;
     window.until("document.querySelector('.card[data-status=running]')").await;
     window.until("document.querySelectorAll('.card[data-status=completed]').length === 2").await;

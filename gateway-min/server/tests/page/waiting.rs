@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use crate::driver::Window;
 use crate::gateway::Gateway;
-use crate::{AT_REST, ENTER, complaints, script};
+use crate::{AT_REST, ENTER, complaints, conversation, script};
 
 #[tokio::test]
 async fn a_question_is_answered_by_choosing_or_in_ones_own_words() {
@@ -45,10 +45,7 @@ async fn a_question_is_answered_by_choosing_or_in_ones_own_words() {
 #[tokio::test]
 async fn a_run_that_a_person_stopped_is_continued() {
     let gateway = Gateway::start(&script(), "delta", false);
-    let window = Window::open(&gateway.base).await;
-    let thread = gateway.thread().await;
-    window.go(&format!("/threads/{thread}")).await;
-    window.until(AT_REST).await;
+    let (window, _) = conversation(&gateway).await;
     window.type_into("#say", &format!("please hang{ENTER}")).await;
     window.until("document.querySelector('#live .agent .text')?.textContent.startsWith('This')").await;
     window.click("#stop").await;
@@ -65,10 +62,7 @@ async fn a_run_that_a_person_stopped_is_continued() {
 #[tokio::test]
 async fn a_goal_is_set_pursued_and_cleared() {
     let gateway = Gateway::start(&script(), "delta", false);
-    let window = Window::open(&gateway.base).await;
-    let thread = gateway.thread().await;
-    window.go(&format!("/threads/{thread}")).await;
-    window.until(AT_REST).await;
+    let (window, _) = conversation(&gateway).await;
     window.click(".goal summary").await;
     window.type_into("#objective", "A garden").await;
     // What is written stays when the page is shown again.

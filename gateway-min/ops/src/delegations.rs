@@ -250,3 +250,65 @@ fn document(row: &ExecutionRow) -> Json {
         "created_at": row.created_at, "started_at": row.started_at, "completed_at": row.completed_at,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use chrono::DateTime;
+    use proptest::prelude::*;
+    use threadkeep_records::{ExecutionKind, ExecutionStatus};
+
+    use super::*;
+
+    fn row(id: usize, parent: Option<usize>) -> ExecutionRow {
+        ExecutionRow {
+            execution_id: id.to_string(),
+            attempt: 1,
+            thread_id: "t".to_owned(),
+            run_id: "r".to_owned(),
+            parent_execution: parent.map(|parent| parent.to_string()),
+            kind: ExecutionKind::Task,
+            tool_call_id: String::new(),
+            child_thread: String::new(),
+            agent_name: String::new(),
+            definition: None,
+            definition_digest: String::new(),
+            description: String::new(),
+            status: ExecutionStatus::Completed,
+            error: None,
+            stop_reason: None,
+            model_name: None,
+            usage: BTreeMap::new(),
+            waited_ms: None,
+            delivered: true,
+            counted: true,
+            deadline: DateTime::UNIX_EPOCH,
+            created_at: DateTime::UNIX_EPOCH,
+            started_at: None,
+            completed_at: None,
+        }
+    }
+
+    fn below(rows: &[ExecutionRow], parent: Option<&str>, depth: usize) -> Vec<(usize, String)> {
+        let children = rows.iter().filter(|row| row.parent_execution.as_deref() == parent);
+        let each = |row: &ExecutionRow| {
+            let own = (depth, row.execution_id.clone());
+            [vec![own], below(rows, Some(&row.execution_id), depth + 1)].concat()
+        };
+        children.flat_map(each).collect()
+    }
+
+    proptest! {
+        #[test]
+        fn each_execution_is_followed_by_those_below_it(parents in prop::collection::vec(any::<Option<prop::sample::Index>>(), 0..30)) {
+            // Each is delegated by one before it, or by the run.
+            let of = |(id, parent): (usize, &Option<prop::sample::Index>)| {
+                row(id, parent.filter(|_| id > 0).map(|parent| parent.index(id)))
+            };
+            let rows: Vec<_> = parents.iter().enumerate().map(of).collect();
+            let found: Vec<_> = nested(&rows).into_iter().map(|(depth, row)| (depth, row.execution_id.clone())).collect();
+            prop_assert_eq!(found, below(&rows, None, 0));
+        }
+    }
+}

@@ -17,6 +17,8 @@ use crate::tools::{Tool, User, find, free_port, password, run};
 const CRASH: &str = "QUIT";
 const PATIENCE: Duration = Duration::from_mins(10);
 const PAUSE: Duration = Duration::from_millis(5);
+/// The lines of each server's log in a report.
+const LOG_LINES: usize = 60;
 
 const SETTINGS: &str = "
 wal_level = replica
@@ -197,11 +199,18 @@ impl Cluster {
     /// If it cannot be promoted.
     pub fn promote(&self) -> Result<()> {
         let url = self.standby_url("postgres");
-        until("the standby is promoted", || {
-            execute_blocking(&url, "SELECT pg_promote(true, 60)").is_ok()
-                && query_blocking(&url, "SELECT pg_is_in_recovery()::text")
-                    .is_ok_and(|found| found == "false")
-        })?;
+        let mut last = String::new();
+        let promoted = until("the standby is promoted", || {
+            let recovering = query_blocking(&url, "SELECT pg_is_in_recovery()::text");
+            // A promotion may be carried out after the wait for it ended, and a server that is no standby refuses another.
+            if recovering.as_ref().is_ok_and(|found| found == "false") {
+                return true;
+            }
+            let asked = execute_blocking(&url, "SELECT pg_promote(true, 60)");
+            last = format!("in recovery: {recovering:?}; the request: {asked:?}");
+            false
+        });
+        promoted.map_err(|error| format!("{error}; {last}\n{}", self.report()))?;
         *self.primary.lock().unwrap_or_else(std::sync::PoisonError::into_inner) ^= 1;
         Ok(())
     }
@@ -239,6 +248,7 @@ impl Cluster {
         let query = "SELECT count(*)::text FROM pg_stat_replication WHERE state = 'streaming'
                      AND (sync_state = 'sync' OR current_setting('synchronous_standby_names') = '')";
         until("the standby follows", || query_blocking(&url, query).is_ok_and(|found| found == "1"))
+            .map_err(|error| format!("{error}\n{}", self.report()).into())
     }
 
     /// Waits until the standby has received everything that the primary has written.
@@ -250,6 +260,19 @@ impl Cluster {
         let query =
             "SELECT count(*)::text FROM pg_stat_replication WHERE flush_lsn >= pg_current_wal_insert_lsn()";
         until("the standby has everything", || query_blocking(&url, query).is_ok_and(|found| found == "1"))
+            .map_err(|error| format!("{error}\n{}", self.report()).into())
+    }
+
+    /// What both servers do: their processes with their states, and the ends of their logs. The servers and their files
+    /// are gone once a test has failed.
+    pub fn report(&self) -> String {
+        let part = |role: &str, node: &Node| {
+            let log = fs::read_to_string(node.directory.join("log")).unwrap_or_default();
+            let lines: Vec<_> = log.lines().collect();
+            let end = lines[lines.len().saturating_sub(LOG_LINES)..].join("\n");
+            format!("{role}, port {}\n{}the end of its log:\n{end}\n", node.port, node.processes())
+        };
+        part("primary", self.primary()) + &part("standby", self.standby())
     }
 }
 
@@ -265,6 +288,22 @@ impl Drop for Cluster {
 impl Node {
     fn pid_file(&self) -> PathBuf {
         self.directory.join("data/postmaster.pid")
+    }
+
+    /// A line for each process: its number, its state as in `ps`, its title.
+    fn processes(&self) -> String {
+        let server = fs::read_to_string(self.pid_file())
+            .ok()
+            .and_then(|text| text.lines().next()?.trim().parse::<i32>().ok());
+        let Some(server) = server else { return "no process\n".to_owned() };
+        let line = |pid: i32| {
+            let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+            let state = stat.rsplit_once(") ")?.1.split(' ').next()?.to_owned();
+            let title = fs::read_to_string(format!("/proc/{pid}/cmdline")).ok()?;
+            Some(format!("{pid} {state} {}\n", title.replace('\0', " ").trim()))
+        };
+        let children = children(server).unwrap_or_default();
+        std::iter::once(server).chain(children).filter_map(line).collect()
     }
 
     fn start(&self) -> Result<()> {

@@ -187,4 +187,22 @@ async fn a_killed_primary_leaves_no_process() {
         assert!(began.elapsed() < std::time::Duration::from_mins(10), "process {sender} is still there");
         tokio::time::sleep(std::time::Duration::from_millis(5)).await;
     }
+    let report = cluster.report();
+    assert!(report.contains("primary, port") && report.contains("no process"), "{report}");
+    assert!(
+        report.contains("walreceiver") || report.contains("startup"),
+        "the standby's processes: {report}"
+    );
+    assert!(report.contains("started streaming WAL"), "the end of the standby's log: {report}");
+}
+
+/// The answer to a request to promote may be lost, or come too early on a slow machine.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_standby_that_was_promoted_already_becomes_the_primary() {
+    let cluster = tokio::task::block_in_place(|| Cluster::start(Replication::Synchronous)).unwrap();
+    let (client, old) = (connect(&cluster.standby_url("postgres")).await, cluster.primary_url("postgres"));
+    tokio::task::block_in_place(|| cluster.kill_primary()).unwrap();
+    client.simple_query("SELECT pg_promote(true, 600)").await.unwrap();
+    tokio::task::block_in_place(|| cluster.promote()).unwrap();
+    assert_ne!(cluster.primary_url("postgres"), old);
 }

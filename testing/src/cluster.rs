@@ -292,18 +292,19 @@ impl Node {
 
     /// A line for each process: its number, its state as in `ps`, its title.
     fn processes(&self) -> String {
+        // The file stays when a server is killed.
         let server = fs::read_to_string(self.pid_file())
             .ok()
             .and_then(|text| text.lines().next()?.trim().parse::<i32>().ok());
-        let Some(server) = server else { return "no process\n".to_owned() };
         let line = |pid: i32| {
             let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
             let state = stat.rsplit_once(") ")?.1.split(' ').next()?.to_owned();
             let title = fs::read_to_string(format!("/proc/{pid}/cmdline")).ok()?;
             Some(format!("{pid} {state} {}\n", title.replace('\0', " ").trim()))
         };
-        let children = children(server).unwrap_or_default();
-        std::iter::once(server).chain(children).filter_map(line).collect()
+        let children = server.map_or_else(Vec::new, |server| children(server).unwrap_or_default());
+        let lines: String = server.into_iter().chain(children).filter_map(line).collect();
+        if lines.is_empty() { "no process\n".to_owned() } else { lines }
     }
 
     fn start(&self) -> Result<()> {

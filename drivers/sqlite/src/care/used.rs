@@ -15,8 +15,9 @@ use crate::sql::Db;
 pub(crate) struct Used {
     /// By space.
     runs: [HashSet<Run>; 3],
-    /// The runs of chunks that were read: their starts, and how many chunks of each.
-    chunks: HashMap<u32, u32>,
+    /// The runs of chunks that were read: their starts, and how many chunks of each; by the space of the elements. A list and a
+    /// map whose elements have the same numbers share their chunks.
+    chunks: [HashMap<u32, u32>; 3],
 }
 
 impl Used {
@@ -56,14 +57,14 @@ impl Used {
     fn manifest(&mut self, space: Space, manifest: &Manifest, elements: &mut Elements<'_>) -> Result<()> {
         self.add(space, manifest.tail.iter().copied());
         for run in &manifest.chunks {
-            // Each chunk is read once, however many manifests have it.
-            let known = self.chunks.get(&run.start).copied().unwrap_or_default();
+            // Each chunk is read once for each space, however many manifests have it.
+            let known = self.chunks[space as usize].get(&run.start).copied().unwrap_or_default();
             if run.len > known {
                 let more = Run { start: run.start + known, len: run.len - known };
                 let runs = elements.runs(&Manifest { chunks: vec![more], tail: Vec::new() })?;
                 self.add(space, runs);
                 self.add(Space::Chunks, [*run]);
-                self.chunks.insert(run.start, run.len);
+                self.chunks[space as usize].insert(run.start, run.len);
             }
         }
         Ok(())

@@ -53,7 +53,7 @@ impl Newest {
             None => Ordinal::MAX,
             Some(before) => match checkpoints::newest_not_after(db, chain.key, before)? {
                 None => 0,
-                Some(row) if row.id == before => row.ordinal - 1,
+                Some(row) if row.id == before => row.ordinal.saturating_sub(1),
                 Some(row) => row.ordinal,
             },
         };

@@ -1,5 +1,6 @@
 //! Tests of the whole driver that need its internals.
 
+mod chunks;
 #[path = "../../tests/common/mod.rs"]
 pub(crate) mod common;
 pub(crate) mod faults;

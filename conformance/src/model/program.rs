@@ -137,6 +137,8 @@ pub(super) enum Edit {
     Text(u8),
     /// Appends to the list as if it came from another store.
     FromElsewhere(u8),
+    /// Every so many of the same elements; the first channel's step also has a map of these in its metadata.
+    Every(u8),
 }
 
 /// A flaw in a commit.
@@ -152,9 +154,29 @@ pub(super) enum Flaw {
     OldId,
 }
 
-/// Programs of up to 32 operations.
+/// Programs of up to 32 operations, some of which follow on [`alike`].
 pub(super) fn programs() -> impl Strategy<Value = Vec<Op>> {
-    prop::collection::vec(op(), 1..=32)
+    let first = prop::option::weighted(0.25, Just(alike()));
+    let more = prop::collection::vec(op(), 1..=32);
+    (first, more).prop_map(|(first, more)| first.into_iter().flatten().chain(more).collect())
+}
+
+/// The first values of a thread are a list and a map, whose elements may be stored under the same numbers; then each loses
+/// the same elements, so that what remains may be described by the same bytes.
+fn alike() -> Vec<Op> {
+    let step = |every| {
+        let list = Change::Write(Edit::Every(every), Kind::Value);
+        Op::Commit(Commit {
+            place: ChainId { thread: 0, namespace: 0 },
+            back: 0,
+            tasks: Vec::new(),
+            reapply: None,
+            order: Order::AsStored,
+            channels: [list, Change::Hold, Change::Hold],
+            flaw: None,
+        })
+    };
+    vec![step(1), step(2)]
 }
 
 /// One operation.
@@ -255,6 +277,7 @@ fn change() -> impl Strategy<Value = Change> {
         1 => Just(Edit::Null),
         1 => any::<u8>().prop_map(Edit::Text),
         1 => any::<u8>().prop_map(Edit::FromElsewhere),
+        1 => (1..4_u8).prop_map(Edit::Every),
     ];
     prop_oneof![
         3 => Just(Change::Hold),

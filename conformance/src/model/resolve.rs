@@ -1,6 +1,7 @@
 //! Turns an operation of a program into a call that is valid at that point.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use serde_json::json;
 use threadkeep::Result;
@@ -89,6 +90,10 @@ impl World<'_> {
             thread,
             namespace,
         };
+        if let Change::Write(Edit::Every(every), _) = commit.channels[0] {
+            let map = multiples(every).map(|n| (format!("{n:02}").into(), Arc::new(json!(n))));
+            step.metadata.extra.insert_object("many", map.collect());
+        }
         let values = self.store_channels(&mut step, commit, parent.as_ref(), &old)?;
         count(&mut step, parent.as_ref(), n);
         let early = match &parent {
@@ -330,6 +335,10 @@ impl World<'_> {
                 list.rebase(Version { counter: u64::MAX, random: n.into() });
                 self.append(&mut list, 1)?;
             }
+            Edit::Every(every) => {
+                let element = |n| Element::from_json(&json!({"id": format!("e{n}"), "said": "one of many"}));
+                list = multiples(every).map(element).collect::<Result<_>>()?;
+            }
         }
         Ok(list.into())
     }
@@ -348,6 +357,11 @@ impl World<'_> {
         }
         Ok(())
     }
+}
+
+/// The numbers of the elements of an [`Edit::Every`]: without every second one, they are more runs than a saver lists in place.
+fn multiples(every: u8) -> impl Iterator<Item = u8> {
+    (0..48).step_by(usize::from(every.max(1)))
 }
 
 /// A checkpoint as a root: it has no parent and stores every value itself.

@@ -18,7 +18,11 @@ pub enum Due {
 /// Counts one superstep. `since` is the parent checkpoint's counters (zero if it holds the value), `written` whether
 /// this superstep wrote the channel, `frequency` the cadence.
 pub fn advance(since: Counters, written: bool, frequency: u64) -> Due {
-    let counters = Counters { updates: since.updates + u64::from(written), supersteps: since.supersteps + 1 };
+    // A damaged or hostile checkpoint may count anything.
+    let counters = Counters {
+        updates: since.updates.saturating_add(u64::from(written)),
+        supersteps: since.supersteps.saturating_add(1),
+    };
     if counters.updates >= frequency || counters.supersteps >= SUPERSTEP_BOUND {
         Due::Snapshot
     } else {

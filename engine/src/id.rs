@@ -14,6 +14,8 @@ use uuid::Uuid;
 const TICKS_PER_MS: u64 = 10_000;
 /// The Unix epoch in such ticks, which begin with the Gregorian calendar.
 const GREGORIAN_TICKS: u64 = 0x01b2_1dd2_1381_4000;
+/// The last millisecond that an id of version 7 can hold.
+const MAX_MS: u64 = (1 << 48) - 1;
 /// The last tick that an id can hold: in the year 5236.
 const MAX_TICKS: u64 = (1 << 60) - 1;
 
@@ -320,7 +322,7 @@ impl IdSource {
             Some(floor) if floor.leading() >= now => {
                 let next = floor.counter() + 1;
                 if next > 0x0fff {
-                    CheckpointId::from_parts(floor.leading() + 1, 0, tail)
+                    CheckpointId::from_parts((floor.leading() + 1).min(MAX_MS), 0, tail)
                 } else {
                     CheckpointId::from_parts(floor.leading(), next, tail)
                 }
@@ -329,9 +331,10 @@ impl IdSource {
         }
     }
 
-    /// The version for a channel that a superstep writes, greater than `last`.
+    /// The version for a channel that a superstep writes, greater than `last` unless its counter is at its end.
     pub fn version_after(&self, last: Option<Version>) -> Version {
-        Version { counter: last.map_or(1, |v| v.counter + 1), random: self.random(RngExt::random) }
+        let counter = last.map_or(1, |v| v.counter.saturating_add(1));
+        Version { counter, random: self.random(RngExt::random) }
     }
 
     /// The id of a new task attempt.
@@ -406,6 +409,22 @@ mod tests {
                 last = next;
             }
         }
+    }
+
+    /// None can follow: a saver refuses the next one, which must not sort before all others.
+    #[test]
+    fn after_the_last_id_and_version_comes_none_that_is_first() {
+        let ids = IdSource::seeded(Steps(AtomicU64::new(1_700_000_000_000), 0), 5);
+        let version_7 = [0xff; 16];
+        let mut version_6 = version_7;
+        version_6[6] = 0x6f;
+        for bytes in [version_7, version_6] {
+            let last = CheckpointId::from_bytes(bytes);
+            let next = ids.checkpoint_after(Some(last));
+            assert!(next.as_bytes().starts_with(&[0xff; 6]), "{next} after {last}");
+        }
+        let last = Version { counter: u64::MAX, random: 0 };
+        assert_eq!(ids.version_after(Some(last)).counter, u64::MAX);
     }
 
     #[test]

@@ -59,8 +59,8 @@ impl StateAccessor {
 
     fn plan_note(&self, head: &StateSnapshot, extra: Extra, flush: Flush) -> Plan {
         let id = self.ids.checkpoint_after(Some(head.key.id));
-        let metadata =
-            Metadata { source: Source::Update, step: head.metadata.step + 1, extra, ..head.metadata.clone() };
+        let step = head.metadata.step.saturating_add(1);
+        let metadata = Metadata { source: Source::Update, step, extra, ..head.metadata.clone() };
         let held = head.channels.iter();
         let held =
             held.map(|(name, c)| (name.clone(), ChannelEntry { version: c.version, stored: Stored::Held }));

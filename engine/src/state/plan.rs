@@ -46,7 +46,7 @@ pub(crate) fn plan(
     let last_version = base.and_then(StateSnapshot::last_version);
     let mut metadata = Metadata {
         source: step.source,
-        step: base.map_or(-1, |base| base.metadata.step + 1),
+        step: base.map_or(-1, |base| base.metadata.step.saturating_add(1)),
         parents: base.map(|base| base.metadata.parents.clone()).unwrap_or_default(),
         delta_marker: table.mode() == ChannelMode::Delta,
         counters: BTreeMap::new(),
@@ -97,7 +97,7 @@ pub(crate) fn plan(
             None => complete(channel, table.delta_channels().contains(name)),
         };
         if let (Stored::Held, Some(counted)) = (&stored, base.and_then(|b| b.metadata.counters.get(name))) {
-            let supersteps = counted.supersteps + 1;
+            let supersteps = counted.supersteps.saturating_add(1);
             metadata.counters.insert(name.clone(), Counters { supersteps, ..*counted });
         }
         entries.insert(name.clone(), ChannelEntry { version: channel.version, stored });

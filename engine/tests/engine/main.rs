@@ -7,6 +7,7 @@ mod caches;
 mod convert;
 mod deletion;
 mod doubt;
+mod ends;
 mod fences;
 mod modes_agree;
 mod numbers;

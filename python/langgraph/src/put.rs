@@ -149,8 +149,10 @@ impl Plan<'_> {
             let before = self.parent.and_then(|parent| parent.counters.get(name)).copied();
             let before = before.unwrap_or_default();
             // Readers expect at least as many changes as they find: never fewer than the parent claims.
-            let counters = counters
-                .unwrap_or(Counters { updates: before.updates + 1, supersteps: before.supersteps + 1 });
+            let counters = counters.unwrap_or(Counters {
+                updates: before.updates.saturating_add(1),
+                supersteps: before.supersteps.saturating_add(1),
+            });
             let counters = Counters {
                 updates: counters.updates.max(before.updates),
                 supersteps: counters.supersteps.max(before.supersteps),

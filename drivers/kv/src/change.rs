@@ -59,7 +59,7 @@ pub(crate) fn commit(rows: &mut Overlay<'_>, memo: &Memo, step: &StepCommit, mar
             (Stored::Held, Some(held)) => held.kept.clone(),
             (stored, _) => {
                 let (kept, shape) = draft.kept(stored, bases.get(channel.as_str()))?;
-                if let Some(shape) = shape {
+                if stored.value().is_some() {
                     draft.remember((namespace.clone(), channel.clone()), entry.version, shape);
                 }
                 kept
@@ -93,13 +93,12 @@ fn bases<'s>(
         else {
             continue;
         };
-        let mut base = match parent {
+        let stored = match parent {
             Some(parent) => shape(reader, parent, channel, version)?,
             None => None,
         };
-        if base.is_none() {
-            base = draft.remembered(&(step.namespace.clone(), channel.clone()), version);
-        }
+        let remembered = || draft.remembered(&(step.namespace.clone(), channel.clone()), version);
+        let base = stored.unwrap_or_else(remembered);
         bases.extend(base.map(|base| (channel.as_str(), base)));
     }
     Ok(bases)

@@ -95,8 +95,13 @@ impl<'t, 'o> Draft<'t, 'o> {
         self.memo.list(self.thread.number, self.thread.mark, channel, version)
     }
 
-    /// Remembers a list that is stored under this version.
-    pub(crate) fn remember(&mut self, channel: (Namespace, ChannelName), version: Version, shape: Shape) {
+    /// Remembers what is stored under this version: a list, or a value whose elements are not stored.
+    pub(crate) fn remember(
+        &mut self,
+        channel: (Namespace, ChannelName),
+        version: Version,
+        shape: Option<Shape>,
+    ) {
         self.stored.lists.insert(channel, (version, shape));
     }
 
@@ -181,10 +186,15 @@ impl<'t, 'o> Draft<'t, 'o> {
             let value = draft(self, &write.value, |_| None)?.form;
             writes.push(WriteRecord { channel: write.channel.clone(), overwrite: write.overwrite, value });
         }
-        let place = place.unwrap_or_else(|| {
-            self.thread.tasks += 1;
-            self.thread.tasks
-        });
+        let place = match place {
+            Some(place) => place,
+            None => {
+                let next = self.thread.tasks.checked_add(1);
+                let full = || Error::InvalidInput(format!("thread {} cannot hold more tasks", self.id));
+                self.thread.tasks = next.ok_or_else(full)?;
+                self.thread.tasks
+            }
+        };
         let record = TaskRecord { place, node: task.node.clone(), index: task.index, writes };
         rows::put(self.rows, keys::task(self.thread.number, namespace, id, task.task), record.encode());
         Ok(())
@@ -213,21 +223,66 @@ fn next_number(rows: &mut Overlay<'_>) -> Result<u64> {
         None => 1,
     };
     let mut next = Vec::new();
-    put_uint(&mut next, number + 1);
+    let full = || Error::InvalidInput("the store cannot hold more threads".to_owned());
+    put_uint(&mut next, number.checked_add(1).ok_or_else(full)?);
     rows::put(rows, key, next);
     Ok(number)
 }
 
-/// The shape of the list that a record stores under this version.
+/// What a record stores under this version, if it stores a value: the shape of a list, or none if it has no elements of its
+/// own.
 pub(crate) fn shape(
     reader: &mut Reader<'_>,
     record: &CheckpointRecord,
     channel: &ChannelName,
     version: Version,
-) -> Result<Option<Shape>> {
+) -> Result<Option<Option<Shape>>> {
     let entry = record.channels.get(channel).filter(|entry| entry.version == version);
-    match entry.and_then(|entry| entry.kept.form()) {
-        Some(Form::List(manifest)) => Shape::stored(manifest, |number| reader.chunk(number)).map(Some),
-        _ => Ok(None),
+    Ok(match entry.and_then(|entry| entry.kept.form()) {
+        Some(Form::List(manifest)) => Some(Some(Shape::stored(manifest, |number| reader.chunk(number))?)),
+        Some(_) => Some(None),
+        None => None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ops::Range;
+
+    use super::*;
+    use crate::store::{Order, Snapshot, Visit};
+
+    struct Nothing;
+
+    impl Snapshot for Nothing {
+        fn get(&self, _: &[u8]) -> Result<Option<Vec<u8>>> {
+            Ok(None)
+        }
+
+        fn range(&self, _: Range<&[u8]>, _: Order, _: &mut Visit<'_>) -> Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn numbers_that_are_used_up_are_refused() {
+        let (mut rows, memo, id) = (Overlay::new(&Nothing), Memo::default(), ThreadId::from("t"));
+        let mut last = Vec::new();
+        put_uint(&mut last, u64::MAX);
+        rows::put(&mut rows, keys::next_thread(), last);
+        let refused = Draft::of_any(&mut rows, &id, &memo).err();
+        assert!(matches!(refused, Some(Error::InvalidInput(_))), "{refused:?}");
+
+        let thread = ThreadRecord { number: 1, mark: Mark::default(), next: [0; 3], tasks: u64::MAX };
+        rows::put(&mut rows, keys::thread(&id), thread.encode());
+        let mut draft = Draft::of(&mut rows, &id, &memo).unwrap().unwrap();
+        let task = TaskWrites {
+            task: threadkeep::id::TaskId::from_bytes([1; 16]),
+            node: "model".into(),
+            index: 0,
+            writes: Vec::new(),
+        };
+        let refused = draft.put_task((&Namespace::root(), CheckpointId::from_bytes([1; 16])), &task, None);
+        assert!(matches!(refused, Err(Error::InvalidInput(_))), "{refused:?}");
     }
 }

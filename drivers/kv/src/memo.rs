@@ -35,8 +35,8 @@ pub(crate) struct Known {
 pub(crate) struct Stored {
     /// Large objects of metadata, by their keys.
     pub(crate) objects: HashMap<String, Known>,
-    /// The last list of each channel: its version, and where its elements are.
-    pub(crate) lists: HashMap<(Namespace, ChannelName), (Version, Shape)>,
+    /// The last value of each channel: its version, and where its elements are if it is a list that was cut into them.
+    pub(crate) lists: HashMap<(Namespace, ChannelName), (Version, Option<Shape>)>,
 }
 
 /// What is remembered of the threads that were written last. It counts only while the thread has the mark that it was given
@@ -117,15 +117,13 @@ impl Memo {
         let stay = memo.stay(thread, from).unwrap_or(memo.last_stay + 1);
         memo.last_stay = memo.last_stay.max(stay);
         memo.threads.put(thread, (to, stay));
-        let objects = more.objects.into_iter().map(|(key, known)| (Name::Object(key), Value::Object(known)));
-        let lists = more.lists.into_iter();
-        let lists =
-            lists.map(|(channel, (version, shape))| (Name::List(channel), Value::List(version, shape)));
-        for (name, value) in objects.chain(lists) {
-            memo.bytes += bytes(&name, &value);
-            // The one in its place.
-            if let Some(((_, name), old)) = memo.values.push((stay, name), value) {
-                memo.bytes -= bytes(&name, &old);
+        for (key, known) in more.objects {
+            memo.put(stay, Name::Object(key), Value::Object(known));
+        }
+        for (channel, (version, shape)) in more.lists {
+            match shape {
+                Some(shape) => memo.put(stay, Name::List(channel), Value::List(version, shape)),
+                None => memo.drop_list(stay, channel, version),
             }
         }
         memo.shrink();
@@ -146,6 +144,24 @@ impl Remembered {
     /// The stay of a thread that has this mark.
     fn stay(&self, thread: ThreadNumber, mark: Mark) -> Option<Stay> {
         self.threads.peek(&thread).filter(|(at, _)| *at == mark).map(|(_, stay)| *stay)
+    }
+
+    fn put(&mut self, stay: Stay, name: Name, value: Value) {
+        self.bytes += bytes(&name, &value);
+        // The one in its place.
+        if let Some(((_, name), old)) = self.values.push((stay, name), value) {
+            self.bytes -= bytes(&name, &old);
+        }
+    }
+
+    /// Forgets a list under the version of which another value is stored now.
+    fn drop_list(&mut self, stay: Stay, channel: (Namespace, ChannelName), version: Version) {
+        let place = (stay, Name::List(channel));
+        if matches!(self.values.peek(&place), Some(Value::List(of, _)) if *of == version)
+            && let Some(old) = self.values.pop(&place)
+        {
+            self.bytes -= bytes(&place.1, &old);
+        }
     }
 
     /// Forgets what was not used for longest, until the rest is small enough.
@@ -185,7 +201,7 @@ mod tests {
 
     fn list(n: u64) -> Stored {
         let place = (Namespace::from(format!("inner:{n}")), ChannelName::from("messages"));
-        Stored { lists: [(place, (version(n), Shape::default()))].into(), ..Stored::default() }
+        Stored { lists: [(place, (version(n), Some(Shape::default())))].into(), ..Stored::default() }
     }
 
     fn found(memo: &Memo, thread: ThreadNumber, at: u8, n: u64) -> bool {

@@ -1,6 +1,6 @@
 //! Values on their way into the database: existing elements are referred to, new ones are collected.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 
 use bytes::Bytes;
 use serde_json::Value as Json;
@@ -25,6 +25,8 @@ pub(crate) struct Draft<'s> {
     elements: Vec<(i64, Element)>,
     /// The last ones: what is rewritten may have any number of lists.
     shapes: VecDeque<(ListKey, Shape)>,
+    /// The lists that the state remembers and in whose place something else is stored now.
+    replaced: HashSet<ListKey>,
     objects: HashMap<String, StoredObject>,
 }
 
@@ -40,6 +42,7 @@ pub(crate) struct Drafted {
     /// The new elements, by sequence number.
     pub(crate) elements: Vec<(i64, Element)>,
     shapes: VecDeque<(ListKey, Shape)>,
+    replaced: HashSet<ListKey>,
     objects: HashMap<String, StoredObject>,
 }
 
@@ -52,6 +55,9 @@ impl Drafted {
             }
         }
         state.index.next = self.next;
+        for key in &self.replaced {
+            state.shapes.pop(key);
+        }
         for (key, shape) in self.shapes {
             state.shapes.put(key, shape);
         }
@@ -69,12 +75,14 @@ impl<'s> Draft<'s> {
             next: state.index.next,
             elements: Vec::new(),
             shapes: VecDeque::new(),
+            replaced: HashSet::new(),
             objects: HashMap::new(),
         }
     }
 
     pub(crate) fn done(self) -> Drafted {
-        Drafted { next: self.next, elements: self.elements, shapes: self.shapes, objects: self.objects }
+        let Self { next, elements, shapes, replaced, objects, .. } = self;
+        Drafted { next, elements, shapes, replaced, objects }
     }
 
     fn number(&self, space: Space, hash: &ElementHash) -> Option<u32> {
@@ -111,21 +119,30 @@ impl<'s> Draft<'s> {
 
     /// A value of a channel. A list that is stored under a key can be a base of later ones.
     pub(crate) fn value(&mut self, value: &ChannelValue, key: Option<ListKey>) -> Result<Form> {
-        let (state, shapes) = (self.state, std::mem::take(&mut self.shapes));
+        let (shapes, replaced) = (std::mem::take(&mut self.shapes), std::mem::take(&mut self.replaced));
+        let state = self.state;
         let base = |version: Version| {
             let (namespace, channel, _) = key.as_ref()?;
             let wanted = (namespace.clone(), channel.clone(), version);
             let drafted = shapes.iter().rev().find(|(key, _)| *key == wanted);
-            drafted.map(|(_, shape)| shape).or_else(|| state.shapes.peek(&wanted))
+            let known = || state.shapes.peek(&wanted).filter(|_| !replaced.contains(&wanted));
+            drafted.map(|(_, shape)| shape).or_else(known)
         };
         let stored = draft(self, value, base);
-        self.shapes = shapes;
+        (self.shapes, self.replaced) = (shapes, replaced);
         let Stored { form, shape } = stored?;
-        if let Some(shape) = key.zip(shape) {
-            if self.shapes.len() == SHAPES.get() {
-                self.shapes.pop_front();
+        if let Some(key) = key {
+            // What was stored under the version is not what it names from now on, also if nothing is remembered in its place.
+            if state.shapes.contains(&key) {
+                self.replaced.insert(key.clone());
             }
-            self.shapes.push_back(shape);
+            self.shapes.retain(|(known, _)| *known != key);
+            if let Some(shape) = shape {
+                if self.shapes.len() == SHAPES.get() {
+                    self.shapes.pop_front();
+                }
+                self.shapes.push_back((key, shape));
+            }
         }
         Ok(form)
     }
@@ -182,8 +199,75 @@ mod tests {
     use std::sync::Arc;
 
     use serde_json::json;
+    use threadkeep::id::Namespace;
+    use threadkeep::value::ListValue;
 
     use super::*;
+
+    fn version(counter: u64) -> Version {
+        Version { counter, random: 0 }
+    }
+
+    /// A list of these elements that says it was made from the one under version `base`.
+    fn list(base: u64, elements: &[Json]) -> ListValue {
+        let (same, new) = elements.split_at(elements.len().min(3));
+        let mut list: ListValue = same.iter().map(|element| Element::from_json(element).unwrap()).collect();
+        list.rebase(version(base));
+        new.iter().for_each(|element| list.push(Element::from_json(element).unwrap()));
+        list
+    }
+
+    /// Stores lists of one channel under these versions, each group of them with one draft, and reads the last one.
+    fn last_of(groups: &[Vec<(u64, ListValue)>]) -> ListValue {
+        let (mut state, mut elements) = (ThreadState::absent(), HashMap::new());
+        let mut last = None;
+        for group in groups {
+            let mut draft = Draft::new(&state);
+            for (counter, list) in group {
+                let key = (Namespace::root(), "messages".into(), version(*counter));
+                last = Some(draft.value(&list.clone().into(), Some(key)).unwrap());
+            }
+            let drafted = draft.done();
+            elements.extend(drafted.elements.iter().cloned());
+            drafted.note(&mut state);
+        }
+        let Some(Form::List(manifest)) = last else { panic!("not cut into elements: {last:?}") };
+        assert!(manifest.chunks.is_empty(), "a short list");
+        let numbers = manifest.tail.iter().flat_map(|run| run.numbers());
+        numbers.map(|n| elements[&Space::Values.seq(n)].clone()).collect()
+    }
+
+    /// Another list was stored before under the version of the short one, with the same first and last element; that is all
+    /// that is checked of a list that names its base.
+    #[test]
+    fn a_list_that_goes_on_from_a_short_one_has_its_elements() {
+        let text = |n: u32| json!(format!("a message that is too long to be kept in its record {n}"));
+        let long = (9, list(1, &[json!(0), json!(9), json!(2), text(1)]));
+        let short = (9, list(1, &[json!(0), json!(1), json!(2)]));
+        let next = (10, list(9, &[json!(0), json!(1), json!(2), text(2)]));
+        let steps = [long.clone(), short.clone(), next.clone()];
+        for groups in [
+            vec![steps.to_vec()],
+            vec![vec![long.clone()], vec![short.clone(), next.clone()]],
+            vec![vec![long.clone(), short.clone()], vec![next.clone()]],
+            vec![vec![long.clone()], vec![short], vec![next.clone()]],
+        ] {
+            assert_eq!(last_of(&groups), next.1, "{groups:?}");
+        }
+
+        // Neither are its elements those of an earlier list if a later one under the version is not remembered any more.
+        let replaced = (9, list(1, &[json!(0), json!(1), json!(2), text(3)]));
+        let others = (100..).zip(0..).map(|(version, n)| (version, list(1, &[text(n)])));
+        let others = others.take(SHAPES.get()).collect::<Vec<_>>();
+        let forgotten = [vec![replaced], others].concat();
+        let then = vec![next.clone()];
+        for groups in [
+            vec![vec![long.clone()], [forgotten.clone(), then.clone()].concat()],
+            vec![vec![long], forgotten, then],
+        ] {
+            assert_eq!(last_of(&groups), next.1);
+        }
+    }
 
     /// A map that grows by an entry per note, with keys in random order: the remembered previous map gives the same
     /// record as looking up every entry, and stores what is new.

@@ -12,6 +12,8 @@ use threadkeep::id::ThreadId;
 use threadkeep::saver::Flush;
 use uuid::Uuid;
 
+/// The greatest revision of a row that is read. No thread reaches it, and what follows it can be counted.
+const MOST: i64 = i64::MAX / 2;
 /// The number of earlier marks that the row of a thread lists.
 pub(crate) const TRAIL: usize = 16;
 
@@ -35,6 +37,11 @@ impl Mark {
     fn bits(self) -> u32 {
         let [a, b, c, d, ..] = *self.nonce.as_bytes();
         u32::from_le_bytes([a, b, c, d])
+    }
+
+    /// Whether a write can count on from it: a damaged or hostile row may say anything.
+    pub(crate) fn has_successor(self) -> bool {
+        (0..=MOST).contains(&self.revision)
     }
 
     /// Whether it was flushed before it was acknowledged. If not, a crash of the server may lose it, as the caller
@@ -164,6 +171,21 @@ mod tests {
             prop_assert_eq!(their.since(&our.moment()), expected);
             prop_assert_eq!(our.since(&our.moment()), Since::Contained);
             prop_assert_eq!(History::first(Flush::Now).since(&our.moment()), Since::AnotherLife);
+        }
+    }
+
+    /// A row beyond it is refused when it is read.
+    #[test]
+    fn a_count_of_writes_has_an_end() {
+        for (revision, goes_on) in
+            [(2, true), (MOST, true), (MOST + 1, false), (i64::MAX, false), (-1, false)]
+        {
+            let mark = Mark { epoch: 1, revision, nonce: Uuid::nil() };
+            assert_eq!(mark.has_successor(), goes_on, "{revision}");
+            if goes_on {
+                let next = History { life: 1, mark, trail: Vec::new() }.next(Flush::WithNext);
+                assert!(next.mark.revision > revision);
+            }
         }
     }
 

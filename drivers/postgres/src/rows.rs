@@ -40,6 +40,9 @@ impl ThreadRow {
 
     fn open(key: Uuid, name: &[u8], mark: Mark, body: &[u8]) -> Result<Self, Malformed> {
         let ThreadBody { next, past } = ThreadBody::decode(Self::seal(key, name, mark).open(body)?)?;
+        if !mark.has_successor() {
+            return Err(Malformed("the count of its writes is out of range"));
+        }
         let (life, trail) = past.unwrap_or_else(|| (mark.epoch, Vec::new()));
         Ok(Self { history: History { life, mark, trail }, next })
     }

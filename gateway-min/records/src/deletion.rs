@@ -3,6 +3,7 @@
 use super::Records;
 use super::db::detached;
 use super::error::{Entity, RecordsError};
+use super::events::keep_numbers;
 use super::query::query;
 use super::runs::{Reservation, RunRow, WriterKind, select_run};
 
@@ -35,7 +36,7 @@ impl Records {
         detached(async move { records.delete_reserved(reservation).await }).await
     }
 
-    /// Deletes a run that has ended, and its events.
+    /// Deletes a run that has ended, and its events. Their numbers are not given again.
     ///
     /// # Errors
     /// [`RecordsError::NotFound`]; [`RecordsError::Conflict`] if the run is active.
@@ -52,6 +53,7 @@ impl Records {
                         holder: run.operation_kind,
                     });
                 }
+                tx.execute(keep_numbers(&run.thread_id)).await?;
                 let events = query("DELETE FROM run_events WHERE thread_id = $1 AND run_id = $2");
                 tx.execute(events.bind(&run.thread_id).bind(&id)).await?;
                 tx.execute(query("DELETE FROM run_frames WHERE run_id = $1").bind(&id)).await?;

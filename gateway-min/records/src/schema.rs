@@ -1,20 +1,24 @@
 //! The numbered migrations of the database, and applying them.
 
 use std::fmt::Write as _;
+use std::pin::pin;
+use std::time::{Duration, Instant};
 
 use rusqlite::{Connection, TransactionBehavior};
 use sha2::{Digest as _, Sha384};
+use tokio::time::timeout;
 use tokio_postgres::Client;
 use tokio_postgres::types::Type;
 
 use super::error::RecordsError;
 use super::failure::DatabaseError;
-use super::postgres::{self, PostgresTarget, Scope, Tables};
+use super::postgres::{self, PostgresTarget, Tables};
 use super::query::query;
 use super::sqlite::fetch_all;
 
 /// A migration, for each database.
 struct Step {
+    version: i64,
     name: &'static str,
     sqlite: &'static str,
     postgres: &'static str,
@@ -23,6 +27,7 @@ struct Step {
 macro_rules! step {
     ($number:literal, $name:literal) => {
         Step {
+            version: number($number),
             name: $name,
             sqlite: include_str!(concat!("migrations/sqlite/", $number, "_", $name, ".sql")),
             postgres: include_str!(concat!("migrations/postgres/", $number, "_", $name, ".sql")),
@@ -30,8 +35,18 @@ macro_rules! step {
     };
 }
 
-/// Migrations 1, 2, 3 ... A released migration never changes; append new ones.
-const STEPS: [Step; 14] = [
+/// The number that digits say.
+const fn number(digits: &str) -> i64 {
+    let (digits, mut number, mut place) = (digits.as_bytes(), 0, 0);
+    while place < digits.len() {
+        number = 10 * number + (digits[place] - b'0') as i64;
+        place += 1;
+    }
+    number
+}
+
+/// In the order of their numbers. A released migration never changes; append new ones.
+const STEPS: &[Step] = &[
     step!("0001", "threads"),
     step!("0002", "runs"),
     step!("0003", "run_events"),
@@ -46,6 +61,7 @@ const STEPS: [Step; 14] = [
     step!("0012", "batch_remains"),
     step!("0013", "left_checkpoint"),
     step!("0014", "batch_tokens"),
+    step!("0016", "events_given"),
 ];
 
 /// Upgrades a SQLite database to the newest schema: applies all missing migrations or, after an error, none. Concurrent
@@ -55,15 +71,15 @@ const STEPS: [Step; 14] = [
 /// [`RecordsError::NewerSchema`] if a newer build wrote the database, [`RecordsError::Corrupt`] if an applied migration
 /// differs from this build's.
 pub(super) fn migrate_sqlite(connection: &mut Connection, place: &str) -> Result<(), RecordsError> {
-    apply_sqlite(&STEPS, connection, place)
+    apply_sqlite(STEPS, connection, place)
 }
 
-/// The same for the tables in a Postgres database.
+/// [`migrate_sqlite`] for the tables in a Postgres database.
 pub(super) async fn migrate_postgres(
     pool: &postgres::Pool,
     target: &PostgresTarget,
 ) -> Result<(), RecordsError> {
-    apply_postgres(&STEPS, pool, target).await
+    apply_postgres(STEPS, pool, target).await
 }
 
 /// A step with its number, and the text that is applied.
@@ -75,8 +91,8 @@ struct Migration {
 }
 
 fn numbered(steps: &[Step], text: impl Fn(&Step) -> String) -> Vec<Migration> {
-    let numbered = (1..).zip(steps).map(|(version, step)| {
-        let text = text(step);
+    let numbered = steps.iter().map(|step| {
+        let (version, text) = (step.version, text(step));
         Migration { version, name: step.name, checksum: Sha384::digest(text.as_bytes()).to_vec(), text }
     });
     numbered.collect()
@@ -112,8 +128,7 @@ fn apply_sqlite(steps: &[Step], connection: &mut Connection, place: &str) -> Res
     let known = numbered(steps, |step| step.sqlite.to_owned());
     let tx = connection.transaction_with_behavior(TransactionBehavior::Immediate).map_err(failed)?;
     tx.execute_batch(LIST_OF_MIGRATIONS).map_err(failed)?;
-    let sql = "SELECT version, checksum FROM _sqlx_migrations ORDER BY version";
-    let applied: Vec<(i64, Vec<u8>)> = fetch_all(&tx, &query(sql))?;
+    let applied: Vec<(i64, Vec<u8>)> = fetch_all(&tx, &query(APPLIED_SQLITE))?;
     for migration in missing(&known, &applied, place)? {
         tx.execute_batch(&migration.text).map_err(failed)?;
         let sql = "INSERT INTO _sqlx_migrations (version, description, success, checksum, execution_time) \
@@ -123,6 +138,9 @@ fn apply_sqlite(steps: &[Step], connection: &mut Connection, place: &str) -> Res
     tx.commit().map_err(failed)?;
     Ok(())
 }
+
+/// The migrations that were applied, in order.
+const APPLIED_SQLITE: &str = "SELECT version, checksum FROM _sqlx_migrations ORDER BY version";
 
 /// The list of applied migrations, as earlier builds created it.
 const LIST_OF_MIGRATIONS: &str = "CREATE TABLE IF NOT EXISTS _sqlx_migrations ( \
@@ -143,14 +161,24 @@ async fn apply_postgres(
     {
         return Ok(());
     }
-    let mut tx = pool.begin(Scope::EveryThread).await?;
+    reported(upgrade(&known, pool, target)).await
+}
+
+/// Applies what is missing in one transaction, after another process that does the same.
+async fn upgrade(
+    known: &[Migration],
+    pool: &postgres::Pool,
+    target: &PostgresTarget,
+) -> Result<(), RecordsError> {
+    let tables = target.tables();
+    let mut tx = pool.begin_migration().await?;
     // As earlier builds created it.
     let list = "CREATE TABLE IF NOT EXISTS migrations (version BIGINT PRIMARY KEY, description TEXT NOT NULL, \
                 installed_on TIMESTAMPTZ NOT NULL DEFAULT now(), success BOOLEAN NOT NULL, \
                 checksum BYTEA NOT NULL, execution_time BIGINT NOT NULL)";
     tx.batch(&tables.qualify(list)).await?;
     let applied = rows(&tx.fetch_all(query(APPLIED)).await?)?;
-    for migration in missing(&known, &applied, target.place())? {
+    for migration in missing(known, &applied, target.place())? {
         tx.batch(&migration.text).await?;
         let checksum = hex(&migration.checksum);
         let sql = "INSERT INTO migrations (version, description, success, checksum, execution_time) \
@@ -158,6 +186,24 @@ async fn apply_postgres(
         tx.execute(query(sql).bind(migration.version).bind(migration.name).bind(checksum)).await?;
     }
     tx.commit().await
+}
+
+/// How often the log says that an upgrade goes on.
+const REPORT: Duration = Duration::from_secs(10);
+
+/// Does work that may take any time, and says so: nobody should think that it hangs, or not know whom it waits for.
+async fn reported<T>(work: impl Future<Output = T>) -> T {
+    let (mut work, started) = (pin!(work), Instant::now());
+    loop {
+        if let Ok(done) = timeout(REPORT, &mut work).await {
+            return done;
+        }
+        tracing::warn!(
+            seconds = started.elapsed().as_secs(),
+            "the gateway's tables are being upgraded, by this process or another one, or another session has locked them \
+             (pg_stat_activity shows it)"
+        );
+    }
 }
 
 fn hex(bytes: &[u8]) -> String {
@@ -205,11 +251,11 @@ fn failed(error: rusqlite::Error) -> RecordsError {
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
-    use std::time::Duration;
 
     use threadkeep_testing::postgres as server;
 
     use super::*;
+    use crate::postgres::Scope;
     use crate::sqlite::{open_memory, open_writer};
     use crate::tests::support::postgres_target;
 
@@ -223,12 +269,21 @@ mod tests {
     }
 
     fn numbers() -> Vec<(i64,)> {
-        (1..).take(STEPS.len()).map(|version| (version,)).collect()
+        STEPS.iter().map(|step| (step.version,)).collect()
     }
 
     fn broken() -> [Step; 2] {
         let broken = "CREATE TABLE x (a int); CREATE TABLE x (b int)";
-        [step!("0001", "threads"), Step { name: "broken", sqlite: broken, postgres: broken }]
+        [step!("0001", "threads"), Step { version: 2, name: "broken", sqlite: broken, postgres: broken }]
+    }
+
+    #[test]
+    fn migrations_are_in_the_order_of_their_numbers() {
+        assert_eq!(
+            STEPS[..14].iter().map(|step| step.version).collect::<Vec<_>>(),
+            (1..=14).collect::<Vec<_>>()
+        );
+        assert!(STEPS.is_sorted_by(|one, next| one.version < next.version));
     }
 
     #[test]
@@ -366,6 +421,50 @@ mod tests {
             migrate_postgres(&pool, &old).await.unwrap();
             assert_eq!(described(&admin, &name).await, newest);
         }
+    }
+
+    /// Waits until a session of this database has waited for such a lock for longer than `limit`, unless `work` ends before.
+    async fn until_stuck<T>(admin: &Client, work: &tokio::task::JoinHandle<T>, lock: &str, limit: Duration) {
+        let sql = format!(
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event = '{lock}' \
+             AND clock_timestamp() - query_start > interval '{} ms'",
+            limit.as_millis()
+        );
+        let stuck = async {
+            while !work.is_finished() && admin.query_typed_one(&sql, &[]).await.unwrap().get::<_, i64>(0) == 0
+            {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(Duration::from_mins(10), stuck).await.expect("nobody waits");
+        assert!(!work.is_finished(), "it did not wait");
+    }
+
+    /// One of a table with many rows does; so does one that waits for another gateway's.
+    #[tokio::test]
+    async fn a_migration_may_take_longer_than_an_answer() {
+        let database = server().unwrap().database().await.unwrap();
+        let target = postgres_target(database.url(), "long", 2);
+        let limit = Duration::from_secs(2);
+        let pool = postgres::Pool::connect_within(&target, Arc::default(), limit).await.unwrap();
+        let admin = target.open().await.unwrap();
+        admin.batch_execute("CREATE SCHEMA long").await.unwrap();
+        apply_postgres(&STEPS[..13], &pool, &target).await.unwrap();
+        // As of an earlier gateway that is at it.
+        let mut earlier = pool.begin(Scope::EveryThread).await.unwrap();
+        earlier.execute(query("SET LOCAL idle_in_transaction_session_timeout = 0")).await.unwrap();
+        let (of, there) = (pool.clone(), target.clone());
+        let upgrade = tokio::spawn(async move { migrate_postgres(&of, &there).await });
+        until_stuck(&admin, &upgrade, "advisory", 2 * limit).await;
+
+        admin.batch_execute("BEGIN; LOCK TABLE long.threadkeep_gateway_executions").await.unwrap();
+        drop(earlier);
+        until_stuck(&admin, &upgrade, "relation", 2 * limit).await;
+        admin.batch_execute("COMMIT").await.unwrap();
+        tokio::time::timeout(Duration::from_mins(10), upgrade).await.unwrap().unwrap().unwrap();
+        let sql = format!("SELECT version FROM {} ORDER BY 1", target.tables().migrations());
+        let rows = admin.query_typed(&sql, &[]).await.unwrap();
+        assert_eq!(rows.iter().map(|row| (row.get(0),)).collect::<Vec<(i64,)>>(), numbers());
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 4)]

@@ -1,6 +1,6 @@
-//! The feed in the table `run_events`. A number is assigned in the transaction that inserts its row, so every assigned
-//! number has a row, and two appends cannot get the same number. In SQLite the events of a run are flushed with its
-//! decided outcome.
+//! The feed in the table `run_events`. A number is assigned in the transaction that inserts its row, so two appends cannot
+//! get the same number. The thread's row keeps the highest number of those whose rows were deleted with their run. In
+//! SQLite the events of a run are flushed with its decided outcome.
 
 use super::{EventQuery, EventRow, MESSAGE_CATEGORY, Owner, PreparedEvent, run_owner, thread_owner};
 use crate::codec::{Cells, object_text, time_text};
@@ -89,6 +89,14 @@ struct Unless {
     /// All, if the run has the first of them after this number: then another attempt has stored them. The transactions of a
     /// thread run one after the other, so of several attempts only the one that comes first adds them.
     begins_after: Option<i64>,
+}
+
+/// The statement that keeps the numbers of a thread's events from being given again, before some of them are deleted.
+pub(crate) fn keep_numbers(thread_id: &str) -> Sql {
+    let sql = "UPDATE threads_meta SET events_given = given.seq \
+               FROM (SELECT MAX(seq) AS seq FROM run_events WHERE thread_id = $1) AS given \
+               WHERE thread_id = $1 AND events_given < given.seq";
+    query(sql).bind(thread_id)
 }
 
 /// Appends events of a run. Returns the numbers of those it added.
@@ -181,8 +189,9 @@ fn insertions(
         sql.push_bind(thread_id).push(", ").push_bind(run_id);
         sql.push(
             ", feed.user_id, added.column1, added.column2, added.column3, added.column4, feed.last + added.column5, \
-             added.column6 FROM (SELECT user_id, (SELECT COALESCE(MAX(seq), 0) FROM run_events WHERE thread_id = $1) \
-             AS last FROM ",
+             added.column6 FROM (SELECT user_id, (SELECT COALESCE(MAX(given.seq), 0) FROM \
+             (SELECT MAX(seq) AS seq FROM run_events WHERE thread_id = $1 \
+             UNION ALL SELECT events_given FROM threads_meta WHERE thread_id = $1) AS given) AS last FROM ",
         );
         sql.push(owner).push(") AS feed, (VALUES ");
         for (place, event) in (1_i64..).zip(events) {

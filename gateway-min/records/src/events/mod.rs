@@ -1,4 +1,5 @@
-//! The event feed of threads: one append-only list per thread, numbered 1, 2, 3 ... without gaps.
+//! The event feed of threads: one append-only list per thread, numbered 1, 2, 3 ... without gaps, except where a run was
+//! deleted. No number is given twice in the life of a thread.
 //!
 //! The setting `run_events.backend` decides where the feed is: `memory` (the default; lost on restart, and limited to
 //! about 64 MiB for all threads), `db` (the table `run_events`) or `jsonl` (one file per thread). Otherwise they behave
@@ -17,6 +18,7 @@ use std::sync::Arc;
 use chrono::{DateTime, SubsecRound, Utc};
 use serde_json::Value;
 
+pub(super) use self::database::keep_numbers;
 use self::jsonl::JsonlFeed;
 use self::memory::MemoryFeed;
 use super::codec::JsonObject;

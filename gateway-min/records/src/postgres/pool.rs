@@ -25,7 +25,7 @@ use crate::query::Sql;
 const TURN: Duration = Duration::from_secs(30);
 /// How long it waits for a server that starts, or for the next primary.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How long a statement may take; a lock is waited for at most half of it.
+/// How long a statement may take, unless it is one of a migration; a lock is waited for at most half of it.
 pub(super) const ANSWER: Duration = Duration::from_secs(20);
 /// A connection that was idle for longer is tested before it is used.
 const FRESH: Duration = Duration::from_secs(1);
@@ -45,6 +45,8 @@ struct Shared {
     /// The connections of [`Pool::apart`]: one for the leases of runs, one for those of batches.
     apart: managed::Pool<Opener>,
     tables: Tables,
+    /// How long a statement may take.
+    answer: Duration,
     commits: Arc<Commits>,
     threads: Threads,
     announced: Announced,
@@ -63,9 +65,19 @@ impl Pool {
         target: &PostgresTarget,
         commits: Arc<Commits>,
     ) -> Result<Self, DatabaseError> {
+        Self::connect_within(target, commits, ANSWER).await
+    }
+
+    /// The same, with statements that may take this long.
+    pub(crate) async fn connect_within(
+        target: &PostgresTarget,
+        commits: Arc<Commits>,
+        answer: Duration,
+    ) -> Result<Self, DatabaseError> {
         let shared = Shared {
             apart: connections(target, 2)?,
             tables: target.tables().clone(),
+            answer,
             commits,
             threads: Threads::default(),
             announced: Announced::default(),
@@ -98,6 +110,11 @@ impl Pool {
         let Opener(target) = self.connections.manager();
         self.shared.listener.get_or_init(|| Listener::start(target.clone(), self.shared.announced.clone()));
         self.shared.announced.subscribe()
+    }
+
+    /// How long a statement may take.
+    pub(super) fn answer(&self) -> Duration {
+        self.shared.answer
     }
 
     /// Somebody waits for the server's answer.
@@ -140,7 +157,7 @@ impl Pool {
             self.add_trip();
             ask(session, sql, self.tables()).await
         };
-        let done = timeout(ANSWER, reading).await.map_err(|_| silent())??;
+        let done = timeout(self.answer(), reading).await.map_err(|_| silent())??;
         held.clean();
         Ok(done.rows)
     }

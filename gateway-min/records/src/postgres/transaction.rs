@@ -1,6 +1,7 @@
 //! Write transactions and their locks.
 
 use std::task::Poll;
+use std::time::Duration;
 
 use futures::future::BoxFuture;
 use futures::{FutureExt as _, TryFutureExt as _, poll};
@@ -29,6 +30,11 @@ pub(crate) enum Scope<'a> {
 /// The statements that begin a write transaction. The server ends it if its process stalls, so that others do not wait
 /// for long; they wait longer than that.
 fn begin(tables: &Tables, scope: Scope<'_>) -> String {
+    begin_with("SET LOCAL lock_timeout = '10s'", tables, scope)
+}
+
+/// The same with these settings.
+fn begin_with(settings: &str, tables: &Tables, scope: Scope<'_>) -> String {
     let every_thread = tables.lock("");
     let lock = match scope {
         Scope::Thread(thread_id) => format!(
@@ -40,8 +46,7 @@ fn begin(tables: &Tables, scope: Scope<'_>) -> String {
         Scope::Rows => format!("SELECT pg_advisory_xact_lock_shared({every_thread})"),
     };
     format!(
-        "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL idle_in_transaction_session_timeout = '5s'; \
-         SET LOCAL lock_timeout = '10s'; {lock}"
+        "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL idle_in_transaction_session_timeout = '5s'; {settings}; {lock}"
     )
 }
 
@@ -54,6 +59,8 @@ pub(crate) struct Transaction {
     turn: Option<OwnedMutexGuard<()>>,
     begin: String,
     begun: bool,
+    /// How long the server may take to answer; `None` for a migration.
+    limit: Option<Duration>,
     /// Statements that are sent with the next one, or with the commit.
     queued: Vec<Sql>,
     in_progress: bool,
@@ -67,12 +74,30 @@ impl Pool {
             Scope::Thread(thread_id) => Some(self.turn(thread_id).await?),
             Scope::EveryThread | Scope::Rows => None,
         };
+        self.transaction(begin(self.tables(), scope), Some(self.answer()), turn).await
+    }
+
+    /// A write transaction for all threads that may take any time, as a migration of many rows does. It waits for another
+    /// process's, whatever limits the role or the database has.
+    pub(crate) async fn begin_migration(&self) -> Result<Transaction, DatabaseError> {
+        let settings = "SET LOCAL lock_timeout = 0; SET LOCAL statement_timeout = 0";
+        let begin = begin_with(settings, self.tables(), Scope::EveryThread);
+        self.transaction(begin, None, None).await
+    }
+
+    async fn transaction(
+        &self,
+        begin: String,
+        limit: Option<Duration>,
+        turn: Option<OwnedMutexGuard<()>>,
+    ) -> Result<Transaction, DatabaseError> {
         Ok(Transaction {
             held: Some(self.acquire().await?),
             pool: self.clone(),
             turn,
-            begin: begin(self.tables(), scope),
+            begin,
             begun: false,
+            limit,
             queued: Vec::new(),
             in_progress: false,
             failed: false,
@@ -109,7 +134,7 @@ impl Transaction {
         self.in_progress = true;
         self.pool.add_trip();
         let client = self.held.as_mut().ok_or(DatabaseError::Closed)?.dirty()?;
-        let done = timeout(ANSWER, client.batch_execute(statements)).await;
+        let done = within(self.limit, client.batch_execute(statements)).await;
         let done = done.map_or(Err(Refusal::Silent), |done| done.map_err(Refusal::Statement));
         self.answered(done).map_err(Refusal::into_error)
     }
@@ -135,12 +160,12 @@ impl Transaction {
         let begin = (!self.begun).then_some(self.begin.as_str());
         (self.begun, self.in_progress) = (true, true);
         let session = self.held.as_mut().and_then(|held| held.dirty().ok()).ok_or(Refusal::Closed)?;
-        let preparing = timeout(ANSWER, self.pool.prepare(session, &self.queued)).await;
-        let done = match preparing.map_err(|_| Refusal::Unprepared)?.map_err(Refusal::Statement) {
+        let preparing = within(self.limit, self.pool.prepare(session, &self.queued)).await;
+        let done = match preparing.ok_or(Refusal::Unprepared)?.map_err(Refusal::Statement) {
             Ok(()) => {
                 self.pool.add_trip();
                 let done = pipelined(session, begin, &self.queued, end, self.pool.tables());
-                timeout(ANSWER, done).await.unwrap_or(Err(Refusal::Silent))
+                within(self.limit, done).await.unwrap_or(Err(Refusal::Silent))
             }
             refused => refused.map(|()| Vec::new()),
         };
@@ -214,6 +239,14 @@ impl Transaction {
         self.held = Some(self.pool.acquire().await?);
         (self.begun, self.failed, self.in_progress) = (false, false, false);
         Ok(())
+    }
+}
+
+/// What `work` returns, unless it takes longer than the limit, if there is one.
+async fn within<T>(limit: Option<Duration>, work: impl Future<Output = T>) -> Option<T> {
+    match limit {
+        Some(limit) => timeout(limit, work).await.ok(),
+        None => Some(work.await),
     }
 }
 

@@ -367,8 +367,9 @@ impl Runs {
         self.db.fetch_all(sql.build()).await
     }
 
-    /// The runs of all threads that `owner` may see, `None` for all, last admitted first, without reservations. Runs that
-    /// have ended are looked for among the newest [`Runs::SEARCHED`] alone: there is no index of how runs ended.
+    /// The runs of all threads that `owner` may see, `None` for all, last admitted first, without reservations. Runs of an
+    /// owner, and those that have ended in some way, are looked for among the newest [`Runs::SEARCHED`] alone: there is no
+    /// index of them.
     pub async fn of_all_threads(
         &self,
         owner: Option<&str>,
@@ -377,9 +378,13 @@ impl Runs {
         let mut sql = self.db.builder(select_run!("operation_kind = 'run'"));
         if query.status.is_some_and(RunStatus::is_active) {
             sql.push(" AND status IN ('pending', 'running')");
-        } else {
-            sql.push(" AND admission_seq > (SELECT COALESCE(MAX(admission_seq), 0) FROM runs) - ");
-            sql.push_bind(Self::SEARCHED);
+        } else if query.status.is_some() || owner.is_some() {
+            // Not by their numbers, which have gaps: of refused requests, reservations and deleted runs.
+            sql.push(
+                " AND admission_seq >= COALESCE((SELECT admission_seq FROM runs WHERE operation_kind = 'run' \
+                 ORDER BY admission_seq DESC LIMIT 1 OFFSET ",
+            );
+            sql.push_bind(Self::SEARCHED - 1).push("), 0)");
         }
         if let Some(owner) = owner {
             sql.push(

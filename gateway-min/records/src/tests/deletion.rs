@@ -48,6 +48,47 @@ async fn deletion_takes_everything_of_the_thread_and_nothing_else() {
     }
 }
 
+/// A client that continues after an event would take the next one for one that it has.
+#[tokio::test]
+async fn numbers_of_a_deleted_run_are_never_given_again() {
+    for backend in [EventBackend::Memory, EventBackend::Database, EventBackend::Jsonl] {
+        let fixture = fixture_with(backend).await;
+        let records = &fixture.records;
+        create_thread(records, "t").await;
+        let other = fixture.reopen(backend).await;
+        // The last run is deleted, then one before others, then all.
+        let mut next = 1;
+        for (run_id, deleted) in [
+            ("r1", &[][..]),
+            ("r2", &["r2"]),
+            ("r3", &[]),
+            ("r4", &["r1"]),
+            ("r5", &["r5", "r4", "r3"]),
+            ("r6", &[]),
+        ] {
+            // Another process sees the same, if the feed is not in this one's memory.
+            let records = if backend == EventBackend::Memory || next % 4 == 1 { records } else { &other };
+            start(records, "t", run_id).await;
+            let events = vec![NewEvent::new("llm.human.input", MESSAGE_CATEGORY, json!({})); 2];
+            let places = records.events().append("t", run_id, events).await.unwrap();
+            assert_eq!(places, [next, next + 1], "{backend:?} {run_id}");
+            next += 2;
+            records.runs().finish(run_id, &end(RunStatus::Success)).await.unwrap();
+            for run_id in deleted {
+                records.delete_run(run_id).await.unwrap();
+            }
+        }
+        records.delete_run("r6").await.unwrap();
+        let seed = SeedRun {
+            run_id: "checkpoint-seed-t-0".to_owned(),
+            events: vec![NewEvent::new("llm.human.input", MESSAGE_CATEGORY, json!({}))],
+        };
+        assert!(records.events().seed("t", vec![seed]).await.unwrap());
+        let seeded = records.events().list(&EventQuery::new("t", "checkpoint-seed-t-0")).await.unwrap();
+        assert_eq!(seeded[0].seq, next, "{backend:?}");
+    }
+}
+
 #[tokio::test]
 async fn deletion_of_a_thread_without_row_finds_nothing() {
     let fixture = fixture().await;

@@ -381,3 +381,33 @@ async fn the_last_events_are_stored_with_the_decided_end_or_its_refusal() {
         fixture.records.conclude_and_decide(("t", "r"), (0, vec![]), event("run.delivery"), &end).await;
     assert!(matches!(elsewhere, Err(RecordsError::Invalid { field: "events", .. })), "{elsewhere:?}");
 }
+
+/// Refused requests take numbers of the sequence in Postgres, and deleted runs leave gaps in any database.
+#[tokio::test]
+async fn refused_requests_and_deleted_runs_hide_no_run_that_ended() {
+    let fixture = fixture().await;
+    let (records, runs) = (&fixture.records, fixture.records.runs());
+    create_thread(records, "t").await;
+    start(records, "t", "ended").await;
+    runs.finish("ended", &end(RunStatus::Error)).await.unwrap();
+    start(records, "t", "holds").await;
+    if records.db.dialect() == query::Dialect::Postgres {
+        // As after 20,000 of the following requests.
+        sql(records, "ALTER TABLE runs ALTER COLUMN admission_seq RESTART WITH 20000").await;
+    }
+    let refused = runs.admit(new_run("t", "refused"), MultitaskStrategy::Reject).await.unwrap_err();
+    assert!(refused.is_conflict(), "{refused}");
+    runs.finish("holds", &end(RunStatus::Success)).await.unwrap();
+    start(records, "t", "works").await;
+    if records.db.dialect() == query::Dialect::Sqlite {
+        // As after the deletion of 20,000 runs.
+        sql(records, "UPDATE runs SET admission_seq = admission_seq + 20000 WHERE run_id = 'works'").await;
+    }
+    let of = async |status, limit| {
+        let found = runs.of_all_threads(None, &RunQuery { status, limit, offset: 0 }).await.unwrap();
+        found.into_iter().map(|run| run.run_id).collect::<Vec<_>>()
+    };
+    assert_eq!(of(None, 9).await, ["works", "holds", "ended"]);
+    assert_eq!(of(Some(RunStatus::Error), 1).await, ["ended"]);
+    assert_eq!(of(Some(RunStatus::Running), 9).await, ["works"]);
+}

@@ -17,7 +17,7 @@ use tokio::sync::oneshot;
 use super::codec::Clock;
 use super::commits::{Commits, Flush};
 use super::error::RecordsError;
-use super::failure::DatabaseError;
+use super::failure::{DatabaseError, SqliteFailure};
 use super::postgres::{self, Changes, PostgresTarget, Scope};
 use super::query::{Builder, Dialect, FromRow, Row, Sql, query};
 use super::schema;
@@ -45,6 +45,12 @@ enum Pools {
         writer: Writer,
         /// None for a database in memory, which has only one connection.
         readers: Option<Readers>,
+        place: Arc<str>,
+    },
+    /// A SQLite database that cannot be written.
+    ReadOnly {
+        readers: Readers,
+        place: Arc<str>,
     },
     Postgres(postgres::Pool),
 }
@@ -61,9 +67,22 @@ impl Db {
             let place = path.display().to_string();
             let not_opened = |cause| not_opened(&place, cause);
             let mut connection = sqlite::open_writer(&path).map_err(not_opened)?;
-            schema::migrate_sqlite(&mut connection, &place)?;
+            let migrated = schema::migrate_sqlite(&mut connection, &place);
+            migrated.map_err(|error| error.of_write_to(&place))?;
             let readers = Readers::open(&path).map_err(not_opened)?;
-            Self::with_sqlite(connection, Some(readers), clock)
+            Self::with_sqlite(connection, Some(readers), &place, clock)
+        });
+        opening.await.map_err(|error| DatabaseError::Io(error.into()))?
+    }
+
+    pub(super) async fn open_read_only(path: &Path, clock: Clock) -> Result<Self, RecordsError> {
+        let path = path.to_owned();
+        let opening = tokio::task::spawn_blocking(move || {
+            sqlite::check_library()?;
+            let place = path.display().to_string();
+            let readers = Readers::open_alone(&path).map_err(|cause| not_opened(&place, cause))?;
+            readers.first(|connection| Ok(schema::check_sqlite(connection, &place)))??;
+            Ok(Self::new(Pools::ReadOnly { readers, place: place.into() }, clock))
         });
         opening.await.map_err(|error| DatabaseError::Io(error.into()))?
     }
@@ -73,7 +92,7 @@ impl Db {
             sqlite::check_library()?;
             let mut connection = sqlite::open_memory()?;
             schema::migrate_sqlite(&mut connection, ":memory:")?;
-            Self::with_sqlite(connection, None, clock)
+            Self::with_sqlite(connection, None, ":memory:", clock)
         });
         opening.await.map_err(|error| DatabaseError::Io(error.into()))?
     }
@@ -81,11 +100,13 @@ impl Db {
     fn with_sqlite(
         connection: Connection,
         readers: Option<Readers>,
+        place: &str,
         clock: Clock,
     ) -> Result<Self, RecordsError> {
         let commits = Arc::<Commits>::default();
         let writer = Writer::start(connection, Arc::clone(&commits))?;
-        Ok(Self { commits, ..Self::new(Pools::Sqlite { writer, readers }, clock) })
+        let pools = Pools::Sqlite { writer, readers, place: place.into() };
+        Ok(Self { commits, ..Self::new(pools, clock) })
     }
 
     pub(super) async fn open_postgres(target: &PostgresTarget, clock: Clock) -> Result<Self, RecordsError> {
@@ -106,7 +127,7 @@ impl Db {
     /// What other processes announce.
     pub(super) fn changes(&self) -> Changes {
         match &self.pools {
-            Pools::Sqlite { .. } => Changes::none(),
+            Pools::Sqlite { .. } | Pools::ReadOnly { .. } => Changes::none(),
             Pools::Postgres(pool) => pool.changes(),
         }
     }
@@ -147,7 +168,7 @@ impl Db {
     pub(super) fn queued(&self) -> usize {
         match &self.pools {
             Pools::Sqlite { writer, .. } => writer.queued(),
-            Pools::Postgres { .. } => 0,
+            Pools::ReadOnly { .. } | Pools::Postgres { .. } => 0,
         }
     }
 
@@ -173,27 +194,28 @@ impl Db {
     pub(super) fn apart(&self) -> Self {
         let pools = match &self.pools {
             Pools::Postgres(pool) => Pools::Postgres(pool.apart()),
-            sqlite @ Pools::Sqlite { .. } => sqlite.clone(),
+            sqlite => sqlite.clone(),
         };
         Self { pools, ..self.clone() }
     }
 
     pub(super) async fn close(&self) {
         match &self.pools {
-            Pools::Sqlite { writer, readers } => {
+            Pools::Sqlite { writer, readers, .. } => {
                 if let Some(readers) = readers {
                     readers.close().await;
                 }
                 // Last, because closing the last connection checkpoints the WAL.
                 writer.close().await;
             }
+            Pools::ReadOnly { readers, .. } => readers.close().await,
             Pools::Postgres(pool) => pool.close().await,
         }
     }
 
     pub(super) fn dialect(&self) -> Dialect {
         match self.pools {
-            Pools::Sqlite { .. } => Dialect::Sqlite,
+            Pools::Sqlite { .. } | Pools::ReadOnly { .. } => Dialect::Sqlite,
             Pools::Postgres(_) => Dialect::Postgres,
         }
     }
@@ -209,10 +231,10 @@ impl Db {
         #[cfg(any(test, feature = "testing"))]
         self.fault.reads()?;
         match &self.pools {
-            Pools::Sqlite { readers: Some(readers), .. } => {
+            Pools::Sqlite { readers: Some(readers), .. } | Pools::ReadOnly { readers, .. } => {
                 Ok(readers.row(|connection| sqlite::fetch_optional(connection, &sql)).await?)
             }
-            Pools::Sqlite { readers: None, writer } => {
+            Pools::Sqlite { readers: None, writer, .. } => {
                 let read = move |tx: &mut Connection| Ok(sqlite::fetch_optional(tx, &sql)?);
                 on_thread(writer, Flush::WithNext, read, || Ok(())).await
             }
@@ -229,10 +251,10 @@ impl Db {
         #[cfg(any(test, feature = "testing"))]
         self.fault.reads()?;
         match &self.pools {
-            Pools::Sqlite { readers: Some(readers), .. } => {
+            Pools::Sqlite { readers: Some(readers), .. } | Pools::ReadOnly { readers, .. } => {
                 Ok(readers.rows(move |connection| sqlite::fetch_all(connection, &sql)).await?)
             }
-            Pools::Sqlite { readers: None, writer } => {
+            Pools::Sqlite { readers: None, writer, .. } => {
                 let read = move |tx: &mut Connection| Ok(sqlite::fetch_all(tx, &sql)?);
                 on_thread(writer, Flush::WithNext, read, || Ok(())).await
             }
@@ -293,7 +315,7 @@ impl Db {
         #[cfg(any(test, feature = "testing"))]
         let fault = self.fault.clone();
         match &self.pools {
-            Pools::Sqlite { writer, .. } => {
+            Pools::Sqlite { writer, place, .. } => {
                 let flush = self.flush;
                 #[cfg(test)]
                 let flush = if self.idle_disk.load(std::sync::atomic::Ordering::Relaxed) {
@@ -321,7 +343,12 @@ impl Db {
                     answered.committed()?;
                     Ok(())
                 };
-                on_thread(writer, flush, work, committed).await
+                let done = on_thread(writer, flush, work, committed).await;
+                done.map_err(|error| error.of_write_to(place))
+            }
+            Pools::ReadOnly { place, .. } => {
+                let cause = SqliteFailure::read_only().into();
+                Err(RecordsError::ReadOnly { place: place.to_string(), cause })
             }
             Pools::Postgres(pool) => {
                 let tx = Box::pin(pool.begin(scope)).await?;
@@ -415,7 +442,7 @@ fn at_once<T>(mut work: Work<'_, T>) -> Result<T, RecordsError> {
 }
 
 fn not_opened(place: &str, cause: DatabaseError) -> RecordsError {
-    match RecordsError::from(cause) {
+    match RecordsError::from(cause).of_write_to(place) {
         RecordsError::Unavailable { cause } => RecordsError::Open { place: place.to_owned(), cause },
         RecordsError::Corrupt { detail, .. } => RecordsError::Corrupt { place: place.to_owned(), detail },
         other => other,

@@ -90,6 +90,19 @@ pub enum RecordsError {
         cause: DatabaseError,
     },
 
+    /// The database cannot be written. Nothing was changed; what is there can be read.
+    #[error(
+        "the gateway's database {place} cannot be written, so nothing was changed: {cause}; let this user write to the file and \
+         its directory (chmod, chown), mount their file system for writing, or copy the files to a directory that can be \
+         written and name it in database.sqlite_dir"
+    )]
+    ReadOnly {
+        /// The file.
+        place: String,
+        /// The database's error.
+        cause: DatabaseError,
+    },
+
     /// A commit failed, and whether it happened is unknown. Read the record before retrying.
     #[error("a commit to the gateway's database failed and may or may not have happened: {cause}")]
     InDoubt {
@@ -153,9 +166,19 @@ impl RecordsError {
         matches!(self, Self::Conflict { .. })
     }
 
-    /// Whether the database is unavailable, so that the same call may succeed later.
+    /// Whether the database is unavailable, or cannot be written now, so that the same call may succeed later.
     pub fn is_unavailable(&self) -> bool {
-        matches!(self, Self::Unavailable { .. } | Self::InDoubt { .. })
+        matches!(self, Self::Unavailable { .. } | Self::ReadOnly { .. } | Self::InDoubt { .. })
+    }
+
+    /// The same error of a write to the database in this file, which may be one that cannot be written.
+    pub(super) fn of_write_to(self, place: &str) -> Self {
+        match self {
+            Self::Unavailable { cause } if cause.is_read_only() => {
+                Self::ReadOnly { place: place.to_owned(), cause }
+            }
+            other => other,
+        }
     }
 
     pub(super) fn thread_not_found(thread_id: &str) -> Self {

@@ -1,6 +1,7 @@
 //! Why a database did not do what it was asked.
 
 use std::error::Error;
+use std::io::ErrorKind;
 
 use super::codec::BadCell;
 use super::{postgres, sqlite};
@@ -65,6 +66,12 @@ impl SqliteFailure {
         Self { message, code: None, lasts: true }
     }
 
+    /// The database was opened to be read only.
+    pub(super) fn read_only() -> Self {
+        let message = "it is only read".to_owned();
+        Self { message, code: Some(rusqlite::ffi::SQLITE_READONLY), lasts: true }
+    }
+
     /// The extended result code, if the library returned one.
     pub(super) fn code(&self) -> Option<i32> {
         self.code
@@ -95,6 +102,17 @@ impl DatabaseError {
         match self {
             Self::Closed => true,
             Self::Sqlite(failure) => failure.lasts,
+            _ => false,
+        }
+    }
+
+    /// Whether the cause is that the file or its directory cannot be written.
+    pub(super) fn is_read_only(&self) -> bool {
+        match self {
+            Self::Sqlite(failure) => sqlite::is_read_only(failure),
+            Self::Io(error) => {
+                matches!(error.kind(), ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem)
+            }
             _ => false,
         }
     }

@@ -4,7 +4,7 @@
 //!
 //! | Table | Key | Holds | Written by |
 //! |---|---|---|---|
-//! | `threads_meta` | `thread_id` | title, owner, status and metadata of each thread | [`Threads`]; [`Runs::recover_orphans`] sets the status; [`Records::delete_thread`] |
+//! | `threads_meta` | `thread_id` | title, owner, status and metadata of each thread, and which numbers of events are not free although their rows are deleted | [`Threads`]; [`Records::delete_run`]; [`Runs::recover_orphans`] sets the status; [`Records::delete_thread`] |
 //! | `runs` | `run_id`; unique: one *active* row per thread, `idempotency_key` | every run, permanently, and a row for each other writer while it works | [`Runs`]; [`Records::delete_thread`] |
 //! | `run_frames` | (`run_id`, `next_seq`, `first_seq`) | the last frames of runs that another process follows, until some time after their end | [`Runs`]; [`Records::delete_thread`] |
 //! | `executions` | (`execution_id`, `attempt`) | every attempt of a subagent at delegated work | [`Executions`]; [`Records::delete_thread`] |
@@ -151,10 +151,20 @@ impl Records {
     /// Opens the database file, creating it and its directory if missing, and upgrades it to this build's schema.
     ///
     /// # Errors
-    /// [`RecordsError::Open`], [`RecordsError::NewerSchema`], [`RecordsError::OldLibrary`], [`RecordsError::Corrupt`]. A
-    /// database with a newer schema is unchanged.
+    /// [`RecordsError::Open`], [`RecordsError::ReadOnly`], [`RecordsError::NewerSchema`], [`RecordsError::OldLibrary`],
+    /// [`RecordsError::Corrupt`]. A database with a newer schema is unchanged.
     pub async fn open(path: &Path, options: RecordsOptions) -> Result<Self, RecordsError> {
         Ok(Self::new(Db::open(path, options.clock.clone()).await?, &options))
+    }
+
+    /// Opens a database file that cannot be written, as of a backup on read-only media, to read it. Each write is
+    /// [`RecordsError::ReadOnly`].
+    ///
+    /// # Errors
+    /// As for [`Records::open`]; [`RecordsError::ReadOnly`] if the database is of an older build, and must be upgraded before
+    /// it can be read.
+    pub async fn open_read_only(path: &Path, options: RecordsOptions) -> Result<Self, RecordsError> {
+        Ok(Self::new(Db::open_read_only(path, options.clock.clone()).await?, &options))
     }
 
     /// Opens a database in memory that ends with the store, for `database.backend: memory`.

@@ -33,7 +33,9 @@ where
         .notify(|error, delay| tracing::debug!(%error, ?delay, "writing again"))
         .await;
     written.map_err(|error| match error {
-        RecordsError::Unavailable { cause } if in_doubt => RecordsError::InDoubt { cause },
+        RecordsError::Unavailable { cause } | RecordsError::ReadOnly { cause, .. } if in_doubt => {
+            RecordsError::InDoubt { cause }
+        }
         error => error,
     })
 }
@@ -49,7 +51,9 @@ where
 {
     let delays = successors(Some(Duration::from_millis(100)), |delay| Some((*delay * 2).min(LONGEST_DELAY)));
     let lasts = |error: &RecordsError| match error {
-        RecordsError::Unavailable { cause } | RecordsError::InDoubt { cause } => cause.lasts(),
+        RecordsError::Unavailable { cause }
+        | RecordsError::ReadOnly { cause, .. }
+        | RecordsError::InDoubt { cause } => cause.lasts(),
         _ => false,
     };
     write

@@ -1,6 +1,7 @@
 //! The numbered migrations of the database, and applying them.
 
 use std::fmt::Write as _;
+use std::io;
 use std::pin::pin;
 use std::time::{Duration, Instant};
 
@@ -72,6 +73,27 @@ const STEPS: &[Step] = &[
 /// differs from this build's.
 pub(super) fn migrate_sqlite(connection: &mut Connection, place: &str) -> Result<(), RecordsError> {
     apply_sqlite(STEPS, connection, place)
+}
+
+/// Checks that a SQLite database that cannot be written has this build's schema.
+///
+/// # Errors
+/// [`RecordsError::NewerSchema`], [`RecordsError::Corrupt`], and [`RecordsError::ReadOnly`] if it would have to be upgraded.
+pub(super) fn check_sqlite(connection: &Connection, place: &str) -> Result<(), RecordsError> {
+    let known = numbered(STEPS, |step| step.sqlite.to_owned());
+    let there = query("SELECT name FROM sqlite_master WHERE name = '_sqlx_migrations'");
+    let applied = match fetch_all::<(String,)>(connection, &there)?.is_empty() {
+        true => Vec::new(),
+        false => fetch_all(connection, &query(APPLIED_SQLITE))?,
+    };
+    let missing = missing(&known, &applied, place)?.len();
+    if missing == 0 {
+        return Ok(());
+    }
+    let problem =
+        format!("it was written by an older build and must be upgraded first, by {missing} migrations");
+    let cause = DatabaseError::Io(io::Error::new(io::ErrorKind::ReadOnlyFilesystem, problem));
+    Err(RecordsError::ReadOnly { place: place.to_owned(), cause })
 }
 
 /// [`migrate_sqlite`] for the tables in a Postgres database.

@@ -7,12 +7,12 @@
 mod readers;
 mod writer;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rusqlite::config::DbConfig;
 use rusqlite::types::{ToSqlOutput, Value as Stored};
-use rusqlite::{Connection, OpenFlags, ToSql};
+use rusqlite::{Connection, MAIN_DB, OpenFlags, ToSql};
 
 pub(super) use self::readers::Readers;
 pub(super) use self::writer::{Answer, Committed, Writer};
@@ -41,6 +41,10 @@ pub(super) fn open_writer(path: &Path) -> Result<Connection, DatabaseError> {
         threadkeep_files::create_private_dir(directory)?;
     }
     let connection = open(path, OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE)?;
+    // SQLite opens what cannot be written to read it.
+    if connection.is_readonly(MAIN_DB)? {
+        return Err(SqliteFailure::read_only().into());
+    }
     let settings = format!("PRAGMA journal_mode = WAL; PRAGMA wal_autocheckpoint = {LOG_PAGES}");
     connection.execute_batch(&settings)?;
     Ok(connection)
@@ -51,6 +55,28 @@ fn open_reader(path: &Path) -> Result<Connection, DatabaseError> {
     let connection = open(path, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
     connection.pragma_update(None, "query_only", true)?;
     Ok(connection)
+}
+
+/// A connection to a file that cannot be written. In a directory where no log and no index of one can be made it is read as
+/// it is, unless it has a log: then what is in there would be missing.
+fn open_alone(path: &Path) -> Result<Connection, DatabaseError> {
+    let readable = |connection: Connection| -> Result<Connection, DatabaseError> {
+        connection.query_row("SELECT COUNT(*) FROM sqlite_master", (), |_| Ok(()))?;
+        Ok(connection)
+    };
+    let opened = open(path, OpenFlags::SQLITE_OPEN_READ_ONLY).and_then(readable);
+    let mut log = path.as_os_str().to_owned();
+    log.push("-wal");
+    let has_log = std::fs::metadata(log).is_ok_and(|log| log.len() > 0);
+    match opened {
+        Err(DatabaseError::Sqlite(failure)) if !has_log && !is_corruption(&failure) => {
+            let name = path.to_string_lossy().replace('%', "%25").replace('?', "%3f").replace('#', "%23");
+            let address = PathBuf::from(format!("file:{name}?immutable=1"));
+            let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_URI;
+            open(&address, flags).and_then(readable)
+        }
+        opened => opened,
+    }
 }
 
 fn open(path: &Path, flags: OpenFlags) -> Result<Connection, DatabaseError> {
@@ -170,6 +196,11 @@ pub(super) fn is_corruption(failure: &SqliteFailure) -> bool {
     const NOT_A_DATABASE: i32 = 26;
     // The low byte is the kind of error, the rest its details.
     matches!(failure.code().map(|code| code & 0xff), Some(CORRUPT | NOT_A_DATABASE))
+}
+
+/// Whether SQLite reports that the file cannot be written.
+pub(super) fn is_read_only(failure: &SqliteFailure) -> bool {
+    failure.code().map(|code| code & 0xff) == Some(rusqlite::ffi::SQLITE_READONLY)
 }
 
 /// Whether SQLite reports that the disk is full.

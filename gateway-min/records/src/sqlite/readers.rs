@@ -42,7 +42,16 @@ impl Shared {
 impl Readers {
     /// Opens the connections. Blocks.
     pub(crate) fn open(path: &Path) -> Result<Self, DatabaseError> {
-        let idle = (0..COUNT).map(|_| super::open_reader(path)).collect::<Result<_, _>>()?;
+        Self::with(|| super::open_reader(path))
+    }
+
+    /// Opens connections to a file that cannot be written. Blocks.
+    pub(crate) fn open_alone(path: &Path) -> Result<Self, DatabaseError> {
+        Self::with(|| super::open_alone(path))
+    }
+
+    fn with(open: impl Fn() -> Result<Connection, DatabaseError>) -> Result<Self, DatabaseError> {
+        let idle = (0..COUNT).map(|_| open()).collect::<Result<_, _>>()?;
         let shared = Shared { idle: Mutex::new(idle), places: Arc::new(Semaphore::new(COUNT as usize)) };
         Ok(Self { shared: Arc::new(shared) })
     }
@@ -69,6 +78,14 @@ impl Readers {
             shared.read(read)
         });
         reading.await.map_err(|error| DatabaseError::Io(error.into()))?
+    }
+
+    /// Reads with one of the connections, where nobody else uses them yet. Blocks.
+    pub(crate) fn first<T>(
+        &self,
+        read: impl FnOnce(&Connection) -> Result<T, DatabaseError>,
+    ) -> Result<T, DatabaseError> {
+        self.shared.read(read)
     }
 
     /// Waits for running reads and closes the connections.

@@ -28,6 +28,8 @@ mod lifecycle;
 #[path = "../model.rs"]
 mod model;
 mod open;
+#[cfg(unix)]
+mod read_only;
 mod receipts;
 #[path = "../recovery.rs"]
 mod recovery;

@@ -208,3 +208,20 @@ async fn damaged_cell_of_a_lookup_is_damage_too() {
     assert!(matches!(error, RecordsError::Corrupt { .. }), "{error:?}");
     assert!(!format!("{error} {error:?}").contains("secret"), "{error:?}");
 }
+
+/// As on a file system that was mounted for reading meanwhile.
+#[tokio::test]
+async fn a_write_to_a_database_that_cannot_be_written_names_it_and_the_remedy() {
+    let fixture = fixture().await;
+    create_thread(&fixture.records, "t").await;
+    sql(&fixture.records, "PRAGMA query_only = 1").await;
+    let error = fixture.records.threads().set_status("t", ThreadStatus::Error).await.unwrap_err();
+    let text = error.to_string();
+    for says in
+        [&*fixture.place.path().display().to_string(), "cannot be written", "chmod", "mount", "sqlite_dir"]
+    {
+        assert!(text.contains(says), "{text}");
+    }
+    assert!(error.is_unavailable(), "it may be writable again");
+    assert_eq!(thread(&fixture.records, "t").await.status, ThreadStatus::Idle);
+}

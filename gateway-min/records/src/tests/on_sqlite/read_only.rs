@@ -1,0 +1,130 @@
+//! A file that cannot be written, as that of a backup on read-only media.
+
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::support::*;
+use crate::*;
+
+/// What the test that runs as another user reads.
+const FILE: &str = "THREADKEEP_TEST_READ_ONLY";
+
+fn set_mode(path: &Path, mode: u32) {
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+}
+
+/// Runs a test of this file again, as a user who may not write to the file and its directory.
+fn again_as_nobody(test: &str, file: &Path) {
+    let directory = file.parent().unwrap();
+    set_mode(file, 0o444);
+    set_mode(directory, 0o555);
+    let module = module_path!().split_once("::").unwrap().1;
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args([&format!("{module}::{test}"), "--exact", "--nocapture"]).env(FILE, file).current_dir("/");
+    if std::fs::metadata(file).unwrap().uid() == 0 {
+        command.uid(65_534).gid(65_534);
+    }
+    let output = command.output().unwrap();
+    set_mode(directory, 0o755);
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        output.status.success() && said.contains("1 passed"),
+        "{said}{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+}
+
+/// A directory whose name means something in an address.
+fn place() -> (tempfile::TempDir, PathBuf) {
+    let home = tempfile::tempdir().unwrap();
+    set_mode(home.path(), 0o755);
+    let directory = home.path().join("a?b#c%41");
+    std::fs::create_dir(&directory).unwrap();
+    let file = directory.join(DATABASE_FILE);
+    (home, file)
+}
+
+async fn filled(path: &Path) -> Records {
+    let options = RecordsOptions { event_backend: EventBackend::Database, ..RecordsOptions::default() };
+    let records = Records::open(path, options).await.unwrap();
+    create_thread(&records, "t").await;
+    start(&records, "t", "r").await;
+    records
+}
+
+#[tokio::test]
+async fn records_that_cannot_be_written_are_read_and_a_write_names_the_remedy() {
+    let Some(path) = std::env::var_os(FILE).map(PathBuf::from) else {
+        let (_home, path) = place();
+        filled(&path).await.close().await;
+        return again_as_nobody(
+            "records_that_cannot_be_written_are_read_and_a_write_names_the_remedy",
+            &path,
+        );
+    };
+    let options = RecordsOptions { event_backend: EventBackend::Database, ..RecordsOptions::default() };
+    let records = Records::open_read_only(&path, options).await.unwrap();
+    assert_eq!(thread(&records, "t").await.thread_id, "t");
+    assert_eq!(run(&records, "r").await.status, RunStatus::Running);
+    assert_eq!(
+        records.threads().search(&ThreadQuery { limit: 9, ..ThreadQuery::default() }).await.unwrap().len(),
+        1
+    );
+    let refused = [
+        records.threads().set_status("t", ThreadStatus::Error).await.unwrap_err(),
+        records.runs().reserve("u", WriterKind::Delete).await.unwrap_err(),
+        Records::open(&path, RecordsOptions::default()).await.unwrap_err(),
+    ];
+    for error in refused {
+        assert!(matches!(error, RecordsError::ReadOnly { .. }), "{error}");
+        let text = error.to_string();
+        assert!(text.contains(&path.display().to_string()), "{text}");
+        for remedy in ["chmod", "mount", "database.sqlite_dir"] {
+            assert!(text.contains(remedy), "{text}");
+        }
+    }
+    // A write that others wait for does not wait for what will not come.
+    let never = until_available(|| records.threads().set_status("t", ThreadStatus::Error));
+    assert!(matches!(soon(never).await, Err(RecordsError::ReadOnly { .. })));
+    records.close().await;
+    assert!(records.threads().get("t", None).await.is_err());
+}
+
+/// The rows in the log would be missing.
+#[tokio::test]
+async fn records_with_a_log_that_cannot_be_read_are_not_shown_without_it() {
+    let Some(path) = std::env::var_os(FILE).map(PathBuf::from) else {
+        let (_home, path) = place();
+        let original = tempfile::tempdir().unwrap();
+        let from = original.path().join(DATABASE_FILE);
+        let records = filled(&from).await;
+        let log = |path: &Path| path.with_file_name(format!("{DATABASE_FILE}-wal"));
+        std::fs::copy(&from, &path).unwrap();
+        std::fs::copy(log(&from), log(&path)).unwrap();
+        set_mode(&log(&path), 0o444);
+        records.close().await;
+        return again_as_nobody("records_with_a_log_that_cannot_be_read_are_not_shown_without_it", &path);
+    };
+    let error = Records::open_read_only(&path, RecordsOptions::default()).await.unwrap_err();
+    assert!(matches!(error, RecordsError::Open { .. } | RecordsError::ReadOnly { .. }), "{error}");
+    assert!(error.to_string().contains(&path.display().to_string()), "{error}");
+}
+
+#[tokio::test]
+async fn records_of_an_older_build_that_cannot_be_upgraded_are_refused_with_the_remedy() {
+    let (_home, path) = place();
+    let records = filled(&path).await;
+    sql(&records, "DELETE FROM _sqlx_migrations WHERE version > 10").await;
+    records.close().await;
+    let error = Records::open_read_only(&path, RecordsOptions::default()).await.unwrap_err();
+    let text = error.to_string();
+    assert!(matches!(error, RecordsError::ReadOnly { .. }), "{text}");
+    assert!(text.contains("older build") && text.contains("copy the files"), "{text}");
+
+    // Nor is a file without tables taken for empty records.
+    std::fs::write(&path, "").unwrap();
+    let error = Records::open_read_only(&path, RecordsOptions::default()).await.unwrap_err();
+    assert!(matches!(error, RecordsError::ReadOnly { .. }), "{error}");
+}

@@ -24,9 +24,11 @@
 //!
 //! # Several processes
 //!
-//! Any number of processes may use the tables in Postgres at the same time, if each has a [`Lease`]: its rows in `runs`
+//! Any number of gateways may use the tables in Postgres at the same time, if each has a [`Lease`]: its rows in `runs`
 //! then say until when it is known to be alive. It renews the rows that it works on ([`Runs::renew`]); any other
-//! process ends rows that are not renewed ([`Runs::recover_expired`]). An ended row never changes, so a process that
+//! gateway, also one without leases, ends rows that are not renewed ([`Runs::recover_expired`]). A program beside gateways
+//! always has a lease, which its reservations renew; it takes a thread from a reservation that is not renewed, because there
+//! may be no gateway. An ended row never changes, so a process that
 //! resumes after a stall cannot end anything. Cancellations are marks in the rows, which the owner polls
 //! ([`Runs::noticed`]).
 //!
@@ -120,7 +122,7 @@ pub struct RecordsOptions {
     pub event_directory: PathBuf,
     /// The setting `run_events.max_trace_content`, in bytes.
     pub max_trace_content: usize,
-    /// The lease terms of this process; `None` if no other process opens the database.
+    /// The lease terms of this process; `None` for a gateway that is the only one.
     pub lease: Option<Lease>,
 }
 

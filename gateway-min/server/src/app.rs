@@ -32,7 +32,7 @@ use crate::runs::{PROGRESS_EVERY, Runs};
 use crate::streams::Streams;
 use crate::streams::bridge::{BridgeOptions, StreamBridge};
 use crate::threads::Threads;
-use threadkeep_config::{Config, ConfigHandle, RunEventsBackend};
+use threadkeep_config::{Backend, Config, ConfigHandle, RunEventsBackend};
 use threadkeep_mcp::McpServers;
 use threadkeep_processes::Guard;
 use threadkeep_records::{BatchStatus, CheckpointForm, Records, RecordsError, RunRow};
@@ -223,8 +223,11 @@ impl App {
             parts.progress_every,
         ));
         runs.roll_back(rollbacks);
-        if let Some(terms) = ownership {
-            ownership::keep(&runs, terms).await.map_err(StartError::Leases)?;
+        match ownership {
+            Some(terms) => ownership::keep(&runs, terms).await.map_err(StartError::Leases)?,
+            // Nobody else can open records in memory.
+            None if current.database.backend == Backend::Memory => {}
+            None => ownership::look_for_dead(&runs, Terms::configured(&current)),
         }
         Ok(Arc::new(Self {
             auth: Authenticator::new(&current.auth),

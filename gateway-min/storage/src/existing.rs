@@ -9,13 +9,14 @@ use std::time::Duration;
 use threadkeep::cache::CachedSaver;
 use threadkeep::mode::DEFAULT_SNAPSHOT_FREQUENCY;
 use threadkeep::saver::Saver;
-use threadkeep_config::{Backend, Config, Database, Secret};
+use threadkeep_config::{Backend, Config, Database, RunOwnership, Secret};
 use threadkeep_postgres::PostgresSaver;
 use threadkeep_records::{DATABASE_FILE, Records, RecordsError, RecordsOptions};
 use threadkeep_sqlite::{Options, SqliteSaver, copy_database};
 
 use crate::cache::{PurgeOnly, redis_cache};
 use crate::checkpoints::{CHECKPOINT_FILE, sqlite_options};
+use crate::records::lease_beside;
 use crate::{Checkpoints, OpenError, postgres};
 
 /// How long a backup waits for a lock on the records.
@@ -64,10 +65,13 @@ impl Existing {
         let frequency = config.snapshot_frequency();
         let opened = match config.database.backend {
             Backend::Memory => return Err(OpenError::InMemory),
-            Backend::Postgres => Self::in_postgres(&config.database, frequency).await?,
+            Backend::Postgres => {
+                Self::in_postgres(&config.database, frequency, records_options(&config.run_ownership)).await?
+            }
             Backend::Sqlite => {
                 let path = config.database.sqlite_dir.join(CHECKPOINT_FILE);
-                Self::in_file(&path, sqlite_options(config), frequency).await?
+                let records = records_options(&config.run_ownership);
+                Self::in_file(&path, sqlite_options(config), frequency, records).await?
             }
         };
         opened.purging(config)
@@ -75,14 +79,14 @@ impl Existing {
 
     /// A saver of the program's own, with the configured records if a gateway has created them.
     pub(crate) async fn of(saver: Arc<dyn Saver>, config: &Config) -> Result<Self, OpenError> {
-        let database = &config.database;
+        let (database, options) = (&config.database, records_options(&config.run_ownership));
         let found = match database.backend {
             Backend::Memory => Found::default(),
             Backend::Postgres => {
                 let target = postgres::records(database)?;
-                Found::of(Records::open_existing_postgres(&target, RecordsOptions::default()).await)
+                Found::of(Records::open_existing_postgres(&target, options).await)
             }
-            Backend::Sqlite => Found::in_file(database.sqlite_dir.join(DATABASE_FILE)).await,
+            Backend::Sqlite => Found::in_file(database.sqlite_dir.join(DATABASE_FILE), options).await,
         };
         let name = format!("the {} store", saver.capabilities().name);
         Self::new(name, Checkpoints::of(saver), found, config.snapshot_frequency()).purging(config)
@@ -101,7 +105,8 @@ impl Existing {
     /// # Errors
     /// [`OpenError::Missing`], [`OpenError::Checkpoints`].
     pub async fn sqlite(path: &Path) -> Result<Self, OpenError> {
-        Self::in_file(path, Options::default(), DEFAULT_SNAPSHOT_FREQUENCY).await
+        let records = records_options(&RunOwnership::default());
+        Self::in_file(path, Options::default(), DEFAULT_SNAPSHOT_FREQUENCY, records).await
     }
 
     /// Opens the store in the database at this URL, regardless of the configuration.
@@ -110,10 +115,16 @@ impl Existing {
     /// [`OpenError::Checkpoints`].
     pub async fn postgres(url: &str) -> Result<Self, OpenError> {
         let database = Database { postgres_url: Some(Secret::new(url)), ..Database::default() };
-        Self::in_postgres(&database, DEFAULT_SNAPSHOT_FREQUENCY).await
+        let records = records_options(&RunOwnership::default());
+        Self::in_postgres(&database, DEFAULT_SNAPSHOT_FREQUENCY, records).await
     }
 
-    async fn in_file(path: &Path, options: Options, frequency: u64) -> Result<Self, OpenError> {
+    async fn in_file(
+        path: &Path,
+        options: Options,
+        frequency: u64,
+        records: RecordsOptions,
+    ) -> Result<Self, OpenError> {
         if !path.is_file() {
             return Err(OpenError::Missing(path.to_owned()));
         }
@@ -129,17 +140,19 @@ impl Existing {
             tracing::warn!(path = %path.display(), "the database cannot be written; it is only read");
             Checkpoints::sqlite_read_only(path, options).await?
         };
-        let found = Found::in_file(records_of(path)).await;
+        let found = Found::in_file(records_of(path), records).await;
         Ok(Self::new(path.display().to_string(), checkpoints, found, frequency))
     }
 
-    async fn in_postgres(database: &Database, frequency: u64) -> Result<Self, OpenError> {
+    async fn in_postgres(
+        database: &Database,
+        frequency: u64,
+        records: RecordsOptions,
+    ) -> Result<Self, OpenError> {
         let url = postgres::checked_url(database)?;
         let saver = Box::pin(PostgresSaver::connect(url, postgres::options(database))).await?;
         let found = match postgres::records(database) {
-            Ok(target) => {
-                Found::of(Records::open_existing_postgres(&target, RecordsOptions::default()).await)
-            }
+            Ok(target) => Found::of(Records::open_existing_postgres(&target, records).await),
             Err(error) => Found::of(Err(error)),
         };
         Ok(Self::new(postgres::name(url), Checkpoints::in_postgres(saver), found, frequency))
@@ -244,15 +257,22 @@ fn records_of(checkpoints: &Path) -> PathBuf {
     }
 }
 
+/// How a command opens records: what it reserves is free again soon after it dies.
+fn records_options(terms: &RunOwnership) -> RecordsOptions {
+    RecordsOptions { lease: Some(lease_beside(terms)), ..RecordsOptions::default() }
+}
+
 impl Found {
-    /// The records in this file, if a gateway has created it.
-    async fn in_file(file: PathBuf) -> Self {
+    /// The records in this file, if a gateway has created it. Those that cannot be written are only read.
+    async fn in_file(file: PathBuf, options: RecordsOptions) -> Self {
         // A link to nothing is no reason to believe that there are no records.
         if file.symlink_metadata().is_err_and(|error| error.kind() == ErrorKind::NotFound) {
             return Self::default();
         }
-        let found = if file.is_file() {
-            Self::of(Records::open(&file, RecordsOptions::default()).await.map(Some))
+        let found = if file.is_file() && is_writable(&file) {
+            Self::of(Records::open(&file, options).await.map(Some))
+        } else if file.is_file() {
+            Self::of(Records::open_read_only(&file, options).await.map(Some))
         } else {
             Self::unreadable(format!(
                 "{} is not a file; put the gateway's records back there",
@@ -272,5 +292,29 @@ impl Found {
     fn unreadable(reason: String) -> Self {
         tracing::warn!(reason, "cannot read the gateway's records; threads are shown without names");
         Self { unreadable: Some(reason), ..Self::default() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use threadkeep_records::WriterKind;
+
+    use super::*;
+
+    /// A command may be killed at any time.
+    #[tokio::test]
+    async fn what_a_command_reserves_has_a_lease() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join(CHECKPOINT_FILE);
+        Checkpoints::sqlite_at(&path, Options::default()).await.unwrap().close().await;
+        let records = directory.path().join(DATABASE_FILE);
+        Records::open(&records, RecordsOptions::default()).await.unwrap().close().await;
+        let store = Existing::sqlite(&path).await.unwrap();
+        let runs = store.records().unwrap().runs();
+        let reservation = runs.reserve("t", WriterKind::Delete).await.unwrap();
+        let row = runs.active_for_thread("t").await.unwrap().unwrap();
+        assert!(row.lease_expires_at > Some(row.created_at), "{row:?}");
+        reservation.release().await.unwrap();
+        store.close().await;
     }
 }

@@ -17,7 +17,7 @@ pub use checkpoints::{CHECKPOINT_FILE, Checkpoints};
 pub use directory::{GATEWAY_LOCK, is_served};
 pub use error::OpenError;
 pub use existing::{BackedUp, Existing};
-pub use records::{is_shared, open_records};
+pub use records::{is_shared, open_records, open_records_beside};
 pub use stores::{OpenSaver, Stores};
 /// Operations that only a database in one file has, and its size.
 pub use threadkeep_sqlite::{FileSize, SqliteSaver};

@@ -2,8 +2,7 @@
 
 use std::time::Duration;
 
-use chrono::TimeDelta;
-use threadkeep_config::{Backend, Config, RunEventsBackend};
+use threadkeep_config::{Backend, Config, RunEventsBackend, RunOwnership};
 use threadkeep_records::{DATABASE_FILE, EventBackend, Lease, Records, RecordsOptions};
 use uuid::Uuid;
 
@@ -12,11 +11,25 @@ use crate::{OpenError, postgres};
 /// The directory of `run_events.backend: jsonl` in the state directory.
 const EVENT_DIRECTORY: &str = "run_events";
 
-/// Opens the gateway's records, creating them if missing. If several processes may share them, this one gets a lease.
+/// Opens the records for a gateway, creating them if missing. If several gateways may share them, this one gets a lease, which
+/// it renews itself.
 ///
 /// # Errors
 /// [`OpenError::Records`].
 pub async fn open_records(config: &Config) -> Result<Records, OpenError> {
+    open(config, is_shared(config).then(|| lease(&config.run_ownership))).await
+}
+
+/// Opens the records for a program beside gateways, creating them if missing. It always has a lease: what it reserves is free
+/// again soon after it dies, whether there are gateways or not.
+///
+/// # Errors
+/// [`OpenError::Records`].
+pub async fn open_records_beside(config: &Config) -> Result<Records, OpenError> {
+    open(config, Some(lease_beside(&config.run_ownership))).await
+}
+
+async fn open(config: &Config, lease: Option<Lease>) -> Result<Records, OpenError> {
     let database = &config.database;
     let options = RecordsOptions {
         event_backend: match config.run_events.backend {
@@ -26,7 +39,7 @@ pub async fn open_records(config: &Config) -> Result<Records, OpenError> {
         },
         event_directory: config.state_dir.join(EVENT_DIRECTORY),
         max_trace_content: config.run_events.max_trace_content,
-        lease: is_shared(config).then(|| lease(config)),
+        lease,
         ..RecordsOptions::default()
     };
     Ok(match database.backend {
@@ -36,14 +49,20 @@ pub async fn open_records(config: &Config) -> Result<Records, OpenError> {
     })
 }
 
-/// Whether several processes may use the database at the same time.
+/// Whether several gateways may use the database at the same time.
 pub fn is_shared(config: &Config) -> bool {
     let configured = config.run_ownership.heartbeat_enabled;
     configured.unwrap_or(config.database.backend == Backend::Postgres)
 }
 
 /// The lease of a process that starts now.
-fn lease(config: &Config) -> Lease {
-    let length = Duration::from_secs(config.run_ownership.lease_seconds);
-    Lease { owner: Uuid::new_v4().to_string(), length: TimeDelta::from_std(length).unwrap_or(TimeDelta::MAX) }
+fn lease(terms: &RunOwnership) -> Lease {
+    let (length, grace) =
+        (Duration::from_secs(terms.lease_seconds), Duration::from_secs(terms.grace_seconds));
+    Lease::new(&Uuid::new_v4().to_string(), length, grace)
+}
+
+/// The lease of a program beside gateways, which owns nothing but reservations.
+pub(crate) fn lease_beside(terms: &RunOwnership) -> Lease {
+    Lease { renews_reservations: true, ..lease(terms) }
 }

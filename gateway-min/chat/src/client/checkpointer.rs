@@ -6,7 +6,7 @@ use std::sync::{Arc, Weak};
 use threadkeep::cache::CachedSaver;
 use threadkeep::saver::Saver;
 use threadkeep_records::Records;
-use threadkeep_storage::{Checkpoints, Stores, memory_cache, open_records};
+use threadkeep_storage::{Checkpoints, Stores, memory_cache, open_records_beside};
 use threadkeep_subagents::admission::Admission;
 use tokio::sync::{Mutex, OnceCell};
 
@@ -36,7 +36,7 @@ impl SharedStore {
 
     /// The records beside the checkpoints. The gateway may have them open at the same time.
     pub(super) async fn records(&self, config: &Config) -> Result<Records, ClientError> {
-        Ok(self.records.get_or_try_init(|| open_records(config)).await?.clone())
+        Ok(self.records.get_or_try_init(|| open_records_beside(config)).await?.clone())
     }
 }
 
@@ -102,9 +102,12 @@ pub(super) async fn close(store: Arc<SharedStore>) {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use async_trait::async_trait;
     use tempfile::TempDir;
     use threadkeep_config::{ConfigHandle, Environment, LoadOptions};
+    use threadkeep_records::WriterKind;
     use threadkeep_storage::OpenSaver;
 
     use super::*;
@@ -146,5 +149,33 @@ mod tests {
         let stores = Stores::with_saver(InMemory);
         let first = process_wide(&stores, &config).await.unwrap();
         assert!(Arc::ptr_eq(&first, &process_wide(&stores.clone(), &config).await.unwrap()));
+    }
+
+    /// A client may be killed at any time, and may work for long.
+    #[tokio::test]
+    async fn what_a_client_reserves_has_a_lease_that_it_renews() {
+        let dir = TempDir::new().unwrap();
+        let text = format!(
+            "config_version: 49\ndatabase: {{backend: sqlite, sqlite_dir: '{}'}}\nrun_ownership: {{lease_seconds: 1}}\n",
+            dir.path().join("data").display()
+        );
+        std::fs::write(dir.path().join("config.yaml"), text).unwrap();
+        let (config_path, environment) = (None, Environment::default());
+        let options = LoadOptions { config_path, environment, working_dir: dir.path().to_owned() };
+        let config = ConfigHandle::open(&options).unwrap().last_known();
+        let store = process_wide(&Stores::default(), &config).await.unwrap();
+        let records = store.records(&config).await.unwrap();
+        let reservation = records.runs().reserve("t", WriterKind::Delete).await.unwrap();
+        let lease = async || records.runs().active_for_thread("t").await.unwrap().unwrap().lease_expires_at;
+        let first = lease().await;
+        assert!(first.is_some());
+        let renewed = async {
+            while lease().await == first {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(Duration::from_mins(10), renewed).await.expect("nobody renews it");
+        reservation.release().await.unwrap();
+        close(store).await;
     }
 }

@@ -4,7 +4,7 @@ use std::io::ErrorKind;
 
 use threadkeep::id::ThreadId;
 use threadkeep::state::StateAccessor;
-use threadkeep_records::{Records, WriterKind};
+use threadkeep_records::{OperationKind, RecordsError, Reservation, WriterKind};
 use threadkeep_subagents::delete_checkpoints;
 
 use super::ClientError;
@@ -19,7 +19,7 @@ pub(super) async fn delete(
 ) -> Result<(), ClientError> {
     let records = core.delegation.records().await?;
     let reservation = records.runs().reserve(thread.as_str(), WriterKind::Delete).await?;
-    match contents(core, accessor, records, thread).await {
+    match contents(core, accessor, &reservation, thread).await {
         Ok(()) => {
             records.delete_thread(reservation).await?;
             Ok(())
@@ -36,10 +36,16 @@ pub(super) async fn delete(
 async fn contents(
     core: &Core,
     accessor: &StateAccessor,
-    records: &Records,
+    reservation: &Reservation,
     thread: &ThreadId,
 ) -> Result<(), ClientError> {
+    let records = core.delegation.records().await?;
     let seen = accessor.look(thread).await?;
+    // A process that stood still may have lost its reservation; then it saw what somebody else has made since.
+    if !reservation.is_held().await? {
+        let (thread_id, holder) = (thread.to_string(), OperationKind::CheckpointWrite);
+        return Err(RecordsError::Conflict { thread_id, holder }.into());
+    }
     delete_checkpoints(records, accessor, thread, seen).await?;
     let directory = core.agents.thread_dir(thread.as_str());
     match tokio::fs::remove_dir_all(&directory).await {

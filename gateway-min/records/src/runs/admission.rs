@@ -319,6 +319,6 @@ fn bound(sql: &'static str, row: &RowToInsert<'_>) -> Sql {
         .bind(run.first_human_message.as_deref().map(|text| cut(text, super::MESSAGE_PREVIEW_MAX_CHARS)))
         .bind(&run.follow_up_to_run_id)
         .bind(row.lease.map(|lease| lease.owner.as_str()))
-        .bind(row.lease.map(|lease| time_text(row.now + lease.length)))
+        .bind(row.lease.map(|lease| time_text(lease.end(row.now))))
         .bind(time_text(row.now))
 }

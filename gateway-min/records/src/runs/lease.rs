@@ -1,12 +1,14 @@
-//! Leases: a process owns its rows for a limited time, and renews them to show that it is alive.
+//! Leases: a process owns its rows for a limited time, and renews them to show that it is alive. A gateway that is the only
+//! one has none; a program beside a gateway always has.
 //!
 //! A row never changes its owner. A process that considers an owner dead ends the row ([`super::recovery`]), and an
 //! ended row never changes: so an owner that comes back too late cannot change it.
 
 use std::collections::BTreeSet;
 use std::sync::{MutexGuard, PoisonError};
+use std::time::Duration;
 
-use chrono::TimeDelta;
+use chrono::{DateTime, TimeDelta, Utc};
 
 use super::Runs;
 use crate::codec::{Cells, time_text};
@@ -21,6 +23,30 @@ pub struct Lease {
     pub owner: String,
     /// How long a row is owned without a renewal.
     pub length: TimeDelta,
+    /// How much longer other processes wait for a renewal.
+    pub grace: TimeDelta,
+    /// Whether each reservation renews its own lease. Otherwise the process calls [`Runs::renew`] while it lives, as one does
+    /// that also owns runs.
+    pub renews_reservations: bool,
+}
+
+impl Lease {
+    /// The terms of a process that renews what it owns.
+    pub fn new(owner: &str, length: Duration, grace: Duration) -> Self {
+        let delta = |duration| TimeDelta::from_std(duration).unwrap_or(TimeDelta::MAX);
+        let owner = owner.to_owned();
+        Self { owner, length: delta(length), grace: delta(grace), renews_reservations: false }
+    }
+
+    /// When a lease ends that is given now.
+    pub(super) fn end(&self, now: DateTime<Utc>) -> DateTime<Utc> {
+        now.checked_add_signed(self.length).unwrap_or(DateTime::<Utc>::MAX_UTC)
+    }
+
+    /// Leases that ended before this time are of dead processes.
+    pub(super) fn over_before(&self, now: DateTime<Utc>) -> DateTime<Utc> {
+        now.checked_sub_signed(self.grace).unwrap_or(DateTime::<Utc>::MIN_UTC)
+    }
 }
 
 /// What a process must know about a run that it works on.
@@ -54,7 +80,7 @@ impl Runs {
         self.lease.as_ref().map(|lease| lease.owner.as_str())
     }
 
-    /// Renews the leases of these runs and of all reservations held by this process. Rows of others and ended rows are
+    /// Renews the leases of these runs and of all reservations held by this process, if it has a lease. Rows of others and ended rows are
     /// unchanged. On Postgres it has a connection of its own, which works on the runtime that it was called on first.
     pub async fn renew(&self, run_ids: &[String]) -> Result<(), RecordsError> {
         let Some(lease) = &self.lease else { return Ok(()) };
@@ -64,7 +90,7 @@ impl Runs {
         }
         // Rows of many threads, in no particular order, so that taking each thread's lock could deadlock.
         let mut sql = self.db.builder("UPDATE runs SET lease_expires_at = ");
-        sql.push_bind(time_text(self.db.clock.now() + lease.length));
+        sql.push_bind(time_text(lease.end(self.db.clock.now())));
         sql.push(" WHERE status IN ('pending', 'running') AND owner_worker_id = ").push_bind(&lease.owner);
         sql.push(" AND ").push_text_in("run_id", &held);
         let sql = sql.build();

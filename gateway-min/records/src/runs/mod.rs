@@ -314,7 +314,7 @@ pub struct RunQuery {
 #[derive(Clone, Debug)]
 pub struct Runs {
     pub(super) db: Db,
-    /// The lease terms of this process; `None` if it is the only one.
+    /// The lease terms of this process; `None` for a gateway that is the only one.
     pub(super) lease: Option<Arc<Lease>>,
     /// The rows of the reservations that this process holds.
     pub(super) reserved: Arc<Mutex<BTreeSet<String>>>,

@@ -103,7 +103,7 @@ impl Runs {
             .build()
             .bind(&parameter)
             .bind(lease.map(|lease| lease.owner.as_str()))
-            .bind(lease.map(|lease| time_text(self.db.clock.now() + lease.length)))
+            .bind(lease.map(|lease| time_text(lease.end(self.db.clock.now()))))
             .bind(&now);
         let sql = self.db.builder(
             "UPDATE runs SET status = COALESCE(decided_status, 'error'), waiting = FALSE, updated_at = $2, \

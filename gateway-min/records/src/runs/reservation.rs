@@ -1,15 +1,24 @@
 //! Reservations: how a writer other than a run gets a thread, with a row of `runs` for the duration of its work.
+//!
+//! A process that owns runs renews its reservations with them. Any other one has no such task, and each reservation renews
+//! itself ([`Renewal`]). What is not renewed any more is removed by a gateway ([`super::recovery`]), or by the next writer who
+//! wants the thread: there may be no gateway.
 
+use std::time::Duration;
+
+use tokio::sync::oneshot;
 use uuid::Uuid;
 
 use super::admission::{RowToInsert, insertion};
 use super::lifecycle::promotion;
-use super::{MultitaskStrategy, NewRun, OperationKind, RunRow, RunStatus, Runs, SELECT_HOLDER};
+use super::{Lease, MultitaskStrategy, NewRun, OperationKind, RunRow, RunStatus, Runs, SELECT_HOLDER};
 use crate::codec::time_text;
 use crate::db::detached;
 use crate::error::RecordsError;
+use crate::failure::DatabaseError;
+use crate::own_thread::on_its_own_thread;
 use crate::persist::until_available;
-use crate::query::query;
+use crate::query::{Sql, query};
 
 /// The writers other than runs that hold a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,6 +56,8 @@ pub struct Reservation {
     row_id: String,
     kind: WriterKind,
     held: bool,
+    /// Dropped with it.
+    _renewal: Option<Renewal>,
 }
 
 impl Reservation {
@@ -121,7 +132,8 @@ async fn delete_row(runs: &Runs, thread_id: &str, row_id: &str) -> Result<(), Re
 
 impl Runs {
     /// Reserves the thread, which need not have a row, for a writer that is not a run. The future can be dropped at any
-    /// point; a reservation that was already created is released.
+    /// point; a reservation that was already created is released. A process with a lease takes the thread from a writer
+    /// whose lease and grace are over.
     ///
     /// # Errors
     /// [`RecordsError::Conflict`]: a run or another writer holds the thread.
@@ -135,7 +147,12 @@ async fn reserve(runs: Runs, thread_id: String, kind: WriterKind) -> Result<Rese
     let row_id = Uuid::new_v4().to_string();
     let run = NewRun { run_id: row_id.clone(), thread_id: thread_id.clone(), ..NewRun::default() };
     let (lease, now) = (runs.lease.clone(), runs.db.clock.now());
-    let reservation = Reservation { runs, thread_id, row_id, kind, held: true };
+    // Before there is anything to renew, because there may be no thread to do it.
+    let renewal = match lease.as_deref().filter(|lease| lease.renews_reservations) {
+        Some(lease) => Some(Renewal::start(&runs, lease).await?),
+        None => None,
+    };
+    let reservation = Reservation { runs, thread_id, row_id, kind, held: true, _renewal: renewal };
     // Before the commit, because the row needs renewals from then on.
     reservation.runs.reserved().insert(reservation.row_id.clone());
     // A power loss ends the writer with its reservation, so that need not be on disk.
@@ -152,22 +169,27 @@ async fn reserve(runs: Runs, thread_id: String, kind: WriterKind) -> Result<Rese
                 lease: lease.as_deref(),
             };
             if tx.fetch_and_commit::<RunRow>(insertion(&row)).await?.is_some() {
-                return Ok(());
+                return Ok(Ok(()));
+            }
+            if let Some(lease) = &lease {
+                tx.queue(removal(&run.thread_id, &time_text(lease.over_before(now))))?;
+                tx.queue(promotion(&run.thread_id, &time_text(now)))?;
             }
             let sql = query(SELECT_HOLDER).bind(&run.thread_id);
             let holder: Option<RunRow> = tx.fetch_optional(sql).await?;
-            // Another process may have freed it meanwhile.
+            // It was free by then, or is now.
             if holder.is_none() && tx.fetch_optional::<RunRow>(insertion(&row)).await?.is_some() {
-                return Ok(());
+                return Ok(Ok(()));
             }
             let (thread_id, run_id) = (run.thread_id.clone(), run.run_id.clone());
-            Err(match holder {
+            // A result of the transaction, which is committed: whoever waited for a dead writer has the thread now.
+            Ok(Err(match holder {
                 Some(holder) => RecordsError::Conflict { thread_id, holder: holder.operation_kind },
                 None => RecordsError::DuplicateRun { run_id },
-            })
+            }))
         })
     });
-    match inserted.await {
+    match inserted.await.flatten() {
         Ok(()) => Ok(reservation),
         // Dropping it releases it, in case the commit happened.
         Err(error @ RecordsError::InDoubt { .. }) => Err(error),
@@ -175,5 +197,36 @@ async fn reserve(runs: Runs, thread_id: String, kind: WriterKind) -> Result<Rese
             reservation.forget();
             Err(error)
         }
+    }
+}
+
+/// The statement that removes the reservation of the thread whose lease ended before this time.
+fn removal(thread_id: &str, over_before: &str) -> Sql {
+    let sql = "DELETE FROM runs WHERE thread_id = $1 AND operation_kind <> 'run' AND lease_expires_at < $2";
+    query(sql).bind(thread_id).bind(over_before)
+}
+
+/// Renews the reservations of a process that does nothing else with its lease, on a thread of its own, until it is dropped:
+/// the process may be busy for longer than a lease.
+#[derive(Debug)]
+struct Renewal {
+    _dropped: oneshot::Sender<()>,
+}
+
+impl Renewal {
+    async fn start(runs: &Runs, lease: &Lease) -> Result<Self, DatabaseError> {
+        let (dropped, mut ended) = oneshot::channel::<()>();
+        let runs = runs.clone();
+        let pause = lease.length.to_std().unwrap_or(Duration::MAX) / 3;
+        let renewing = async move {
+            // An answer is an error: nothing is ever sent.
+            while tokio::time::timeout(pause, &mut ended).await.is_err() {
+                if let Err(error) = runs.renew(&[]).await {
+                    tracing::warn!(%error, "cannot renew the lease of a reservation");
+                }
+            }
+        };
+        on_its_own_thread("reservations", renewing).await?;
+        Ok(Self { _dropped: dropped })
     }
 }

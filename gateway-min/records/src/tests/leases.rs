@@ -45,6 +45,88 @@ async fn renewed_rows_are_kept_and_the_others_of_the_process_are_not() {
     assert_eq!(a.runs().reserved.lock().unwrap().len(), 0);
 }
 
+/// It was killed in the middle of the deletion, and there may never be a gateway that looks for what it left.
+#[tokio::test]
+async fn a_thread_that_a_dead_client_was_deleting_is_free_again() {
+    let fixture = fixture().await;
+    let (dead, next) = (fixture.owner("dead").await, fixture.owner("next").await);
+    create_thread(&dead, "t").await;
+    std::mem::forget(dead.runs().reserve("t", WriterKind::Delete).await.unwrap());
+    fixture.clock.advance_seconds(40);
+    let early = next.runs().reserve("t", WriterKind::Delete).await.unwrap_err();
+    assert!(early.is_conflict(), "its lease and the grace are not over: {early}");
+    fixture.clock.advance_seconds(1);
+    let reservation = next.runs().reserve("t", WriterKind::Delete).await.unwrap();
+    assert!(next.delete_thread(reservation).await.unwrap().thread);
+    assert!(dump(&next).await.is_empty());
+}
+
+#[tokio::test]
+async fn what_waits_for_a_dead_writer_comes_before_the_next_writer() {
+    let fixture = fixture().await;
+    let (dead, next) = (fixture.owner("dead").await, fixture.owner("next").await);
+    create_thread(&dead, "t").await;
+    std::mem::forget(dead.runs().reserve("t", WriterKind::CheckpointWrite).await.unwrap());
+    let queued = next.runs().admit(new_run("t", "waits"), MultitaskStrategy::Enqueue).await.unwrap();
+    assert!(matches!(queued, Admission::Queued(_)), "{queued:?}");
+    fixture.clock.advance_seconds(41);
+    let refused = next.runs().reserve("t", WriterKind::CheckpointWrite).await.unwrap_err();
+    assert_eq!(refused.to_string(), "Thread t already has an active run");
+    assert_eq!(holder(&next, "t").await.as_deref(), Some("waits"));
+    assert_eq!(next.runs().start("waits").await.unwrap(), StartOutcome::Started);
+}
+
+/// A reservation whose process is alive is nobody's to take, and a run is ended by gateways only.
+#[tokio::test]
+async fn a_writer_takes_no_thread_from_a_run_or_from_a_row_without_a_lease() {
+    let fixture = fixture().await;
+    let (dead, next) = (fixture.owner("dead").await, fixture.owner("next").await);
+    create_thread(&dead, "run").await;
+    start(&dead, "run", "r").await;
+    std::mem::forget(fixture.records.runs().reserve("alone", WriterKind::CheckpointWrite).await.unwrap());
+    fixture.clock.advance_seconds(1000);
+    let before = dump(&next).await;
+    for thread_id in ["run", "alone"] {
+        assert!(next.runs().reserve(thread_id, WriterKind::Delete).await.unwrap_err().is_conflict());
+    }
+    assert_eq!(dump(&next).await, before);
+}
+
+/// Also while all threads of the process are busy.
+#[tokio::test]
+async fn reservations_are_renewed_while_work_goes_on() {
+    let fixture = fixture().await;
+    let lease = Lease {
+        renews_reservations: true,
+        ..Lease::new("client", std::time::Duration::from_millis(300), std::time::Duration::ZERO)
+    };
+    let options = RecordsOptions { lease: Some(lease), ..options(&fixture.clock, EventBackend::Memory) };
+    let client = fixture.place.open(options.clone()).await;
+    let reservation = client.runs().reserve("t", WriterKind::Delete).await.unwrap();
+    let (place, clock) = (fixture.place, fixture.clock);
+    let place = std::thread::spawn(move || {
+        // The thread of this test only waits meanwhile.
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(soon(async {
+            let other = place.open(options).await;
+            for _ in 0..3 {
+                clock.advance_seconds(1000);
+                let now = clock.now();
+                while other.runs().active_for_thread("t").await.unwrap().unwrap().lease_expires_at < Some(now)
+                {
+                    tokio::task::yield_now().await;
+                }
+            }
+            other.close().await;
+            place
+        }))
+    });
+    let _place = place.join().unwrap();
+    assert!(reservation.is_held().await.unwrap());
+    reservation.release().await.unwrap();
+    assert_eq!(holder(&client, "t").await, None);
+}
+
 #[tokio::test]
 async fn a_row_without_a_lease_is_left_alone_while_others_work() {
     let fixture = fixture().await;

@@ -136,7 +136,7 @@ impl Fixture {
 
     /// Opens the same location as a process that owns its rows under this name, for 30 seconds at a time.
     pub(super) async fn owner(&self, name: &str) -> Records {
-        let lease = Lease { owner: name.to_owned(), length: chrono::TimeDelta::seconds(30) };
+        let lease = Lease::new(name, Duration::from_secs(30), Duration::from_secs(10));
         self.place
             .open(RecordsOptions { lease: Some(lease), ..options(&self.clock, EventBackend::Database) })
             .await

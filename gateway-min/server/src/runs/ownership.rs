@@ -2,9 +2,9 @@
 //!
 //! Each row of a run or another writer has an owner and a lease. The owner renews the leases of what its tasks work on,
 //! and nothing else. A dead or stalled process renews nothing: when the lease and its grace have expired, any other
-//! process ends its runs, once; the successor of a dead process does not wait for that ([`super::instance`]). An owner
-//! that could not renew in time considers its runs lost and stops them itself; it cannot end what others have ended,
-//! because the end of a row is final.
+//! gateway, also one without leases, ends its runs and frees what it has reserved, once; the successor of a dead process
+//! does not wait for that ([`super::instance`]). An owner that could not renew in time considers its runs lost and stops
+//! them itself; it cannot end what others have ended, because the end of a row is final.
 
 use std::io;
 use std::path::Path;
@@ -39,11 +39,16 @@ pub(crate) struct Terms {
 impl Terms {
     /// The configured terms; none if this process is the only one on its database.
     pub(crate) fn of(config: &Config) -> Option<Self> {
+        threadkeep_storage::is_shared(config).then(|| Self::configured(config))
+    }
+
+    /// The configured terms, also of a process that has no leases.
+    pub(crate) fn configured(config: &Config) -> Self {
         let section = &config.run_ownership;
-        threadkeep_storage::is_shared(config).then(|| Self {
+        Self {
             lease: Duration::from_secs(section.lease_seconds),
             grace: Duration::from_secs(section.grace_seconds),
-        })
+        }
     }
 }
 
@@ -103,6 +108,19 @@ pub(crate) async fn keep(runs: &Arc<Runs>, terms: Terms) -> io::Result<()> {
     Ok(())
 }
 
+/// Starts what looks for expired leases, in a gateway that has none: those of programs beside it, such as embedded clients, and of
+/// gateways that had some before the configuration changed.
+pub(crate) fn look_for_dead(runs: &Arc<Runs>, terms: Terms) {
+    let runs = Arc::downgrade(runs);
+    tokio::spawn(async move {
+        loop {
+            tokio::time::sleep(terms.lease / 3).await;
+            let Some(runs) = runs.upgrade() else { return };
+            end_expired(&runs, terms).await;
+        }
+    });
+}
+
 /// Renews this process's leases.
 async fn own(runs: Weak<Runs>, terms: Terms, done: mpsc::Sender<()>) {
     let (pause, mut renewed) = (terms.lease / 3, Instant::now());
@@ -134,10 +152,13 @@ async fn own(runs: Weak<Runs>, terms: Terms, done: mpsc::Sender<()>) {
 async fn recover(runs: Weak<Runs>, terms: Terms, mut renewals: mpsc::Receiver<()>) {
     while renewals.recv().await.is_some() {
         let Some(runs) = runs.upgrade() else { return };
-        if let Ok(Err(error)) = tokio::time::timeout(terms.lease / 3, runs.recover_expired(terms.grace)).await
-        {
-            tracing::warn!(%error, "cannot look for runs of dead processes");
-        }
+        end_expired(&runs, terms).await;
+    }
+}
+
+async fn end_expired(runs: &Arc<Runs>, terms: Terms) {
+    if let Ok(Err(error)) = tokio::time::timeout(terms.lease / 3, runs.recover_expired(terms.grace)).await {
+        tracing::warn!(%error, "cannot look for runs of dead processes");
     }
 }
 
@@ -200,6 +221,9 @@ impl Runs {
         let grace = TimeDelta::from_std(grace).unwrap_or(TimeDelta::MAX);
         let recovered = self.records.runs().recover_expired(Utc::now(), grace).await?;
         self.metrics.runs_taken_over(recovered.runs.len() + recovered.rollbacks.len());
+        for thread_id in &recovered.released {
+            tracing::warn!(thread_id, "freed a thread that a writer whose process is gone had reserved");
+        }
         for run in &recovered.runs {
             tracing::warn!(
                 run_id = run.run_id,

@@ -1,6 +1,7 @@
 //! Connections: none is lost, poisoned or misdirected, whatever happens to its user, its server, or what is between.
 
 use std::task::Poll;
+use std::time::Duration;
 
 use futures::future::{join_all, poll_immediate};
 use threadkeep_testing::{Cluster, Replication, pgbouncer, postgres};
@@ -109,7 +110,7 @@ async fn records_work_behind_a_pooler_in_transaction_mode() {
     let url = pgbouncer().unwrap().url(&database);
     let admin = target(database.url(), "public").open().await.unwrap();
     admin.batch_execute("CREATE SCHEMA one; CREATE SCHEMA two").await.unwrap();
-    let lease = |owner: &str| Some(Lease { owner: owner.to_owned(), length: chrono::TimeDelta::minutes(1) });
+    let lease = |owner: &str| Some(Lease::new(owner, Duration::from_mins(1), Duration::ZERO));
     let mut stores = Vec::new();
     for (schema, owner) in [("one", "a"), ("one", "b"), ("two", "c")] {
         let options = RecordsOptions {

@@ -1,0 +1,60 @@
+//! What a gateway without leases does about those of others, which are dead.
+
+use threadkeep_records::{
+    Clock, DATABASE_FILE, EventBackend, Lease, NewRun, Records, RecordsOptions, StartOutcome, WriterKind,
+};
+
+use super::*;
+
+/// The records as a process of this name opens them, whose clock is this far behind.
+async fn process(dir: &Path, owner: &str, behind: chrono::TimeDelta) -> Records {
+    let hour = std::time::Duration::from_secs(3600);
+    let options = RecordsOptions {
+        clock: Clock::from_fn(move || chrono::Utc::now() - behind),
+        event_backend: EventBackend::Memory,
+        lease: Some(Lease::new(owner, hour, hour)),
+        ..RecordsOptions::default()
+    };
+    Records::open(&dir.join("data").join(DATABASE_FILE), options).await.unwrap()
+}
+
+/// Heartbeats were switched off after a gateway was killed; an embedded client dies beside the next one.
+#[tokio::test]
+async fn a_gateway_without_heartbeats_looks_for_the_leases_of_the_dead() {
+    let dir = TempDir::new().unwrap();
+    let config = json!({
+        "config_version": 49,
+        "database": {"backend": "sqlite", "sqlite_dir": dir.path().join("data")},
+        "models": [{"name": "m", "use": "scripted", "model": "m", "script": "script.json"}],
+        "run_ownership": {"heartbeat_enabled": false, "lease_seconds": 1, "grace_seconds": 0},
+    });
+    std::fs::write(dir.path().join("script.json"), script().to_string()).unwrap();
+    std::fs::write(dir.path().join("config.yaml"), config.to_string()).unwrap();
+    let killed = process(dir.path(), "killed", chrono::TimeDelta::zero()).await;
+    killed.threads().create(NewThread { thread_id: "t".into(), ..NewThread::default() }).await.unwrap();
+    let run = NewRun { run_id: "r".into(), thread_id: "t".into(), ..NewRun::default() };
+    killed.runs().admit(run, MultitaskStrategy::Reject).await.unwrap();
+    assert_eq!(killed.runs().start("r").await.unwrap(), StartOutcome::Started);
+
+    let app =
+        App::start_with(open(dir.path()), Arc::new(ModeRegister::new()), Parts::default()).await.unwrap();
+    let runs = app.records.runs();
+    assert_eq!(runs.get("r").await.unwrap().unwrap().status, RunStatus::Running, "its lease lasts");
+    // Their leases have been over for an hour from here on.
+    let late = chrono::TimeDelta::hours(2);
+    process(dir.path(), "killed", late).await.runs().renew(&["r".to_owned()]).await.unwrap();
+    let client = process(dir.path(), "client", late).await;
+    std::mem::forget(client.runs().reserve("deleted", WriterKind::Delete).await.unwrap());
+    let ended = async {
+        while runs.active_for_thread("t").await.unwrap().is_some()
+            || runs.active_for_thread("deleted").await.unwrap().is_some()
+        {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(std::time::Duration::from_mins(10), ended).await.expect("nobody looks for them");
+    let row = runs.get("r").await.unwrap().unwrap();
+    assert_eq!((row.status, row.error.as_deref()), (RunStatus::Error, Some(LEASE_EXPIRED_ERROR)));
+    runs.reserve("deleted", WriterKind::Delete).await.unwrap().release().await.unwrap();
+    app.close().await;
+}

@@ -20,13 +20,11 @@ pub(super) async fn show(
     Caller(caller): Caller,
 ) -> Page {
     let config = app.config.current_async().await;
-    let table = app.threads.accessor().table();
     let inside = if caller.is_admin() { Some((figures(&app.metrics().await), errors())) } else { None };
     let view = Health {
+        // Without mode and cadence, as the service reference requires ("Thread, checkpoint and run records").
         facts: vec![
             ("Version", env!("CARGO_PKG_VERSION").to_owned()),
-            ("Mode", table.mode().as_str().to_owned()),
-            ("Snapshot every", format!("{} updates", config.snapshot_frequency())),
             ("Store", config.database.backend.as_str().to_owned()),
             ("Default model", config.models.first().map(|model| model.name.clone()).unwrap_or_default()),
         ],

@@ -54,6 +54,9 @@ pub struct RunEnd {
     pub display_name: Option<String>,
     /// See [`RunRow::left_checkpoint`]; `None` keeps the stored one.
     pub left_checkpoint: Option<String>,
+    /// Whether a rollback of the run, if it was requested, is carried out or known to be impossible, or has nothing to
+    /// restore. Without this a run whose rollback was accepted does not end.
+    pub rollback_settled: bool,
     /// Its total usage and messages.
     pub totals: RunTotals,
 }
@@ -67,6 +70,7 @@ impl RunEnd {
             stop_reason: None,
             display_name: None,
             left_checkpoint: None,
+            rollback_settled: false,
             totals: RunTotals::default(),
         }
     }
@@ -117,15 +121,19 @@ macro_rules! startable {
     };
 }
 
-/// The run `$1` can end, or be decided to end, with the status in this parameter: a cancelled run does not end as a
-/// success, unless that was decided before.
+/// The run `$1` can end, or be decided to end, with the status in this parameter: unless that was decided before, a
+/// cancelled run does not end as a success, and one whose rollback was accepted does not end before that is settled, as
+/// the second parameter says.
 macro_rules! endable {
-    ($status:literal) => {
+    ($status:literal, $settled:literal) => {
         concat!(
             "run_id = $1 AND operation_kind = 'run' AND status IN ('pending', 'running') \
-             AND (cancel_action IS NULL OR decided_status IS NOT NULL OR ",
+             AND (cancel_action IS NULL OR decided_status IS NOT NULL \
+             OR (",
             $status,
-            " <> 'success')"
+            " <> 'success' AND (cancel_action <> 'rollback' OR ",
+            $settled,
+            ")))"
         )
     };
 }
@@ -239,8 +247,9 @@ impl Runs {
     }
 
     /// Stores how a running run will end. It keeps its thread until [`Runs::finish`], so that its remaining writes come
-    /// before anyone else's; clients still see it as running. A cancelled run cannot be decided as a `success`, so that
-    /// no accepted cancellation is lost to a run that was just finishing; a decided run accepts no cancellation.
+    /// before anyone else's; clients still see it as running. A cancelled run cannot be decided as a `success`, and one
+    /// that is to be rolled back not at all before that is [settled](RunEnd::rollback_settled), so that no accepted
+    /// cancellation is lost to a run that was just finishing or failing; a decided run accepts no cancellation.
     ///
     /// # Errors
     /// [`RecordsError::NotFound`]; [`RecordsError::Invalid`] if `end.status` is an active one.
@@ -262,7 +271,7 @@ impl Runs {
                 set_totals!(),
                 ", decided_status = $14, error = $15, stop_reason = $16, \
                  left_checkpoint = COALESCE($17, left_checkpoint) WHERE ",
-                endable!("$14"),
+                endable!("$14", "$18"),
                 " RETURNING run_id"
             ))
             .bind(run_id)
@@ -298,8 +307,7 @@ impl Runs {
     }
 
     /// Ends an active run, sets the resulting status of its thread if the run has worked on it, and passes the thread
-    /// to the first waiting run. A cancelled run does not end as a `success`, unless that was [decided](Runs::decide)
-    /// before.
+    /// to the first waiting run. A cancelled run ends only as [`Runs::decide`] says, unless its end was decided before.
     ///
     /// # Errors
     /// [`RecordsError::NotFound`]; [`RecordsError::Invalid`] if `end.status` is an active one.
@@ -312,7 +320,7 @@ impl Runs {
                 set_totals!(),
                 ", status = $14, error = $15, stop_reason = $16, waiting = FALSE, \
                  left_checkpoint = COALESCE($17, left_checkpoint) WHERE ",
-                endable!("$14"),
+                endable!("$14", "$18"),
                 " RETURNING run_id"
             ))
             .bind(run_id)
@@ -324,7 +332,7 @@ impl Runs {
         let display_name = end.display_name.as_deref();
         let thread =
             set_thread(THREAD_OF_ENDABLE, run_id, ThreadStatus::after(end.status), display_name, &now);
-        let thread = thread.bind(end.status.as_str());
+        let thread = thread.bind(end.status.as_str()).bind(end.rollback_settled);
         let id = run_id.to_owned();
         let finished = self.db.write_of_run(run_id, move |tx| {
             Box::pin(async move {
@@ -392,9 +400,9 @@ async fn existing(tx: &mut WriteTx<'_>, run_id: &str) -> Result<RunRow, RecordsE
 
 /// The thread of the run `$1`, if that can start.
 const THREAD_OF_STARTABLE: &str = concat!("(SELECT thread_id FROM runs WHERE ", startable!(), ")");
-/// The thread of the run `$1`, if that has worked on it and can end with the status `$5`.
+/// The thread of the run `$1`, if that has worked on it and can end with the status `$5`, settled as `$6` says.
 const THREAD_OF_ENDABLE: &str =
-    concat!("(SELECT thread_id FROM runs WHERE status = 'running' AND ", endable!("$5"), ")");
+    concat!("(SELECT thread_id FROM runs WHERE status = 'running' AND ", endable!("$5", "$6"), ")");
 
 /// The statement that sets the status of this thread, and its title, unless that stays.
 fn set_thread(
@@ -453,5 +461,6 @@ fn bind_totals(sql: Sql, totals: &RunTotals) -> Sql {
 
 /// Binds what follows the totals in a statement that stores how a run ends.
 fn bind_end(sql: Sql, end: &RunEnd) -> Sql {
-    sql.bind(end.status.as_str()).bind(&end.error).bind(&end.stop_reason).bind(&end.left_checkpoint)
+    let sql = sql.bind(end.status.as_str()).bind(&end.error).bind(&end.stop_reason);
+    sql.bind(&end.left_checkpoint).bind(end.rollback_settled)
 }

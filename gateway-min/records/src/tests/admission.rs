@@ -267,7 +267,7 @@ async fn taking_over_marks_the_holder_and_waits() {
         assert_eq!(holder(records, "t").await.as_deref(), Some("r1"));
         assert_eq!(records.runs().start("r2").await.unwrap(), StartOutcome::Waiting);
 
-        let outcome = records.runs().finish("r1", &end(RunStatus::Interrupted)).await.unwrap();
+        let outcome = records.runs().finish("r1", &settled(RunStatus::Interrupted)).await.unwrap();
         assert_eq!(outcome, FinishOutcome::Finished { promoted: Some("r2".to_owned()) });
         assert_eq!(holder(records, "t").await.as_deref(), Some("r2"));
         assert_eq!(records.runs().start("r2").await.unwrap(), StartOutcome::Started);
@@ -317,7 +317,7 @@ async fn newer_run_supersedes_the_waiting_one() {
 
     // A run that rejects is not admitted while another waits, not even between the two.
     assert!(records.runs().admit(new_run("t", "r4"), Reject).await.unwrap_err().is_conflict());
-    records.runs().finish("r1", &end(RunStatus::Interrupted)).await.unwrap();
+    records.runs().finish("r1", &settled(RunStatus::Interrupted)).await.unwrap();
     assert!(records.runs().admit(new_run("t", "r4"), Reject).await.unwrap_err().is_conflict());
     assert_eq!(holder(records, "t").await.as_deref(), Some("r3"));
 }
@@ -433,7 +433,7 @@ async fn enqueue(records: &Records, thread_id: &str, run_ids: &[&str]) {
 }
 
 async fn finish(records: &Records, run_id: &str) -> Option<String> {
-    match records.runs().finish(run_id, &end(RunStatus::Interrupted)).await.unwrap() {
+    match records.runs().finish(run_id, &settled(RunStatus::Interrupted)).await.unwrap() {
         FinishOutcome::Finished { promoted } => promoted,
         other => panic!("{other:?}"),
     }

@@ -70,7 +70,8 @@ async fn a_run_from_admission_to_end() {
     every_statement_fails_once(records, 2, async || runs.progress("r1", &totals).await).await;
     every_statement_fails_once(records, 3, async || runs.request_cancel("r1", CancelAction::Rollback).await)
         .await;
-    every_statement_fails_once(records, 2, async || runs.decide("r1", &end(RunStatus::Error)).await).await;
+    every_statement_fails_once(records, 2, async || runs.decide("r1", &settled(RunStatus::Error)).await)
+        .await;
     every_statement_fails_once(records, 4, async || runs.finish("r1", &end(RunStatus::Error)).await).await;
 }
 

@@ -233,7 +233,7 @@ async fn a_cancelled_run_is_not_decided_to_be_a_success() {
     let outcome = records.runs().decide("r", &end(RunStatus::Success)).await.unwrap();
     assert_eq!(outcome, DecideOutcome::CancelRequested(CancelAction::Rollback));
     assert_eq!(dump(records).await, before);
-    let outcome = records.runs().decide("r", &end(RunStatus::Interrupted)).await.unwrap();
+    let outcome = records.runs().decide("r", &settled(RunStatus::Interrupted)).await.unwrap();
     assert_eq!(outcome, DecideOutcome::Decided);
 }
 
@@ -246,7 +246,7 @@ async fn a_run_that_is_being_rolled_back_takes_a_cancellation_again_until_it_has
     start(records, "t", "r").await;
     let cancel = || records.runs().request_cancel("r", CancelAction::Rollback);
     assert_eq!(cancel().await.unwrap(), CancelOutcome::Accepted);
-    let rolled_back = end(RunStatus::Error);
+    let rolled_back = settled(RunStatus::Error);
     assert_eq!(records.runs().decide("r", &rolled_back).await.unwrap(), DecideOutcome::Decided);
     assert_eq!(run(records, "r").await.reported_status(), RunStatus::Interrupted);
     assert_eq!(cancel().await.unwrap(), CancelOutcome::AlreadyInterrupted);

@@ -54,6 +54,7 @@ async fn run_goes_from_pending_to_success() {
         // Long texts are truncated.
         display_name: Some("é".repeat(300)),
         left_checkpoint: Some("c2".to_owned()),
+        rollback_settled: false,
         totals: RunTotals {
             first_human_message: None,
             last_ai_message: Some("é".repeat(2001)),
@@ -249,9 +250,37 @@ async fn cancelled_run_does_not_end_as_success() {
     let refused = runs.finish("r", &end(RunStatus::Success)).await.unwrap();
     assert_eq!(refused, FinishOutcome::CancelRequested(CancelAction::Rollback));
     assert_eq!(dump(records).await, before);
-    let rolled_back = RunEnd { error: Some("Rolled back by user".to_owned()), ..end(RunStatus::Error) };
+    let rolled_back = RunEnd { error: Some("Rolled back by user".to_owned()), ..settled(RunStatus::Error) };
     runs.finish("r", &rolled_back).await.unwrap();
     assert_eq!(run(records, "r").await.reported_status(), RunStatus::Error);
+}
+
+/// The run fails while its rollback is accepted: its end must not drop what was accepted.
+#[tokio::test]
+async fn a_run_ends_only_once_its_rollback_is_settled() {
+    let fixture = fixture().await;
+    let (records, runs) = (&fixture.records, fixture.records.runs());
+    create_thread(records, "t").await;
+    start(records, "t", "r").await;
+    runs.request_cancel("r", CancelAction::Rollback).await.unwrap();
+    let before = dump(records).await;
+    for status in [RunStatus::Success, RunStatus::Error, RunStatus::Interrupted] {
+        let end = RunEnd { error: Some("why".to_owned()), ..end(status) };
+        let refused = runs.decide("r", &end).await.unwrap();
+        assert_eq!(refused, DecideOutcome::CancelRequested(CancelAction::Rollback), "{status}");
+        let refused = runs.finish("r", &end).await.unwrap();
+        assert_eq!(refused, FinishOutcome::CancelRequested(CancelAction::Rollback), "{status}");
+    }
+    assert_eq!(dump(records).await, before);
+    let refused = runs.decide("r", &settled(RunStatus::Success)).await.unwrap();
+    assert_eq!(refused, DecideOutcome::CancelRequested(CancelAction::Rollback), "it has not succeeded");
+    assert_eq!(runs.decide("r", &settled(RunStatus::Error)).await.unwrap(), DecideOutcome::Decided);
+    runs.finish("r", &end(RunStatus::Error)).await.unwrap();
+    assert_eq!(run(records, "r").await.status, RunStatus::Error);
+    // An interruption leaves what was committed: there is nothing to settle.
+    start(records, "t", "s").await;
+    runs.request_cancel("s", CancelAction::Interrupt).await.unwrap();
+    assert_eq!(runs.decide("s", &end(RunStatus::Error)).await.unwrap(), DecideOutcome::Decided);
 }
 
 #[tokio::test]

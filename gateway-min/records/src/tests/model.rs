@@ -207,7 +207,13 @@ impl Model {
     }
 
     async fn finish(&mut self, records: &Records, run_id: &str, status: RunStatus) {
-        let result = records.runs().finish(run_id, &end(status)).await;
+        if let Some((now, Some(CancelAction::Rollback))) = self.runs.get(run_id)
+            && now.is_active()
+        {
+            let refused = records.runs().finish(run_id, &end(status)).await.unwrap();
+            assert_eq!(refused, FinishOutcome::CancelRequested(CancelAction::Rollback));
+        }
+        let result = records.runs().finish(run_id, &settled(status)).await;
         match (self.runs.get(run_id).copied(), result) {
             (None, Err(error)) => assert!(error.is_not_found()),
             (Some((now, Some(action))), Ok(FinishOutcome::CancelRequested(said))) => {

@@ -222,6 +222,6 @@ async fn a_run_that_is_to_be_rolled_back_is_taken_over_and_keeps_its_thread() {
     fixture.clock.advance_seconds(31);
     let again = dead.runs().recover_expired(fixture.clock.now(), TimeDelta::zero()).await.unwrap();
     assert_eq!(ids(&again.rollbacks), BTreeSet::from(["asked".to_owned()]));
-    dead.runs().finish("asked", &end(RunStatus::Error)).await.unwrap();
+    dead.runs().finish("asked", &settled(RunStatus::Error)).await.unwrap();
     assert_eq!(thread(&live, "asked").await.status, ThreadStatus::Error);
 }

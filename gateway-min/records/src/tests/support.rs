@@ -219,6 +219,11 @@ pub(super) fn end(status: RunStatus) -> RunEnd {
     RunEnd { status, error: None, ..RunEnd::failed("") }
 }
 
+/// The end of a run that is rolled back, if that was requested.
+pub(super) fn settled(status: RunStatus) -> RunEnd {
+    RunEnd { rollback_settled: true, ..end(status) }
+}
+
 pub(super) async fn run(records: &Records, run_id: &str) -> RunRow {
     records.runs().get(run_id).await.unwrap().unwrap()
 }

@@ -57,33 +57,41 @@ impl Runs {
         end: Option<&RunEnd>,
     ) -> Result<(), RecordsError> {
         let runs = self.records.runs();
-        let outcome = if let Some(end) = end {
-            runs.finish(run_id, end).await?
-        } else {
-            // Deleted with its thread.
-            let Some(row) = runs.get(run_id).await? else { return Ok(()) };
-            let rolls_back =
-                row.cancel_action == Some(CancelAction::Rollback) && row.decided_status.is_none();
-            if rolls_back && row.status.is_active() && !row.waiting {
-                self.roll_back(vec![row]);
-                return Ok(());
+        loop {
+            let outcome = if let Some(end) = end {
+                runs.finish(run_id, end).await?
+            } else {
+                // Deleted with its thread.
+                let Some(row) = runs.get(run_id).await? else { return Ok(()) };
+                let rolls_back =
+                    row.cancel_action == Some(CancelAction::Rollback) && row.decided_status.is_none();
+                if rolls_back && row.status.is_active() && !row.waiting {
+                    self.roll_back(vec![row]);
+                    return Ok(());
+                }
+                let (status, error) = match row.decided_status {
+                    Some(status) => (status, row.error),
+                    None => (RunStatus::Error, Some(DIED.to_owned())),
+                };
+                let end = RunEnd {
+                    status,
+                    error,
+                    stop_reason: row.stop_reason,
+                    display_name: None,
+                    left_checkpoint: None,
+                    // One that waits has written nothing.
+                    rollback_settled: row.waiting,
+                    totals: row.totals,
+                };
+                runs.finish(run_id, &end).await?
+            };
+            // Its rollback was accepted after its row was read.
+            if end.is_none() && matches!(outcome, FinishOutcome::CancelRequested(_)) {
+                continue;
             }
-            let (status, error) = match row.decided_status {
-                Some(status) => (status, row.error),
-                None => (RunStatus::Error, Some(DIED.to_owned())),
-            };
-            let end = RunEnd {
-                status,
-                error,
-                stop_reason: row.stop_reason,
-                display_name: None,
-                left_checkpoint: None,
-                totals: row.totals,
-            };
-            runs.finish(run_id, &end).await?
-        };
-        self.wake_next(&outcome);
-        Ok(())
+            self.wake_next(&outcome);
+            return Ok(());
+        }
     }
 }
 

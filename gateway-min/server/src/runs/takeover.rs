@@ -65,7 +65,12 @@ impl Runs {
                 )
             }
         };
-        let end = RunEnd { totals: row.totals, left_checkpoint: left, ..RunEnd::failed(&error) };
+        let end = RunEnd {
+            totals: row.totals,
+            left_checkpoint: left,
+            rollback_settled: true,
+            ..RunEnd::failed(&error)
+        };
         if let Err(error) = self.finish(&row.run_id, &end).await {
             tracing::error!(run_id = row.run_id, %error, "cannot end a run that was rolled back");
             self.bury(&row.run_id, Some(end)).await;
@@ -92,7 +97,8 @@ impl Runs {
 
     /// Returns the head that is left; `None` if the thread has no checkpoint.
     async fn restore_before(&self, row: &RunRow) -> Result<Option<CheckpointId>, RunError> {
-        let accessor = self.threads.accessor_for_run().await?;
+        // An edited cadence keeps runs from starting; this one has run, and its rollback was accepted.
+        let accessor = self.threads.accessor();
         let thread = ThreadId::from(row.thread_id.as_str());
         let mut head = accessor.known_head(&thread).await?;
         // Only its owner writes to the thread, so the head stays until this process is taken for dead too.

@@ -112,6 +112,12 @@ impl Gateway {
         self.app.records.runs().get(run_id).await.unwrap().unwrap()
     }
 
+    /// A section of the configuration file.
+    pub(super) fn section(&self, section: &str) -> Json {
+        let text = std::fs::read_to_string(self.dir.path().join("config.yaml")).unwrap();
+        serde_json::from_str::<Json>(&text).unwrap()[section].take()
+    }
+
     /// Edits a section of the configuration file while the gateway runs.
     pub(super) fn configure(&self, section: &str, value: &Json) {
         let path = self.dir.path().join("config.yaml");

@@ -13,7 +13,7 @@ use threadkeep_records::{
 
 /// The error of a run that its user rolled back.
 pub(crate) const ROLLED_BACK: &str = "Rolled back by user";
-/// What the followers of a run are shown that a stopping gateway interrupts; they did not ask for it.
+/// The error of a run that a stopping gateway interrupts: its clients did not ask for that.
 const STOPPED: &str =
     "The gateway stopped before this run ended. What it completed is kept; run the thread again to go on.";
 /// The error of a run whose model failed without a reason.
@@ -24,13 +24,18 @@ pub(super) struct End {
     pub(super) status: RunStatus,
     error: Option<String>,
     stop_reason: Option<String>,
-    /// Whether the state is the one from before the run.
-    pub(super) restored: bool,
+    /// Whether a rollback, if it was requested, is carried out, impossible, or has nothing to restore.
+    rollback_settled: bool,
 }
 
 impl End {
     fn new(status: RunStatus) -> Self {
-        Self { status, error: None, stop_reason: None, restored: false }
+        Self { status, error: None, stop_reason: None, rollback_settled: false }
+    }
+
+    /// Of a run whose state is the one from before it, as was requested.
+    fn rolled_back() -> Self {
+        Self { error: Some(ROLLED_BACK.to_owned()), rollback_settled: true, ..Self::new(RunStatus::Error) }
     }
 }
 
@@ -65,19 +70,20 @@ impl Worker<'_> {
                 End { error: Some(reason), stop_reason, ..End::new(RunStatus::Error) }
             }
         };
-        self.undo_edit(accessor, &mut end).await;
+        self.undo_edit(accessor, &end).await;
         self.note_workspace_changes().await;
         let mut decided = match self.reporter.journal.close_and_decide(&self.row_end(&end)).await {
             Some(decided) => decided,
             None => self.decide(&end).await?,
         };
+        // Accepted while the run finished, or failed.
         if let DecideOutcome::CancelRequested(_) = decided {
             let Some(cancelled) = self.cancelled(accessor).await? else {
                 self.leave();
                 return Ok(());
             };
             end = cancelled;
-            self.undo_edit(accessor, &mut end).await;
+            self.undo_edit(accessor, &end).await;
             decided = self.decide(&end).await?;
         }
         if let DecideOutcome::AlreadyTerminal(status) = decided {
@@ -116,24 +122,26 @@ impl Worker<'_> {
             return Ok(Some(self.lost()));
         }
         let rolls_back = action == Some(CancelAction::Rollback);
-        if !rolls_back || !self.restore(accessor).await {
-            // What was committed stays, also after a power loss.
-            if let (Some(accessor), Some(_)) = (accessor, &self.left)
-                && let Err(error) = accessor.saver().flush(&self.thread).await
-            {
-                tracing::warn!(run_id = self.spec.run_id, %error, "a power loss may take what the run has written");
-            }
-            self.show_stop();
-            return Ok(Some(End::new(RunStatus::Interrupted)));
+        if rolls_back && self.restore(accessor).await {
+            return Ok(Some(End::rolled_back()));
         }
-        Ok(Some(End { error: Some(ROLLED_BACK.to_owned()), restored: true, ..End::new(RunStatus::Error) }))
+        // What was committed stays, also after a power loss.
+        if let (Some(accessor), Some(_)) = (accessor, &self.left)
+            && let Err(error) = accessor.saver().flush(&self.thread).await
+        {
+            tracing::warn!(run_id = self.spec.run_id, %error, "a power loss may take what the run has written");
+        }
+        if row.is_some() && action.is_none() && self.runs.is_stopping() {
+            return Ok(Some(self.stopped()));
+        }
+        Ok(Some(End { rollback_settled: rolls_back, ..End::new(RunStatus::Interrupted) }))
     }
 
-    /// A stream that ends without an error is one of a run that succeeded, or that its client cancelled.
-    fn show_stop(&mut self) {
-        if self.runs.is_stopping() {
-            self.reporter.frames.error("RunError", STOPPED);
-        }
+    /// The end of a run that its stopping gateway interrupts. It is stored why: without an error, a run has succeeded, or
+    /// its client has cancelled it.
+    fn stopped(&mut self) -> End {
+        self.reporter.frames.error("RunError", STOPPED);
+        End { error: Some(STOPPED.to_owned()), ..End::new(RunStatus::Interrupted) }
     }
 
     /// The end of a run whose lease could not be renewed in time, and that is still its process's.
@@ -144,14 +152,14 @@ impl Worker<'_> {
     }
 
     /// Restores the old turn if the edited turn that should replace it does not finish.
-    async fn undo_edit(&mut self, accessor: Option<&StateAccessor>, end: &mut End) {
-        if !self.spec.edits || end.status == RunStatus::Success || end.restored {
+    async fn undo_edit(&mut self, accessor: Option<&StateAccessor>, end: &End) {
+        if !self.spec.edits || end.status == RunStatus::Success || self.restored {
             return;
         }
         // What another process has ended no longer belongs to this one.
         let row = persistently(|| self.runs.records.runs().get(&self.spec.run_id)).await;
         if row.is_ok_and(|row| row.is_some_and(|row| row.status.is_active())) {
-            end.restored = self.restore(accessor).await;
+            self.restore(accessor).await;
         }
     }
 
@@ -159,7 +167,15 @@ impl Worker<'_> {
     /// state.
     async fn restore(&mut self, accessor: Option<&StateAccessor>) -> bool {
         let run_id = &self.spec.run_id;
-        let (Some(accessor), Some(head), Some(point)) = (accessor, &mut self.head, &self.rollback) else {
+        let (Some(accessor), Some(head)) = (accessor, &mut self.head) else {
+            // It has failed before it read its thread, and has written nothing.
+            self.restored = true;
+            return true;
+        };
+        if self.restored {
+            return true;
+        }
+        let Some(point) = &self.rollback else {
             tracing::warn!(run_id, "not rolled back: the state before the run was not captured");
             return false;
         };
@@ -169,21 +185,20 @@ impl Worker<'_> {
             Some(state) if self.spec.edits => self.reporter.frames.values(&state),
             _ => Ok(()),
         });
-        shown.inspect_err(|error| tracing::error!(run_id, %error, "not rolled back")).is_ok()
+        self.restored = shown.inspect_err(|error| tracing::error!(run_id, %error, "not rolled back")).is_ok();
+        self.restored
     }
 
     /// A run that never started writes no checkpoint and shows only its end.
     pub(super) async fn never_started(&mut self, why: NeverStarts) -> Result<(), RecordsError> {
         let end = match why {
-            NeverStarts::Cancelled(CancelAction::Rollback) => {
-                End { error: Some(ROLLED_BACK.to_owned()), ..End::new(RunStatus::Error) }
-            }
-            NeverStarts::Cancelled(CancelAction::Interrupt) => {
-                self.show_stop();
-                End::new(RunStatus::Interrupted)
-            }
+            NeverStarts::Cancelled(CancelAction::Rollback) => End::rolled_back(),
+            NeverStarts::Cancelled(CancelAction::Interrupt) => End::new(RunStatus::Interrupted),
             NeverStarts::Lost => self.lost(),
+            NeverStarts::Stopped => self.stopped(),
         };
+        // It has written nothing.
+        let end = End { rollback_settled: true, ..end };
         self.reporter.journal.close().await;
         self.end_row(&end, None).await?;
         Ok(())
@@ -222,6 +237,7 @@ impl Worker<'_> {
             stop_reason: end.stop_reason.clone(),
             display_name: None,
             left_checkpoint: self.left_checkpoint(),
+            rollback_settled: end.rollback_settled,
             totals: self.reporter.usage.totals(),
         }
     }

@@ -126,6 +126,7 @@ async fn work(runs: Arc<Runs>, spec: RunSpec, publisher: Arc<Publisher>, frames:
         noted: None,
         rollback: None,
         workspace: None,
+        restored: false,
         taken_over: false,
         ends_as: None,
         runs: &runs,
@@ -184,6 +185,8 @@ struct Worker<'a> {
     rollback: Option<RollbackPoint>,
     /// The thread's files before the run; `None` until they are read, or if that failed.
     workspace: Option<Snapshot>,
+    /// Whether the state is the one from before the run.
+    restored: bool,
     /// Whether another process has ended the run.
     taken_over: bool,
     /// How its row ends, once everything else is written.

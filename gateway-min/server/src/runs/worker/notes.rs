@@ -63,7 +63,7 @@ impl Worker<'_> {
                 self.left.as_ref().map(|state| state.json("title"))
             } else {
                 // A restored state is unchanged, and a failed edit is not a first turn.
-                if !end.restored && !self.spec.edits {
+                if !self.restored && !self.spec.edits {
                     let config = self.runs.config.current_async().await;
                     if let Some(head) = self.head.clone() {
                         let run_id = &self.spec.run_id;

@@ -14,6 +14,8 @@ pub(super) enum NeverStarts {
     Cancelled(CancelAction),
     /// Its lease could not be renewed in time, so it may be another process's by now. Nobody asked for that.
     Lost,
+    /// The gateway stops. Nobody asked for that either.
+    Stopped,
 }
 
 impl Worker<'_> {
@@ -41,10 +43,13 @@ impl Worker<'_> {
                     self.first_head = None;
                     tokio::select! {
                         () = promoted => {}
-                        // A stopping gateway cancels its runs without recording that in their rows.
                         () = self.guard.control.cancel.cancelled() => {
                             if self.guard.control.is_lost() {
                                 return Ok(Some(NeverStarts::Lost));
+                            }
+                            // A stopping gateway cancels its runs without recording that in their rows.
+                            if self.runs.is_stopping() && !self.is_cancelled().await? {
+                                return Ok(Some(NeverStarts::Stopped));
                             }
                             self.runs.cancel(&self.spec.run_id, CancelAction::Interrupt).await?;
                         }
@@ -53,6 +58,12 @@ impl Worker<'_> {
                 }
             }
         }
+    }
+
+    /// Whether the cancellation of the run is recorded.
+    async fn is_cancelled(&self) -> Result<bool, RecordsError> {
+        let row = persistently(|| self.runs.records.runs().get(&self.spec.run_id)).await?;
+        Ok(row.is_none_or(|row| !row.status.is_active() || row.cancel_action.is_some()))
     }
 
     /// Polls the row of the waiting run until it no longer waits: the predecessor may be another process's run or

@@ -25,7 +25,9 @@ use self::saver::{Fault, Faults, FaultySaver};
 use super::left::left_by;
 use super::{Gateway, On, SAVERS, ask, everywhere, from, go_on, options};
 use crate::runs::request::{Resume, RunInput, RunOptions, RunRequest, StreamMode};
-use threadkeep_records::{CancelAction, LEASE_EXPIRED_ERROR, RunEnd, RunRow, RunStatus};
+use threadkeep_records::{
+    CancelAction, CancelOutcome, LEASE_EXPIRED_ERROR, MultitaskStrategy, RunEnd, RunRow, RunStatus,
+};
 
 fn script(gate: &str) -> Json {
     json!({"rules": [
@@ -38,6 +40,9 @@ fn script(gate: &str) -> Json {
             {"text": "Both.", "tool_calls": [{"name": "ls", "id": "a"}, {"name": "ls", "id": "b"}]}, {"text": "done"},
         ]},
         {"when": {"contains": ["steps"]}, "answers": [{"text": "begun"}, {"text": "done"}]},
+        {"when": {"contains": ["break"]}, "answers": [
+            {"error": {"kind": "fatal", "message": "no such model"}, "gate": {"name": gate}},
+        ]},
         {"when": {"contains": ["fail"]}, "answers": [{"error": {"kind": "fatal", "message": "no such model"}}]},
         {"when": {"contains": ["wait"]}, "answers": [{"text": "late", "gate": {"name": gate}}]},
         {"answers": [{"text": "You said: {{input}}"}]},
@@ -309,6 +314,90 @@ async fn a_rollback_after_a_failed_capture_writes_and_deletes_nothing() {
             goes_on(&gateway).await;
         }
         assert_eq!(unusable, [2], "only the capture itself, after the gate");
+    }
+}
+
+/// The request is accepted while the run fails: its task has not noticed it. The run's own write fails, its model, or that
+/// of an edited turn, which restores the turn before it in any case.
+#[tokio::test]
+async fn a_run_that_fails_once_its_rollback_was_accepted_is_rolled_back() {
+    for on @ (saver, mode) in everywhere() {
+        for (text, refused, edits) in
+            [("wait", true, false), ("break", false, false), ("wait", true, true), ("break", false, true)]
+        {
+            let name = format!("fails-{saver}-{mode}-{text}-{edits}");
+            let (gateway, faults) = faulty(on, &name).await;
+            let base = gateway.head().await.unwrap();
+            gateway.run(ask("second")).await;
+            let before = gateway.head().await.unwrap();
+            let request = if edits { edit(from(&base, ask(text))) } else { ask(text) };
+            let created = gateway.create(request).await.unwrap();
+            let run_id = &created.run.run_id;
+            gate(&name).reached().await;
+            while said(&gateway.head().await.unwrap()).last().map(String::as_str) != Some(text) {
+                tokio::task::yield_now().await;
+            }
+            // Not through the gateway, which would tell the task.
+            let accepted = gateway.app.records.runs().request_cancel(run_id, CancelAction::Rollback).await;
+            assert_eq!(accepted.unwrap(), CancelOutcome::Accepted);
+            if refused {
+                faults.write(1, Fault::Refused);
+            }
+            gate(&name).open();
+            let row = gateway.row(run_id).await;
+            assert!(!faults.disarm(), "{on:?} {text}");
+            let what = format!("{on:?} {text} {edits}");
+            assert_eq!(
+                (row.status, row.error.as_deref()),
+                (RunStatus::Error, Some("Rolled back by user")),
+                "{what}"
+            );
+            let head = gateway.head().await.unwrap();
+            assert_eq!(head.values().unwrap(), before.values().unwrap(), "{what}");
+            let left = left_by(&gateway, &row).await;
+            assert_eq!(left.map(|messages| messages.len()), Some(4), "{what}");
+            goes_on(&gateway).await;
+        }
+    }
+}
+
+/// A run that fails before it has read its thread has written nothing: the state is the one before it.
+#[tokio::test]
+async fn a_run_that_fails_before_its_first_write_is_rolled_back_without_one() {
+    for on @ (saver, mode) in everywhere() {
+        let name = format!("fails-early-{saver}-{mode}");
+        let (gateway, _) = faulty(on, &name).await;
+        let first = gateway.create(ask("wait")).await.unwrap();
+        gate(&name).reached().await;
+        let waits =
+            RunOptions { multitask_strategy: MultitaskStrategy::Enqueue, ..options([StreamMode::Values]) };
+        let second = gateway.create(RunRequest { options: waits, ..ask("more") }).await.unwrap();
+        // Taken when the first run ends, before the second one gets it.
+        let mut lock = std::pin::pin!(gateway.app.threads.lock("t"));
+        assert!(futures::poll!(&mut lock).is_pending());
+        gate(&name).open();
+        let (lock, _) = tokio::join!(lock, gateway.row(&first.run.run_id));
+        let before = gateway.history().await;
+        let runs = gateway.app.records.runs();
+        while runs.get(&second.run.run_id).await.unwrap().unwrap().status != RunStatus::Running {
+            tokio::task::yield_now().await;
+        }
+        let accepted = runs.request_cancel(&second.run.run_id, CancelAction::Rollback).await;
+        assert_eq!(accepted.unwrap(), CancelOutcome::Accepted);
+        let mut database = gateway.section("database");
+        database["checkpoint_delta"]["snapshot_frequency"] = json!(4);
+        gateway.configure("database", &database);
+        drop(lock);
+        let row = gateway.row(&second.run.run_id).await;
+        assert_eq!(
+            (row.status, row.error.as_deref()),
+            (RunStatus::Error, Some("Rolled back by user")),
+            "{on:?}"
+        );
+        assert_eq!(gateway.history().await, before, "{on:?}");
+        database["checkpoint_delta"]["snapshot_frequency"] = json!(3);
+        gateway.configure("database", &database);
+        goes_on(&gateway).await;
     }
 }
 

@@ -56,6 +56,24 @@ async fn a_rollback_that_cannot_be_carried_out_ends_its_run_and_frees_its_thread
     }
 }
 
+/// An edited cadence keeps new runs from starting. This run has been accepted, and what is written is written as before.
+#[tokio::test]
+async fn a_rollback_is_carried_out_although_the_cadence_was_edited() {
+    for on @ (backend, mode) in everywhere() {
+        let (gateway, _) = faulty(on, "none").await;
+        let row = left(&gateway).await;
+        let mut database = gateway.section("database");
+        database["checkpoint_delta"]["snapshot_frequency"] = json!(4);
+        gateway.configure("database", &database);
+        let row = rolled_back(&gateway, row).await;
+        assert_eq!(row.error.as_deref(), Some("Rolled back by user"), "{backend} {mode}");
+        assert_eq!(said(&gateway.head().await.unwrap()), ["first", "You said: first"], "{backend} {mode}");
+        database["checkpoint_delta"]["snapshot_frequency"] = json!(3);
+        gateway.configure("database", &database);
+        goes_on(&gateway).await;
+    }
+}
+
 #[tokio::test]
 async fn a_rollback_waits_for_a_store_that_is_unavailable() {
     for on in everywhere() {

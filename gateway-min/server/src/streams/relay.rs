@@ -59,7 +59,7 @@ pub(super) async fn relay(streams: Arc<Streams>, run: RunRow, publisher: Publish
     publisher.end();
 }
 
-/// Publishes why an ended run failed, if it did and nobody has said so.
+/// Publishes why an ended run failed, or was interrupted by its process, if nobody has said so.
 pub(super) async fn tell(streams: &Streams, row: &RunRow, publisher: &Publisher) {
     if let Some(error) = failure(streams, row).await {
         publisher.fail(&error);
@@ -99,6 +99,9 @@ async fn look(
             break;
         }
     }
+    if *next_seq > 0 {
+        publisher.caught_up();
+    }
     Ok(match row {
         Some(row) if row.status.is_active() => Seen::AtWork,
         Some(row) => Seen::Ended(Box::new(row)),
@@ -125,9 +128,11 @@ async fn show_outcome(streams: &Streams, row: &RunRow, from_the_start: bool, pub
     tell(streams, row, publisher).await;
 }
 
-/// The data of a failed run's `error` frame; `None` if it ended otherwise.
+/// The data of the `error` frame of a run that failed, or that its stopping process interrupted; `None` if it ended
+/// otherwise.
 async fn failure(streams: &Streams, row: &RunRow) -> Option<Json> {
-    let message = row.error.as_deref().filter(|_| row.status == RunStatus::Error)?;
+    let failed = matches!(row.status, RunStatus::Error | RunStatus::Interrupted);
+    let message = row.error.as_deref().filter(|_| failed)?;
     if row.cancel_action.is_some() {
         return None;
     }

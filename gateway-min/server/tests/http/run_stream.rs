@@ -246,6 +246,98 @@ async fn a_client_that_comes_back_gets_what_it_misses_during_the_run_and_after_i
     }
 }
 
+/// What clients may have of a run whose stream did not outlive its process: this event, none, or one of a later number.
+fn had(seen: &Frame) -> Vec<Option<String>> {
+    let id = seen.id.clone().unwrap();
+    let (ms, seq) = id.split_once('-').unwrap();
+    let (next, far) = (seq.parse::<u64>().unwrap() + 1, u64::MAX);
+    vec![
+        None,
+        Some(id.clone()),
+        Some(format!("{ms}-{next}")),
+        Some(format!("{ms}-{far}")),
+        Some("-1".to_owned()),
+    ]
+}
+
+/// Checks that a client gets the error of this run, whatever it has.
+async fn shown_to_all(gateway: &Gateway, run: &str, had: &[Option<String>], text: &str) {
+    let path = format!("/api/threads/t/runs/{run}/stream");
+    for last in had {
+        let frames = sse::all(reconnect(gateway, &path, last.as_deref()).await).await;
+        assert_eq!(sse::names(&frames), ["error", "end"], "{last:?}");
+        assert_eq!(frames[0].data, json!({"message": text, "name": "RunError"}));
+    }
+    // The stream of a thread goes on after what a client has.
+    for id in had.iter().flatten() {
+        let last = format!("{run}:{id}");
+        let mut frames = Frames::of(reconnect(gateway, "/api/threads/t/stream", Some(&last)).await);
+        assert_eq!(frames.until("error").await.data["message"], text, "{last}");
+        assert_eq!(frames.until("metadata").await.data["status"], "run_done");
+    }
+}
+
+#[test]
+fn a_client_that_comes_back_after_a_restart_sees_why_its_run_failed() {
+    for mode in MODES {
+        let name = format!("dead-{mode}");
+        let first = tokio::runtime::Runtime::new().unwrap();
+        let (gateway, run, seen) = first.block_on(async {
+            let gateway = started(Setup::on("sqlite", mode), &name).await;
+            let mut body = asking("wait", json!(["values", "messages-tuple"]));
+            body["on_disconnect"] = json!("continue");
+            let answer = stream(&gateway, body).await;
+            let (run, _) = place(&answer);
+            let seen = Frames::of(answer).until("messages").await;
+            (gateway, run, seen)
+        });
+        drop(first);
+        tokio::runtime::Runtime::new().unwrap().block_on(async {
+            let gateway = gateway.reopen_dead().await;
+            let text = "Gateway restarted before this run reached a durable final state.";
+            assert_eq!(gateway.run("t", &run).await["error"], text);
+            shown_to_all(&gateway, &run, &had(&seen), text).await;
+        });
+    }
+}
+
+#[tokio::test]
+async fn who_comes_back_to_a_run_that_a_stopping_gateway_interrupted_is_shown_why_it_ended() {
+    for mode in MODES {
+        let name = format!("stopped-{mode}");
+        let gateway = started(Setup::on("sqlite", mode), &name).await;
+        let mut body = asking("wait", json!(["values", "messages-tuple"]));
+        body["on_disconnect"] = json!("continue");
+        let answer = stream(&gateway, body).await;
+        let (run, _) = place(&answer);
+        let seen = Frames::of(answer).until("messages").await;
+        let mut queued = question("next");
+        queued["multitask_strategy"] = json!("enqueue");
+        let queued =
+            gateway.post("/api/threads/t/runs", queued).await.ok()["run_id"].as_str().unwrap().to_owned();
+        // That a user cancelled a run is no failure.
+        let mut cancelled = question("never");
+        cancelled["multitask_strategy"] = json!("enqueue");
+        let cancelled =
+            gateway.post("/api/threads/t/runs", cancelled).await.ok()["run_id"].as_str().unwrap().to_owned();
+        let cancel = format!("/api/threads/t/runs/{cancelled}/cancel");
+        assert_eq!(gateway.call(Method::POST, &cancel, None).await.status, 202);
+
+        let gateway = gateway.reopen(mode).await;
+        let text = "The gateway stopped before this run ended. What it completed is kept; run the thread again to go on.";
+        for run in [&run, &queued] {
+            let record = gateway.run("t", run).await;
+            assert_eq!((&record["status"], &record["error"]), (&json!("interrupted"), &json!(text)));
+            shown_to_all(&gateway, run, &had(&seen), text).await;
+        }
+        let record = gateway.run("t", &cancelled).await;
+        assert_eq!((&record["status"], &record["error"]), (&json!("interrupted"), &Value::Null));
+        let path = format!("/api/threads/t/runs/{cancelled}/stream");
+        assert_eq!(sse::names(&sse::all(reconnect(&gateway, &path, None).await).await), ["end"]);
+        gateway.ask("t", "on").await;
+    }
+}
+
 #[tokio::test]
 async fn a_client_that_falls_behind_gets_a_gap_and_the_run_goes_on() {
     for mode in MODES {

@@ -2,13 +2,15 @@
 //!
 //! A frame has the size of a conversation, so counting frames bounds nothing. Each buffer has a limit of its own; this is
 //! the limit of all together. When it is reached, the buffers of ended runs are emptied, the longest ended first, and
-//! then the publishing run keeps only its newest event. A subscriber that still needed them gets a gap.
+//! then the publishing run keeps only its newest event. A subscriber that still needed them gets a gap; why a run failed is
+//! kept.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
-use super::{Event, Run, lock};
+use super::run::Run;
+use super::{Event, lock};
 
 /// What an event takes besides its data: the entry, the id, the name, the allocation.
 const ENTRY_BYTES: usize = 128;

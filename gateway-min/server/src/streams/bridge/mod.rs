@@ -3,19 +3,20 @@
 //! A run publishes into a buffer of its last events and never waits. A subscriber is a cursor into that buffer; one
 //! that falls out of it, or reconnects with an older id, gets a [`Frame::Gap`] and must reload the thread's durable
 //! state. The buffer outlives the run by [`BridgeOptions::cleanup_delay`], so that a client whose connection broke near
-//! the end still gets the rest.
+//! the end still gets the rest. Why a run failed is kept with it, even if the buffer is emptied: it comes before the end,
+//! to every client that was not sent it.
 //!
 //! The bridge belongs to one process and stores nothing durably: for an unknown run it returns the end.
 
 mod memory;
+mod run;
 mod subscription;
 
+use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -27,6 +28,7 @@ use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use self::memory::Memory;
+use self::run::{Buffer, ERROR, Run};
 pub use self::subscription::{HEARTBEAT, Subscription};
 
 /// How much is kept, and how long.
@@ -228,7 +230,7 @@ impl StreamBridge {
             abandoned: CancellationToken::new(),
             followers: Arc::clone(&self.shared.followers),
             memory: Arc::clone(&self.shared.memory),
-            state: Mutex::default(),
+            state: Mutex::new(Buffer::new(relayed)),
         })
     }
 
@@ -237,6 +239,7 @@ impl StreamBridge {
     /// - Without an id, or with one that the run never published: starts at the oldest event that is kept.
     /// - With an id whose next event is no longer kept: one [`Frame::Gap`].
     /// - For a run without a stream (unknown, or ended longer ago than the cleanup delay): one [`Frame::End`].
+    /// - The event that says why the run failed comes before the end, unless the id is that of this or a later event.
     pub fn subscribe(&self, run_id: &str, last_event_id: Option<&str>) -> Subscription {
         let run = lock(&self.shared.runs).get(run_id).cloned();
         Subscription::new(run, last_event_id)
@@ -252,9 +255,6 @@ impl Shared {
         }
     }
 }
-
-/// The event that says why a run failed.
-const ERROR: &str = "error";
 
 /// The run's side of its stream. Dropping it ends the stream, so that no subscriber waits for a dead run.
 pub struct Publisher {
@@ -289,7 +289,7 @@ impl Publisher {
 
     /// Publishes why the run failed, unless that was published before: a stream that ends without it has succeeded.
     pub(crate) fn fail(&self, error: &Value) {
-        if !lock(&self.run.state).failed {
+        if lock(&self.run.state).outcome.is_none() {
             self.publish(ERROR, error);
         }
     }
@@ -299,6 +299,11 @@ impl Publisher {
     pub(crate) fn repeat(&self, event: Event) {
         self.run.repeat(event);
         self.relieve();
+    }
+
+    /// The oldest events of another process that it has kept are repeated: subscribers without an id begin with them.
+    pub(crate) fn caught_up(&self) {
+        self.run.caught_up();
     }
 
     /// Keeps the buffers of all runs within their limit.
@@ -335,211 +340,6 @@ impl Publisher {
 impl Drop for Publisher {
     fn drop(&mut self) {
         self.end();
-    }
-}
-
-/// The stream of one run, shared by its publisher, its subscribers and the bridge.
-struct Run {
-    id: Arc<str>,
-    capacity: usize,
-    max_bytes: usize,
-    /// Whether the events belong to another process, so that a client may know more of them than this one.
-    relayed: bool,
-    abandoned: CancellationToken,
-    /// The bridge's count of subscriptions.
-    followers: Arc<AtomicUsize>,
-    memory: Arc<Memory>,
-    state: Mutex<Buffer>,
-}
-
-#[derive(Default)]
-struct Buffer {
-    events: VecDeque<Event>,
-    /// The bytes of `events`.
-    bytes: usize,
-    /// The newest event, even if it is no longer kept.
-    latest: Option<EventId>,
-    /// The `seq` of the next event.
-    next_seq: u64,
-    ended: bool,
-    /// The run's key among the ended ones.
-    ended_as: Option<u64>,
-    /// Whether an `error` event was published.
-    failed: bool,
-    next_subscriber: u64,
-    /// The wakers of waiting subscribers.
-    waiting: Vec<(u64, Waker)>,
-}
-
-impl fmt::Debug for Run {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Run").field("id", &self.id).finish_non_exhaustive()
-    }
-}
-
-/// What a cursor points to.
-enum Found {
-    Event(Event),
-    /// Before the buffer, whose first and last ids these are.
-    Behind(EventId, EventId),
-    End,
-}
-
-impl Buffer {
-    /// The `seq` of the oldest kept event, or of the next one if there is none.
-    fn first_seq(&self) -> u64 {
-        self.next_seq - self.events.len() as u64
-    }
-
-    fn wait(&mut self, subscriber: u64, waker: &Waker) {
-        match self.waiting.iter_mut().find(|(key, _)| *key == subscriber) {
-            Some((_, old)) => old.clone_from(waker),
-            None => self.waiting.push((subscriber, waker.clone())),
-        }
-    }
-}
-
-impl Run {
-    fn push(&self, name: Arc<str>, data: Bytes, now_ms: u64) -> Option<EventId> {
-        let state = lock(&self.state);
-        if state.ended {
-            return None;
-        }
-        let first = EventId { unix_ms: now_ms, seq: state.next_seq };
-        let id = state.latest.map_or(first, |latest| latest.next(now_ms));
-        self.keep(state, Event { id, name, data });
-        Some(id)
-    }
-
-    fn repeat(&self, event: Event) {
-        let mut state = lock(&self.state);
-        if state.ended || event.id.seq < state.next_seq {
-            return;
-        }
-        if event.id.seq > state.next_seq {
-            self.drop_oldest(&mut state, |state| !state.events.is_empty());
-        }
-        self.keep(state, event);
-    }
-
-    fn keep(&self, mut state: MutexGuard<'_, Buffer>, event: Event) {
-        let bytes = memory::size(&event);
-        self.memory.add(bytes);
-        state.bytes += bytes;
-        state.latest = Some(event.id);
-        state.next_seq = event.id.seq + 1;
-        state.failed |= &*event.name == ERROR;
-        state.events.push_back(event);
-        self.drop_oldest(&mut state, |state| {
-            let kept = state.events.len();
-            kept > self.capacity || (kept > 1 && state.bytes > self.max_bytes)
-        });
-        wake(state);
-    }
-
-    /// Drops every event but the newest, which nobody may have read yet.
-    fn keep_newest(&self) {
-        self.drop_oldest(&mut lock(&self.state), |state| state.events.len() > 1);
-    }
-
-    /// Drops every event.
-    fn empty(&self) {
-        self.drop_oldest(&mut lock(&self.state), |state| !state.events.is_empty());
-    }
-
-    /// Drops the oldest event while `more` says so.
-    fn drop_oldest(&self, state: &mut Buffer, more: impl Fn(&Buffer) -> bool) {
-        while more(state) {
-            let Some(event) = state.events.pop_front() else { break };
-            let bytes = memory::size(&event);
-            state.bytes -= bytes;
-            self.memory.free(bytes);
-        }
-    }
-
-    /// Whether this call ended the stream.
-    fn end(&self) -> bool {
-        let mut state = lock(&self.state);
-        let first = !state.ended;
-        state.ended = true;
-        wake(state);
-        first
-    }
-
-    /// Adds a subscriber that claims to have everything up to `last`: returns its key, `last` if the run did publish
-    /// it, and the next `seq`.
-    fn join(&self, last: Option<EventId>) -> (u64, Option<EventId>, u64) {
-        self.followers.fetch_add(1, Ordering::Relaxed);
-        let mut state = lock(&self.state);
-        let first = state.first_seq();
-        // For an evicted event only the number can be checked; for a kept one, the whole id. A later event of another
-        // process the client may have received there.
-        let published = |id: &EventId| match id.seq.checked_sub(first) {
-            Some(_) if self.relayed && id.seq >= state.next_seq => true,
-            Some(index) => usize::try_from(index)
-                .ok()
-                .and_then(|index| state.events.get(index))
-                .is_some_and(|event| event.id == *id),
-            None => true,
-        };
-        let last = last.filter(published);
-        let key = state.next_subscriber;
-        state.next_subscriber += 1;
-        (key, last, last.map_or(first, |id| id.seq + 1))
-    }
-
-    fn poll(&self, subscriber: u64, cursor: u64, cx: &Context<'_>) -> Poll<Found> {
-        let mut state = lock(&self.state);
-        let event = cursor
-            .checked_sub(state.first_seq())
-            .map(|index| usize::try_from(index).ok().and_then(|index| state.events.get(index)).cloned());
-        match (event, state.latest) {
-            (Some(Some(event)), _) => Poll::Ready(Found::Event(event)),
-            (None, Some(latest)) => {
-                Poll::Ready(Found::Behind(state.events.front().map_or(latest, |first| first.id), latest))
-            }
-            _ if state.ended => Poll::Ready(Found::End),
-            _ => {
-                state.wait(subscriber, cx.waker());
-                Poll::Pending
-            }
-        }
-    }
-
-    fn poll_end(&self, subscriber: u64, cx: &Context<'_>) -> Poll<()> {
-        let mut state = lock(&self.state);
-        if state.ended {
-            return Poll::Ready(());
-        }
-        state.wait(subscriber, cx.waker());
-        Poll::Pending
-    }
-
-    /// Removes a subscriber; returns whether the run is still live.
-    fn leave(&self, subscriber: u64) -> bool {
-        self.followers.fetch_sub(1, Ordering::Relaxed);
-        let mut state = lock(&self.state);
-        state.waiting.retain(|(key, _)| *key != subscriber);
-        !state.ended
-    }
-}
-
-impl Drop for Run {
-    fn drop(&mut self) {
-        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
-        self.memory.free(state.bytes);
-        if let Some(key) = state.ended_as {
-            self.memory.gone(key);
-        }
-    }
-}
-
-/// Wakes all subscribers, after releasing the lock: a waker may run code that takes it.
-fn wake(mut state: MutexGuard<'_, Buffer>) {
-    let waiting = std::mem::take(&mut state.waiting);
-    drop(state);
-    for (_, waker) in waiting {
-        waker.wake();
     }
 }
 

@@ -9,7 +9,8 @@ use std::time::Duration;
 use futures::Stream;
 use tokio::time::{Instant, Sleep, sleep};
 
-use super::{EventId, Found, Frame, Gap, Run};
+use super::run::{Found, Run};
+use super::{EventId, Frame, Gap};
 
 /// How long a subscriber waits for an event before it gets a [`Frame::Heartbeat`].
 pub const HEARTBEAT: Duration = Duration::from_secs(15);
@@ -22,7 +23,8 @@ pub struct Subscription {
     /// `None` for a run without a stream.
     run: Option<Arc<Run>>,
     key: u64,
-    cursor: u64,
+    /// The `seq` of its next event; none if it begins with the oldest one, which is not known yet.
+    cursor: Option<u64>,
     /// The last event that the client has.
     last: Option<EventId>,
     owning: bool,
@@ -34,7 +36,7 @@ pub struct Subscription {
 impl Subscription {
     pub(super) fn new(run: Option<Arc<Run>>, last_event_id: Option<&str>) -> Self {
         let asked = last_event_id.and_then(EventId::parse);
-        let (key, last, cursor) = run.as_ref().map_or((0, None, 0), |run| run.join(asked));
+        let (key, last, cursor) = run.as_ref().map_or((0, None, None), |run| run.join(asked));
         Self { run, key, cursor, last, owning: false, finished: false, heartbeat: None }
     }
 
@@ -57,10 +59,11 @@ impl Subscription {
     /// The next frame, except a heartbeat.
     fn poll_frame(&mut self, cx: &Context<'_>) -> Poll<Frame> {
         let Some(run) = &self.run else { return Poll::Ready(Frame::End) };
-        Poll::Ready(match ready!(run.poll(self.key, self.cursor, cx)) {
+        Poll::Ready(match ready!(run.poll(self.key, (&mut self.cursor, self.last), cx)) {
             Found::Event(event) => {
                 self.heartbeat = None;
-                self.cursor = event.id.seq + 1;
+                // Why the run failed may come after a later event of another process.
+                self.cursor = self.cursor.max(Some(event.id.seq + 1));
                 self.last = Some(event.id);
                 Frame::Event(event)
             }

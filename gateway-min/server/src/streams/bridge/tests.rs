@@ -1,5 +1,5 @@
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::task::Wake;
+use std::task::{Context, Wake, Waker};
 
 use futures::{FutureExt, StreamExt};
 use serde_json::json;

@@ -67,3 +67,41 @@ async fn the_buffers_of_all_runs_are_bounded_in_bytes() {
     pass(Duration::from_mins(1)).await;
     assert_eq!(bridge.bytes(), 0);
 }
+
+/// The reason why a run failed is small, and all that the followers of an ended run still need.
+#[tokio::test(start_paused = true)]
+async fn why_a_run_failed_is_kept_when_its_buffer_is_emptied() {
+    let bridge = small_bridge();
+    let run = bridge.open("failed");
+    publish_bytes(&run, 4000);
+    publish_bytes(&run, 4000);
+    run.fail(&json!({"message": "no", "name": "RunError"}));
+    let mut following = bridge.subscribe("failed", Some("1000-0"));
+    let mut missing = bridge.subscribe("failed", Some("1000-0"));
+    assert!(matches!(now(&mut following), Some(Frame::Event(_))));
+    run.end();
+    let live = bridge.open("live");
+    for _ in 0..4 {
+        publish_bytes(&live, 9000);
+        publish_bytes(&live, 9000);
+        publish_bytes(&bridge.open("other"), 9000);
+    }
+    // Its next event is the failure.
+    assert_eq!(read(&mut following), (vec![2], Some(Frame::End)));
+    assert!(matches!(now(&mut missing), Some(Frame::Gap(_))));
+    assert!(over(&mut missing), "it has lost an event before the failure, and got a gap");
+    for (last, expected) in [
+        (None, vec![2]),
+        (Some("-1"), vec![2]),
+        (Some("1000-1"), vec![2]),
+        (Some("1000-2"), vec![]),
+        (Some("1000-3"), vec![2]),
+        (Some("1000-18446744073709551615"), vec![2]),
+    ] {
+        let mut subscriber = bridge.subscribe("failed", last);
+        assert_eq!(read(&mut subscriber), (expected, Some(Frame::End)), "{last:?}");
+        assert!(over(&mut subscriber));
+    }
+    let lost = bridge.subscribe("failed", Some("1000-0")).next().now_or_never().flatten();
+    assert!(matches!(lost, Some(Frame::Gap(_))), "{lost:?}");
+}

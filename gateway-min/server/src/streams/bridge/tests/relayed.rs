@@ -15,6 +15,7 @@ async fn events_of_another_process_keep_their_ids_and_come_once() {
     for seq in [0, 1, 1, 0, 2] {
         run.repeat(event(seq));
     }
+    run.caught_up();
     let found: Vec<_> = (0..3).map(|_| now(&mut subscription).unwrap()).collect();
     assert_eq!(found, [0, 1, 2].map(|seq| Frame::Event(event(seq))));
     // Events added by this process follow.
@@ -44,8 +45,12 @@ async fn a_client_that_comes_from_another_process_gets_what_follows_what_it_has(
         latest: event(7).id,
     };
     assert_eq!(read(&mut behind), (vec![], Some(Frame::Gap(gap(Some(1))))));
-    assert_eq!(read(&mut new), (vec![], Some(Frame::Gap(gap(None)))), "what it missed is unknown");
-    assert_eq!(read(&mut bridge.subscribe("r", None)), (vec![4, 5, 6, 7], None));
+    assert_eq!(read(&mut new), (vec![], None), "the oldest is not known yet");
+    run.caught_up();
+    assert_eq!(read(&mut new), (vec![4, 5, 6, 7], None));
+    run.repeat(event(8));
+    assert_eq!(read(&mut new), (vec![8], None));
+    assert_eq!(read(&mut bridge.subscribe("r", None)), (vec![5, 6, 7, 8], None));
 }
 
 #[tokio::test(start_paused = true)]
@@ -53,6 +58,7 @@ async fn where_events_of_another_process_are_missing_a_subscriber_gets_a_gap() {
     let bridge = bridge(8);
     let run = bridge.open_relayed("r").unwrap();
     run.repeat(event(0));
+    run.caught_up();
     let (mut late, mut slow) = (bridge.subscribe("r", None), bridge.subscribe("r", None));
     assert_eq!(read(&mut late), (vec![0], None));
     run.repeat(event(5));
@@ -60,4 +66,27 @@ async fn where_events_of_another_process_are_missing_a_subscriber_gets_a_gap() {
     assert_eq!(read(&mut late), (vec![], Some(Frame::Gap(gap(Some(event(0).id))))));
     assert_eq!(read(&mut slow), (vec![], Some(Frame::Gap(gap(None)))));
     assert_eq!(read(&mut bridge.subscribe("r", None)), (vec![5], None));
+}
+
+/// What this process says of a run has no place among the events of the process that is gone.
+#[tokio::test(start_paused = true)]
+async fn a_failure_that_is_found_here_comes_to_a_client_that_is_ahead() {
+    let bridge = bridge(8);
+    let run = bridge.open_relayed("r").unwrap();
+    run.repeat(event(0));
+    let ahead = |seq: u64| bridge.subscribe("r", Some(&event(seq).id.to_string()));
+    let mut waiting = [ahead(1), ahead(2), ahead(3), ahead(90), ahead(u64::MAX - 500)];
+    run.publish("values", &json!({}));
+    run.fail(&json!({"message": "no", "name": "RunError"}));
+    run.fail(&json!({"message": "again", "name": "RunError"}));
+    run.end();
+    for waiting in &mut waiting {
+        assert_eq!(read(waiting), (vec![2], Some(Frame::End)));
+        assert!(over(waiting));
+    }
+    for last in [90, u64::MAX - 500] {
+        assert_eq!(read(&mut ahead(last)), (vec![2], Some(Frame::End)));
+    }
+    let seen = bridge.subscribe("r", Some("1000-2")).collect::<Vec<_>>().await;
+    assert_eq!(seen, [Frame::End]);
 }

@@ -12,6 +12,7 @@ use tokio::process::{ChildStdout, Command};
 use crate::case::Failure;
 use crate::cases::killed;
 use crate::factory::{Factory, Store};
+use crate::waits::Waits;
 
 const SAVER: &str = "THREADKEEP_CONFORMANCE_CHILD_OF";
 const ADDRESS: &str = "THREADKEEP_CONFORMANCE_ADDRESS";
@@ -57,6 +58,7 @@ pub(crate) fn say(what: &str) -> std::io::Result<()> {
 pub(crate) struct Child {
     process: tokio::process::Child,
     lines: Lines<BufReader<ChildStdout>>,
+    waits: Waits,
 }
 
 impl Child {
@@ -72,11 +74,12 @@ impl Child {
             .kill_on_drop(true)
             .spawn()?;
         let out = process.stdout.take().ok_or_else(|| Failure::new("the child has no output"))?;
-        Ok(Self { process, lines: BufReader::new(out).lines() })
+        Ok(Self { process, lines: BufReader::new(out).lines(), waits: store.waits.clone() })
     }
 
     /// The child's next line; `None` when it has ended.
     pub(crate) async fn heard(&mut self) -> Result<Option<String>, Failure> {
+        let _wait = self.waits.begin("a line that a child process should print");
         while let Some(line) = self.lines.next_line().await? {
             let Some((_, said)) = line.split_once(MARK) else { continue };
             if let Some(failure) = said.strip_prefix(FAILED) {

@@ -2,6 +2,7 @@
 
 use std::io::Write as _;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::{Args, Parser};
 
@@ -26,6 +27,9 @@ pub struct ReportArguments {
     /// Number of random programs.
     #[arg(long, default_value_t = Settings::from_env().programs)]
     programs: u32,
+    /// Seconds after which a case that has not ended has failed.
+    #[arg(long, default_value_t = Settings::from_env().limit.as_secs())]
+    limit: u64,
     /// Report as JSON, with every case.
     #[arg(long)]
     json: bool,
@@ -47,7 +51,8 @@ impl ReportArguments {
     /// If no case is selected, or the report cannot be printed.
     pub fn report<F: Factory>(&self, factory: F) -> Result<ExitCode, BoxError> {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(4).enable_all().build()?;
-        let settings = Settings { seed: self.seed, programs: self.programs };
+        let limit = Duration::from_secs(self.limit);
+        let settings = Settings { seed: self.seed, programs: self.programs, limit };
         let wanted = |case: &Case| {
             case.name.contains(&self.case) && self.level.is_none_or(|level| case.level == level)
         };

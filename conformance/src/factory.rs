@@ -13,6 +13,7 @@ use threadkeep::saver::Saver;
 
 use crate::case::Claim;
 use crate::settings::Settings;
+use crate::waits::{Waits, Watched};
 
 /// Any error of a factory, such as a directory that cannot be created or a server that does not answer.
 pub type BoxError = Box<dyn Error + Send + Sync>;
@@ -143,18 +144,32 @@ impl Error for Unprepared {}
 pub(crate) struct Store {
     any: Arc<dyn AnyStore>,
     pub(crate) settings: Settings,
+    pub(crate) waits: Waits,
 }
 
 impl Store {
-    /// A new, empty store.
-    pub(crate) async fn create<F: Factory>(factory: Arc<F>, settings: Settings) -> Result<Self, Unprepared> {
-        let place = factory.create().await.map_err(Unprepared)?;
-        Ok(Self { any: Arc::new(Placed { factory, place }), settings })
+    /// A new, empty store; `waits` is where its calls are noted.
+    pub(crate) async fn create<F: Factory>(
+        factory: Arc<F>,
+        settings: Settings,
+        waits: Waits,
+    ) -> Result<Self, Unprepared> {
+        let place = {
+            let _wait = waits.begin("a new store of the factory");
+            factory.create().await.map_err(Unprepared)?
+        };
+        Ok(Self { any: Arc::new(Placed { factory, place }), settings, waits })
     }
 
     /// Another handle on it.
     pub(crate) async fn open(&self) -> Result<Arc<dyn Saver>, Unprepared> {
-        self.any.open().await.map_err(Unprepared)
+        let _wait = self.waits.begin("a handle that the factory opens");
+        let saver = self.any.open().await.map_err(Unprepared)?;
+        Ok(self.watched(saver))
+    }
+
+    fn watched(&self, saver: Arc<dyn Saver>) -> Arc<dyn Saver> {
+        Arc::new(Watched { saver, waits: self.waits.clone() })
     }
 
     /// Whether saver and factory claim to offer something.
@@ -164,17 +179,21 @@ impl Store {
 
     /// Damages it. All handles must have been dropped.
     pub(crate) async fn damage(&self, damage: Damage) -> Result<(), Unprepared> {
+        let _wait = self.waits.begin("damage that the factory does");
         self.any.damage(&damage).await.map_err(Unprepared)
     }
 
     /// What it takes for what it holds.
     pub(crate) async fn stored_bytes(&self) -> Result<u64, Unprepared> {
+        let _wait = self.waits.begin("bytes that the factory counts");
         self.any.stored_bytes().await.map_err(Unprepared)
     }
 
     /// A handle one of whose operations fails.
     pub(crate) async fn open_failing(&self, nth: u32) -> Result<Failing, Unprepared> {
-        self.any.open_failing(nth).await.map_err(Unprepared)
+        let _wait = self.waits.begin("a failing handle that the factory opens");
+        let Failing { saver, failed } = self.any.open_failing(nth).await.map_err(Unprepared)?;
+        Ok(Failing { saver: self.watched(saver), failed })
     }
 
     /// For a child process: the name of the factory, the address of the store, and the program.

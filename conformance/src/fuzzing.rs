@@ -9,6 +9,7 @@ use tokio::runtime::Runtime;
 use crate::factory::{Factory, Store};
 use crate::model::play_bytes;
 use crate::settings::Settings;
+use crate::waits::Waits;
 
 /// A store on which programs run, one after the other.
 pub struct Programs {
@@ -22,7 +23,8 @@ impl Programs {
     pub fn on<F: Factory>(factory: F) -> Self {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
         let runtime = runtime.expect("a runtime");
-        let store = runtime.block_on(Store::create(Arc::new(factory), Settings::default())).expect("a store");
+        let store = Store::create(Arc::new(factory), Settings::default(), Waits::default());
+        let store = runtime.block_on(store).expect("a store");
         Self { store, runtime, played: AtomicU64::new(0) }
     }
 

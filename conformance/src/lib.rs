@@ -16,6 +16,7 @@ mod report;
 mod run;
 pub mod savers;
 mod settings;
+mod waits;
 
 pub use case::{Case, Claim, Level};
 pub use cases::cases;

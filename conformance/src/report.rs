@@ -137,7 +137,7 @@ impl fmt::Display for Report {
             }
         }
         let [passed, failed, not_claimed] = self.counts(|_| true);
-        let Settings { seed, programs } = self.settings;
+        let Settings { seed, programs, .. } = self.settings;
         write!(
             f,
             "{}: {passed} passed, {failed} failed, {not_claimed} not claimed (seed {seed}, {programs} programs)",

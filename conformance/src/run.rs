@@ -3,9 +3,9 @@
 use std::io::Write as _;
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::Duration;
 
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
+use tokio::sync::oneshot;
 
 use crate::case::{Case, Failure, Outcome};
 use crate::cases::cases;
@@ -14,23 +14,51 @@ use crate::command::requested;
 use crate::factory::{Factory, Store};
 use crate::report::{CaseReport, Report, Verdict};
 use crate::settings::Settings;
+use crate::waits::Waits;
 
 fn is_claimed(case: &Case, factory: &impl Factory) -> bool {
     case.needs.is_none_or(|claim| factory.claims().contains(&claim))
 }
 
-/// After this time a case is considered hung, such as a saver that waits for a lock that is never released.
-const NEVER: Duration = Duration::from_mins(15);
-
-/// Runs a case on its own store. A panic of the saver is a failure of the case.
+/// Runs a case on its own store, on a thread and in a runtime of its own: a saver that blocks those does not block the
+/// report. A panic of the saver is a failure of the case.
 async fn attempt<F: Factory>(case: &Case, factory: Arc<F>, settings: Settings) -> Outcome {
-    let run = case.run;
-    let attempt = tokio::spawn(async move { run(Store::create(factory, settings).await?).await });
-    let ended = tokio::time::timeout(NEVER, attempt).await;
-    ended.map_err(|_| Failure::new(format_args!("the case did not end within {NEVER:?}")))??
+    let (run, waits) = (case.run, Waits::default());
+    let noted = waits.clone();
+    let (over, ended) = oneshot::channel();
+    // Dropped when nobody waits for the outcome any more.
+    let (_waiting, given_up) = oneshot::channel::<()>();
+    let alone = move || {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(4).enable_all().build();
+        let runtime = match runtime {
+            Ok(runtime) => runtime,
+            Err(error) => return drop(over.send(Err(error.into()))),
+        };
+        let case = runtime.spawn(async move { run(Store::create(factory, settings, noted).await?).await });
+        let outcome = runtime.block_on(async {
+            tokio::select! {
+                outcome = case => Some(outcome.unwrap_or_else(|panic| Err(panic.into()))),
+                _ = given_up => None,
+            }
+        });
+        match outcome {
+            Some(outcome) => drop(over.send(outcome)),
+            // Waits for no thread that the saver blocks.
+            None => runtime.shutdown_background(),
+        }
+    };
+    std::thread::Builder::new().name(case.name.to_owned()).spawn(alone)?;
+    match tokio::time::timeout(settings.limit, ended).await {
+        Ok(outcome) => outcome?,
+        Err(_) => Err(Failure::new(format_args!(
+            "the case did not end within {:?}; {}",
+            settings.limit,
+            waits.report()
+        ))),
+    }
 }
 
-/// Runs the cases that `filter` selects, one after the other. Needs a multi-threaded tokio runtime.
+/// Runs the cases that `filter` selects, one after the other, each in a runtime of its own. Needs a tokio runtime with a timer.
 pub async fn run<F: Factory>(factory: F, settings: Settings, filter: impl Fn(&Case) -> bool) -> Report {
     let factory = Arc::new(factory);
     let mut report = Report { saver: factory.name(), settings, cases: Vec::new() };
@@ -84,10 +112,10 @@ fn test_name<F: Factory>(factory: &F, case: &Case) -> String {
     format!("{}::{}", factory.name(), case.name)
 }
 
-/// Runs a case in its own runtime.
+/// Runs a case as a test.
 fn alone<F: Factory>(case: &Case, factory: Arc<F>, settings: Settings) -> Result<Completion, Failed> {
     let name = test_name(&*factory, case);
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(4).enable_all().build()?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
     match runtime.block_on(attempt(case, factory, settings)) {
         Ok(()) => Ok(Completion::Completed),
         Err(what) => Err(format!(

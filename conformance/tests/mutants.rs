@@ -3,8 +3,9 @@
 mod broken;
 
 use std::fmt::Debug;
+use std::time::Duration;
 
-use broken::{Fault, Twist, Twister, Workshop};
+use broken::{Fault, Lapse, Loners, Twist, Twister, Workshop};
 use threadkeep_conformance::{Factory, Settings, Verdict, run};
 
 const RANDOM: &str = "random_programs_agree_with_the_model";
@@ -105,6 +106,78 @@ mutants! { Workshop(Fault)
     a_saver_whose_parallel_tasks_are_sorted: ReplaysById => "r4_1_parallel_steps_reload_as_they_ran",
     a_saver_that_loses_the_title: DropsHeldValues => "r4_4_a_title_written_from_outside_survives",
     a_saver_that_loses_the_turn_before_delta: IgnoresPlainSeeds => "r8384_the_first_write_after_full_mode_is_kept",
+}
+
+mutants! { Loners(Lapse)
+    a_saver_that_locks_what_exists: LocksWhatExists => "one_writer_begins_a_thread",
+    a_saver_that_copies_without_a_lock: CopiesWithoutALock => "one_rewrite_of_a_revision_wins",
+    a_saver_that_locks_its_rewrites: LocksItsRewrites => "one_rewrite_of_a_revision_wins",
+    a_saver_that_locks_its_handle: LocksItsHandle => "two_handles_race_for_one_head",
+    a_saver_that_puts_without_a_lock: PutsWithoutALock => "puts_race_with_commits_and_rewrites",
+    a_saver_that_puts_under_another_lock: PutsUnderAnotherLock => "puts_race_with_commits_and_rewrites",
+    a_saver_that_rewrites_under_another_lock: RewritesUnderAnotherLock => "puts_race_with_commits_and_rewrites",
+    a_saver_that_deletes_without_a_lock: DeletesWithoutALock => "a_deletion_beats_a_racing_put_and_a_racing_rewrite",
+    a_saver_that_remembers_too_early: RemembersTooEarly => "a_failed_operation_leaves_all_or_nothing",
+    a_saver_that_remembers_for_itself: RemembersForItself => "two_handles_share_one_store",
+    a_saver_that_remembers_what_was_removed: RemembersWhatWasRemoved => "a_commit_after_a_rewrite_goes_on",
+    a_saver_that_swallows_failures: SwallowsFailures => "a_failed_operation_leaves_all_or_nothing",
+    a_saver_that_denies_what_it_stored: DeniesWhatItStored => "a_failed_operation_leaves_all_or_nothing",
+    a_saver_that_counts_in_the_handle: CountsInTheHandle => "revisions_never_repeat",
+    a_saver_that_counts_in_the_thread: CountsInTheThread => "revisions_never_repeat",
+    a_saver_that_counts_what_is_there: CountsWhatIsThere => "revisions_never_repeat",
+    a_saver_that_takes_the_time: TakesTheTime => "revisions_tell_every_change",
+    a_saver_that_reads_the_head_in_two: ReadsTheHeadInTwo => "a_thread_that_is_there_is_never_missing",
+    a_saver_that_reads_metadata_last: ReadsMetadataLast => "reads_are_of_one_moment",
+    a_saver_that_reads_the_revision_last: ReadsTheRevisionLast => "reads_are_of_one_moment",
+    a_saver_that_reads_channel_by_channel: ReadsChannelByChannel => "reads_are_of_one_moment",
+    a_saver_that_lists_thread_by_thread: ListsThreadByThread => "a_thread_that_is_there_is_never_missing",
+    a_saver_that_rewrites_in_pieces: RewritesInPieces => "reads_are_of_one_moment",
+    a_saver_that_deletes_in_pieces: DeletesInPieces => "reads_are_of_one_moment",
+    a_saver_that_commits_rows_first: CommitsRowsFirst => "readers_see_whole_commits",
+    a_saver_that_folds_namespaces: FoldsNamespaces => "namespaces_are_separate",
+    a_saver_that_trims_namespaces: TrimsNamespaces => "namespaces_are_separate",
+    a_saver_that_removes_by_prefix: RemovesByPrefix => "namespaces_are_separate",
+    a_saver_that_folds_metadata: FoldsMetadata => "list_filters_on_metadata",
+    a_saver_that_follows_dots: FollowsDots => "list_filters_on_metadata",
+    a_saver_that_loses_dots: LosesDots => "odd_metadata_survives",
+    a_saver_that_loses_fractions: LosesFractions => "odd_metadata_survives",
+    a_saver_that_sorts_by_utf16: SortsByUtf16 => "threads_are_listed_by_page",
+    a_saver_that_lists_a_page: ListsAPage => "r8447_old_checkpoints_are_exact_however_much_is_newer",
+    a_saver_that_reads_a_page: ReadsAPage => "r8447_old_checkpoints_are_exact_however_much_is_newer",
+    a_saver_that_lists_a_page_of_threads: ListsAPageOfThreads => "many_threads_are_all_listed",
+    a_saver_that_shows_a_page_of_rows: ShowsAPageOfRows => "many_tasks_survive",
+    a_saver_that_walks_a_page: WalksAPage => "r8447_old_checkpoints_are_exact_however_much_is_newer",
+    a_saver_that_limits_before_before: LimitsBeforeBefore => "list_before_is_exclusive",
+    a_saver_that_filters_a_page: FiltersAPage => "r8447_old_checkpoints_are_exact_however_much_is_newer",
+    a_saver_that_limits_joined_rows: LimitsJoinedRows => "list_limit_bounds_matches",
+    a_saver_that_limits_before_distinct: LimitsBeforeDistinct => "threads_are_listed_by_page",
+    a_saver_that_rewrites_a_page: RewritesAPage => "r8447_old_checkpoints_are_exact_however_much_is_newer",
+    a_saver_that_deletes_a_page: DeletesAPage => "r8447_old_checkpoints_are_exact_however_much_is_newer",
+    a_saver_that_cuts_ids: CutsIds => "odd_texts_survive",
+    a_saver_that_lists_by_insertion: ListsByInsertion => "rewrite_removes_and_puts",
+    a_saver_that_lists_from_a_replica: ListsFromAReplica => "list_returns_what_get_returns",
+    a_saver_that_stores_a_task_once: StoresATaskOnce => "put_writes_may_repeat_a_task_elsewhere",
+    a_saver_that_copies_without_pending: CopiesWithoutPending => "rewrite_makes_a_thread",
+    a_saver_that_sorts_rows: SortsRows => "rewrite_makes_a_thread",
+    a_saver_that_keeps_the_head: KeepsTheHead => "rewrite_may_leave_nothing",
+    a_saver_that_caches_paths: CachesPaths => "two_handles_share_one_store",
+}
+
+/// Its next call waits for a lock for ever.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_saver_that_leaves_its_lock() {
+    const CASE: &str = "a_dropped_call_happens_whole_or_not_at_all";
+    let settings = Settings { limit: Duration::from_secs(10), ..Settings::default() };
+    let report = run(Loners(Lapse::LeavesItsLock), settings, |case| case.name == CASE).await;
+    assert_eq!(report.failed(), [CASE], "{report}");
+    let text = report.to_string();
+    assert!(text.contains("did not end within 10s; it waits for\n    put_writes under checkpoint"), "{text}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_saver_of_documents_passes_everything() {
+    let report = run(Loners(Lapse::None), Settings::default(), |_| true).await;
+    assert!(report.failed().is_empty(), "{report}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -2,10 +2,17 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use serde_json::json;
-use threadkeep::saver::Saver;
+use threadkeep::Result;
+use threadkeep::checkpoint::{CheckpointKey, CheckpointTuple, TaskWrites};
+use threadkeep::id::{ChannelName, CheckpointId, ThreadId};
+use threadkeep::saver::{
+    Capabilities, CheckpointSelector, DeltaHistory, ListQuery, Revision, Rewrite, Saver, StepCommit,
+    ThreadImage,
+};
 use threadkeep_conformance::{BoxError, Claim, Factory, Level, Settings, Verdict, cases, run};
 use threadkeep_memory::MemorySaver;
 
@@ -145,4 +152,116 @@ async fn a_failure_says_what_why_and_where() {
     let failed = &report.to_json()["cases"][0];
     assert_eq!(failed["verdict"], "failed");
     assert!(failed["failure"].as_str().is_some_and(|what| what.contains("the door is locked")), "{failed}");
+}
+
+/// Where a factory or its saver hangs.
+#[derive(Debug, Clone, Copy)]
+enum Stuck {
+    Creating,
+    /// A call that waits, and lets its thread do other work.
+    Waiting,
+    /// A call that keeps its thread.
+    Blocking,
+}
+
+struct Hanging(Stuck, MemorySaver);
+
+#[async_trait]
+impl Factory for Stuck {
+    type Storage = MemorySaver;
+
+    fn name(&self) -> &'static str {
+        "stuck"
+    }
+
+    async fn create(&self) -> Result<MemorySaver, BoxError> {
+        if matches!(self, Self::Creating) {
+            std::future::pending::<()>().await;
+        }
+        Ok(MemorySaver::new())
+    }
+
+    async fn open(&self, place: &MemorySaver) -> Result<Arc<dyn Saver>, BoxError> {
+        Ok(Arc::new(Hanging(*self, place.clone())))
+    }
+}
+
+#[async_trait]
+impl Saver for Hanging {
+    async fn get(&self, at: &CheckpointSelector) -> Result<Option<CheckpointTuple>> {
+        self.1.get(at).await
+    }
+
+    async fn list(&self, query: &ListQuery) -> Result<Vec<CheckpointTuple>> {
+        self.1.list(query).await
+    }
+
+    async fn put_writes(&self, at: &CheckpointKey, task: &TaskWrites) -> Result<()> {
+        self.1.put_writes(at, task).await
+    }
+
+    async fn commit(&self, step: StepCommit) -> Result<CheckpointKey> {
+        if step.parent.is_some() {
+            match self.0 {
+                Stuck::Blocking => loop {
+                    std::thread::park();
+                },
+                _ => std::future::pending::<()>().await,
+            }
+        }
+        self.1.commit(step).await
+    }
+
+    async fn flush(&self, thread: &ThreadId) -> Result<()> {
+        self.1.flush(thread).await
+    }
+
+    async fn delta_history(
+        &self,
+        at: &CheckpointKey,
+        channels: &BTreeSet<ChannelName>,
+        reach: Option<CheckpointId>,
+    ) -> Result<DeltaHistory> {
+        self.1.delta_history(at, channels, reach).await
+    }
+
+    async fn delete_thread(&self, thread: &ThreadId) -> Result<()> {
+        self.1.delete_thread(thread).await
+    }
+
+    async fn threads(&self, after: Option<&ThreadId>, limit: usize) -> Result<Vec<ThreadId>> {
+        self.1.threads(after, limit).await
+    }
+
+    async fn read_thread(&self, thread: &ThreadId) -> Result<ThreadImage> {
+        self.1.read_thread(thread).await
+    }
+
+    async fn rewrite_thread(&self, thread: &ThreadId, expected: &Revision, rewrite: Rewrite) -> Result<()> {
+        self.1.rewrite_thread(thread, expected, rewrite).await
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.1.capabilities()
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_case_that_never_ends_is_reported() {
+    let settings = Settings { limit: Duration::from_secs(10), ..Settings::default() };
+    let commit = "commit of checkpoint 01935a00-0014-7000-8001-020304050607 to \"t\"";
+    for (stuck, what) in
+        [(Stuck::Creating, "a new store of the factory"), (Stuck::Waiting, commit), (Stuck::Blocking, commit)]
+    {
+        // The cases after it still run.
+        let report =
+            run(stuck, settings, |case| ["get_by_id_is_exact", "get_unknown_is_none"].contains(&case.name))
+                .await;
+        let text = report.to_string();
+        let failed = report.failed();
+        assert!(failed.contains(&"get_by_id_is_exact"), "{stuck:?}\n{text}");
+        assert_eq!(failed.len(), if matches!(stuck, Stuck::Creating) { 2 } else { 1 }, "{stuck:?}\n{text}");
+        let expected = format!("the case did not end within 10s; it waits for\n    {what}, for ");
+        assert!(text.contains(&expected), "{expected} is not in\n{text}");
+    }
 }

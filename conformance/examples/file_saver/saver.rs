@@ -20,7 +20,7 @@ use threadkeep::saver::{
 };
 use threadkeep::value::{ChannelValue, Codec, Encoded};
 use threadkeep::{Error, Result};
-use tokio::task::{JoinError, spawn_blocking};
+use tokio::task::spawn_blocking;
 
 pub(crate) const NAME: &str = "file"; // Used in errors and reports.
 
@@ -122,6 +122,10 @@ fn unavailable(error: impl std::fmt::Display) -> Error {
     Error::Unavailable { saver: NAME, reason: error.to_string() }
 }
 
+fn in_doubt(error: impl std::fmt::Display) -> Error {
+    Error::InDoubt { saver: NAME, reason: error.to_string() }
+}
+
 /// The file of a thread. An id can be any string, so the name is its hash.
 fn path(dir: &Path, thread: &ThreadId) -> PathBuf {
     dir.join(blake3::hash(thread.as_str().as_bytes()).to_hex().as_str())
@@ -154,9 +158,21 @@ fn store(dir: &Path, thread: &Thread) -> Result<()> {
     };
     File::create(&new).and_then(|mut file| write(&mut file)).map_err(unavailable)?;
     let done = if thread.checkpoints.is_empty() { fs::remove_file(&path) } else { fs::rename(&new, &path) };
-    // From here on, an error leaves the outcome in doubt. Flushing the directory makes the new name durable.
-    let done = done.and_then(|()| File::open(dir)?.sync_all());
-    done.map_err(|error| Error::InDoubt { saver: NAME, reason: error.to_string() })
+    // From here on, an error leaves the outcome in doubt.
+    done.map_err(in_doubt)?;
+    flush(dir)
+}
+
+/// Flushes the directory, which makes new names durable. A file is flushed before it gets its name.
+fn flush(dir: &Path) -> Result<()> {
+    File::open(dir).and_then(|dir| dir.sync_all()).map_err(in_doubt)
+}
+
+/// Excludes all other writers in all processes, until it is dropped or the process is killed.
+fn lock(dir: &Path) -> Result<File> {
+    let lock = File::create(dir.join("lock")).map_err(unavailable)?;
+    lock.lock().map_err(unavailable)?;
+    Ok(lock)
 }
 
 /// The thread with this id; an unknown one has no checkpoints.
@@ -172,11 +188,10 @@ impl FileSaver {
     /// Runs blocking work on the directory. It is completed even if the caller is dropped.
     async fn run<T: Send + 'static>(&self, f: impl FnOnce(&Path) -> Result<T> + Send + 'static) -> Result<T> {
         let dir = self.0.clone();
-        let lost = |error: JoinError| Error::InDoubt { saver: NAME, reason: error.to_string() };
-        spawn_blocking(move || f(&dir)).await.map_err(lost)?
+        spawn_blocking(move || f(&dir)).await.map_err(in_doubt)?
     }
 
-    /// Changes a thread, excluding all other writers in all processes.
+    /// Changes a thread.
     async fn change(
         &self,
         id: &ThreadId,
@@ -184,13 +199,14 @@ impl FileSaver {
     ) -> Result<()> {
         let id = id.clone();
         let alone = move |dir: &Path| {
-            let lock = File::create(dir.join("lock")).map_err(unavailable)?;
-            lock.lock().map_err(unavailable)?; // Held until it is dropped, or the process is killed.
+            let _lock = lock(dir)?;
             let mut thread = load(dir, &id)?;
             let before = thread.checkpoints.clone();
             change(&mut thread)?;
             thread.revision = IdSource::default().task().as_bytes().to_vec();
-            if thread.checkpoints == before { Ok(()) } else { store(dir, &thread) }
+            // A repeat finds its change, and acknowledges it: the first call may have failed, or its process may have been
+            // killed, before the change was flushed.
+            if thread.checkpoints == before { flush(dir) } else { store(dir, &thread) }
         };
         self.run(alone).await
     }
@@ -271,6 +287,7 @@ impl Saver for FileSaver {
         // The simple way: read every file. A saver for many threads would keep an index.
         let after = after.cloned();
         let look = move |dir: &Path| {
+            let _lock = lock(dir)?; // The files are those of one moment.
             let mut found = BTreeSet::new();
             for file in fs::read_dir(dir).map_err(unavailable)? {
                 let path = file.map_err(unavailable)?.path();

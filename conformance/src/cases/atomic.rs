@@ -214,10 +214,41 @@ async fn a_failed_operation_leaves_all_or_nothing(store: Store) -> Outcome {
                 Err(Error::InDoubt { .. }) => {}
                 Err(other) => return Err(Failure::new(format_args!("{when}, {call:?} gave {other:?}"))),
             }
+            repeated(&store, &expected, nth).await?;
             nth += 1;
             check!(nth < MANY, "{call:?} has no end of operations");
         }
         check!(nth > 0, "no operation of {call:?} could be made to fail");
+    }
+    Ok(())
+}
+
+/// The same failure, after which the same handle is asked what is there, and to do it again: what it shows as done or
+/// acknowledges is stored, whatever it remembers of the first call.
+async fn repeated(store: &Store, expected: &Expected, nth: u32) -> Outcome {
+    let call = expected.call;
+    let thread = format!("{call:?} again without {nth}");
+    prepare(&*store.open().await?, &thread).await?;
+    let failing = store.open_failing(nth).await?;
+    let first = call.make(&*failing.saver, &thread).await;
+    let shown = seen(&*failing.saver, &thread).await;
+    let again = call.make(&*failing.saver, &thread).await;
+    let when = format!("with operation {nth} failed ({first:?}) and repeated ({again:?})");
+    if let Ok(shown) = &shown {
+        let known = *shown == expected.before || *shown == expected.after;
+        check!(known, "{when}, its handle shows a thread neither before nor after {call:?}: {shown:?}");
+    }
+    drop(failing.saver);
+    let reopened = store.open().await?;
+    let happened = expected.settle(&*reopened, &thread, &when).await?;
+    match again {
+        Ok(()) => check!(happened, "{when}, the repeat of {call:?} was acknowledged and did not happen"),
+        // A handle may refuse to work on after a failure.
+        Err(Error::Unavailable { .. } | Error::InDoubt { .. } | Error::Stale { .. }) => {
+            let done = shown.is_ok_and(|shown| shown == expected.after);
+            check!(happened || !done, "{when}, its handle showed {call:?} as done, and it did not happen");
+        }
+        Err(other) => return Err(Failure::new(format_args!("{when}, {call:?} gave {other:?}"))),
     }
     Ok(())
 }

@@ -1,14 +1,13 @@
 //! Concurrent writers and readers, several handles, and callers that stop waiting.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
+use std::sync::atomic::{AtomicU16, Ordering};
 
 use serde_json::json;
 use threadkeep::Error;
-use threadkeep::checkpoint::{ChannelEntry, CheckpointKey, CheckpointTuple, Stored};
-use threadkeep::id::{Namespace, TaskId, ThreadId};
-use threadkeep::saver::{ChannelHistory, ListQuery, LocalKey, Revision, Rewrite, Saver};
+use threadkeep::checkpoint::{CheckpointKey, CheckpointTuple, Stored};
+use threadkeep::id::TaskId;
+use threadkeep::saver::{Rewrite, Saver};
 use threadkeep::value::ListValue;
 use tokio::sync::Barrier;
 use tokio::task::{JoinSet, yield_now};
@@ -16,7 +15,7 @@ use tokio::task::{JoinSet, yield_now};
 use crate::case::{Case, Failure, Outcome, case, check, check_eq};
 use crate::factory::Store;
 use crate::kit::{
-    MESSAGES, Step, all, dump, get, head, id, list, message, messages, path, plain, replayed, says, version,
+    MESSAGES, Step, dump, get, head, id, list, message, messages, plain, replayed, says, version,
 };
 
 pub(super) const CASES: &[Case] = &[
@@ -42,18 +41,13 @@ pub(super) const CASES: &[Case] = &[
         readers_see_whole_commits,
         "a reader would see a checkpoint without its writes or values"
     ),
-    case!(
-        Concurrency,
-        reads_are_of_one_moment,
-        "a healthy thread would be called damaged while it is pruned, or read as it never was"
-    ),
     case!(Concurrency, two_handles_share_one_store, "two processes would see different states"),
     case!(Concurrency, two_handles_race_for_one_head, "two processes would fork a thread"),
     case!(Concurrency, a_deletion_beats_a_racing_commit, "a deleted thread would come back in part"),
 ];
 
 /// Waits for all tasks; the first failure is the outcome.
-async fn join<T: 'static>(mut tasks: JoinSet<Result<T, Failure>>) -> Result<Vec<T>, Failure> {
+pub(super) async fn join<T: 'static>(mut tasks: JoinSet<Result<T, Failure>>) -> Result<Vec<T>, Failure> {
     let mut all = Vec::new();
     while let Some(done) = tasks.join_next().await {
         all.push(done??);
@@ -252,6 +246,8 @@ async fn readers_see_whole_commits(store: Store) -> Outcome {
                     return Err(Failure::new("the thread is gone"));
                 };
                 newest = whole(&*saver, &tuple).await?;
+                // They come with the child, and what has a child is not the head.
+                check_eq!(tuple.writes.len(), 0, "the rows under the head {newest}");
                 check!(newest >= seen, "the head went back from {seen} to {newest}");
                 seen = newest;
                 yield_now().await;
@@ -305,97 +301,6 @@ pub(super) async fn whole(saver: &dyn Saver, tuple: &CheckpointTuple) -> Result<
     Ok(n)
 }
 
-/// What reads show of thread `t` at one moment.
-#[derive(Debug, PartialEq)]
-struct Moment {
-    path: threadkeep::Result<ChannelHistory>,
-    head: Option<CheckpointTuple>,
-    fourth: Option<CheckpointTuple>,
-    listed: Vec<CheckpointTuple>,
-    even: Vec<CheckpointTuple>,
-    image: BTreeMap<LocalKey, CheckpointTuple>,
-}
-
-impl Moment {
-    async fn read(saver: &dyn Saver) -> Result<Self, Failure> {
-        let key = |n| CheckpointKey { thread: "t".into(), namespace: Namespace::root(), id: id(n) };
-        let filter = [("even".to_owned(), json!(true))].into_iter().collect();
-        Ok(Self {
-            path: path(saver, &key(6), None).await,
-            head: head(saver, "t").await?,
-            fourth: get(saver, &key(4)).await?,
-            listed: dump(saver, "t").await?,
-            even: saver.list(&ListQuery { filter, limit: Some(3), ..all("t") }).await?,
-            image: saver.read_thread(&"t".into()).await?.checkpoints,
-        })
-    }
-
-    fn put(&self) -> Rewrite {
-        Rewrite { put: self.image.values().cloned().collect(), ..Rewrite::default() }
-    }
-}
-
-async fn reads_are_of_one_moment(store: Store) -> Outcome {
-    const ROUNDS: usize = 25;
-    let (saver, thread) = (store.open().await?, ThreadId::from("t"));
-    let mut last = Step::first("t", 1).snapshot(MESSAGES, list(["1"])?).commit(&*saver).await?;
-    for n in 2..=6 {
-        let step = Step::after(&last, n).sentinel(MESSAGES).runs(says(n, &n.to_string())?);
-        last = step.meta("even", json!(n % 2 == 0)).commit(&*saver).await?;
-    }
-    let expected = replayed(&*saver, &last).await?;
-    let whole = Moment::read(&*saver).await?;
-    // As pruning does: the fourth checkpoint becomes the root.
-    let mut root = whole.fourth.clone().ok_or_else(|| Failure::new("the fourth checkpoint is missing"))?;
-    (root.parent, root.checkpoint.applied) = (None, Vec::new());
-    let kept = Stored::Snapshot(list(["1", "2", "3", "4"])?);
-    root.checkpoint.channels.insert(MESSAGES.into(), ChannelEntry { version: version(4), stored: kept });
-    let remove = whole.image.keys().take(3).cloned().collect();
-    let prune = Rewrite { remove, put: vec![root] };
-    let revision = async || saver.read_thread(&thread).await.map(|image| image.revision);
-    saver.rewrite_thread(&thread, &revision().await?, prune.clone()).await?;
-    let pruned = Moment::read(&*saver).await?;
-    check_eq!(replayed(&*saver, &last).await?, expected, "the messages of the pruned thread");
-    saver.delete_thread(&thread).await?;
-    let absent = Moment::read(&*saver).await?;
-    let create = whole.put();
-
-    let (moments, done) = (Arc::new([whole, pruned, absent]), Arc::new(AtomicBool::new(false)));
-    let mut readers = JoinSet::new();
-    for _ in 0..3 {
-        // Handles of their own: one that excludes its own writers may still see half of what another one writes.
-        let (saver, moments, done) = (store.open().await?, moments.clone(), done.clone());
-        readers.spawn(async move {
-            while !done.load(Ordering::SeqCst) {
-                let read = Moment::read(&*saver).await?;
-                let one = |is: &dyn Fn(&Moment) -> bool| moments.iter().any(is);
-                check!(one(&|m| m.path == read.path), "a path of no moment: {:?}", read.path);
-                check!(one(&|m| m.head == read.head), "a head of no moment: {:?}", read.head);
-                check!(one(&|m| m.fourth == read.fourth), "a checkpoint of no moment: {:?}", read.fourth);
-                check!(one(&|m| m.listed == read.listed), "a list of no moment: {:?}", read.listed);
-                check!(one(&|m| m.even == read.even), "a filtered list of no moment: {:?}", read.even);
-                check!(one(&|m| m.image == read.image), "a thread of no moment: {:?}", read.image);
-                yield_now().await;
-            }
-            Ok(())
-        });
-    }
-    let changes = async {
-        for _ in 0..ROUNDS {
-            saver.rewrite_thread(&thread, &Revision::absent(), create.clone()).await?;
-            yield_now().await;
-            saver.rewrite_thread(&thread, &revision().await?, prune.clone()).await?;
-            yield_now().await;
-            saver.delete_thread(&thread).await?;
-        }
-        Ok::<_, Failure>(())
-    };
-    let changed = changes.await;
-    done.store(true, Ordering::SeqCst);
-    join(readers).await?;
-    changed
-}
-
 async fn two_handles_share_one_store(store: Store) -> Outcome {
     let handles = [store.open().await?, store.open().await?];
     let mut all = messages(0..3)?;
@@ -434,6 +339,46 @@ async fn two_handles_share_one_store(store: Store) -> Outcome {
         Some(anew.tuple([])),
         "the thread, created again by the other handle"
     );
+    what_the_other_handle_removed_is_gone(&*handles[0], &*handles[1]).await
+}
+
+/// The same ids with other contents, after the other handle deleted the thread or removed a checkpoint: what a handle
+/// remembers of them is of the past. Versions and tasks are new, as they are in the engine.
+async fn what_the_other_handle_removed_is_gone(saver: &dyn Saver, other: &dyn Saver) -> Outcome {
+    let mut n = 100;
+    for life in ["first", "second"] {
+        saver.delete_thread(&"t".into()).await?;
+        n += 1;
+        let value = |text: &str| Ok::<_, Failure>(Stored::Value(plain(text)?));
+        let first = Step::first("t", 1).store(MESSAGES, version(n), Stored::Snapshot(list([life])?)).store(
+            "title",
+            version(n),
+            value(life)?,
+        );
+        let root = first.commit(other).await?;
+        for attempt in ["one", "two"] {
+            n += 1;
+            let text = format!("{life} {attempt}");
+            let row = says(n, &text)?;
+            let second = Step::after(&root, 2)
+                .store(MESSAGES, version(n), Stored::Sentinel)
+                .store("title", version(n), value(&text)?)
+                .runs(row.clone());
+            let key = second.commit(other).await?;
+            for reader in [saver, other] {
+                check_eq!(replayed(reader, &key).await?, json!([life, text]), "the messages of {text}");
+                check_eq!(get(reader, &key).await?, Some(second.tuple([])), "the checkpoint of {text}");
+                let rows = get(reader, &root).await?.map(|tuple| tuple.writes);
+                check_eq!(rows, Some(vec![row.clone()]), "the rows of {text}");
+            }
+            // The root, without the row under it, stays.
+            let image = saver.read_thread(&root.thread).await?;
+            let remove = [(key.namespace.clone(), key.id)].into();
+            let rewrite = Rewrite { remove, put: vec![first.tuple([])] };
+            saver.rewrite_thread(&root.thread, &image.revision, rewrite).await?;
+            check_eq!(head(other, "t").await?, Some(first.tuple([])), "the head without {text}");
+        }
+    }
     Ok(())
 }
 

@@ -3,11 +3,12 @@
 
 use serde_json::json;
 use threadkeep::checkpoint::{
-    CheckpointKey, ERROR_CHANNEL, INTERRUPT_CHANNEL, RESUME_CHANNEL, SCHEDULED_CHANNEL, Stored, Write,
+    CheckpointKey, CheckpointTuple, ERROR_CHANNEL, INTERRUPT_CHANNEL, RESUME_CHANNEL, SCHEDULED_CHANNEL,
+    Stored, Write,
 };
-use threadkeep::saver::{ListQuery, Seed};
+use threadkeep::saver::{ListQuery, Revision, Rewrite, Seed};
 
-use crate::case::{Case, Failure, Outcome, case, check_eq};
+use crate::case::{Case, Failure, Outcome, case, check, check_eq};
 use crate::factory::Store;
 use crate::kit::{
     MESSAGES, Step, all, get, id, ids, list, path, plain, replayed, says, stored, task, task_id, version,
@@ -89,7 +90,8 @@ async fn r8382_parallel_tasks_replay_in_the_order_they_ran(store: Store) -> Outc
 async fn r8447_old_checkpoints_are_exact_however_much_is_newer(store: Store) -> Outcome {
     const LENGTH: u16 = 1_100; // More than the 1,024 rows of a page in the store that had the defect.
     let saver = store.open().await?;
-    let mut keys = vec![Step::first("t", 1).snapshot(MESSAGES, list(["1"])?).commit(&*saver).await?];
+    let first = Step::first("t", 1).snapshot(MESSAGES, list(["1"])?).meta("run_id", json!("the first"));
+    let mut keys = vec![first.commit(&*saver).await?];
     for n in 2..=LENGTH {
         let step = Step::after(&keys[keys.len() - 1], n).sentinel(MESSAGES).runs(says(n, &n.to_string())?);
         keys.push(step.commit(&*saver).await?);
@@ -106,6 +108,25 @@ async fn r8447_old_checkpoints_are_exact_however_much_is_newer(store: Store) -> 
     );
     let old = ListQuery { before: Some(id(4)), ..all("t") };
     check_eq!(ids(&*saver, &old).await?, [3, 2, 1].map(id), "the oldest checkpoints");
+    // Without a limit, everything: also if the store returns pages.
+    let everything: Vec<_> = (1..=LENGTH).rev().map(id).collect();
+    check!(ids(&*saver, &all("t")).await? == everything, "the list of all checkpoints lacks some");
+    let image = saver.read_thread(&"t".into()).await?;
+    let read = image.checkpoints.keys().rev().map(|(_, id)| *id);
+    check!(read.eq(everything.iter().copied()), "the whole thread lacks some checkpoints");
+    let filter = [("run_id".to_owned(), json!("the first"))].into_iter().collect();
+    let only = ListQuery { filter, limit: Some(1), ..all("t") };
+    check_eq!(ids(&*saver, &only).await?, [id(1)], "the one that matches, after pages without a match");
+    // Changes of more checkpoints than one request of a store may have.
+    let put = image.checkpoints.into_values().map(|tuple| CheckpointTuple { thread: "u".into(), ..tuple });
+    let copy = Rewrite { put: put.collect(), ..Rewrite::default() };
+    saver.rewrite_thread(&"u".into(), &Revision::absent(), copy).await?;
+    check!(ids(&*saver, &all("u")).await? == everything, "the copy lacks some checkpoints");
+    let copied = CheckpointKey { thread: "u".into(), ..keys[1099].clone() };
+    check_eq!(replayed(&*saver, &copied).await?, numbers(1100), "messages of the copy");
+    saver.delete_thread(&"u".into()).await?;
+    check_eq!(ids(&*saver, &all("u")).await?.len(), 0, "the checkpoints of the copy after its deletion");
+    check_eq!(saver.threads(None, 10).await?, ["t".into()], "the threads after its deletion");
     let middle = get(&*saver, &keys[500]).await?.map(|tuple| (tuple.parent, tuple.checkpoint.applied));
     check_eq!(middle, Some((Some(id(500)), vec![task_id(501)])), "a checkpoint in the middle");
     Ok(())

@@ -4,7 +4,7 @@ use serde_json::json;
 use threadkeep::checkpoint::{CheckpointTuple, Stored};
 use threadkeep::id::CheckpointId;
 use threadkeep::metadata::{Counters, Source};
-use threadkeep::saver::{CheckpointSelector, ListQuery, Load};
+use threadkeep::saver::{CheckpointSelector, ListQuery, Load, Rewrite};
 
 use crate::case::{Case, Outcome, case, check_eq};
 use crate::factory::Store;
@@ -183,7 +183,8 @@ async fn get_includes_writes_in_stored_order(store: Store) -> Outcome {
 
 async fn namespaces_are_separate(store: Store) -> Outcome {
     let saver = store.open().await?;
-    let names = ["", "nested", "nested|deeper", "nested:"];
+    // Names that begin alike, or that a collation takes for equal.
+    let names = ["", "nested", "nested|deeper", "nested:", "Nested", "nested ", "nest", "n%", "nested\u{0}"];
     let mut steps = Vec::new();
     for name in names {
         let first = Step::first("t", 1).namespace(name).value("who", plain(format!("1 of {name:?}"))?);
@@ -198,8 +199,25 @@ async fn namespaces_are_separate(store: Store) -> Outcome {
         let at =
             |id| CheckpointSelector { id, namespace: name.into(), ..CheckpointSelector::head(&"t".into()) };
         let first = first.tuple([row]);
-        check_eq!(saver.get(&at(Some(id(1)))).await?, Some(first), "the first checkpoint of {name:?}");
+        check_eq!(
+            saver.get(&at(Some(id(1)))).await?,
+            Some(first.clone()),
+            "the first checkpoint of {name:?}"
+        );
         check_eq!(saver.get(&at(None)).await?, Some(second.tuple([])), "the head of {name:?}");
+        let only = ListQuery { namespace: Some(name.into()), ..ListQuery::new(&"t".into()) };
+        check_eq!(saver.list(&only).await?, [second.tuple([]), first], "the list of {name:?}");
+    }
+    // One of them is removed.
+    let image = saver.read_thread(&"t".into()).await?;
+    let gone = |name: &str| name == "nested";
+    let places = image.checkpoints.keys().filter(|(namespace, _)| gone(namespace.as_str())).cloned();
+    let rewrite = Rewrite { remove: places.collect(), put: Vec::new() };
+    saver.rewrite_thread(&"t".into(), &image.revision, rewrite).await?;
+    for name in names {
+        let only = ListQuery { namespace: Some(name.into()), ..ListQuery::new(&"t".into()) };
+        let left = saver.list(&only).await?.len();
+        check_eq!(left, if gone(name) { 0 } else { 2 }, "what is left of {name:?} without \"nested\"");
     }
     Ok(())
 }

@@ -10,7 +10,7 @@ use threadkeep::saver::{ListQuery, Load, Saver};
 
 use crate::case::{Case, Failure, Outcome, case, check_eq};
 use crate::factory::Store;
-use crate::kit::{MESSAGES, Step, all, channels, get, id, ids, list, says};
+use crate::kit::{MESSAGES, Step, all, channels, get, id, ids, key, list, says};
 
 pub(super) const CASES: &[Case] = &[
     case!(Core, list_is_newest_first, "history would be shown in the wrong order"),
@@ -75,6 +75,9 @@ async fn list_before_is_exclusive(store: Store) -> Outcome {
         let query = ListQuery { before: Some(before), ..all("t") };
         let expected: Vec<_> = expected.into_iter().map(id).collect();
         check_eq!(ids(&*saver, &query).await?, expected, "before {before}");
+        let query = ListQuery { limit: Some(2), ..query };
+        let two = &expected[..expected.len().min(2)];
+        check_eq!(ids(&*saver, &query).await?, two, "two before {before}");
     }
     // Page by page, each before the last entry of the previous one.
     let (mut pages, mut before) = (Vec::new(), None);
@@ -96,6 +99,12 @@ async fn list_before_is_exclusive(store: Store) -> Outcome {
 
 async fn list_limit_bounds_matches(store: Store) -> Outcome {
     let saver = chain(&store).await?;
+    // Rows under some of the checkpoints do not count.
+    for n in [8, 7, 6, 3] {
+        for task in 100..103 {
+            saver.put_writes(&key("t", id(n)), &says(task, "pending")?).await?;
+        }
+    }
     let odd = filter(json!({"run_id": "odd"}));
     for (limit, filter, expected) in [
         (0, Map::new(), vec![]),
@@ -130,6 +139,17 @@ async fn list_filters_on_metadata(store: Store) -> Outcome {
         (json!({"writes": {"agent": {"list": [2, null], "n": 2}}}), vec![2]),
         (json!({"writes": {"agent": {"n": 2}}}), vec![]),
         (json!({"absent": null}), vec![]),
+        // Texts and keys are compared exactly, and a key is no path.
+        (json!({"run_id": "Even"}), vec![]),
+        (json!({"run_id": "even "}), vec![]),
+        (json!({"run_id": "eve"}), vec![]),
+        (json!({"run_id": "%"}), vec![]),
+        (json!({"Run_id": "even"}), vec![]),
+        (json!({"n": [3]}), vec![]),
+        (json!({"n": true}), vec![]),
+        (json!({"writes.agent.n": 2}), vec![]),
+        (json!({"writes": {"agent.n": 2}}), vec![]),
+        (json!({"writes": {"agent": {"list": [null, 2], "n": 2}}}), vec![]),
         (json!({"run_id": null}), vec![]),
     ] {
         let query = ListQuery { filter: filter(wanted), ..all("t") };

@@ -13,7 +13,9 @@ mod history;
 pub(crate) mod killed;
 mod list;
 mod lists;
+mod moment;
 mod put_writes;
+mod races;
 mod rewrite;
 mod stored;
 mod values;
@@ -38,6 +40,8 @@ pub fn cases() -> Vec<Case> {
         defects_live::CASES,
         model::CASES,
         concurrency::CASES,
+        races::CASES,
+        moment::CASES,
         atomic::CASES,
         durability::CASES,
         stored::CASES,

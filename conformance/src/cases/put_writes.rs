@@ -8,7 +8,9 @@ use threadkeep::saver::CheckpointSelector;
 
 use crate::case::{Case, Outcome, case, check_eq};
 use crate::factory::Store;
-use crate::kit::{MESSAGES, Step, dump, get, id, key, list, not_found, path, plain, says, task, write};
+use crate::kit::{
+    MESSAGES, Step, dump, get, id, key, list, not_found, path, plain, replayed, says, task, write,
+};
 
 pub(super) const CASES: &[Case] = &[
     case!(
@@ -30,6 +32,11 @@ pub(super) const CASES: &[Case] = &[
     case!(Core, applied_rows_are_final, "the history of a checkpoint would change after it was read"),
     case!(Core, put_writes_needs_its_checkpoint, "writes of a deleted thread would come back with its id"),
     case!(Core, put_writes_keeps_a_task_without_writes, "a task that had nothing to write would run again"),
+    case!(
+        Core,
+        put_writes_may_repeat_a_task_elsewhere,
+        "a task that a fork runs again would lose its writes"
+    ),
 ];
 
 async fn put_writes_survive_without_a_child(store: Store) -> Outcome {
@@ -232,5 +239,36 @@ async fn put_writes_keeps_a_task_without_writes(store: Store) -> Outcome {
     check_eq!(get(&*saver, &root).await?, Some(first.tuple([task(1, []), task(2, [])])), "both tasks");
     let applied = get(&*saver, &child.commit.key()).await?.map(|tuple| tuple.checkpoint.applied);
     check_eq!(applied, Some(child.commit.checkpoint.applied), "the applied tasks of the child");
+    Ok(())
+}
+
+/// The id of a task names its row under one checkpoint, not in a thread or a store.
+async fn put_writes_may_repeat_a_task_elsewhere(store: Store) -> Outcome {
+    let saver = store.open().await?;
+    let mut expected = Vec::new();
+    for (thread, namespace) in [("t", ""), ("t", "nested"), ("u", "")] {
+        let first = Step::first(thread, 1).namespace(namespace).snapshot(MESSAGES, list(["seed"])?);
+        let root = first.commit(&*saver).await?;
+        let second = Step::after(&root, 2).sentinel(MESSAGES).runs(says(9, "before")?);
+        let head = second.commit(&*saver).await?;
+        for (at, n) in [(&root, 1), (&head, 2)] {
+            saver.put_writes(at, &says(5, &format!("{n} of {thread}/{namespace}"))?).await?;
+        }
+        let third = Step::after(&head, 3).sentinel(MESSAGES).applies(5).runs(says(9, "again")?);
+        let last = third.commit(&*saver).await?;
+        let texts =
+            ["before".to_owned(), format!("1 of {thread}/{namespace}"), format!("2 of {thread}/{namespace}")];
+        let rows =
+            [vec![says(9, &texts[0])?, says(5, &texts[1])?], vec![says(5, &texts[2])?, says(9, "again")?]];
+        expected.push((last, [(root, rows[0].clone()), (head, rows[1].clone())], texts));
+    }
+    for (last, checkpoints, texts) in expected {
+        for (at, rows) in checkpoints {
+            let found = get(&*saver, &at).await?.map(|tuple| tuple.writes);
+            check_eq!(found, Some(rows), "the rows under {at:?}");
+        }
+        let said = json!(["seed", texts[0], texts[2], "again"]);
+        check_eq!(replayed(&*saver, &last).await?, said, "the messages at {last:?}");
+    }
     Ok(())
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use threadkeep::checkpoint::{CheckpointKey, CheckpointTuple, Stored};
 use threadkeep::id::{CheckpointId, ThreadId};
-use threadkeep::saver::{LocalKey, Revision, Rewrite, Saver, ThreadImage};
+use threadkeep::saver::{CheckpointSelector, LocalKey, Revision, Rewrite, Saver, ThreadImage};
 use threadkeep::{Error, Result};
 
 use crate::case::{Case, Failure, Outcome, case, check, check_eq};
@@ -17,6 +17,7 @@ use crate::kit::{
 
 pub(super) const CASES: &[Case] = &[
     case!(Core, threads_are_listed_by_page, "a pass over all threads would miss some, or never end"),
+    case!(Core, many_threads_are_all_listed, "a pass over a large store would end early"),
     case!(Deletion, read_thread_is_everything, "a plan made from it would delete what it did not see"),
     case!(
         Deletion,
@@ -99,7 +100,8 @@ async fn tree(saver: &dyn Saver) -> Result<Tree> {
 async fn threads_are_listed_by_page(store: Store) -> Outcome {
     let saver = store.open().await?;
     check_eq!(saver.threads(None, 10).await?, [], "the threads of an empty store");
-    let names = ["", "T", "a", "a ", "a\u{0}b", "b", "\u{e9}"];
+    // The last two are ordered by their code points, and the other way round by the halves of UTF-16.
+    let names = ["", "T", "a", "a ", "a\u{0}b", "b", "\u{e9}", "\u{ff5e}", "\u{1f9f5}"];
     for name in names.iter().rev() {
         // One thread has a checkpoint in another namespace only.
         if *name != "a " {
@@ -115,7 +117,9 @@ async fn threads_are_listed_by_page(store: Store) -> Outcome {
         let (mut found, mut after) = (Vec::new(), None);
         loop {
             let page = saver.threads(after.as_ref(), limit).await?;
-            check!(page.len() <= limit, "a page of {limit} has {} threads", page.len());
+            // A reader may take a short page for the last one.
+            let rest = sorted.len() - found.len().min(sorted.len());
+            check_eq!(page.len(), limit.min(rest), "how many threads a page of {limit} has");
             let Some(last) = page.last() else { break };
             after = Some(last.clone());
             found.extend(page);
@@ -127,6 +131,34 @@ async fn threads_are_listed_by_page(store: Store) -> Outcome {
     check_eq!(between, ["b".into()], "the page after a missing thread");
     saver.delete_thread(&"b".into()).await?;
     check!(!saver.threads(None, 100).await?.contains(&"b".into()), "a deleted thread is still listed");
+    Ok(())
+}
+
+/// More than a store returns in one request if nobody asks for the next page.
+async fn many_threads_are_all_listed(store: Store) -> Outcome {
+    const THREADS: usize = 1_100;
+    const WRITERS: usize = 10;
+    let saver = store.open().await?;
+    let name = |n: usize| format!("thread {n:04}");
+    let mut writers = tokio::task::JoinSet::new();
+    for writer in 0..WRITERS {
+        let saver = saver.clone();
+        writers.spawn(async move {
+            for n in (writer..THREADS).step_by(WRITERS) {
+                Step::first(&name(n), 1).commit(&*saver).await?;
+            }
+            Ok(())
+        });
+    }
+    super::concurrency::join(writers).await?;
+    let expected: Vec<ThreadId> = (0..THREADS).map(|n| name(n).as_str().into()).collect();
+    for limit in [THREADS, THREADS + 1, 1_050, usize::MAX] {
+        let found = saver.threads(None, limit).await?;
+        check_eq!(found.len(), THREADS.min(limit), "how many of {THREADS} threads a page of {limit} has");
+        check!(found[..] == expected[..found.len()], "a page of {limit} has other threads, or another order");
+    }
+    let rest = saver.threads(Some(&expected[9]), usize::MAX).await?;
+    check!(rest[..] == expected[10..], "the threads after the tenth are {} others", rest.len());
     Ok(())
 }
 
@@ -194,19 +226,36 @@ async fn revisions_tell_every_change(store: Store) -> Outcome {
     changed("a third life that is like the second").await
 }
 
-async fn revisions_never_repeat(store: Store) -> Outcome {
-    let saver = store.open().await?;
-    let mut seen = Vec::new();
-    let mut next = async |what: &str| -> Outcome {
-        let revision = image(&*saver, "t").await?.revision;
-        check!(!seen.contains(&revision), "a revision came back {what}");
-        seen.push(revision);
+/// The revisions of a thread, in the order in which they were read.
+#[derive(Default)]
+struct Seen(Vec<Revision>);
+
+impl Seen {
+    /// Fails if the thread has a revision that it had before.
+    async fn next(&mut self, saver: &dyn Saver, what: &str) -> Outcome {
+        let revision = image(saver, "t").await?.revision;
+        check!(!self.0.contains(&revision), "a revision came back {what}");
+        self.0.push(revision);
         Ok(())
-    };
-    for life in ["first", "second"] {
+    }
+}
+
+async fn revisions_never_repeat(store: Store) -> Outcome {
+    let (mut saver, mut seen) = (store.open().await?, Seen::default());
+    for life in ["first", "second", "third"] {
+        // What counts in memory begins again with a new handle, and what counts in the thread with a new life.
+        drop(saver);
+        saver = store.open().await?;
         let one = Step::first("t", 1).meta("note", "A".repeat(100).into());
-        let root = one.commit(&*saver).await?;
-        next(&format!("when the {life} life began")).await?;
+        if life == "third" {
+            // As a copy of itself, which has all that the second life began with.
+            let copy = Rewrite { put: vec![one.tuple([])], ..Rewrite::default() };
+            saver.rewrite_thread(&"t".into(), &Revision::absent(), copy).await?;
+        } else {
+            one.commit(&*saver).await?;
+        }
+        let root = one.commit.key();
+        seen.next(&*saver, &format!("when the {life} life began")).await?;
         for note in [None, Some("B"), None, Some("A"), Some("B")] {
             let mut tuple = one.tuple([]);
             match note {
@@ -214,16 +263,37 @@ async fn revisions_never_repeat(store: Store) -> Outcome {
                 None => drop(tuple.metadata.extra.remove("note")),
             }
             rewrite(&*saver, "t", Rewrite { put: vec![tuple], ..Rewrite::default() }).await?;
-            next(&format!("when the note became {note:?} in the {life} life")).await?;
+            seen.next(&*saver, &format!("when the note became {note:?} in the {life} life")).await?;
         }
-        for n in [2, 3] {
-            let more = Step::after(&root, n).commit(&*saver).await?;
-            next(&format!("with commit {n} of the {life} life")).await?;
-            rewrite(&*saver, "t", removing([&more])).await?;
-            next(&format!("when commit {n} of the {life} life was taken back")).await?;
+        // Two handles in turn, of which one is new each time.
+        for n in [2, 2, 3] {
+            let other = store.open().await?;
+            let more = Step::after(&root, n).commit(&*other).await?;
+            seen.next(&*saver, &format!("with commit {n} of the {life} life")).await?;
+            saver.put_writes(&root, &says(n, "late")?).await?;
+            seen.next(&*other, &format!("with a row after commit {n} of the {life} life")).await?;
+            drop(saver);
+            saver = store.open().await?;
+            let put = vec![one.tuple([])];
+            rewrite(&*saver, "t", Rewrite { put, ..removing([&more]) }).await?;
+            let what = format!("when commit {n} of the {life} life was taken back");
+            seen.next(&*other, &what).await?;
         }
-        saver.delete_thread(&root.thread).await?;
+        if life == "first" {
+            saver.delete_thread(&root.thread).await?;
+        } else {
+            rewrite(&*saver, "t", removing([&root])).await?;
+        }
     }
+    // A plan of any time before is stale.
+    let one = Step::first("t", 1).meta("note", "A".repeat(100).into());
+    one.commit(&*saver).await?;
+    let before = image(&*saver, "t").await?;
+    for revision in &seen.0 {
+        let stale = saver.rewrite_thread(&"t".into(), revision, removing([&one.commit.key()])).await;
+        check_eq!(stale, Err(Error::Stale { thread: "t".into() }), "a plan of an earlier life");
+    }
+    check_eq!(image(&*saver, "t").await?, before, "the thread after plans of earlier lives");
     Ok(())
 }
 
@@ -253,7 +323,12 @@ async fn rewrite_removes_and_puts(store: Store) -> Outcome {
     expected.remove(&place(&tree.keys[1]));
     expected.insert(place(&tree.keys[2]), root);
     check_eq!(image(&*saver, "t").await?.checkpoints, expected, "the thread with a new root");
-    check_eq!(dump(&*saver, "t").await?.len(), 3, "what is listed");
+    // By id, although the oldest was stored last.
+    let listed: Vec<CheckpointId> =
+        dump(&*saver, "t").await?.iter().map(|tuple| tuple.checkpoint.id).collect();
+    check_eq!(listed, [id(5), id(3), id(1)], "what is listed");
+    let now = head(&*saver, "t").await?.map(|tuple| tuple.checkpoint.id);
+    check_eq!(now, Some(id(5)), "the head after its grandparent was put again");
     check_eq!(replayed(&*saver, &tree.keys[4]).await?, serde_json::json!(["a", "b", "c", "d"]), "the trunk");
     let seed = path(&*saver, &tree.keys[4], None).await?.seed.map(|seed| seed.checkpoint);
     check_eq!(seed, Some(id(3)), "where its path begins");
@@ -390,6 +465,13 @@ async fn rewrite_may_leave_nothing(store: Store) -> Outcome {
     let tree = tree(&*saver).await?;
     rewrite(&*saver, "t", removing([&tree.nested])).await?;
     check_eq!(image(&*saver, "t").await?.checkpoints.len(), 5, "the thread without its nested namespace");
+    // The namespace has no head any more, and may begin again with the same id.
+    let at = CheckpointSelector { id: None, ..CheckpointSelector::at(&tree.nested) };
+    check_eq!(saver.get(&at).await?, None, "the head of the namespace that is gone");
+    let inner = Step::first("t", 1).namespace("nested").value("inner", plain(8)?);
+    inner.commit(&*saver).await?;
+    check_eq!(saver.get(&at).await?, Some(inner.tuple([])), "the namespace that began again");
+    rewrite(&*saver, "t", removing([&tree.nested])).await?;
     rewrite(&*saver, "t", removing(&tree.keys)).await?;
     check_eq!(image(&*saver, "t").await?, ThreadImage::absent(&"t".into()), "the thread");
     check_eq!(saver.threads(None, 10).await?, [], "the threads");
@@ -412,7 +494,16 @@ async fn a_commit_after_a_rewrite_goes_on(store: Store) -> Outcome {
     check_eq!(now, Some(tree.keys[3].clone()), "the head when the newest is gone");
     let lost = Step::after(&tree.keys[4], 6).held("title", 1).commit(&*saver).await;
     check!(matches!(lost, Err(Error::Conflict { .. })), "a run that did not notice: {lost:?}");
-    // An id may even be smaller than a removed one.
+    // The id of a removed one is free, and so is a smaller one.
+    for n in [5, 6, 5] {
+        let again = Step::after(&tree.keys[3], n).value("title", plain(format!("again {n}"))?);
+        let key = again.runs(says(n + 60, "again")?).commit(&*saver).await?;
+        let title = Stored::Value(plain(format!("again {n}"))?);
+        check_eq!(stored(&*saver, &key, "title").await?, Some(title), "checkpoint {n} after its removal");
+        let mut put = image(&*saver, "t").await?.checkpoints[&place(&tree.keys[3])].clone();
+        put.writes.clear();
+        rewrite(&*saver, "t", Rewrite { put: vec![put], ..removing([&key]) }).await?;
+    }
     let seven = Step::after(&tree.keys[3], 7).sentinel(MESSAGES).held("title", 1).runs(says(7, "y")?);
     let seven = seven.commit(&*other).await?;
     check_eq!(replayed(&*saver, &seven).await?, serde_json::json!(["a", "b", "x", "y"]), "after the rewrite");

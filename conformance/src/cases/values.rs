@@ -1,10 +1,10 @@
 //! Unusual ids, texts, values and metadata: everything legal must survive.
 
 use serde_json::{Value as Json, json};
-use threadkeep::checkpoint::{CheckpointKey, Stored, TaskWrites, Write};
+use threadkeep::checkpoint::{CheckpointKey, CheckpointTuple, Stored, TaskWrites, Write};
 use threadkeep::id::{ChannelName, CheckpointId, Namespace, TaskId, Version};
 use threadkeep::metadata::Counters;
-use threadkeep::saver::{CheckpointSelector, ListQuery, Load, Rewrite};
+use threadkeep::saver::{CheckpointSelector, ListQuery, Load, Revision, Rewrite};
 use threadkeep::value::ChannelValue;
 
 use crate::case::{Case, Outcome, case, check, check_eq};
@@ -23,6 +23,7 @@ pub(super) const CASES: &[Case] = &[
     case!(Core, extreme_ids_and_versions_survive, "a number beyond the signed range would change"),
     case!(Core, odd_metadata_survives, "what a client stored beside a checkpoint would change"),
     case!(Core, large_values_survive, "a long message would be cut off"),
+    case!(Core, many_tasks_survive, "of a step with many tasks some would run again"),
     case!(Core, null_and_empty_values_are_values, "a channel that was emptied would count as never written"),
     case!(Core, kinds_of_storage_may_differ_at_one_version, "a snapshot would turn into a sentinel, or back"),
     case!(
@@ -34,7 +35,7 @@ pub(super) const CASES: &[Case] = &[
 ];
 
 /// Texts that break quoting, patterns, terminated strings, collations or normalisation.
-const ODD: [&str; 16] = [
+const ODD: [&str; 19] = [
     "",
     " ",
     "a",
@@ -46,6 +47,9 @@ const ODD: [&str; 16] = [
     "\"quoted\" \\ back\\slash",
     "100%_",
     "line\nbreak\ttab\r",
+    "a.b",
+    "$set",
+    "../a/b:c*",
     "\u{e9}",
     "e\u{301}",
     "\u{1f9f5}\u{200d}\u{1f4dc} \u{202e}right to left",
@@ -58,7 +62,9 @@ async fn odd_texts_survive(store: Store) -> Outcome {
     // Each text is a thread, a namespace in it, a channel, a node, a value and an element. They all differ, so each
     // must find its own rows.
     let long = "k\u{f6}nigsallee-".repeat(150);
-    let texts: Vec<&str> = ODD.into_iter().chain([long.as_str()]).collect();
+    // They differ only at their ends.
+    let (longer, other) = (format!("{long}a"), format!("{long}b"));
+    let texts: Vec<&str> = ODD.into_iter().chain([&*long, &*longer, &*other]).collect();
     let mut steps = Vec::new();
     for text in &texts {
         let mut first = Step::first(text, 1).namespace(text);
@@ -139,7 +145,7 @@ async fn odd_metadata_survives(store: Store) -> Outcome {
     let mut step = Step::first("t", 1)
         .meta("deep", deep)
         .meta("odd", Json::Object(odd))
-        .meta("numbers", json!([0, -1, i64::MIN, i64::MAX, u64::MAX, 0.5, -2.25e10]))
+        .meta("numbers", json!([0, -1, i64::MIN, i64::MAX, u64::MAX, 0.5, -2.25e10, 1.0]))
         .meta("nothing", json!({"null": null, "list": [], "map": {}, "text": ""}))
         .meta("long", json!("x".repeat(100_000)));
     for text in ODD {
@@ -156,7 +162,8 @@ async fn odd_metadata_survives(store: Store) -> Outcome {
         Some(step.tuple([])),
         "the checkpoint with odd metadata"
     );
-    for key in ["deep", "odd", "numbers", "nothing", "key a\u{0}b", "key '; DROP TABLE checkpoints; --"] {
+    let keys = ["deep", "odd", "numbers", "nothing", "key a.b", "key $set", "key a\u{0}b"];
+    for key in keys.into_iter().chain(["key '; DROP TABLE checkpoints; --"]) {
         let mut query = ListQuery::new(&"t".into());
         query.filter.insert(key.to_owned(), step.commit.metadata.extra[key].clone());
         check_eq!(saver.list(&query).await?, [step.tuple([])], "filtered by {key:?}");
@@ -189,6 +196,38 @@ async fn large_values_survive(store: Store) -> Outcome {
     }
     check!(got.is_some_and(|tuple| tuple.writes == [row]), "the task writes differ");
     Ok(())
+}
+
+/// More rows than a store returns, or changes, in one request if nobody asks for the next page.
+async fn many_tasks_survive(store: Store) -> Outcome {
+    const TASKS: u16 = 1_100;
+    let saver = store.open().await?;
+    let root = Step::first("t", 1).snapshot(MESSAGES, list([])?).commit(&*saver).await?;
+    let mut step = Step::after(&root, 2).sentinel(MESSAGES);
+    for n in 0..TASKS {
+        step = step.runs(says(n, &n.to_string())?);
+    }
+    let key = step.commit(&*saver).await?;
+    let rows = |tuple: &CheckpointTuple| tuple.writes.clone();
+    let expected = &step.commit.writes;
+    // Compared by number and equality, because a difference should not print all of them.
+    let whole = |found: Option<Vec<TaskWrites>>, what: &str| -> Outcome {
+        check_eq!(found.as_ref().map(Vec::len), Some(expected.len()), "the number of rows of {what}");
+        check!(found.as_ref() == Some(expected), "the rows of {what} differ");
+        Ok(())
+    };
+    whole(get(&*saver, &root).await?.as_ref().map(rows), "get")?;
+    whole(dump(&*saver, "t").await?.last().map(rows), "list")?;
+    let image = saver.read_thread(&root.thread).await?;
+    whole(image.checkpoints.values().next().map(rows), "read_thread")?;
+    let said: Vec<String> = (0..TASKS).map(|n| n.to_string()).collect();
+    check!(replayed(&*saver, &key).await? == json!(said), "the messages of all tasks differ");
+    let applied = get(&*saver, &key).await?.map(|tuple| tuple.checkpoint.applied);
+    check!(applied == Some(step.commit.checkpoint.applied), "the applied tasks differ");
+    let put = image.checkpoints.into_values().map(|tuple| CheckpointTuple { thread: "u".into(), ..tuple });
+    let copy = Rewrite { put: put.collect(), ..Rewrite::default() };
+    saver.rewrite_thread(&"u".into(), &Revision::absent(), copy).await?;
+    whole(dump(&*saver, "u").await?.last().map(rows), "a copy")
 }
 
 async fn null_and_empty_values_are_values(store: Store) -> Outcome {

@@ -1,6 +1,8 @@
 //! Deliberately broken savers: the memory saver with one fault.
 
 mod fault;
+mod lapse;
+mod loner;
 mod twisted;
 
 use std::collections::{BTreeSet, HashMap, HashSet};
@@ -9,6 +11,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
 pub(crate) use fault::Fault;
+pub(crate) use lapse::Lapse;
+pub(crate) use loner::Loners;
 use threadkeep::checkpoint::{ChannelEntry, CheckpointKey, CheckpointTuple, Stored, TaskWrites, Write};
 use threadkeep::id::{ChannelName, CheckpointId, Namespace, TaskId, ThreadId, Version};
 use threadkeep::saver::{

@@ -2,20 +2,20 @@
 //!
 //! The key of an object is the addresses of its immutable parts and the types and sizes of what holds them. As long as the
 //! parts are alive, an object with the same key has the same contents: if it was changed, some part is another one. What is
-//! not made of such parts has no key.
+//! not made of such parts has no key, nor has a model that is dumped by code of its own ([`dump`]): what that code looks at is
+//! not known.
 
+mod classes;
 mod copy;
+mod dump;
 mod same;
-
-use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{
-    PyBool, PyBytes, PyDict, PyFloat, PyInt, PyList, PySet, PyString, PyTuple, PyType, PyWeakrefMethods,
-    PyWeakrefReference,
-};
+use pyo3::types::{PyBool, PyBytes, PyDict, PyFloat, PyInt, PyList, PySet, PyString, PyTuple};
+
+use classes::{Classes, Kind};
+use dump::Dump;
 
 pub(crate) use same::{AT_ONCE, is_same, is_same_and_unheld};
 
@@ -39,7 +39,8 @@ pub(crate) struct Shapes {
     new_object: Py<PyAny>,
     /// `gc.get_referents`.
     referents: Py<PyAny>,
-    types: Mutex<Types>,
+    dump: Dump,
+    classes: Classes,
 }
 
 impl Shapes {
@@ -49,44 +50,39 @@ impl Shapes {
             set_attribute: object.getattr("__setattr__")?.unbind(),
             new_object: object.getattr("__new__")?.unbind(),
             referents: py.import("gc")?.getattr("get_referents")?.unbind(),
-            types: Mutex::default(),
+            dump: Dump::new(py)?,
+            classes: Classes::default(),
         })
     }
 
     /// Whether it is a dictionary or a model, which are worth a key.
     pub(crate) fn is_object(&self, value: &Bound<'_, PyAny>) -> bool {
-        value.is_exact_instance_of::<PyDict>() || self.is_model(value)
+        value.is_exact_instance_of::<PyDict>() || self.kind(value) != Kind::Other
     }
 
-    fn is_model(&self, value: &Bound<'_, PyAny>) -> bool {
-        self.kind(value) != Kind::Other
+    /// Whether it is a model whose parts say how it is dumped.
+    fn has_parts(&self, value: &Bound<'_, PyAny>) -> bool {
+        matches!(self.kind(value), Kind::Model | Kind::Plain)
     }
 
     fn kind(&self, value: &Bound<'_, PyAny>) -> Kind {
         let of = value.get_type();
-        if let Some(is) = self.types().known(&of) {
-            return is;
+        if let Some(kind) = self.classes.known(&of) {
+            return kind;
         }
         // Only models have all, and only of version 2.
         let model = of.hasattr(intern!(of.py(), "__pydantic_validator__")).unwrap_or(false)
             && of.hasattr(intern!(of.py(), "__pydantic_fields__")).unwrap_or(false)
             && of.hasattr(intern!(of.py(), "model_dump")).unwrap_or(false);
-        let is = match model {
+        let kind = match model {
+            false => Kind::Other,
+            // If it cannot be found out, it may be anything.
+            true if self.dump.is_own(&of).unwrap_or(true) => Kind::Own,
             true if self.shows_parts(value).unwrap_or(false) => Kind::Plain,
             true => Kind::Model,
-            false => Kind::Other,
         };
-        if let Ok(weak) = PyWeakrefReference::new(&of) {
-            let weak = weak.unbind();
-            let gone = self.types().learn(&of, weak, is);
-            // Not under the lock: Python may run then.
-            drop(gone);
-        }
-        is
-    }
-
-    fn types(&self) -> MutexGuard<'_, Types> {
-        self.types.lock().unwrap_or_else(PoisonError::into_inner)
+        self.classes.learn(&of, kind);
+        kind
     }
 
     /// Writes the key of an object. Returns whether it has one.
@@ -142,7 +138,7 @@ impl Shapes {
     }
 
     fn walk_model(&self, value: &Bound<'_, PyAny>, visit: &mut impl Visit, depth: usize) -> PyResult<bool> {
-        if !self.is_model(value) {
+        if !self.has_parts(value) {
             return Ok(false);
         }
         let py = value.py();
@@ -163,8 +159,7 @@ impl Shapes {
             return Ok(false);
         }
         let set = value.getattr(intern!(py, "__pydantic_fields_set__"))?;
-        let Ok(names) = set.cast_exact::<PySet>() else { return Ok(false) };
-        if !visit.word(names.len()) {
+        if !walk_names(&set, visit)? {
             return Ok(false);
         }
         // Nothing is known of private attributes.
@@ -184,50 +179,13 @@ impl Shapes {
     }
 }
 
-/// What is known of a type.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
-    Other,
-    /// That of models of pydantic.
-    Model,
-    /// That of models whose parts the interpreter shows ([`Shapes::shows_parts`]).
-    Plain,
-}
-
-/// The types that were seen, by address. They are not kept alive: a program may make them while it runs.
-#[derive(Default)]
-struct Types {
-    known: HashMap<usize, (Py<PyWeakrefReference>, Kind)>,
-    /// How many there may be before those that ended are looked for.
-    room: usize,
-}
-
-/// The number of types before any is looked for.
-const TYPES: usize = 64;
-
-impl Types {
-    fn known(&self, of: &Bound<'_, PyType>) -> Option<Kind> {
-        let (weak, is) = self.known.get(&(of.as_ptr() as usize))?;
-        // Another type may have had its address.
-        weak.bind(of.py()).upgrade().is_some_and(|found| found.is(of)).then_some(*is)
-    }
-
-    /// Returns what is no longer needed, to be dropped without the lock.
-    #[must_use]
-    fn learn(
-        &mut self,
-        of: &Bound<'_, PyType>,
-        weak: Py<PyWeakrefReference>,
-        is: Kind,
-    ) -> Vec<(Py<PyWeakrefReference>, Kind)> {
-        let mut gone: Vec<_> = self.known.insert(of.as_ptr() as usize, (weak, is)).into_iter().collect();
-        if self.known.len() > self.room {
-            let ended = |weak: &Py<PyWeakrefReference>| weak.bind(of.py()).upgrade().is_none();
-            gone.extend(self.known.extract_if(|_, (weak, _)| ended(weak)).map(|(_, old)| old));
-            self.room = TYPES.max(2 * self.known.len());
-        }
-        gone
-    }
+/// The names of the fields that were set, in the order of their addresses: a set has none of its own.
+fn walk_names(set: &Bound<'_, PyAny>, visit: &mut impl Visit) -> PyResult<bool> {
+    let Ok(set) = set.cast_exact::<PySet>() else { return Ok(false) };
+    let mut names = set.try_iter()?.collect::<PyResult<Vec<_>>>()?;
+    names.sort_unstable_by_key(|name| name.as_ptr());
+    let are_texts = names.iter().all(|name| name.is_exact_instance_of::<PyString>());
+    Ok(are_texts && visit.word(names.len()) && names.iter().all(|name| visit.leaf(name)))
 }
 
 /// Sees what an object is made of. Each method returns whether to go on.

@@ -13,13 +13,24 @@ from contextlib import suppress
 from copy import deepcopy
 from dataclasses import make_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
+from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.graph import START, MessagesState, StateGraph
-from pydantic import BaseModel, Field, PrivateAttr, create_model
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    PrivateAttr,
+    computed_field,
+    create_model,
+    field_serializer,
+    model_serializer,
+)
 
 from conftest import Opener
 from kit import LOCKED, at, made, put, read
@@ -269,6 +280,144 @@ def test_equal_elements_are_one_object_within_a_list_and_different_ones_between_
         (new, old), (new_again, _) = ([one.checkpoint["channel_values"]["messages"] for one in found] for found in lists)
         assert all(one is other for one, other in zip(new, old, strict=False))
         assert all(one is not other for one, other in zip(new, new_again, strict=True))
+
+
+class Overridden(BaseModel):
+    a: Any = None
+    b: Any = None
+
+    def model_dump(self, **more: Any) -> dict[str, Any]:
+        return super().model_dump(**{**more, "exclude_unset": True})
+
+
+class Wrapped(BaseModel):
+    a: Any = None
+    b: Any = None
+
+    @model_serializer(mode="wrap")
+    def shown(self, handler: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+        return {name: value for name, value in handler(self).items() if name in self.model_fields_set}
+
+
+class InAField(BaseModel):
+    a: Any = None
+    b: Any = None
+
+    @field_serializer("a", "b")
+    def shown(self, value: Any) -> Any:
+        return [value, sorted(self.model_fields_set)]
+
+
+class Computed(BaseModel):
+    model_config = ConfigDict(extra="allow")
+    a: Any = None
+    b: Any = None
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def c(self) -> list[str]:
+        return sorted(self.model_fields_set - {"c"})
+
+
+class Inherited(Wrapped):
+    pass
+
+
+def fields_set(of: Any) -> Any:
+    return sorted(of.model_fields_set) if isinstance(of, BaseModel) else of
+
+
+class Annotating(BaseModel):
+    inner: Annotated[Any, PlainSerializer(fields_set)] = None
+
+
+class Named(BaseModel):
+    """Its fields are called as what a schema has."""
+
+    default: Annotated[Any, PlainSerializer(fields_set)] = None
+    metadata: Any = None
+    type: Any = None
+
+
+class Around(BaseModel):
+    inner: list[Wrapped] = []
+
+
+OWN: list[Callable[..., Any]] = [
+    Overridden.model_construct,
+    Wrapped.model_construct,
+    InAField.model_construct,
+    Computed.model_construct,
+    Inherited.model_construct,
+    lambda names, **parts: Annotating(inner=Plain.model_construct(names, **parts)),
+    lambda names, **parts: Named(default=Plain.model_construct(names, **parts)),
+    lambda names, **parts: Around(inner=[Wrapped.model_construct(names, **parts)]),
+    lambda names, **parts: {"deep": [Wrapped.model_construct(names, **parts)]},
+]
+
+
+class Plain(BaseModel):
+    a: Any = None
+    b: Any = None
+
+
+@pytest.mark.parametrize("make", OWN)
+@pytest.mark.parametrize("was_read", [False, True])
+def test_a_model_whose_dump_shows_which_fields_were_set_is_no_other_one(make: Callable[..., Any], was_read: bool) -> None:
+    serde = JsonPlusSerializer()
+    parts = {"a": "one", "b": "two"}
+    # Of the same parts, and as many fields were set.
+    models = [make({name}, **parts) for name in ("a", "b", "a")]
+    assert serde.dumps_typed(models[0]) != serde.dumps_typed(models[1])
+    with SqliteSaver.from_conn_string(":memory:") as saver:
+        theirs = InMemorySaver()
+        config = at()
+        for version, model in enumerate(models, start=1):
+            # One after the other in a list, at its place in the next list, and in a list of another channel.
+            for items in ([model], [models[0], model], [*models, model]):
+                checkpoint = made({"items": items, "other": items[::-1]}, dict.fromkeys(["items", "other"], f"{version:032}.{len(items)}"))
+                parent, config = config, put(theirs, config, checkpoint)
+                put(saver, parent, checkpoint)
+                for channel in ("items", "other"):
+                    expected = read(theirs, config).checkpoint["channel_values"][channel]
+                    found = read(saver, config).checkpoint["channel_values"][channel]
+                    assert serde.dumps_typed(found) == serde.dumps_typed(expected)
+                    if was_read:
+                        models[0] = found[0]
+
+
+def test_what_code_of_its_own_shows_is_asked_each_time() -> None:
+    counting = Counting()
+    with SqliteSaver.from_conn_string(":memory:") as saver:
+        saver.serde = counting.serde
+        for make in OWN:
+            item = make({"a"}, a="one", b="two")
+            before = counting.dumped
+            for version in range(3):
+                put(saver, at(), made({"items": [item]}, {"items": version}))
+            assert counting.dumped == before + 3, item
+
+
+def test_a_reader_is_not_shown_which_fields_another_one_set() -> None:
+    with SqliteSaver.from_conn_string(":memory:") as saver:
+        config = put(saver, at(), made({"items": [Plain(a="one", b="two"), Around(), HumanMessage("a", id="1")]}))
+
+        def items() -> list[Any]:
+            found = read(saver, config).checkpoint["channel_values"]["items"]
+            assert isinstance(found, list)
+            return found
+
+        expected = [set(item.model_fields_set) for item in items()]
+        held: list[Any] = []
+        for keep in (False, True, False):
+            for item in items():
+                # As many as before, and others.
+                item.model_fields_set.pop()
+                item.model_fields_set.add("another")
+                held += [item] if keep else []
+            del item
+            for _ in range(3):
+                assert [item.model_fields_set for item in items()] == expected
 
 
 class Hidden(BaseModel):

@@ -47,7 +47,7 @@ impl Shapes {
         depth: usize,
     ) -> PyResult<Option<Bound<'py, PyAny>>> {
         let py = value.py();
-        if !self.is_model(value) || !value.getattr(intern!(py, "__pydantic_private__"))?.is_none() {
+        if !self.has_parts(value) || !value.getattr(intern!(py, "__pydantic_private__"))?.is_none() {
             return Ok(None);
         }
         let fields = value.getattr(intern!(py, "__dict__"))?;

@@ -13,7 +13,7 @@ const SHOWN: usize = 5;
 
 /// Whether an object still has this key.
 pub(crate) fn is_same(value: &Bound<'_, PyAny>, key: &[usize]) -> PyResult<bool> {
-    let mut same = Same { key, unheld: false };
+    let mut same = Same { key, unheld: false, names: true };
     Ok(same.any(value)? && same.key.is_empty())
 }
 
@@ -24,12 +24,12 @@ pub(crate) fn is_same_and_unheld(value: &Bound<'_, PyAny>, key: &[usize]) -> PyR
     if cfg!(Py_GIL_DISABLED) || references(value) > 1 {
         return Ok(false);
     }
-    let mut same = Same { key, unheld: true };
+    let mut same = Same { key, unheld: true, names: true };
     Ok(same.any(value)? && same.key.is_empty())
 }
 
 impl Shapes {
-    /// How many of the first objects of a list still have these keys.
+    /// How many of the first objects of a list still have these keys, as far as that matters for their bytes.
     pub(crate) fn same(&self, list: &Bound<'_, PyList>, parts: &[&Parts]) -> PyResult<usize> {
         let mut same = 0;
         for parts in parts[..parts.len().min(list.len())].chunks(AT_ONCE) {
@@ -73,7 +73,7 @@ impl Shapes {
         let shown = self.shown(objects, parts)?;
         let mut shown = shown.as_ref().map(|shown| shown.iter_borrowed());
         for (object, parts) in objects.iter_borrowed().zip(parts) {
-            let mut same = Same { key: &parts.key, unheld };
+            let mut same = Same { key: &parts.key, unheld, names: unheld };
             let is = match shown.as_mut().map(|shown| [(); SHOWN].map(|()| shown.next())) {
                 Some([Some(extra), Some(set), Some(private), Some(fields), _]) => {
                     same.is_free(&object)
@@ -142,6 +142,9 @@ struct Same<'k> {
     key: &'k [usize],
     /// Whether nobody else may hold what can change.
     unheld: bool,
+    /// Whether the same fields must have been set, and not only as many. Readers see which; the bytes of what pydantic dumps do
+    /// not show it.
+    names: bool,
 }
 
 impl Same<'_> {
@@ -260,6 +263,26 @@ impl Same<'_> {
             && self.dict(fields)?
             && if extra.is_none() { self.word(NO_EXTRA) } else { self.any(extra)? }
             && self.is_free(set)
-            && self.word(names.len()))
+            && self.names(names)?)
+    }
+
+    /// The names of the fields that were set.
+    fn names(&mut self, names: &Bound<'_, PySet>) -> PyResult<bool> {
+        let len = names.len();
+        if !self.word(len) {
+            return Ok(false);
+        }
+        let Some((expected, rest)) = self.key.split_at_checked(len) else { return Ok(false) };
+        self.key = rest;
+        if !self.names {
+            return Ok(true);
+        }
+        // Of a set with as many, no other one has all of them.
+        for name in names.try_iter()? {
+            if expected.binary_search(&(name?.as_ptr() as usize)).is_err() {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 }

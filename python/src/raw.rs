@@ -55,7 +55,7 @@ impl RawTuple {
         )
     }
 
-    /// The head that a put has to name that goes on from it, if it has to.
+    /// The head that a put has to name that goes on from it, or from its parent, if it has to.
     fn head(&self) -> Option<String> {
         self.0.head.map(|head| head.to_string())
     }

@@ -17,6 +17,7 @@ from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.checkpoint.serde.types import ERROR, INTERRUPT, RESUME, _DeltaSnapshot
 
 from conftest import Opener
+from graphs import conversation
 from kit import NULL_TASK, at, made, put, read, replayed, writes
 from threadkeep import ConflictError, InvalidInputError
 from threadkeep.langgraph import SqliteSaver
@@ -256,7 +257,7 @@ def test_a_moved_head_is_an_error_if_asked(open_saver: Opener) -> None:
     with open_saver(fence="error") as saver, open_saver(fence="error") as other:
         root = put(saver, at(), made({"a": 0}))
         ours, theirs = read(saver, at()), read(other, at())
-        assert ours.config == theirs.config == root
+        assert name(ours.config) == name(theirs.config) == name(root)
         head = put(other, theirs.config, made({"a": 1}))
         with pytest.raises(ConflictError, match="read the head again"):
             put(saver, ours.config, made({"a": 2}))
@@ -268,6 +269,72 @@ def test_a_moved_head_is_an_error_if_asked(open_saver: Opener) -> None:
         # Another one that saw the same head comes second.
         with pytest.raises(ConflictError):
             put(saver, older, made({"a": 4}))
+
+
+def name(config: Any) -> str:
+    return str(config["configurable"]["checkpoint_id"])
+
+
+@pytest.mark.parametrize("wanted", ["head", "older", "root", "head by its id", "only a root"])
+def test_a_copy_of_a_checkpoint_is_no_conflict(open_saver: Opener, wanted: str) -> None:
+    with open_saver(fence="error") as saver:
+        graph = conversation(saver)
+        config: Any = {"configurable": {"thread_id": "t"}}
+        if wanted == "only a root":
+            put(saver, at(), made({"turns": 1}), {"source": "input", "step": -1, "parents": {}})
+        else:
+            graph.invoke({"messages": [("user", "hello")]}, config)
+        history = list(graph.get_state_history(config))
+        at_place = {"older": 1, "root": -1}.get(wanted, 0)
+        copied = history[at_place]
+        graph.update_state(config if wanted in ("head", "only a root") else copied.config, None, as_node="__copy__")
+        found = read(saver, at())
+        assert found.metadata["source"] == "fork"  # type: ignore[typeddict-item]
+        assert (found.parent_config and name(found.parent_config)) == (copied.parent_config and name(copied.parent_config))
+        assert len(list(saver.list(at()))) == len(history) + 1
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+def test_a_copy_of_a_checkpoint_that_another_writer_overtook_is_a_conflict(open_saver: Opener) -> None:
+    with open_saver(fence="error") as saver, open_saver(fence="error") as other:
+        root = put(saver, at(), made({"a": 0}))
+        for _ in range(2):
+            # First the copied checkpoint has no parent, then it has one.
+            head = read(saver, at())
+            by_id = read(saver, head.config)
+            overtaking = put(other, read(other, at()).config, made({"a": 1}))
+            for seen in (head, by_id):
+                parent = seen.parent_config or {"configurable": {**seen.config["configurable"], "checkpoint_id": None}}
+                with pytest.raises(ConflictError):
+                    put(saver, parent, made({"a": 2}))
+            assert name(read(saver, at()).config) == name(overtaking)
+        assert name(root) == name(list(saver.list(at()))[-1].config)
+
+
+def test_checkpoints_of_another_thread_are_put_as_any_others(open_saver: Opener) -> None:
+    with open_saver(fence="error") as saver:
+        config = at("source")
+        for number in range(4):
+            config = put(saver, config, made({"a": number}))
+        saver.copy_thread("source", "copy")
+        copied = put(saver, read(saver, at("copy")).config, made({"a": 4}))
+        assert name(read(saver, at("copy")).config) == name(copied)
+
+        def moved(config: Any, thread: str) -> Any:
+            return {"configurable": {**config["configurable"], "thread_id": thread}}
+
+        for number, reader in enumerate([lambda one: one, lambda one: read(saver, one.config)]):
+            thread = f"put {number}"
+            for one in reversed(list(saver.list(at("source")))):
+                found = reader(one)
+                put(saver, moved(found.parent_config or at(thread), thread), found.checkpoint)
+            expected = [found.checkpoint for found in saver.list(at("source"))]
+            assert [found.checkpoint for found in saver.list(at(thread))] == expected
+        # A run that goes on there from what was read here.
+        older = read(saver, list(saver.list(at("source")))[1].config)
+        put(saver, at("another"), older.checkpoint)
+        head = put(saver, moved(older.config, "another"), made({"a": 5}))
+        assert name(read(saver, at("another")).config) == name(head)
 
 
 def test_what_others_read_does_not_move_the_fence_of_a_run(open_saver: Opener) -> None:

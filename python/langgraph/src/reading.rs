@@ -70,7 +70,7 @@ impl LangGraph {
         let head = match id {
             None => {
                 self.memory.is_head(place, Some(key.id));
-                None
+                (self.fence == Fence::Error).then_some(key.id)
             }
             Some(_) if self.fence == Fence::Error => self.read_head(place).await?,
             Some(_) => None,

@@ -115,7 +115,7 @@ pub struct Tuple {
     pub metadata: Map<String, Json>,
     /// The writes of the tasks that ran from it, by task path, task and position.
     pub writes: Vec<Pending>,
-    /// The head at the time of the read, if [`Fence::Error`](crate::Fence::Error) will ask for it: [`Put::seen`].
+    /// The head at the time of the read, if [`Fence::Error`](crate::Fence::Error) may ask for it: [`Put::seen`].
     pub head: Option<CheckpointId>,
 }
 

@@ -35,8 +35,9 @@ fails with :class:`threadkeep.ConflictError`."""
 
 _Tuples = list[RawTuple]
 
-# The key under which the config of a checkpoint that was read by its id carries the head of that time: "id/head". A run that
-# goes on from there passes it to its put. LangGraph keeps keys with underscores out of metadata.
+# The key under which a config carries the head that its reader saw with the checkpoint that it names, as JSON: thread,
+# namespace, id and head. A run that goes on from there passes it to its put. LangGraph keeps keys with underscores out of
+# metadata.
 _HEAD = "__threadkeep_head__"
 
 # How often a put starts again if others keep changing its parent.
@@ -102,7 +103,15 @@ class ThreadkeepSaver(BaseCheckpointSaver[str]):
         if raw is None:
             return None
         found = _decoded(raw, self._decoder(share=False))
-        return found._replace(config=_seen_at(config, raw.head())) if get_checkpoint_id(config) else found
+        head = raw.head()
+        if head is None:
+            return found
+        # A copy is put on the parent of what it copies, or on none.
+        if found.parent_config:
+            found = found._replace(parent_config=_seen_at(found.parent_config, head))
+        if get_checkpoint_id(config) or not found.parent_config:
+            found = found._replace(config=_seen_at(found.config, head))
+        return found
 
     def list(
         self,
@@ -379,16 +388,19 @@ def _stored(config: RunnableConfig, checkpoint: Checkpoint) -> RunnableConfig:
     return _config(configurable["thread_id"], configurable.get("checkpoint_ns", ""), checkpoint["id"])
 
 
-def _seen_at(config: RunnableConfig, head: str | None) -> RunnableConfig:
-    if head is None:
-        return config
-    return {**config, "configurable": {**_configurable(config), _HEAD: f"{get_checkpoint_id(config)}/{head}"}}
+def _seen_at(config: RunnableConfig, head: str) -> RunnableConfig:
+    seen = _JSON.encode([*_place(config), get_checkpoint_id(config), head])
+    return {**config, "configurable": {**_configurable(config), _HEAD: seen}}
 
 
 def _seen(config: RunnableConfig) -> str | None:
-    """The head that the author of a put saw when it read the put's parent by its id."""
-    read, _, head = str(_configurable(config).get(_HEAD, "")).partition("/")
-    return head if head and read == get_checkpoint_id(config) else None
+    """The head that the author of a put saw when it read the put's parent, or what it copies if that has none."""
+    if not (seen := _configurable(config).get(_HEAD)):
+        return None
+    thread, namespace, read, head = json.loads(seen)
+    parent = get_checkpoint_id(config) or read
+    # A config may have been changed since, to name another checkpoint or another thread.
+    return str(head) if (thread, namespace, read) == (*_place(config), parent) else None
 
 
 # Made once: `json.dumps` makes one for each call.

@@ -423,12 +423,33 @@ def test_filters_compare_as_in_langgraph(open_saver: Opener) -> None:
         {"step": 2, "who": "x"},
         {"source": "elsewhere"},
         {"source": None},
+        {"n": True},
+        {"zero": False},
+        {"zero": 0},
+        {"zero": -0.0},
+        {"yes": 1},
+        {"yes": 1.0},
+        {"yes": True},
+        {"yes": False},
+        {"deep": {"a": [True, {"b": 0}]}},
+        {"deep": {"a": [1, {"b": False}]}},
+        {"deep": {"a": [1.0, {"b": "0"}]}},
+        # More digits than a float has.
+        {"large": 2**53},
+        {"large": 2**53 + 1},
+        {"large": float(2**53)},
+        {"large": 2**64 - 1},
+        {"large": float(2**64)},
     ]
     metadata: list[dict[str, Any]] = [
         {"step": 1, "n": 1, "who": "x", "source": "loop"},
         {"step": 2, "n": 1.0, "who": "x", "none": None, "source": "elsewhere"},
         {"step": 3, "n": 1.5, "who": "y"},
         {"step": 2, "who": "y", "none": "x", "source": "input"},
+        {"step": 4, "n": True, "yes": True, "zero": False, "deep": {"a": [True, {"b": False}]}, "large": 2**53},
+        {"step": 5, "n": False, "yes": 1, "zero": 0, "deep": {"a": [1, {"b": 0}]}, "large": 2**53 + 1},
+        {"step": 6, "yes": 1.0, "zero": 0.0, "deep": {"a": [1.0, {"b": 0.0}]}, "large": float(2**53)},
+        {"step": 7, "yes": "1", "zero": "", "deep": {"a": ["1", {"b": None}]}, "large": 2**64 - 1},
     ]
     with open_saver() as ours:
         theirs = InMemorySaver()

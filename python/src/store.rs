@@ -503,7 +503,7 @@ impl Store {
     /// Stores it.
     fn put_moved(&self, moved: &MovedPut) -> Call {
         let put = moved.0.clone();
-        self.call(move |graphs| async move { graphs.put(&put).await.map(|()| Output::Nothing) })
+        self.call(move |graphs| async move { graphs.put_moved(&put).await.map(|()| Output::Nothing) })
     }
 
     /// Stores writes of LangGraph's own savers.

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import operator
 import subprocess
 import sys
 import uuid
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
 import pytest
 from langgraph.checkpoint.postgres import PostgresSaver as TheirPostgresSaver
+from langgraph.checkpoint.serde.types import TASKS, _DeltaSnapshot
 from langgraph.checkpoint.sqlite import SqliteSaver as TheirSqliteSaver
+from langgraph.graph import START, StateGraph
+from langgraph.types import Send
 
 from graphs import conversation, play, shown
 from kit import at, made, put, read
@@ -68,6 +72,124 @@ def test_a_conversation_goes_on_after_the_move(old: Any, durability: str, tmp_pa
         play(ours, durability, turns=2)
     status, said = run(address, new)
     assert status == 3 and said.count("the target has a thread of this id") == 2, said
+
+
+def all_of(saver: Any) -> dict[str, Any]:
+    """What each checkpoint of the thread has, by id."""
+    return {found.checkpoint["id"]: (found.checkpoint, found.metadata, found.pending_writes) for found in saver.list(at())}
+
+
+@pytest.mark.parametrize("version", [lambda n: n, lambda n: f"{n:032}.0123456789012345", lambda n: f"{n:032}.5", lambda n: f"v{n}"])
+def test_a_value_that_was_changed_in_place_is_moved(old: Any, version: Any, tmp_path: Path) -> None:
+    opener, address = old
+    states: list[dict[str, Any]] = [
+        {"list": [1, [2]], "text": "one", "number": 1, "kept": ["x"], "goes": [1]},
+        {"list": [1, [2], 3], "text": "two", "number": True, "kept": ["x"], "comes": "new"},
+        {"list": [1, [2, 2]], "text": "two", "number": 1.0, "kept": ["x"], "goes": [1], "comes": ["new"]},
+        {"list": [1, [2]], "text": "one", "number": 1, "kept": ["x"], "goes": "1", "comes": None},
+        {"list": "no list", "text": ["one"], "number": [1], "kept": ["x"], "delta": _DeltaSnapshot([1])},
+        {"list": [], "text": "", "number": None, "kept": ["x"], "delta": [1]},
+    ]
+    # Every version stays as it is.
+    versions = dict.fromkeys(["list", "text", "number", "kept", "goes", "comes", "delta"], version(1))
+    with opener() as theirs:
+        theirs.setup()
+        first = put(theirs, at(), made(states[0], versions))
+        config = first
+        for state in states[1:]:
+            config = put(theirs, config, made(state, versions), new={})
+        # Another child of the first, with other values; then one with a new version, and one in place again.
+        fork = put(theirs, first, made({**states[0], "text": "fork", "list": [1]}, versions), new={})
+        newer = {**versions, "text": version(2), "list": version(2)}
+        fork = put(theirs, fork, made({**states[1], "text": "newer"}, newer), new={"text": version(2), "list": version(2)})
+        put(theirs, fork, made({**states[2], "text": "newest"}, newer), new={})
+        expected = all_of(theirs)
+    new = str(tmp_path / "new.db")
+    status, said = run(address, new)
+    assert (status, said.count("and are equal")) == (0, 1), said
+    with SqliteSaver.from_conn_string(new) as ours:
+        found = all_of(ours)
+        assert found == expected
+        # Also those that are equal to each other.
+        for one, (checkpoint, *_) in expected.items():
+            values = found[one][0]["channel_values"]
+            assert {name: repr(value) for name, value in values.items()} == {
+                name: repr(value) for name, value in checkpoint["channel_values"].items()
+            }
+        # A run goes on from there.
+        last = {**expected[max(expected)][0]["channel_values"], "text": "ours"}
+        config = put(ours, read(ours, at()).config, made(last, {**newer, "text": version(3)}), new={"text": version(3)})
+        assert read(ours, config).checkpoint["channel_values"] == last
+
+
+def name(config: Any) -> str:
+    return str(config["configurable"]["checkpoint_id"])
+
+
+class Old(TypedDict):
+    log: Annotated[list[str], operator.add]
+
+
+def sender() -> Any:
+    return (
+        StateGraph(Old)
+        .add_node("work", lambda item: {"log": [f"work {item['n']}"]})
+        .add_node("plan", lambda _: {})
+        .add_edge(START, "plan")
+        .add_conditional_edges("plan", lambda _: [Send("work", {"n": n}) for n in range(3)], ["work"])
+    )
+
+
+def test_tasks_that_waited_before_version_4_of_checkpoints_are_moved(old: Any, tmp_path: Path) -> None:
+    opener, address = old
+    with opener() as theirs:
+        theirs.setup()
+        sends = [Send("work", {"n": n}) for n in range(40)]
+        versions = {"log": f"{3:032}.5", "branch:to:plan": f"{2:032}.9"}
+        root = put(theirs, at(), {**made({"log": ["one"]}, versions), "v": 1, "pending_sends": []})
+        # Of several tasks, not in order.
+        theirs.put_writes(root, [(TASKS, sends[2]), ("log", ["x"]), (TASKS, sends[3])], "task b", "path 2")
+        theirs.put_writes(root, [(TASKS, sends[0])], "task c", "path 1")
+        theirs.put_writes(root, [(TASKS, sends[1])], "task a", "path 2")
+        # The SQLite saver of that time kept them in the next checkpoint.
+        in_order = [sends[0], sends[1], sends[2], sends[3]]
+        kept = in_order if isinstance(theirs, TheirSqliteSaver) else []
+        child = put(theirs, root, {**made({"log": ["one"]}, versions), "v": 3, "pending_sends": kept}, new={})
+        # A sibling has them, too; a child of it has those of its parent, which are more than a short list may have.
+        put(theirs, root, {**made({"log": ["other"]}, {"log": 7}), "v": 2, "pending_sends": kept}, new={"log": 7})
+        theirs.put_writes(child, [(TASKS, send) for send in sends], "task", "path")
+        kept = sends if isinstance(theirs, TheirSqliteSaver) else []
+        last = put(theirs, child, {**made({"log": ["two"]}, versions), "v": 3, "pending_sends": kept}, new={})
+        # One of today has its own.
+        put(theirs, last, {**made({"log": ["two"], TASKS: sends[:1]}, {**versions, TASKS: f"{4:032}.1"})})
+        expected = all_of(theirs)
+        waiting = sender().compile(checkpointer=theirs).get_state(last)
+        assert len(waiting.tasks) == 40
+    new = str(tmp_path / "new.db")
+    assert run(address, new, "--dry-run")[0] == 0
+    status, said = run(address, new)
+    assert (status, said.count("and are equal")) == (0, 1), said
+    with SqliteSaver.from_conn_string(new) as ours:
+        assert all_of(ours) == expected
+        graph = sender().compile(checkpointer=ours)
+        assert [task.id for task in graph.get_state(last).tasks] == [task.id for task in waiting.tasks]
+        done = graph.invoke(None, last)
+        log = expected[name(last)][0]["channel_values"]["log"]
+        assert done["log"] == [*log, *(f"work {n}" for n in range(40))]
+
+
+@pytest.mark.parametrize("old", ["postgres"], indirect=True)
+def test_waiting_tasks_in_an_older_format_are_not_moved(old: Any, tmp_path: Path) -> None:
+    opener, address = old
+    with opener() as theirs:
+        theirs.setup()
+        root = put(theirs, at(), {**made({"a": 1}), "v": 1})
+        theirs.put_writes(root, [(TASKS, Send("work", 1))], "task")
+        put(theirs, root, {**made({"a": 2}), "v": 1})
+        theirs.conn.execute("UPDATE checkpoint_writes SET type = 'json'")
+    status, said = run(address, str(tmp_path / "new.db"), "--no-compare")
+    assert status == 3
+    assert "thread 't' was not moved" in said and "waiting task" in said and "'json'" in said
 
 
 def test_what_cannot_be_moved_is_named(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ mod filter;
 mod foreign;
 mod frame;
 mod history;
+mod in_place;
 mod known;
 mod metadata;
 pub mod moved;

@@ -118,11 +118,13 @@ impl Plan<'_> {
         let put = self.put;
         let label = put.versions.get(name);
         let old = self.parent.and_then(|parent| parent.channels.get(name));
-        let same =
-            old.filter(|old| label.is_some() && old.label.as_ref() == label && !put.new.contains(name));
+        let is_new = put.new.contains(name);
+        let repeated = old.filter(|old| label.is_some() && old.label.as_ref() == label);
+        let same = repeated.filter(|_| !is_new);
         let was_sentinel = self.parent.is_some_and(|parent| parent.is_sentinel(name));
         let translated = self.parent.is_some_and(|parent| parent.is_translated(name));
-        let may_name = self.versions == Versions::Named && !translated;
+        // The parent's version names the parent's value.
+        let may_name = self.versions == Versions::Named && !translated && !(is_new && repeated.is_some());
         let named = |label| Some(label).filter(|_| may_name).and_then(version::parse);
         let new_version = || match label {
             Some(label) => named(label).unwrap_or_else(|| version::fresh(version::counter(label))),

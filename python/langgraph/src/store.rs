@@ -99,7 +99,7 @@ impl LangGraph {
         Err(Error::Stale { thread: key.thread.clone() })
     }
 
-    async fn parent(&self, put: &Put) -> Result<Option<Arc<Known>>> {
+    pub(crate) async fn parent(&self, put: &Put) -> Result<Option<Arc<Known>>> {
         let Some(parent) = put.parent else { return Ok(None) };
         let key = put.place.key(parent);
         match self.memory.checkpoint(&key) {

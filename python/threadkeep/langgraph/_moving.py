@@ -6,7 +6,7 @@ import argparse
 import json
 import sqlite3
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from langgraph.checkpoint.base import WRITES_IDX_MAP, CheckpointTuple
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
+from langgraph.checkpoint.serde.types import TASKS
 
 from threadkeep import ThreadkeepError
 from threadkeep._core import Store
@@ -22,6 +23,8 @@ from threadkeep.langgraph._saver import ThreadkeepSaver
 from threadkeep.langgraph._sqlite import SqliteSaver
 
 _POSTGRES = ("postgres://", "postgresql://")
+# The version of checkpoints from which on waiting tasks are a channel, since LangGraph 0.5.
+_WITH_TASKS = 4
 
 
 @dataclass
@@ -137,11 +140,16 @@ class _PostgresSource:
             thread,
         )
         for namespace, checkpoint_id, parent, checkpoint, metadata in checkpoints:
-            versions: dict[str, Any] = json.loads(checkpoint).get("channel_versions", {})
+            document: dict[str, Any] = json.loads(checkpoint)
+            versions: dict[str, Any] = document.get("channel_versions", {})
             named = {(channel, str(version)) for channel, version in versions.items()}
             blobs = self._blobs(thread, namespace, named, blobs if namespace == last else {})
             last = namespace
             values = [(channel, *blob) for (channel, _), blob in blobs.items() if blob]
+            if parent and document.get("v", _WITH_TASKS) < _WITH_TASKS and (waiting := self._waiting(thread, parent)):
+                values.append((TASKS, "msgpack", waiting))
+                document["channel_versions"] = {**versions, TASKS: _newest(versions)}
+                checkpoint = json.dumps(document)
             writes = self._query(
                 "SELECT task_id, task_path, channel, type, blob FROM checkpoint_writes "
                 "WHERE thread_id = %s AND checkpoint_ns = %s AND checkpoint_id = %s ORDER BY task_id, idx",
@@ -174,6 +182,20 @@ class _PostgresSource:
             )
             blobs |= {(channel, version): (tag, bytes(blob or b"")) for channel, version, tag, blob in found if tag != "empty"}
         return blobs
+
+    def _waiting(self, thread: str, parent: str) -> bytes | None:
+        """The tasks that wait in a checkpoint of an older version: its parent's writes, which newer ones have as a channel."""
+        waiting = self._query(
+            "SELECT type, blob FROM checkpoint_writes WHERE thread_id = %s AND checkpoint_id = %s AND channel = %s "
+            "ORDER BY task_path, task_id, idx",
+            thread,
+            parent,
+            TASKS,
+        )
+        for tag, _ in waiting:
+            if tag != "msgpack":
+                raise _NotMoved(f"a waiting task of checkpoint {parent} was written as {tag!r}, which cannot be put into a list")
+        return _list(bytes(blob) for _, blob in waiting) if waiting else None
 
     def saver(self) -> Any:
         from langgraph.checkpoint.postgres import PostgresSaver as TheirSaver
@@ -317,6 +339,23 @@ def _progress(done: int, total: int, what: str) -> None:
         width = 30 * done // max(total, 1)
         end = "\n" if done == total else ""
         print(f"\r[{'#' * width}{' ' * (30 - width)}] {done} of {total} {what}", end=end, file=sys.stderr, flush=True)
+
+
+def _newest(versions: dict[str, Any]) -> Any:
+    """The version under which LangGraph shows waiting tasks."""
+    try:
+        return max(versions.values(), default=Store.next_version(None))
+    except TypeError as error:
+        raise _NotMoved(f"its channels have versions of several types: {error}") from error
+
+
+def _list(items: Iterable[bytes]) -> bytes:
+    """The MessagePack of a list of these."""
+    parts = list(items)
+    if len(parts) < 16:
+        return bytes([0x90 | len(parts)]) + b"".join(parts)
+    head = (b"\xdc", 2) if len(parts) < 1 << 16 else (b"\xdd", 4)
+    return head[0] + len(parts).to_bytes(head[1], "big") + b"".join(parts)
 
 
 def _bytes(value: Any) -> bytes:

@@ -27,11 +27,23 @@ create_exception!(
 );
 create_exception!(
     threadkeep,
+    HistoryLostError,
+    ThreadkeepError,
+    "The store lost changes that it had acknowledged. Read the thread again and repeat what is missing."
+);
+create_exception!(
+    threadkeep,
     BrokenLineageError,
     ThreadkeepError,
-    "A row that the checkpoint needs is missing."
+    "A row that the checkpoint needs is missing. Restore a backup."
 );
 create_exception!(threadkeep, CorruptError, ThreadkeepError, "Stored bytes are damaged. Restore a backup.");
+create_exception!(
+    threadkeep,
+    NewerFormatError,
+    ThreadkeepError,
+    "A newer version of threadkeep wrote the store. Upgrade threadkeep."
+);
 create_exception!(
     threadkeep,
     UnavailableError,
@@ -52,8 +64,10 @@ pub(crate) fn exception(error: Error) -> PyErr {
         Error::NotFound { .. } => NotFoundError::new_err(text),
         Error::Conflict { .. } => ConflictError::new_err(text),
         Error::Stale { .. } => StaleError::new_err(text),
-        Error::HistoryLost { .. } | Error::BrokenLineage { .. } => BrokenLineageError::new_err(text),
-        Error::Corrupt { .. } | Error::NewerFormat { .. } => CorruptError::new_err(text),
+        Error::HistoryLost { .. } => HistoryLostError::new_err(text),
+        Error::BrokenLineage { .. } => BrokenLineageError::new_err(text),
+        Error::Corrupt { .. } => CorruptError::new_err(text),
+        Error::NewerFormat { .. } => NewerFormatError::new_err(text),
         Error::Unavailable { .. } => UnavailableError::new_err(text),
         Error::InDoubt { .. } => InDoubtError::new_err(text),
         Error::InvalidInput(_) => InvalidInputError::new_err(text),
@@ -69,8 +83,10 @@ pub(crate) fn add(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("NotFoundError", py.get_type::<NotFoundError>())?;
     module.add("ConflictError", py.get_type::<ConflictError>())?;
     module.add("StaleError", py.get_type::<StaleError>())?;
+    module.add("HistoryLostError", py.get_type::<HistoryLostError>())?;
     module.add("BrokenLineageError", py.get_type::<BrokenLineageError>())?;
     module.add("CorruptError", py.get_type::<CorruptError>())?;
+    module.add("NewerFormatError", py.get_type::<NewerFormatError>())?;
     module.add("UnavailableError", py.get_type::<UnavailableError>())?;
     module.add("InDoubtError", py.get_type::<InDoubtError>())
 }

@@ -15,7 +15,7 @@ use threadkeep::step::Durability;
 use threadkeep_config::{LoopDetection, Title, ToolSearch};
 use tracing::Instrument as _;
 
-use crate::model::RetryingModel;
+use crate::model::{RetryingModel, message};
 use crate::prompt::Prompt;
 use crate::skills::{self, Skill};
 use crate::summary::{self, Cut, Summarizer};
@@ -275,7 +275,7 @@ impl Agent {
         }
         // As it is stored, because what is preserved is stored again.
         let whole = conversation::conversation(session.writer.state())?;
-        let Some(Cut { at, preserved }) = summarizer.cut(&whole, None) else { return Ok(true) };
+        let Some(Cut { at, mut preserved }) = summarizer.cut(&whole, None) else { return Ok(true) };
         let step = next_step(session.writer.state());
         let task = session.writer.start_task(&SUMMARIZATION.into(), 0);
         session.observer.task_started(step, &task, TaskInput::State(session.writer.state()))?;
@@ -295,6 +295,13 @@ impl Agent {
             session.observer.task_ended(step, &task, Err("the model returned no summary"));
             return Ok(false);
         };
+        if let Some(question) = message::turn_start(&whole).filter(|question| *question < at)
+            && let Some(kept) = preserved.first_mut()
+        {
+            for middleware in &self.middleware {
+                middleware.summarized(kept, &whole[question + 1..at]);
+            }
+        }
         let update = json!({ "messages": preserved, (summary::CHANNEL): text });
         let writes = vec![
             session.writer.write("messages", json!(preserved), true)?,

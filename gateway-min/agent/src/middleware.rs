@@ -31,6 +31,12 @@ pub trait Middleware: Send + Sync {
         Ok(None)
     }
 
+    /// A summary replaces `removed`, the first messages of the current turn after its question, which stays: what the
+    /// middleware reads from a turn it can keep in the question's metadata.
+    fn summarized(&self, question: &mut Json, removed: &[Json]) {
+        let _ = (question, removed);
+    }
+
     /// After a model call; `view` is the one before it. The answer is stored as this leaves it.
     ///
     /// # Errors

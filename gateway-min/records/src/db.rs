@@ -229,7 +229,7 @@ impl Db {
     pub(super) async fn fetch_optional<T: FromRow>(&self, sql: Sql) -> Result<Option<T>, RecordsError> {
         self.commits.statement();
         #[cfg(any(test, feature = "testing"))]
-        self.fault.reads()?;
+        self.fault.reads().and_then(|()| self.fault.says(&sql.text))?;
         match &self.pools {
             Pools::Sqlite { readers: Some(readers), .. } | Pools::ReadOnly { readers, .. } => {
                 Ok(readers.row(|connection| sqlite::fetch_optional(connection, &sql)).await?)
@@ -249,7 +249,7 @@ impl Db {
     pub(super) async fn fetch_all<T: FromRow>(&self, sql: Sql) -> Result<Vec<T>, RecordsError> {
         self.commits.statement();
         #[cfg(any(test, feature = "testing"))]
-        self.fault.reads()?;
+        self.fault.reads().and_then(|()| self.fault.says(&sql.text))?;
         match &self.pools {
             Pools::Sqlite { readers: Some(readers), .. } | Pools::ReadOnly { readers, .. } => {
                 Ok(readers.rows(move |connection| sqlite::fetch_all(connection, &sql)).await?)

@@ -140,7 +140,7 @@ pub struct ExecutionRow {
     pub waited_ms: Option<i64>,
     /// Whether the parent has stored its result.
     pub delivered: bool,
-    /// Whether the sums of a run contain its tokens.
+    /// Whether the sums of a run contain its tokens; of an item of a batch, whether those of the batch contain all of them.
     pub counted: bool,
     /// When it must have ended.
     pub deadline: DateTime<Utc>,
@@ -219,7 +219,7 @@ pub(super) fn child_thread(execution_id: &str, attempt: i64) -> String {
 pub const CHILD_PREFIX: &str = "subagent:";
 
 /// All columns of an [`ExecutionRow`] but the definition.
-const SUMMARY: &str = "execution_id, attempt, thread_id, run_id, parent_execution, kind, tool_call_id, child_thread, \
+pub(crate) const SUMMARY: &str = "execution_id, attempt, thread_id, run_id, parent_execution, kind, tool_call_id, child_thread, \
     agent_name, CAST(NULL AS TEXT) AS definition_json, definition_digest, description, status, error, stop_reason, \
     model_name, usage_json, waited_ms, delivered, counted, deadline, created_at, started_at, completed_at";
 

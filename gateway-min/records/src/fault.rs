@@ -1,8 +1,8 @@
 //! Makes the k-th statement of a write fail, or all from it on, or the next reads, or loses the k-th commit or the response
 //! to it.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::RecordsError;
 use crate::failure::DatabaseError;
@@ -15,6 +15,8 @@ pub(crate) struct Fault {
     commit: Arc<AtomicUsize>,
     /// How many of the next reads fail.
     reads: Arc<AtomicUsize>,
+    /// How many of the next statements with this text fail.
+    text: Arc<Mutex<(&'static str, usize)>>,
     /// Whether the statements after the armed one fail, too.
     lasts: Arc<AtomicBool>,
     /// How many statements failed since it was armed.
@@ -51,6 +53,26 @@ impl Fault {
     /// Makes the next `reads` reads fail.
     pub(crate) fn arm_reads(&self, reads: usize) {
         self.reads.store(reads, Ordering::SeqCst);
+    }
+
+    /// Makes the next `times` statements fail whose text contains `text`.
+    pub(crate) fn arm_text(&self, text: &'static str, times: usize) {
+        *self.text.lock().unwrap_or_else(PoisonError::into_inner) = (text, times);
+    }
+
+    /// How many statements with a text are still to fail.
+    pub(crate) fn texts_left(&self) -> usize {
+        self.text.lock().unwrap_or_else(PoisonError::into_inner).1
+    }
+
+    /// Fails a statement, if that is armed for its text.
+    pub(crate) fn says(&self, sql: &str) -> Result<(), RecordsError> {
+        let mut armed = self.text.lock().unwrap_or_else(PoisonError::into_inner);
+        if armed.1 == 0 || !sql.contains(armed.0) {
+            return Ok(());
+        }
+        armed.1 -= 1;
+        Err(RecordsError::Unavailable { cause: injected() })
     }
 
     /// How many reads are still to fail.

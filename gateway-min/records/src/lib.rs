@@ -73,7 +73,7 @@ use chrono::{DateTime, TimeDelta, Utc};
 pub use batches::{
     BatchItemRow, BatchItemStatus, BatchRow, BatchStatus, Batches, Claim, Claimed, ClaimedItem, Ended,
     ITEM_CANCELLED, ItemCounts, ItemEnd, ItemResult, LEASE_EXPIRED, LEASE_EXPIRED_LAST, Launch, NewBatch,
-    NewBatchItem, RetryOutcome, SubmittedBatch, worker_name,
+    NewBatchItem, RetryOutcome, SubmittedBatch, UncountedItem, UsedSoFar, worker_name,
 };
 pub use codec::{Clock, JsonObject, UnknownName};
 pub use commits::Commits;
@@ -335,6 +335,18 @@ impl Records {
     #[cfg(any(test, feature = "testing"))]
     pub fn reads_to_fail(&self) -> usize {
         self.db.fault.reads_left()
+    }
+
+    /// Makes the next `times` reads and last statements of writes fail whose text contains this. What else is armed stays.
+    #[cfg(any(test, feature = "testing"))]
+    pub fn fail_with(&self, text: &'static str, times: usize) {
+        self.db.fault.arm_text(text, times);
+    }
+
+    /// How many are still to fail because of [`Self::fail_with`].
+    #[cfg(any(test, feature = "testing"))]
+    pub fn left_to_fail(&self) -> usize {
+        self.db.fault.texts_left()
     }
 
     /// How many write transactions this process has committed.

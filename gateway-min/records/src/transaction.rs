@@ -101,6 +101,8 @@ impl WriteTx<'_> {
         &mut self,
         statements: Vec<Sql>,
     ) -> Result<Vec<Ran<T>>, RecordsError> {
+        #[cfg(any(test, feature = "testing"))]
+        statements.iter().try_for_each(|sql| self.fault.says(&sql.text))?;
         let Tx::Sqlite(connection) = &mut self.tx else {
             let answers = self.commit_with(statements).await?.into_iter();
             let read =

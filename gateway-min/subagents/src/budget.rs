@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use serde_json::{Value as Json, json};
 use threadkeep_agent::model::message;
+use threadkeep_agent::summary::Cut;
 use threadkeep_agent::{After, AgentError, Before, Middleware, Tokens, View};
 use threadkeep_config::TokenBudget;
 
@@ -11,6 +12,8 @@ use crate::contract::StopReason;
 
 /// The name of the message that warns a model of its budget.
 const WARNING_NAME: &str = "budget_warning";
+/// The key of a question's metadata with what the messages of its turn used that a summary has replaced.
+pub(crate) const SUMMARIZED: &str = "summarized_token_usage";
 
 /// Tokens that an agent and its subagents have used. Budgets are a tree: what a subagent uses counts for the agent that
 /// delegated to it as well.
@@ -24,6 +27,8 @@ pub struct Budget {
 #[derive(Debug, Default)]
 struct Spent {
     tokens: Tokens,
+    /// What was spent here, by this process.
+    spent: Tokens,
     warned: bool,
     /// Whether what was used before has been counted.
     goes_on: bool,
@@ -63,7 +68,10 @@ impl Budget {
     pub fn spend(&self, tokens: Tokens) {
         let mut budget = Some(self);
         while let Some(here) = budget {
-            here.used.lock().unwrap_or_else(PoisonError::into_inner).tokens += tokens;
+            let mut used = here.used.lock().unwrap_or_else(PoisonError::into_inner);
+            used.tokens += tokens;
+            used.spent += tokens;
+            drop(used);
             budget = here.parent.as_deref();
         }
     }
@@ -86,8 +94,26 @@ impl Budget {
     /// Counts what is known to be used, unless it has counted that much already: here alone.
     pub(crate) fn at_least(&self, used: Tokens) {
         let mut spent = self.used.lock().unwrap_or_else(PoisonError::into_inner);
-        if spent.tokens.total < used.total {
-            spent.tokens = used;
+        let known = spent.tokens;
+        spent.tokens = Tokens {
+            input: known.input.max(used.input),
+            output: known.output.max(used.output),
+            total: known.total.max(used.total),
+        };
+    }
+
+    /// What this process has spent of it.
+    pub(crate) fn spent(&self) -> Tokens {
+        self.used.lock().unwrap_or_else(PoisonError::into_inner).spent
+    }
+
+    /// What this process has spent of it since [`Self::spent`] was this.
+    pub(crate) fn spent_since(&self, earlier: Tokens) -> Tokens {
+        let now = self.spent();
+        Tokens {
+            input: now.input - earlier.input,
+            output: now.output - earlier.output,
+            total: now.total - earlier.total,
         }
     }
 
@@ -139,7 +165,8 @@ impl Budget {
     }
 }
 
-/// The tokens of a turn: of its answers, and of the subagents whose results are in it.
+/// The tokens of a turn: of its answers, of the subagents whose results are in it, and of the messages of it that a summary
+/// has replaced.
 pub(crate) fn used_in(turn: &[Json]) -> Tokens {
     turn.iter().fold(Tokens::default(), |mut sum, message| {
         sum += match message::kind(message) {
@@ -147,23 +174,58 @@ pub(crate) fn used_in(turn: &[Json]) -> Tokens {
                 Tokens::of(&json!({"usage_metadata": message["additional_kwargs"]["subagent_token_usage"]}))
             }
             "ai" => Tokens::of(message),
+            "human" => Tokens::of(&json!({"usage_metadata": message["additional_kwargs"][SUMMARIZED]})),
             _ => Tokens::default(),
         };
         sum
     })
 }
 
+/// Keeps in a turn's question what these messages of the turn used, which a summary replaces: a run that goes on with the
+/// turn would have that much more to spend.
+fn keep(question: &mut Json, removed: &[Json]) {
+    let mut used = used_in(std::slice::from_ref(question));
+    used += used_in(removed);
+    if used == Tokens::default() {
+        return;
+    }
+    if let Json::Object(message) = question {
+        let kwargs = message.entry("additional_kwargs").or_insert_with(|| json!({}));
+        if !kwargs.is_object() {
+            *kwargs = json!({});
+        }
+        kwargs[SUMMARIZED] =
+            json!({"input_tokens": used.input, "output_tokens": used.output, "total_tokens": used.total});
+    }
+}
+
+/// The same for a summary of these messages that no run asks for.
+pub fn keep_summarized(messages: &[Json], cut: &mut Cut) {
+    if let Some(question) = message::turn_start(messages).filter(|question| *question < cut.at)
+        && let Some(kept) = cut.preserved.first_mut()
+    {
+        keep(kept, &messages[question + 1..cut.at]);
+    }
+}
+
 /// Keeps an agent within its budget: warns its model once, then ends the run with what it has.
 pub struct Budgeting {
     budget: Arc<Budget>,
+    /// Whether what was used before is read from the turn, and from nothing else.
+    of_turn: bool,
     /// The warning for the next call; it stays until a call has succeeded with it.
     warning: Mutex<Option<String>>,
 }
 
 impl Budgeting {
-    /// Keeps to this budget.
+    /// Keeps to this budget, of which the turn shows what was used before.
     pub fn new(budget: Arc<Budget>) -> Self {
-        Self { budget, warning: Mutex::default() }
+        Self { budget, of_turn: true, warning: Mutex::default() }
+    }
+
+    /// Keeps to this budget, which knows what was used before.
+    pub(crate) fn knowing(budget: Arc<Budget>) -> Self {
+        Self { of_turn: false, ..Self::new(budget) }
     }
 }
 
@@ -177,6 +239,12 @@ impl Middleware for Budgeting {
         let warning = self.warning.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let messages = warning.map(|text| message::hidden(WARNING_NAME, text)).into_iter().collect();
         Ok(Before { messages, ..Before::default() })
+    }
+
+    fn summarized(&self, question: &mut Json, removed: &[Json]) {
+        if self.of_turn {
+            keep(question, removed);
+        }
     }
 
     fn after_model(&self, _: &View<'_>, answer: &mut Json) -> Result<After, AgentError> {
@@ -300,6 +368,36 @@ mod tests {
         assert_eq!(guard.after_model(&view, &mut answer(99)).unwrap().stop_reason, None);
         let last = guard.after_model(&view, &mut answer(1)).unwrap();
         assert_eq!(last.stop_reason.as_deref(), Some("token_capped"));
+    }
+
+    #[test]
+    fn what_a_summary_replaces_stays_in_the_question() {
+        let result = json!({"type": "tool", "additional_kwargs": {"subagent_token_usage":
+            {"input_tokens": 300, "output_tokens": 0, "total_tokens": 300}}});
+        let mut turn = vec![json!({"type": "human"}), answer(600), result, answer(50)];
+        let guard = Budgeting::new(Budget::new(settings(1000), None));
+        for at in [3, 2] {
+            let used = used_in(&turn);
+            let (question, rest) = turn.split_at_mut(1);
+            guard.summarized(&mut question[0], &rest[..at - 1]);
+            turn.drain(1..at);
+            assert_eq!(used_in(&turn), used, "{turn:?}");
+        }
+        assert_eq!(turn.len(), 1, "the question alone");
+        // Of a summary that no run asks for; the turn before has its own question.
+        let messages =
+            [json!({"type": "human"}), answer(600), json!({"type": "human"}), answer(7), answer(2)];
+        let preserved = vec![messages[2].clone(), messages[4].clone()];
+        let mut cut = Cut { at: 4, preserved };
+        keep_summarized(&messages, &mut cut);
+        assert_eq!(used_in(&cut.preserved).total, 9);
+        let mut cut = Cut { at: 2, preserved: messages[2..].to_vec() };
+        keep_summarized(&messages, &mut cut);
+        assert_eq!(cut.preserved, messages[2..]);
+        // A subagent's progress has it.
+        let mut question = json!({"type": "human"});
+        Budgeting::knowing(Budget::new(settings(1000), None)).summarized(&mut question, &[answer(7)]);
+        assert_eq!(question, json!({"type": "human"}));
     }
 
     #[test]

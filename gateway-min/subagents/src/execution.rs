@@ -22,6 +22,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::acceptance::{self, AcceptanceVerdict, Criteria};
 use crate::admission::{Class, Refused};
+use crate::batches::ItemBudget;
 use crate::budget::{Budget, Budgeting};
 use crate::catalog::Definition;
 use crate::citations::CitationVerdict;
@@ -61,6 +62,8 @@ pub(crate) struct Work {
     pub(crate) sections: Vec<String>,
     /// The budget above its own.
     pub(crate) budget: Option<Arc<Budget>>,
+    /// What an item of a batch counts on; the budget above is that of its batch.
+    pub(crate) item: Option<ItemBudget>,
     /// Whether its tool calls get receipts.
     pub(crate) receipts: bool,
     pub(crate) reports: Reports,
@@ -97,6 +100,8 @@ pub(crate) enum End {
     Agent(Result<Ended, AgentError>),
     Refused(Refused),
     Stopped,
+    /// It was stopped at its deadline. A clock that is read afterwards may not say so: it can have been set back.
+    TimedOut,
 }
 
 impl Work {
@@ -114,7 +119,7 @@ impl Work {
         let slot = tokio::select! {
             biased;
             () = self.cancel.cancelled() => Err(End::Stopped),
-            () = tokio::time::sleep_until(deadline) => Err(End::Stopped),
+            () = tokio::time::sleep_until(deadline) => Err(End::TimedOut),
             slot = self.delegator.admission.acquire(&Class::Interactive) => slot.map_err(End::Refused),
         };
         let (end, state, slot) = match slot {
@@ -125,7 +130,7 @@ impl Work {
                 let mut writer = StepWriter::open(&self.accessor, &thread, None).await?;
                 self.begin(writer.state().is_some()).await;
                 let ended = self.run(&mut writer).await?;
-                (End::Agent(ended), writer.state().cloned(), Some(slot))
+                (ended, writer.state().cloned(), Some(slot))
             }
         };
         let end = self.end(end, state.as_ref())?;
@@ -206,15 +211,12 @@ impl Work {
     }
 
     /// Runs the agent's loop on the subagent's thread: from its task, or from where it stopped.
-    pub(crate) async fn run(
-        &self,
-        writer: &mut StepWriter,
-    ) -> Result<Result<Ended, AgentError>, ExecutionError> {
+    pub(crate) async fn run(&self, writer: &mut StepWriter) -> Result<End, ExecutionError> {
         let progress = Progress::of(writer.state())?;
         let budget = Budget::new(self.definition.token_budget, self.budget.clone());
         // The run that goes on with this has counted it.
         budget.go_on_from(tokens(&progress));
-        let mut middleware: Vec<Arc<dyn Middleware>> = vec![Arc::new(Budgeting::new(budget))];
+        let mut middleware: Vec<Arc<dyn Middleware>> = vec![Arc::new(Budgeting::knowing(budget))];
         if self.receipts {
             middleware.push(Arc::new(Receipting(Showing::Always)));
         }
@@ -246,7 +248,7 @@ impl Work {
         };
         let mut agent = match self.delegator.agents.subagent(spec).await {
             Ok(agent) => agent,
-            Err(error) => return Ok(Err(error)),
+            Err(error) => return Ok(End::Agent(Err(error))),
         };
         agent.tool_context.receipts = self.receipts;
         // The date of the dispatch: once an execution, whatever midnight and restarts come in between.
@@ -258,6 +260,7 @@ impl Work {
             (&self.row.tool_call_id, &self.namespace),
             &self.definition.name,
             &self.model,
+            self.item.clone(),
             writer.state(),
         )?;
         let input = writer.state().is_none().then(|| {
@@ -272,20 +275,23 @@ impl Work {
             // Its turns are limited, not its supersteps.
             ..RunTerms::new(&self.row.run_id, u64::MAX)
         };
-        let ended = {
+        let (ended, is_late) = {
             let mut session = Session::new(terms, writer, &mut observer);
             let mut running = std::pin::pin!(agent.run(&mut session, input));
             tokio::select! {
                 biased;
-                ended = &mut running => ended,
+                ended = &mut running => (ended, false),
                 () = tokio::time::sleep_until(self.deadline()) => {
                     stopping.cancel();
-                    running.await
+                    (running.await, true)
                 }
             }
         };
         observer.flush().await;
-        Ok(ended)
+        Ok(match ended {
+            Ok(Ended::Cancelled) if is_late => End::TimedOut,
+            ended => End::Agent(ended),
+        })
     }
 
     /// The terminal status of the execution.
@@ -299,15 +305,14 @@ impl Work {
         let (status, error, stop_reason) = match end {
             End::Refused(refused) => (ExecutionStatus::Failed, Some(refused.to_string()), None),
             End::Agent(Err(error)) => (ExecutionStatus::Failed, Some(error.to_string()), None),
-            End::Stopped | End::Agent(Ok(Ended::Cancelled)) => {
-                // A cancelled parent comes first, even if the time is up as well.
-                if !self.cancel.is_cancelled() && self.delegator.records.now() >= self.row.deadline {
-                    let seconds = self.definition.timeout.as_secs();
-                    let error = format!("Execution timed out after {seconds} seconds");
-                    (ExecutionStatus::TimedOut, Some(error), None)
-                } else {
-                    (ExecutionStatus::Cancelled, Some(CANCELLED.to_owned()), None)
-                }
+            // A cancelled parent comes first, even if the time is up as well.
+            End::TimedOut if !self.cancel.is_cancelled() => {
+                let seconds = self.definition.timeout.as_secs();
+                let error = format!("Execution timed out after {seconds} seconds");
+                (ExecutionStatus::TimedOut, Some(error), None)
+            }
+            End::TimedOut | End::Stopped | End::Agent(Ok(Ended::Cancelled)) => {
+                (ExecutionStatus::Cancelled, Some(CANCELLED.to_owned()), None)
             }
             End::Agent(Ok(Ended::Done { stop_reason, .. })) => {
                 let reason = progress.stop_reason.clone().or(stop_reason);

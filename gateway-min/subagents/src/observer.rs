@@ -1,5 +1,7 @@
 //! What a subagent reports while it works, as events of the run that delegated.
 
+use std::collections::BTreeMap;
+
 use async_trait::async_trait;
 use serde_json::{Map, Value as Json};
 use threadkeep::state::StateSnapshot;
@@ -11,6 +13,7 @@ use threadkeep_agent::tools::{Nested, NestedEvent, Report, Reports};
 use threadkeep_agent::{Added, Observer, ObserverError, Origin, TaskInput, Tokens};
 use threadkeep_records::ExecutionTokens;
 
+use crate::batches::ItemBudget;
 use crate::events;
 use crate::progress::{self, Progress};
 use crate::watched::Settled;
@@ -31,6 +34,8 @@ pub(crate) struct ChildObserver {
     total: u64,
     /// The tokens used so far, those before a restart included.
     usage: Option<ExecutionTokens>,
+    /// The same by model, for an item of a batch with a budget.
+    item: Option<(ItemBudget, BTreeMap<String, ExecutionTokens>)>,
     /// The place of the call, if the run's clients follow what happens inside of it.
     namespace: Option<String>,
     /// Reports for which there was no time to wait: those of one superstep at most.
@@ -45,6 +50,7 @@ impl ChildObserver {
         (task_id, namespace): (&str, &str),
         agent: &str,
         model: &str,
+        item: Option<ItemBudget>,
         state: Option<&StateSnapshot>,
     ) -> threadkeep::Result<Self> {
         let progress = Progress::of(state)?;
@@ -62,6 +68,7 @@ impl ChildObserver {
             calls: answer.map_or(0, calls),
             total: progress.messages,
             usage: progress.tokens(),
+            item: item.map(|item| (item, progress.by_model())),
             pending: Vec::new(),
         })
     }
@@ -112,7 +119,12 @@ impl Observer for ChildObserver {
             Added::Human(_) => return Ok(()),
             Added::Answer { message, .. } => {
                 if message["usage_metadata"].is_object() {
-                    progress::add(self.usage.get_or_insert_default(), Tokens::of(message));
+                    let tokens = Tokens::of(message);
+                    progress::add(self.usage.get_or_insert_default(), tokens);
+                    if let Some((item, usage)) = &mut self.item {
+                        progress::add(usage.entry(self.model.clone()).or_default(), tokens);
+                        item.has_used(usage.clone()).await;
+                    }
                 }
                 self.answer += self.calls + 1;
                 self.calls = calls(message);

@@ -5,12 +5,14 @@ use serde_json::{Map, Value};
 use threadkeep::channel::MESSAGES_CHANNEL;
 use threadkeep_agent::receipts::{LEDGER_KEY, RECEIPT_KEY};
 
+use crate::budget::SUMMARIZED;
+
 /// The channel with the ledger of delegations.
 pub const CHANNEL: &str = "delegations";
 /// The prefix of every key of a delegation's result and of a batch's.
 const PREFIX: &str = "subagent_";
-/// The other keys: a tool result's receipt, and the receipts that a model saw.
-const KEYS: [&str; 2] = [RECEIPT_KEY, LEDGER_KEY];
+/// The other keys: a tool result's receipt, the receipts that a model saw, and the tokens that a summary has replaced.
+const KEYS: [&str; 3] = [RECEIPT_KEY, LEDGER_KEY, SUMMARIZED];
 /// Where a message has metadata, besides its own fields.
 const METADATA: [&str; 2] = ["additional_kwargs", "response_metadata"];
 
@@ -68,7 +70,7 @@ mod tests {
     use super::*;
     use crate::outcome::keys;
 
-    const OWNED: [&str; 16] = [
+    const OWNED: [&str; 17] = [
         keys::STATUS,
         keys::STOP_REASON,
         keys::ERROR,
@@ -85,6 +87,7 @@ mod tests {
         "subagent_batch_status",
         RECEIPT_KEY,
         LEDGER_KEY,
+        "summarized_token_usage",
     ];
 
     fn forged() -> Map<String, Value> {

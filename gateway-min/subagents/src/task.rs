@@ -313,6 +313,7 @@ impl Task {
             messages: told.messages(),
             criteria: told.criteria,
             budget: self.budget.clone(),
+            item: None,
             receipts: self.receipts,
             reports: context.reports.clone(),
             cancel: context.cancel.child_token(),

@@ -99,7 +99,7 @@ impl Batches {
     }
 
     fn end_execution(&self, claim: &Claim, row: &ExecutionRow, end: &ExecutionEnd, now: &Now) -> Sql {
-        let mut sql = self.db.builder("UPDATE executions SET delivered = TRUE, status = ");
+        let mut sql = self.db.builder("UPDATE executions SET delivered = TRUE, counted = TRUE, status = ");
         sql.push_bind(end.status.as_str()).push(", error = ").push_bind(&end.error);
         sql.push(", stop_reason = ").push_bind(&end.stop_reason);
         sql.push(", usage_json = ").push_bind(object_text(&usage_json(&end.usage)));

@@ -36,6 +36,7 @@ pub use finish::{Ended, ItemEnd, ItemResult};
 pub use lease::Launch;
 pub use rows::{BatchItemRow, BatchItemStatus, BatchRow, BatchStatus, ItemCounts};
 pub use submit::{NewBatch, NewBatchItem, SubmittedBatch};
+pub use used::{UncountedItem, UsedSoFar};
 
 /// The error of an item that was cancelled with its batch.
 pub const ITEM_CANCELLED: &str = "Cancelled by user";

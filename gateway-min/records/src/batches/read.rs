@@ -105,8 +105,7 @@ impl Batches {
     /// # Errors
     /// [`RecordsError::Unavailable`], [`RecordsError::Corrupt`].
     pub async fn tokens(&self, batch_id: &str) -> Result<ExecutionTokens, RecordsError> {
-        let sql = "SELECT id, input_tokens, output_tokens, total_tokens FROM subagent_batches WHERE id = $1";
-        Ok(self.db.fetch_optional(query(sql).bind(batch_id)).await?.unwrap_or_default())
+        Ok(self.db.fetch_optional(self.sum_of(batch_id)).await?.unwrap_or_default())
     }
 
     /// The tokens by model of all that was done for the batches of a thread.

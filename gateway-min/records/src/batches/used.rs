@@ -1,18 +1,104 @@
 //! The tokens of a batch: a sum in its row, which changes with the executions of its items.
 //!
-//! A change of what an execution has used is made under the lock of the batch, so that it is in the sum once.
+//! A change of what an execution has used is made under the lock of the batch, so that it is in the sum once. An execution
+//! is counted when it has ended and the sum contains all that it used. One that somebody else ended, because its process
+//! died or its batch was cancelled, is not: what it used is in its checkpoints, which these rows do not know.
 
 use std::collections::BTreeMap;
 
+use chrono::TimeDelta;
+
 use super::lease::push_holds;
 use super::{Batches, Claim, Lock, Now};
-use crate::codec::object_text;
+use crate::codec::{Cells, object_text};
 use crate::error::RecordsError;
-use crate::executions::{ExecutionRow, ExecutionTokens, sum, usage_json};
-use crate::query::{Builder, Dialect, Sql};
+use crate::executions::{ExecutionRow, ExecutionTokens, SUMMARY, sum, usage_json};
+use crate::failure::DatabaseError;
+use crate::query::{Builder, Dialect, FromRow, Row, Sql};
+
+/// How many executions one call of [`Batches::uncounted`] returns.
+const MOST: i64 = 500;
+
+/// What an attempt at work has used by now.
+#[derive(Clone, Debug, PartialEq)]
+pub struct UsedSoFar {
+    /// The right to work on it.
+    pub claim: Claim,
+    /// Its execution.
+    pub row: ExecutionRow,
+    /// All its tokens, by model.
+    pub usage: BTreeMap<String, ExecutionTokens>,
+}
+
+/// An attempt that has ended, and whose tokens are not all in the sum of its batch.
+#[derive(Clone, Debug, PartialEq)]
+pub struct UncountedItem {
+    /// The batch.
+    pub batch_id: String,
+    /// Its execution, without the definition.
+    pub row: ExecutionRow,
+}
+
+impl FromRow for UncountedItem {
+    fn from_row(row: &Row<'_>) -> Result<Self, DatabaseError> {
+        let batch_id = Cells::new(row, "executions", &["execution_id", "attempt"]).text("batch_id")?;
+        Ok(Self { batch_id, row: ExecutionRow::from_row(row)? })
+    }
+}
 
 impl Batches {
-    /// Stores the tokens of an attempt that was ended, without them, by somebody else.
+    /// Stores what attempts at items of a batch have used by now, and returns the tokens of the whole batch. An attempt
+    /// whose claim does not hold any more changes nothing.
+    ///
+    /// # Errors
+    /// [`RecordsError::Unavailable`], [`RecordsError::Corrupt`].
+    pub async fn used_so_far(
+        &self,
+        batch_id: &str,
+        used: Vec<UsedSoFar>,
+    ) -> Result<ExecutionTokens, RecordsError> {
+        let (this, batch_id) = (self.clone(), batch_id.to_owned());
+        let db = self.db.unflushed();
+        let stored = db.write_rows(move |tx| {
+            Box::pin(async move {
+                let now = this.now();
+                tx.queue(this.locked(&batch_id, Lock::Exclusive))?;
+                let mut statements = Vec::with_capacity(2 * used.len() + 1);
+                for UsedSoFar { claim, row, usage } in &used {
+                    // Before the execution, whose earlier tokens it counts no more.
+                    statements.push(this.count_used(claim, row, usage, &now));
+                    statements.push(this.store_used(claim, row, usage, &now));
+                }
+                statements.push(this.sum_of(&batch_id));
+                let ran = tx.run_and_commit::<ExecutionTokens>(statements).await?;
+                Ok(ran
+                    .into_iter()
+                    .next_back()
+                    .and_then(|ran| ran.rows.into_iter().next())
+                    .unwrap_or_default())
+            })
+        });
+        stored.await
+    }
+
+    /// The attempts that have ended this long ago and are not counted, those that ended first: at most 500.
+    ///
+    /// # Errors
+    /// [`RecordsError::Unavailable`], [`RecordsError::Corrupt`].
+    pub async fn uncounted(&self, after: TimeDelta) -> Result<Vec<UncountedItem>, RecordsError> {
+        let mut sql = self.db.builder("SELECT ");
+        sql.push(SUMMARY).push(
+            ", (SELECT i.batch_id FROM subagent_batch_items AS i WHERE i.id = e.execution_id) AS batch_id \
+             FROM executions AS e WHERE kind = 'batch_item' AND NOT counted \
+             AND status NOT IN ('pending', 'running') \
+             AND EXISTS (SELECT 1 FROM subagent_batch_items AS i WHERE i.id = e.execution_id) AND completed_at <= ",
+        );
+        self.now().push_after(&mut sql, -after);
+        sql.push(" ORDER BY completed_at LIMIT ").push_bind(MOST);
+        self.db.fetch_all(sql.build()).await
+    }
+
+    /// Counts an attempt that has ended, with all that it used. Nothing happens if it is counted, or has not ended.
     ///
     /// # Errors
     /// [`RecordsError::Unavailable`].
@@ -22,17 +108,18 @@ impl Batches {
         row: &ExecutionRow,
         usage: &BTreeMap<String, ExecutionTokens>,
     ) -> Result<(), RecordsError> {
-        let unknown = |sql: &mut Builder| {
+        let uncounted = |sql: &mut Builder| {
             sql.push("execution_id = ").push_bind(&row.execution_id);
-            sql.push(" AND attempt = ").push_bind(row.attempt).push(" AND usage_json = '{}'");
+            sql.push(" AND attempt = ").push_bind(row.attempt);
+            sql.push(" AND NOT counted AND status NOT IN ('pending', 'running')");
         };
         let mut add = self.counting(batch_id, row, usage);
         add.push(" AND EXISTS (SELECT 1 FROM executions WHERE ");
-        unknown(&mut add);
+        uncounted(&mut add);
         add.push(")");
-        let mut store = self.db.builder("UPDATE executions SET usage_json = ");
+        let mut store = self.db.builder("UPDATE executions SET counted = TRUE, usage_json = ");
         store.push_bind(object_text(&usage_json(usage))).push(" WHERE ");
-        unknown(&mut store);
+        uncounted(&mut store);
         let lock = self.locked(batch_id, Lock::Exclusive);
         let statements = vec![add.build(), store.build()];
         let db = self.db.unflushed();
@@ -57,6 +144,27 @@ impl Batches {
         sql.push(" AND ");
         push_holds(&mut sql, claim, now);
         sql.build()
+    }
+
+    fn store_used(
+        &self,
+        claim: &Claim,
+        row: &ExecutionRow,
+        usage: &BTreeMap<String, ExecutionTokens>,
+        now: &Now,
+    ) -> Sql {
+        let mut sql = self.db.builder("UPDATE executions SET usage_json = ");
+        sql.push_bind(object_text(&usage_json(usage)));
+        sql.push(" WHERE execution_id = ").push_bind(&row.execution_id);
+        sql.push(" AND attempt = ").push_bind(row.attempt).push(" AND ");
+        push_holds(&mut sql, claim, now);
+        sql.build()
+    }
+
+    /// Reads the tokens of a batch.
+    pub(super) fn sum_of(&self, batch_id: &str) -> Sql {
+        let sql = "SELECT id, input_tokens, output_tokens, total_tokens FROM subagent_batches WHERE id = ";
+        self.db.builder(sql).with_bind(batch_id).build()
     }
 
     fn counting(

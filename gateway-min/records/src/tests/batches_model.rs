@@ -207,7 +207,9 @@ impl Checked {
                 let done = match step {
                     Step::Release(_) => {
                         if let Some(row) = &row {
-                            batches.used(&place.0.batch_id, row, &usage).await.unwrap();
+                            let (claim, row, usage) = (place.0.clone(), row.clone(), usage.clone());
+                            let used = UsedSoFar { claim, row, usage };
+                            batches.used_so_far(&place.0.batch_id, vec![used]).await.unwrap();
                         }
                         batches.release(&place.0).await
                     }

@@ -30,6 +30,7 @@ use super::threads::{absent, existing};
 use crate::app::App;
 use threadkeep_config::{Config, ContextSize};
 use threadkeep_records::WriterKind;
+use threadkeep_subagents::budget;
 
 const FAILED: &str = "Failed to compact thread context.";
 const BUSY: &str = "Thread has a run in flight. Compact after the run finishes.";
@@ -155,9 +156,13 @@ async fn compact(
     let name = body.model_name.as_deref().or(settings.model_name.as_deref());
     let summarizer = app.agents.summarizer(&config, name, name).await.or_internal(FAILED)?;
     let due = body.force || summarizer.is_due(&messages);
-    let Some(Cut { at, preserved }) = summarizer.cut(&messages, body.keep).filter(|_| due) else {
+    let Some(mut cut) = summarizer.cut(&messages, body.keep).filter(|_| due) else {
         return Ok(unchanged(head, &messages));
     };
+    if config.token_budget.enabled {
+        budget::keep_summarized(&messages, &mut cut);
+    }
+    let Cut { at, preserved } = cut;
     let earlier = head.json(summary::CHANNEL).map_err(engine)?;
     let earlier = earlier.as_ref().and_then(Value::as_str);
     let (text, _) = summarizer.summarize(earlier, &messages[..at]).await;

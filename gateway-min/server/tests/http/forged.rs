@@ -7,7 +7,7 @@ use threadkeep_subagents::outcome::keys;
 use crate::support::{Gateway, MODES, Setup};
 
 /// Every key that only the runtime writes to a message.
-const OWNED: [&str; 15] = [
+const OWNED: [&str; 16] = [
     keys::STATUS,
     keys::STOP_REASON,
     keys::ERROR,
@@ -23,6 +23,7 @@ const OWNED: [&str; 15] = [
     "subagent_token_usage_attributed",
     RECEIPT_KEY,
     LEDGER_KEY,
+    "summarized_token_usage",
 ];
 
 /// A message with one of them in each place where a message has metadata.

@@ -18,9 +18,9 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::AttemptEnd;
 use super::spec::Spec;
 use super::worker::Worker;
+use super::{AttemptEnd, ItemBudget};
 use crate::acceptance::Criteria;
 use crate::admission::Slot;
 use crate::bounds::first;
@@ -98,10 +98,8 @@ impl AtWork {
                 return self.release(None).await;
             }
         };
-        let budget = match self.worker.budget(&self.batch, &spec).await {
-            Ok(budget) => budget,
-            Err(error) => return self.failed(&error.to_string(), Some(&row)).await,
-        };
+        let account = self.worker.budgets.of(&self.batch, spec.budget.as_ref());
+        let budget = account.map(|account| ItemBudget::new(account, self.item.claim.clone(), row.clone()));
         let cancel = self.worker.stop.child_token();
         let criteria: Option<Vec<Json>> =
             self.item.acceptance_criteria.as_ref().map(|list| list.iter().map(|text| json!(text)).collect());
@@ -116,7 +114,8 @@ impl AtWork {
             sections: prompts::sections(spec.receipts, criteria.is_some(), false),
             definition: Arc::new(spec.definition),
             criteria,
-            budget,
+            budget: budget.as_ref().map(ItemBudget::budget),
+            item: budget,
             receipts: spec.receipts,
             reports: Reports::unread(),
             namespace: String::new(),
@@ -124,14 +123,14 @@ impl AtWork {
             settled: Settled::default(),
             begun: Mutex::default(),
         });
-        let deadline = work.deadline() + GRACE;
+        let (deadline, timeout) = (work.deadline() + GRACE, work.definition.timeout);
         let mut running = tokio::spawn(async move { work.work_on_item().await });
         match self.wait(&mut running, deadline).await {
             Ok(ended) => self.ended(ended, &row).await,
             Err(why) => {
                 // Before anything else: while the subagent works, nobody else must begin.
                 let ended = stopped(&cancel, running).await;
-                self.interrupted(why, ended, &row).await
+                self.interrupted(why, ended, &row, timeout).await
             }
         }
     }
@@ -217,21 +216,33 @@ impl AtWork {
             Ok(Ok(None)) if self.worker.stop.is_cancelled() => self.release(Some(row)).await,
             // It was cancelled, because the claim does not hold any more.
             Ok(Ok(None)) => self.abandoned(row).await,
+            // Nothing was done: what the batch has used could not be read.
+            Ok(Err(ExecutionError::Records(error))) if error.is_unavailable() => {
+                tracing::warn!(item_id = self.item.claim.item_id, %error, "a batch item could not be started");
+                self.release(Some(row)).await
+            }
             Ok(Err(error)) => self.unfinished(&error, row).await,
             Err(panic) => self.failed(&panic.to_string(), Some(row)).await,
         }
     }
 
     /// The subagent was stopped.
-    async fn interrupted(&self, why: Why, ended: Option<Joined>, row: &ExecutionRow) -> AttemptEnd {
+    async fn interrupted(
+        &self,
+        why: Why,
+        ended: Option<Joined>,
+        row: &ExecutionRow,
+        timeout: Duration,
+    ) -> AttemptEnd {
         match (why, ended) {
             (Why::Lost, _) => self.abandoned(row).await,
             // It was faster.
             (_, Some(Ok(Ok(Some(done))))) => self.finalize(done).await,
             (Why::Stopping, _) => self.release(Some(row)).await,
             (Why::Stuck, _) => {
-                self.failed("The subagent did not stop at the end of its time and was given up", Some(row))
-                    .await
+                let error =
+                    format!("Execution timed out after {} seconds and did not stop", timeout.as_secs());
+                self.ended_without(ExecutionStatus::TimedOut, &error, Some(row)).await
             }
         }
     }
@@ -282,18 +293,24 @@ impl AtWork {
 
     /// The attempt failed for a reason of ours; it costs an attempt, so that nothing is tried for ever.
     async fn failed(&self, error: &str, row: Option<&ExecutionRow>) -> AttemptEnd {
+        self.ended_without(ExecutionStatus::Failed, error, row).await
+    }
+
+    /// Ends the attempt in place of its subagent, with the tokens that its checkpoints show. If they cannot be read, its
+    /// execution is not ended: the next attempt goes on with it, and after the last one its tokens are counted later.
+    async fn ended_without(
+        &self,
+        status: ExecutionStatus,
+        error: &str,
+        row: Option<&ExecutionRow>,
+    ) -> AttemptEnd {
         let error = first(error, ERROR_MAX).to_owned();
-        let mut end = ExecutionEnd {
-            status: ExecutionStatus::Failed,
-            error: Some(error.clone()),
-            stop_reason: None,
-            usage: std::collections::BTreeMap::new(),
-        };
-        let mut tokens = None;
+        let (mut end, mut tokens) = (None, None);
         if let Some(row) = row
             && let Ok(progress) = self.progress(row).await
         {
-            end.usage = progress.by_model();
+            let usage = progress.by_model();
+            end = Some(ExecutionEnd { status, error: Some(error.clone()), stop_reason: None, usage });
             tokens = progress.tokens();
         }
         let item = ItemEnd {
@@ -302,7 +319,7 @@ impl AtWork {
             stop_reason: None,
             token_usage: tokens,
         };
-        self.write_end(item, row, Some(end), AttemptEnd::Failed).await
+        self.write_end(item, row, end, AttemptEnd::Failed).await
     }
 
     async fn write_end(
@@ -410,20 +427,25 @@ impl Work {
     async fn work_on_item(&self) -> Worked {
         let thread = ThreadId::from(self.row.child_thread.as_str());
         let mut writer = StepWriter::open(&self.accessor, &thread, None).await?;
+        // One that has ended spends nothing any more, and must not wait for the sum of its batch.
+        let is_done = writer.state().is_some_and(|state| state.next.is_empty());
+        if let Some(item) = self.item.as_ref().filter(|_| !is_done) {
+            item.begin(Progress::of(writer.state())?.by_model()).await?;
+        }
         self.begin(writer.state().is_some()).await;
         let ended = match self.run(&mut writer).await? {
-            Err(AgentError::Engine(error)) => {
+            End::Agent(Err(AgentError::Engine(error))) => {
                 self.stopped(ExecutionStatus::Failed).await;
                 return Err(error.into());
             }
-            Err(AgentError::Stopping) => {
+            End::Agent(Err(AgentError::Stopping)) => {
                 self.stopped(ExecutionStatus::Cancelled).await;
                 return Ok(None);
             }
             ended => ended,
         };
         let state = writer.state().cloned();
-        let end = self.end(End::Agent(ended), state.as_ref())?;
+        let end = self.end(ended, state.as_ref())?;
         if end.status == ExecutionStatus::Cancelled {
             self.stopped(end.status).await;
             return Ok(None);

@@ -10,16 +10,20 @@
 //! | `endings` | writes the ends of attempts |
 //! | `leases` | keeps what was claimed, and notices what was lost |
 //! | `item` | one attempt at one item |
+//! | `budgets` | the limits of tokens that bind a batch in all processes |
+//! | `uncounted` | counts what attempts used that nobody ended |
 //!
 //! Delivery is at least once: an item whose process died is worked on again, where its subagent stopped. An attempt
 //! counts only while the process holds the item's lease, so that of two attempts one ends it.
 
+mod budgets;
 mod endings;
 mod item;
 mod leases;
 mod spec;
 mod submission;
 mod tools;
+mod uncounted;
 mod worker;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -27,6 +31,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use threadkeep_config::SubagentBatches;
 use tokio::sync::Notify;
 
+pub(crate) use budgets::ItemBudget;
 pub(crate) use tools::{BATCHES_PROMPT, BatchStatusTool, BatchTask, CancelBatch};
 pub use worker::BatchWorker;
 

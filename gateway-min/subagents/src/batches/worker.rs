@@ -1,28 +1,26 @@
 //! The worker of a process: claims items of batches for the slots that it has.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashSet};
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use chrono::TimeDelta;
 use threadkeep::id::ThreadId;
 use threadkeep::state::StateAccessor;
-use threadkeep_records::{BatchRow, RecordsError, on_its_own_thread, worker_name};
+use threadkeep_records::{RecordsError, on_its_own_thread, worker_name};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
+use super::budgets::Budgets;
 use super::endings::Endings;
 use super::leases::Leases;
-use super::spec::Spec;
 use super::{Batching, item};
 use crate::admission::{Class, Slot};
-use crate::budget::Budget;
 use crate::delegator::{CatchUpError, Delegator};
-use crate::progress::signed;
 
 /// How long a subagent may go on when its item is lost, with what it takes to notice.
 const STOPPED_WITHIN: Duration = Duration::from_secs(10);
@@ -39,12 +37,12 @@ pub(super) struct Worker {
     pub(super) accessor: StateAccessor,
     pub(super) leases: Arc<Leases>,
     pub(super) endings: Endings,
+    pub(super) budgets: Budgets,
     /// Set when it stops: nothing is claimed any more, and what was claimed is given back.
     pub(super) stop: CancellationToken,
     /// The loops, and the items at work.
     pub(super) tasks: TaskTracker,
     name: String,
-    budgets: Mutex<HashMap<String, Weak<Budget>>>,
 }
 
 impl BatchWorker {
@@ -61,7 +59,7 @@ impl BatchWorker {
             stop: delegator.stopping.child_token(),
             tasks: TaskTracker::new(),
             name: worker_name(&owner.map_or_else(|| Uuid::new_v4().to_string(), str::to_owned)),
-            budgets: Mutex::default(),
+            budgets: Budgets::new(delegator.records.batches().clone()),
             delegator: Arc::clone(delegator),
             batching,
             accessor,
@@ -101,11 +99,15 @@ impl Worker {
         Duration::from_secs_f64(self.batching.settings.poll_interval_seconds)
     }
 
-    /// Removes what items of deleted threads have left, now and then, until it is stopped.
+    /// Counts what attempts used that nobody ended, and removes what items of deleted threads have left, now and then, until
+    /// it is stopped.
     async fn sweep(self: Arc<Self>) {
         while !self.stop.is_cancelled() {
             if let Err(error) = self.remove_remains().await {
                 tracing::warn!(%error, "what is left of deleted batch items is removed later");
+            }
+            if let Err(error) = self.count_uncounted().await {
+                tracing::warn!(%error, "the tokens of batch items that nobody ended are counted later");
             }
             tokio::select! {
                 biased;
@@ -118,13 +120,17 @@ impl Worker {
     /// Deletes the checkpoints of items whose thread was deleted while they may have been at work: after the longest time
     /// for which another process can have worked on, and which it did not survive if anything is left.
     async fn remove_remains(&self) -> Result<(), CatchUpError> {
-        let longest = self.leases.length() + TimeDelta::from_std(STOPPED_WITHIN).unwrap_or_default();
         let batches = self.delegator.records.batches();
-        for thread in batches.remains(longest).await? {
+        for thread in batches.remains(self.longest()).await? {
             self.accessor.delete_thread(&ThreadId::from(thread.as_str())).await?;
             batches.forget_remains(&thread).await?;
         }
         Ok(())
+    }
+
+    /// The longest time for which a process can work on what is not its own any more.
+    pub(super) fn longest(&self) -> TimeDelta {
+        self.leases.length() + TimeDelta::from_std(STOPPED_WITHIN).unwrap_or_default()
     }
 
     /// Claims items until it is stopped.
@@ -195,25 +201,6 @@ impl Worker {
         let mut slots = vec![first];
         slots.extend((0..free / batches).map_while(|_| admission.try_acquire()));
         Some(slots)
-    }
-
-    /// The budget of a batch, if its run had one, which also binds the sum of the items. It knows what the batch's ended
-    /// attempts have used, in any process, and what this process's use.
-    pub(super) async fn budget(
-        &self,
-        batch: &BatchRow,
-        spec: &Spec,
-    ) -> Result<Option<Arc<Budget>>, RecordsError> {
-        let Some(run) = &spec.budget else { return Ok(None) };
-        let mut used = run.used;
-        used += self.delegator.records.batches().tokens(&batch.id).await?;
-        let mut budgets = self.budgets.lock().unwrap_or_else(PoisonError::into_inner);
-        budgets.retain(|_, budget| budget.strong_count() > 0);
-        let known = budgets.get(&batch.id).and_then(Weak::upgrade);
-        let budget = known.unwrap_or_else(|| Budget::new(run.settings, None));
-        budget.at_least(signed(used));
-        budgets.insert(batch.id.clone(), Arc::downgrade(&budget));
-        Ok(Some(budget))
     }
 }
 

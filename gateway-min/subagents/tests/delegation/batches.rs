@@ -20,7 +20,8 @@ use tokio::sync::Notify;
 
 use crate::support::{House, Seen, THREAD, lead, subagent};
 
-const SECTIONS: &str = "subagent_batches: {enabled: true, poll_interval_seconds: 0.1, lease_seconds: 10}";
+pub(crate) const SECTIONS: &str =
+    "subagent_batches: {enabled: true, poll_interval_seconds: 0.1, lease_seconds: 10}";
 pub(crate) const WORKER: &str = "subagent:general-purpose";
 
 fn call(items: Json) -> Json {
@@ -61,8 +62,13 @@ pub(crate) async fn ended(house: &House) -> BatchRow {
 
 /// A house whose lead submits these items; the batch is submitted, and nobody works on it.
 pub(crate) async fn submitted(keys: &[&str], answers: Json, sections: &str) -> House {
+    submitted_with(keys, answers, &format!("{SECTIONS}\n{sections}")).await
+}
+
+/// The same with these sections alone.
+pub(crate) async fn submitted_with(keys: &[&str], answers: Json, sections: &str) -> House {
     let script = lead(&[call(items(keys))], vec![subagent(answers)]);
-    let house = House::new(script, &format!("{SECTIONS}\n{sections}")).await;
+    let house = House::new(script, sections).await;
     let first = worker(&house).await;
     let held = hold_slots(&house);
     house.ask("go").await;
@@ -449,7 +455,7 @@ async fn a_batch_that_is_cancelled_while_tools_are_assembled_starts_nothing() {
 }
 
 /// Waits until an attempt of this process did not count.
-async fn until_lost(house: &House) {
+pub(crate) async fn until_lost(house: &House) {
     let lost = async {
         let batching = house.delegator.batches.as_ref().unwrap();
         while batching.attempts(AttemptEnd::Lost) == 0 {

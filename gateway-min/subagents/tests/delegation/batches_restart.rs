@@ -7,9 +7,10 @@ use threadkeep_agent::model::scripted::gate;
 use threadkeep_agent::tools::ToolSource;
 use threadkeep_records::{BatchItemStatus, BatchStatus};
 
+use crate::batch_budgets::{LEFT, LIMITED, sum, turn, until_counted, used};
 use crate::batches::{
-    Between, Held, WORKER, delete_thread, ended, gate_name, remains, repeated, rows, submitted, two_items,
-    two_turns, until_removed, worker,
+    Between, Held, SECTIONS, WORKER, delete_thread, ended, gate_name, remains, repeated, rows, submitted,
+    submitted_with, two_items, two_turns, until_removed, worker,
 };
 use crate::support::House;
 
@@ -52,6 +53,48 @@ async fn s62_an_item_that_died_with_its_process_goes_on_where_it_stopped() {
     let requests = next.requests(WORKER).len();
     assert!((4..=6).contains(&requests), "{requests} requests");
     assert_eq!(next.executions().await.len(), 2, "each goes on with its execution");
+}
+
+/// Two processes die, each in the middle of two items, and their tokens bind the third.
+#[tokio::test]
+async fn kills_give_no_budget_of_a_batch_back() {
+    let gates = ["kill-1", "kill-2"].map(gate_name);
+    let mut answers: Vec<_> = (0..8).map(|number| turn(number, 100)).collect();
+    for (at, name) in [2, 4].into_iter().zip(&gates) {
+        answers[at]["gate"] = serde_json::json!({"name": name});
+    }
+    let sections =
+        format!("{LIMITED}\nsubagent_runtime: {{max_running: 2}}\nloop_detection: {{enabled: false}}");
+    let house = submitted(&["a", "b"], serde_json::json!(answers), &sections).await;
+    killed_at(&house, &gates[0]);
+    gate(&gates[0]).open();
+    let next = house.restarted();
+    killed_at(&next, &gates[1]);
+    gate(&gates[1]).open();
+    let last = next.restarted();
+    let worker = worker(&last).await;
+    ended(&last).await;
+    worker.stop().await;
+    let used = used(&last).await;
+    // The calls under way when the limit is reached; those under way at a kill are asked again.
+    assert!((LEFT..LEFT + 2 * 100).contains(&used), "{used} tokens");
+    assert_eq!(sum(&last).await, used);
+    let asked = last.requests(WORKER).len() as u64 * 100;
+    assert!(asked <= used + 4 * 100, "{asked} of {used}");
+}
+
+/// The process of the last attempt dies: the item fails, and its tokens are added, once.
+#[tokio::test]
+async fn the_tokens_of_a_dead_worker_are_added_once() {
+    let name = gate_name("dead");
+    let settings = SECTIONS.replace("lease_seconds: 10", "lease_seconds: 10, max_attempts: 1");
+    let house = submitted_with(&["a"], two_turns(&name), &settings).await;
+    killed_at(&house, &name);
+    let next = house.restarted();
+    let worker = worker(&next).await;
+    until_counted(&next).await;
+    worker.stop().await;
+    assert_eq!((sum(&next).await, used(&next).await), (6, 6));
 }
 
 /// The process dies between the write of the batch and that of the call's message.

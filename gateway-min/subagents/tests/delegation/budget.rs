@@ -2,8 +2,10 @@
 
 use serde_json::{Value as Json, json};
 use threadkeep_agent::Ended;
+use threadkeep_agent::model::scripted::gate;
 use threadkeep_records::ExecutionRow;
 
+use crate::batches::gate_name;
 use crate::restart::killed_at;
 use crate::support::{House, Seen, lead, subagent, task};
 
@@ -54,5 +56,53 @@ async fn a_restart_gives_no_budget_back() {
         let asked = next.requests("subagent:general-purpose").len() as u64 * CALL;
         assert!(asked <= stored + IN_FLIGHT * CALL, "{events}: {asked} of {stored}");
         assert_eq!(next.delegator.admission.counts().running, 0, "{events}");
+    }
+}
+
+/// A run that goes on with a turn of which a summary has replaced the beginning knows what that used; without a limit
+/// nothing is kept of it.
+#[tokio::test]
+async fn a_summary_gives_no_tokens_back() {
+    for limit in ["token_budget: {enabled: true, max_tokens: 1000}", ""] {
+        let name = gate_name("summary");
+        let answer = |number: usize| {
+            json!({"text": format!("{number}."), "tool_calls": [{"name": "glob", "args": {"pattern": number.to_string()}}],
+                   "usage": {"input_tokens": 199, "output_tokens": 1}})
+        };
+        let mut answers: Vec<Json> = (0..7).map(answer).collect();
+        answers[3]["gate"] = json!({"name": name});
+        answers.push(json!({"text": "Done."}));
+        // What it has said, however much of that a summary has replaced.
+        let mut rules = vec![
+            json!({"when": {"caller": "middleware:summarization"}, "answers": [{"text": "It searched."}]}),
+        ];
+        for (number, answer) in answers.into_iter().enumerate().rev() {
+            let said = number.checked_sub(1).map_or_else(|| "go".to_owned(), |last| format!("{last}."));
+            rules.push(json!({"when": {"caller": "lead_agent", "anywhere": [said]}, "repeat_last": true, "answers": [answer]}));
+        }
+        let sections = format!(
+            "summarization: {{enabled: true, trigger: {{type: messages, value: 5}}, keep: {{type: messages, value: 2}}}}\n{limit}"
+        );
+        let house = House::new(json!({"rules": rules}), &sections).await;
+        let (mut seen, gate) = (Seen::default(), gate(&name));
+        tokio::select! {
+            ended = house.run("r1", Some("go"), &mut seen) => panic!("{ended:?}"),
+            () = gate.reached() => {}
+        }
+        assert!(!house.requests("middleware:summarization").is_empty(), "it was summarized");
+        let question = &house.messages().await[0];
+        let kept = &question["additional_kwargs"]["summarized_token_usage"];
+        gate.open();
+        let next = house.restarted();
+        let ended = next.run("r2", None, &mut Seen::default()).await.unwrap();
+        let Ended::Done { stop_reason, .. } = ended else { panic!("{ended:?}") };
+        let requests = next.requests("lead_agent").len();
+        if limit.is_empty() {
+            assert_eq!((kept, stop_reason.as_deref(), requests), (&Json::Null, None, 9));
+        } else {
+            // Three answers before, one under way when the first run ended, and two after.
+            assert_eq!((stop_reason.as_deref(), requests), (Some("token_capped"), 6));
+            assert_eq!(kept["total_tokens"], 400);
+        }
     }
 }

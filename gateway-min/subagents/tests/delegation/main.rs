@@ -4,6 +4,7 @@
 
 mod acceptance;
 mod admission;
+mod batch_budgets;
 mod batches;
 mod batches_restart;
 mod beside;

@@ -19,7 +19,7 @@ use threadkeep::saver::{
 use threadkeep::state::StateAccessor;
 use threadkeep_agent::Ended;
 use threadkeep_memory::MemorySaver;
-use threadkeep_records::{CHILD_PREFIX, ExecutionRow, ExecutionStatus, Records};
+use threadkeep_records::{CHILD_PREFIX, Clock, ExecutionRow, ExecutionStatus, Records, RecordsOptions};
 use threadkeep_subagents::hooks::{HookStore, Hooks, LifecycleHooks, TaskConclusion, TaskInfo};
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
@@ -358,5 +358,40 @@ async fn a_stored_result_is_delivered_although_its_store_fails_at_first() {
         assert_eq!((row.status, row.delivered), (ExecutionStatus::Completed, true), "{failures}");
         assert_eq!(seen.types(), ["task_started", "task_completed"], "{failures}");
         assert!(seen.used.is_empty(), "{failures}: the run that died has counted it");
+    }
+}
+
+/// What ends a subagent at its time is that time, not another look at a clock, which may have been set back meanwhile: here
+/// one that does not move.
+#[tokio::test]
+async fn a_subagent_whose_time_is_up_timed_out_whatever_the_clock_says() {
+    let answers = subagent(json!([{"text": "never said", "gate": {"name": "whatever-the-clock-says"}}]));
+    for has_slot in [true, false] {
+        let now = chrono::Utc::now();
+        let options = RecordsOptions { clock: Clock::from_fn(move || now), ..RecordsOptions::default() };
+        let records = Records::open_memory(options).await.unwrap();
+        let table = Schema::thread_state().compile(ChannelMode::Delta, 3).unwrap();
+        let ids = Arc::new(IdSource::default());
+        let accessor = StateAccessor::new(Arc::new(MemorySaver::default()), Arc::new(table), ids);
+        let script = lead(&[task("x", "general-purpose")], vec![answers.clone()]);
+        let directory = tempfile::tempdir().unwrap();
+        let sections = "subagents: {timeout_seconds: 1}";
+        let house = House::in_directory(directory, records, accessor, script, sections);
+        let slots: Vec<_> = std::iter::from_fn(|| house.delegator.admission.try_acquire())
+            .take(if has_slot { 0 } else { usize::MAX })
+            .collect();
+        let seen = house.ask("go").await;
+        drop(slots);
+        let error = "Execution timed out after 1 seconds";
+        let last = seen.events.last().unwrap();
+        assert_eq!((&last["type"], &last["error"]), (&json!("task_timed_out"), &json!(error)), "{has_slot}");
+        let result = &house.results().await[0];
+        assert_eq!(result["content"], format!("Task timed out. Error: {error}"), "{has_slot}");
+        let row = only(&house).await;
+        assert_eq!(
+            (row.status, row.error.as_deref()),
+            (ExecutionStatus::TimedOut, Some(error)),
+            "{has_slot}"
+        );
     }
 }

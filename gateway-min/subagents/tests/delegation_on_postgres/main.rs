@@ -8,6 +8,9 @@ mod acceptance;
 #[path = "../delegation/admission.rs"]
 mod admission;
 #[allow(dead_code, reason = "no process dies here")]
+#[path = "../delegation/batch_budgets.rs"]
+mod batch_budgets;
+#[allow(dead_code, reason = "no process dies here")]
 #[path = "../delegation/batches.rs"]
 mod batches;
 #[path = "../delegation/beside.rs"]

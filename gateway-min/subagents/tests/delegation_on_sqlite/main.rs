@@ -6,6 +6,8 @@
 mod acceptance;
 #[path = "../delegation/admission.rs"]
 mod admission;
+#[path = "../delegation/batch_budgets.rs"]
+mod batch_budgets;
 #[path = "../delegation/batches.rs"]
 mod batches;
 #[path = "../delegation/batches_restart.rs"]

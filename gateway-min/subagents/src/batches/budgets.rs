@@ -1,0 +1,276 @@
+//! The token budgets of batches. A run's limit binds the sum of the items of its batches: in every process that works on
+//! them, and over restarts.
+//!
+//! The row of a batch has that sum. Of a batch with a limit it is written after every answer of an item's model, and before
+//! the work on an item begins, together with what the item has used before: in one transaction, which returns what all
+//! processes have used. So the excess is at most the model calls under way.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use threadkeep_agent::Tokens;
+use threadkeep_records::{
+    BatchRow, Batches, Claim, ExecutionRow, ExecutionTokens, RecordsError, UsedSoFar, persistently,
+};
+
+use super::spec::RunBudget;
+use crate::budget::Budget;
+use crate::progress::signed;
+
+/// The budgets of the batches that this process works on.
+pub(super) struct Budgets {
+    batches: Batches,
+    known: Mutex<HashMap<String, Weak<Account>>>,
+}
+
+impl Budgets {
+    pub(super) fn new(batches: Batches) -> Self {
+        Self { batches, known: Mutex::default() }
+    }
+
+    /// The budget of a batch, if its run had one.
+    pub(super) fn of(&self, batch: &BatchRow, run: Option<&RunBudget>) -> Option<Arc<Account>> {
+        let run = run?;
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        known.retain(|_, account| account.strong_count() > 0);
+        if let Some(account) = known.get(&batch.id).and_then(Weak::upgrade) {
+            return Some(account);
+        }
+        let account = Arc::new(Account {
+            batches: self.batches.clone(),
+            batch_id: batch.id.clone(),
+            before: run.used,
+            budget: Budget::new(run.settings, None),
+            unwritten: Mutex::default(),
+            writing: tokio::sync::Mutex::default(),
+        });
+        known.insert(batch.id.clone(), Arc::downgrade(&account));
+        Some(account)
+    }
+}
+
+/// The budget of one batch.
+pub(super) struct Account {
+    batches: Batches,
+    batch_id: String,
+    /// What the run had used when it submitted the batch.
+    before: ExecutionTokens,
+    budget: Arc<Budget>,
+    /// What is not in the batch's row yet, by execution and attempt.
+    unwritten: Mutex<HashMap<(String, i64), UsedSoFar>>,
+    /// Held by the one who writes: what is noted meanwhile is written together, next.
+    writing: tokio::sync::Mutex<()>,
+}
+
+impl Account {
+    fn unwritten(&self) -> MutexGuard<'_, HashMap<(String, i64), UsedSoFar>> {
+        self.unwritten.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn note(&self, used: UsedSoFar) {
+        let attempt = (used.row.execution_id.clone(), used.row.attempt);
+        self.unwritten().insert(attempt, used);
+    }
+
+    /// Writes what was noted, and takes over what all processes have used. Not cancel-safe.
+    async fn write(&self) -> Result<(), RecordsError> {
+        let _writing = self.writing.lock().await;
+        let next = std::mem::take(&mut *self.unwritten());
+        if next.is_empty() {
+            // Another item has written it.
+            return Ok(());
+        }
+        let spent = self.budget.spent();
+        match self.batches.used_so_far(&self.batch_id, next.values().cloned().collect()).await {
+            Ok(sum) => {
+                let mut used = signed(self.before);
+                used += signed(sum);
+                // What this process has spent while it was written is in no row yet.
+                used += self.budget.spent_since(spent);
+                self.budget.at_least(used);
+                Ok(())
+            }
+            Err(error) => {
+                let mut unwritten = self.unwritten();
+                for (attempt, used) in next {
+                    unwritten.entry(attempt).or_insert(used);
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// [`Self::write`], which goes on if the future is dropped: it also writes what others have noted.
+    async fn written(self: &Arc<Self>) -> Result<(), RecordsError> {
+        let this = Arc::clone(self);
+        let writing = tokio::spawn(async move { this.write().await });
+        // It does not panic, and is not aborted while anybody waits.
+        writing.await.unwrap_or(Ok(()))
+    }
+}
+
+/// What an attempt at an item counts its tokens on.
+#[derive(Clone)]
+pub(crate) struct ItemBudget {
+    account: Arc<Account>,
+    claim: Claim,
+    row: ExecutionRow,
+}
+
+impl ItemBudget {
+    pub(super) fn new(account: Arc<Account>, claim: Claim, row: ExecutionRow) -> Self {
+        // It is long, and stored.
+        Self { account, claim, row: ExecutionRow { definition: None, ..row } }
+    }
+
+    /// The budget that binds the batch.
+    pub(super) fn budget(&self) -> Arc<Budget> {
+        Arc::clone(&self.account.budget)
+    }
+
+    fn note(&self, usage: BTreeMap<String, ExecutionTokens>) {
+        self.account.note(UsedSoFar { claim: self.claim.clone(), row: self.row.clone(), usage });
+    }
+
+    /// Begins the attempt, which has used this before.
+    ///
+    /// # Errors
+    /// What the batch has used cannot be read: nothing may be spent.
+    pub(crate) async fn begin(&self, usage: BTreeMap<String, ExecutionTokens>) -> Result<(), RecordsError> {
+        self.note(usage);
+        persistently(|| self.account.written()).await
+    }
+
+    /// The attempt has used this by now. If it cannot be written, the process still counts it, and writes it with what
+    /// comes next.
+    pub(crate) async fn has_used(&self, usage: BTreeMap<String, ExecutionTokens>) {
+        self.note(usage);
+        if let Err(error) = self.account.written().await {
+            tracing::warn!(
+                batch_id = self.claim.batch_id,
+                %error,
+                "other processes do not know yet what an item of a batch has used"
+            );
+        }
+    }
+
+    /// The tokens of the whole batch, as this process knows them.
+    #[cfg(test)]
+    fn used(&self) -> Tokens {
+        self.account.budget.used()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use chrono::TimeDelta;
+    use serde_json::json;
+    use threadkeep_config::TokenBudget;
+    use threadkeep_records::{
+        ExecutionKind, JsonObject, Launch, NewBatch, NewBatchItem, NewExecution, Records, RecordsOptions,
+    };
+
+    use super::*;
+
+    fn tokens(total: u64) -> BTreeMap<String, ExecutionTokens> {
+        let tokens = ExecutionTokens { input_tokens: total, output_tokens: 0, total_tokens: total };
+        BTreeMap::from([("m".to_owned(), tokens)])
+    }
+
+    fn spent(total: i64) -> Tokens {
+        Tokens { input: total, output: 0, total }
+    }
+
+    async fn launched(records: &Records, number: usize) -> (BatchRow, Vec<(Claim, ExecutionRow)>) {
+        let batches = records.batches();
+        let item =
+            |n: usize| NewBatchItem { key: n.to_string(), prompt: "p".into(), acceptance_criteria: None };
+        let new = NewBatch {
+            id: "b".into(),
+            thread_id: "t".into(),
+            run_id: "r".into(),
+            tool_call_id: "c".into(),
+            submission_key: "k".into(),
+            title: "t".into(),
+            subagent_type: "s".into(),
+            max_live_items: 9,
+            max_running_items: 9,
+            max_attempts: 1,
+            execution_spec: JsonObject::new(),
+            items: (0..number).map(item).collect(),
+        };
+        batches.submit(new).await.unwrap();
+        let claimed = batches.claim("b", "w", TimeDelta::hours(1), number, true).await.unwrap().unwrap();
+        let mut rows = Vec::new();
+        for item in claimed.items {
+            let execution = NewExecution {
+                execution_id: item.claim.item_id.clone(),
+                thread_id: "t".into(),
+                run_id: "r".into(),
+                parent_execution: None,
+                kind: ExecutionKind::BatchItem,
+                tool_call_id: "c".into(),
+                agent_name: "s".into(),
+                definition: JsonObject::new(),
+                definition_digest: "d".into(),
+                description: item.item_key,
+                deadline: records.now(),
+            };
+            let launch = Launch { execution, model: "m".into(), waited_ms: 0 };
+            let row = batches.launch(&item.claim, TimeDelta::hours(1), launch).await.unwrap().unwrap();
+            rows.push((item.claim, row));
+        }
+        (claimed.batch, rows)
+    }
+
+    /// What two processes and the run have used is known to both after the next answer of each; what could not be written
+    /// is not lost, and nothing is counted twice.
+    #[tokio::test]
+    async fn each_process_knows_what_all_have_used() {
+        let records = Records::open_memory(RecordsOptions::default()).await.unwrap();
+        let (batch, rows) = launched(&records, 2).await;
+        let run = RunBudget { settings: TokenBudget::default(), used: tokens(12)["m"] };
+        let of = |(claim, row): &(Claim, ExecutionRow)| {
+            // Processes share nothing.
+            let account = Budgets::new(records.batches().clone()).of(&batch, Some(&run)).unwrap();
+            ItemBudget::new(account, claim.clone(), row.clone())
+        };
+        let (one, other) = (of(&rows[0]), of(&rows[1]));
+        one.begin(tokens(100)).await.unwrap();
+        assert_eq!(one.used(), spent(112), "what the attempt had used before");
+        other.begin(BTreeMap::new()).await.unwrap();
+        assert_eq!(other.used(), spent(112));
+        one.budget().spend(spent(10));
+        one.has_used(tokens(110)).await;
+        other.budget().spend(spent(5));
+        other.has_used(tokens(5)).await;
+        assert_eq!((one.used(), other.used()), (spent(122), spent(127)));
+        // An answer that cannot be written now.
+        records.fail_with("SELECT id, input_tokens", 1);
+        one.budget().spend(spent(20));
+        one.has_used(tokens(130)).await;
+        assert_eq!(one.used(), spent(142), "it knows its own");
+        one.budget().spend(spent(1));
+        one.has_used(tokens(131)).await;
+        assert_eq!(one.used(), spent(148));
+        assert_eq!(records.batches().tokens("b").await.unwrap().total_tokens, 136);
+        // The same process goes on after a restart.
+        let again = of(&rows[0]);
+        again.begin(tokens(131)).await.unwrap();
+        assert_eq!(again.used(), spent(148), "once");
+    }
+
+    /// Items of one process share a budget as long as one of them is at work.
+    #[tokio::test]
+    async fn a_batch_has_one_budget_in_a_process() {
+        let records = Records::open_memory(RecordsOptions::default()).await.unwrap();
+        let (batch, _) = launched(&records, 1).await;
+        let budgets = Budgets::new(records.batches().clone());
+        let run: RunBudget =
+            serde_json::from_value(json!({"settings": TokenBudget::default(), "used": tokens(1)["m"]}))
+                .unwrap();
+        let first = budgets.of(&batch, Some(&run)).unwrap();
+        assert!(Arc::ptr_eq(&first, &budgets.of(&batch, Some(&run)).unwrap()));
+        assert!(budgets.of(&batch, None).is_none());
+    }
+}

@@ -280,21 +280,12 @@ mod tests {
     }
 
     fn numbers() -> Vec<(i64,)> {
-        STEPS.iter().map(|step| (step.version,)).collect()
+        (1..).take(STEPS.len()).map(|version| (version,)).collect()
     }
 
     fn broken() -> [Step; 2] {
         let broken = "CREATE TABLE x (a int); CREATE TABLE x (b int)";
-        [step!("0001", "threads"), Step { version: 2, name: "broken", sqlite: broken, postgres: broken }]
-    }
-
-    #[test]
-    fn migrations_are_in_the_order_of_their_numbers() {
-        assert_eq!(
-            STEPS[..14].iter().map(|step| step.version).collect::<Vec<_>>(),
-            (1..=14).collect::<Vec<_>>()
-        );
-        assert!(STEPS.is_sorted_by(|one, next| one.version < next.version));
+        [step!("0001", "threads"), Step { name: "broken", sqlite: broken, postgres: broken }]
     }
 
     #[test]

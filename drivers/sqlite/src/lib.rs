@@ -16,7 +16,7 @@ mod stats;
 mod tests;
 mod write;
 
-pub use care::backup::copy_database;
+pub use care::backup::{BackupFile, copy_database};
 pub use care::check::Finding;
 pub use care::space::FileSize;
 pub use config::{Options, Synchronous};

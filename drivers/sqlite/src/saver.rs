@@ -14,7 +14,7 @@ use threadkeep::saver::{
     ThreadImage,
 };
 
-use crate::care::backup;
+use crate::care::backup::{self, BackupFile};
 use crate::care::check::{self, Finding};
 use crate::care::space::{self, FileSize, Vacuum};
 use crate::care::{scopes, sweep};
@@ -148,14 +148,20 @@ impl SqliteSaver {
     /// what was committed at one moment, is one file without a log, and is renamed into place only after every row of
     /// it was checked. To restore it, put it in the place of the store.
     ///
-    /// It is one long read: the write-ahead log grows meanwhile. Dropping the future does not stop it.
+    /// It is one long read: the write-ahead log grows meanwhile. Dropping the future stops it, and leaves no file.
     ///
     /// # Errors
     /// As [`copy_database`](crate::copy_database).
     pub async fn backup(&self, to: impl AsRef<Path>) -> Result<()> {
-        let (from, to, options) = (self.path.clone(), to.as_ref().to_owned(), self.options.clone());
-        let copying = tokio::task::spawn_blocking(move || backup::copy_store(&from, &to, &options));
-        copying.await.map_err(|error| unavailable(error.to_string()))?
+        self.copied(to).await?.keep()
+    }
+
+    /// [`Self::backup`] without the last step: the copy has no name yet, so that several can get theirs together.
+    ///
+    /// # Errors
+    /// As [`copy_database`](crate::copy_database).
+    pub async fn copied(&self, to: impl AsRef<Path>) -> Result<BackupFile> {
+        backup::copy_store(self.path.clone(), to.as_ref(), self.options.clone()).await
     }
 
     /// The number of operations that wait for the writer.

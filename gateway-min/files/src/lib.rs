@@ -30,6 +30,9 @@ pub fn replace(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
 fn write_new(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
     let mut file = open_new(path, mode)?;
     file.write_all(content)?;
+    // The umask of this process counts when a file is created, and this one may have been another's.
+    #[cfg(unix)]
+    file.set_permissions(std::os::unix::fs::PermissionsExt::from_mode(mode))?;
     file.sync_all()
 }
 

@@ -12,10 +12,10 @@ use super::target::{StoreArgs, Target};
 /// Copy the store into new files, while gateways read and write.
 ///
 /// SQLite: FILE holds the checkpoints as of one moment. The gateway's records, if gateway.db is beside the checkpoints,
-/// are copied first, into a file beside FILE that ends with .gateway.db; so the checkpoints of every run that the records
-/// call finished are in the backup. A command with --sqlite FILE finds them there. If FILE is named checkpoints.db, they are
-/// in gateway.db. Both are checked before they get their names. Postgres: use pg_dump, or
-/// pg_basebackup with an archive of the write-ahead log. docs/backup.md describes the restore.
+/// are copied first, into a file beside FILE: NAME.gateway.db for NAME.db, NAME-gateway.db for any other NAME, and gateway.db
+/// for checkpoints.db; so the checkpoints of every run that the records call finished are in the backup. A command with
+/// --sqlite FILE finds them there. Both are checked before they get their names. Postgres: use pg_dump, or
+/// pg_basebackup with an archive of the write-ahead log. docs/backup.md describes the restore, and what it loses.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:

@@ -238,7 +238,8 @@ async fn export(batches: &Batches, out: &mut Out, row: &BatchRow) -> Result<()> 
     let mut after = None;
     loop {
         let page = batches.results(&row.id, after, PAGE).await?;
-        let Some((last, _)) = page.last() else { return Ok(()) };
+        // A part of the results looks like all of them.
+        let Some((last, _)) = page.last() else { return Ok(out.show_all()?) };
         after = Some(last.position);
         for (item, result) in page {
             let mut document = item_document(&item);

@@ -42,6 +42,8 @@ struct Busy {
     store: Arc<MemorySaver>,
     /// Whether the thread cannot be read either.
     reads_fail: bool,
+    /// Whether it is damaged.
+    damaged: bool,
     /// How many changes of the thread pass before nobody pauses any more.
     passes: Arc<AtomicUsize>,
     import: Import,
@@ -69,13 +71,24 @@ impl OpenSaver for Busy {
     }
 }
 
+impl Busy {
+    fn intact(&self, thread: &ThreadId) -> Result<()> {
+        if self.damaged && thread.as_str() == BUSY {
+            return Err(Error::corrupt("page 7", "it does not match its checksum"));
+        }
+        Ok(())
+    }
+}
+
 #[async_trait]
 impl Saver for Busy {
     async fn get(&self, at: &CheckpointSelector) -> Result<Option<CheckpointTuple>> {
+        self.intact(&at.thread)?;
         self.store.get(at).await
     }
 
     async fn list(&self, query: &ListQuery) -> Result<Vec<CheckpointTuple>> {
+        self.intact(&query.thread)?;
         if self.reads_fail && query.thread.as_str() == BUSY && query.load != Load::None {
             return Err(Error::Stale { thread: query.thread.clone() });
         }
@@ -116,6 +129,7 @@ impl Saver for Busy {
     }
 
     async fn read_thread(&self, thread: &ThreadId) -> Result<ThreadImage> {
+        self.intact(thread)?;
         if self.reads_fail && thread.as_str() == BUSY {
             return Err(Error::Unavailable { saver: "busy", reason: "the disk does not answer".to_owned() });
         }
@@ -198,7 +212,7 @@ async fn carried_out(
     let printed = Printed::default();
     let mut out = Out::to(printed.clone());
     let result = command.0.carry_out(&Stores::with_saver(store.clone()), &mut out).await;
-    out.flush().unwrap();
+    out.show().unwrap();
     let text = String::from_utf8(printed.0.lock().unwrap().clone()).unwrap();
     (result, text)
 }
@@ -255,6 +269,17 @@ async fn a_pass_in_batches_that_stops_half_way_reports_what_it_removed() {
     assert_eq!((result.unwrap_err().exit(), printed.as_str()), (Exit::Error, ""), "nothing to report");
 }
 
+/// Nothing was converted, which does not mean that there was nothing to convert.
+#[tokio::test(start_paused = true)]
+async fn a_conversion_that_fails_does_not_call_it_nothing_to_convert() {
+    let store = filled().await;
+    let home = tempfile::tempdir().unwrap();
+    let convert = ["convert", "--thread", BUSY, "--to", "delta"];
+    let (result, printed) = carried_out(&store, home.path(), "memory", &convert).await;
+    assert!(matches!(result, Err(OpsError::Checkpoints(Error::Stale { .. }))), "{result:?}");
+    assert_eq!(printed, "");
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_conversion_goes_on_past_a_busy_thread_and_ends_with_an_error() {
     let store = filled().await;
@@ -300,12 +325,40 @@ async fn sizes_and_plans_that_fail_half_way_report_what_they_have() {
     let store = Busy { reads_fail: true, ..filled().await };
     let home = tempfile::tempdir().unwrap();
     for (command, says) in [
-        (&["threads", "du"][..], "total of 1 thread"),
+        (&["threads", "du"][..], "total of 2 threads"),
         (&["prune", "plan", "--all", "--keep", "latest", "--summary"], "of thread a would be removed"),
     ] {
         let (result, printed) = carried_out(&store, home.path(), "memory", command).await;
         assert!(result.is_err() && printed.contains(says), "{command:?}: {result:?}\n{printed}");
     }
+}
+
+#[tokio::test]
+async fn a_damaged_thread_is_passed_over_and_is_an_error() {
+    let store = Busy { damaged: true, ..filled().await };
+    let home = tempfile::tempdir().unwrap();
+    for command in [
+        &["threads", "list", "--json"][..],
+        &["threads", "du", "--json"],
+        &["prune", "plan", "--all", "--keep", "latest", "--json"],
+        &["retention", "apply", "--all", "--yes", "--json"],
+        &["convert", "--all", "--to", "delta", "--dry-run", "--json"],
+        &["convert", "--all", "--to", "delta", "--json"],
+        &["prune", "apply", "--all", "--keep", "latest", "--yes", "--json"],
+        // One that was named is there, too.
+        &["prune", "plan", "--thread", "a", BUSY, "c", "--keep", "latest", "--json"],
+    ] {
+        let (result, printed) = carried_out(&store, home.path(), "memory", command).await;
+        let error = result.unwrap_err();
+        assert_eq!(error.exit(), Exit::Error, "{command:?}");
+        assert!(error.to_string().starts_with("1 of "), "{command:?}: {error}");
+        for thread in ["a", "c"] {
+            assert!(printed.contains(&format!("\"{thread}\"")), "{command:?}, {thread}: {printed}");
+        }
+    }
+    let (result, _) = carried_out(&store, home.path(), "memory", &["threads", "show", BUSY]).await;
+    assert!(matches!(result, Err(OpsError::Checkpoints(Error::Corrupt { .. }))), "{result:?}");
+    assert_eq!(lengths(&Busy { damaged: false, ..store }).await, [1, 4, 1]);
 }
 
 #[tokio::test]

@@ -267,7 +267,7 @@ async fn list(target: &Target, out: &mut Out, asked: &List) -> Result<()> {
     ]);
     let mut left = asked.limit.unwrap_or(usize::MAX);
     let (mut last, mut more) = (None, false);
-    while left > 0 {
+    while left > 0 && !out.is_unread() {
         let mut page = newest.next().await?;
         let shown = shown(&page, left);
         more |= page.len() > shown;

@@ -2,11 +2,14 @@
 
 use clap::{Args, ValueEnum};
 use serde_json::json;
+use threadkeep::channel::ChannelTable;
 use threadkeep::convert::{Conversion, convert, plan_conversion};
+use threadkeep::id::ThreadId;
 use threadkeep::mode::ChannelMode;
 
-use super::error::{OpsError, Result};
+use super::error::Result;
 use super::output::{Columns, Out, bytes, count, things};
+use super::pass::Pass;
 use super::progress::Progress;
 use super::target::{StoreArgs, Target, Threads, retried_while_stale, table};
 use super::threads::stored;
@@ -59,41 +62,18 @@ impl ConvertCommand {
         // That all threads have another mode is noted in them at the end.
         let records = if self.threads.are_all() && !self.dry_run { target.needed_records()? } else { None };
         let channels = table(mode, self.frequency.unwrap_or_else(|| target.table.frequency()))?;
-        let threads = target.threads(&self.threads).await?;
-        let mut progress = Progress::new("threads converted", threads.len() as u64);
+        let (threads, unlisted) = target.threads(&self.threads).await?;
+        let progress = Progress::new("threads converted", threads.len() as u64);
+        let mut pass = Pass::new(progress, "converted", threads.len(), self.threads.are_all());
         let mut rows = Columns::new(&["THREAD", "CHECKPOINTS>", "CHANGED>", "STORED BYTES>"]);
-        let (mut changed, mut failed) = (0, None::<OpsError>);
+        let mut changed = 0;
         for thread in &threads {
-            if let Err(interrupted) = progress.interrupted() {
-                failed = Some(interrupted);
+            if !pass.goes_on() {
                 break;
             }
-            let before = stored(target, thread).await?;
-            let done = if self.dry_run {
-                let image = match target.image(thread).await {
-                    // It was deleted since the threads were listed.
-                    Err(OpsError::NoThread { .. }) if self.threads.are_all() => continue,
-                    image => image?,
-                };
-                plan_conversion(&image, &channels)
-                    .map(|plan| Conversion { checkpoints: image.checkpoints.len(), changed: plan.put.len() })
-            } else {
-                retried_while_stale(|| convert(&**target.saver(), thread, &channels)).await
-            };
-            let done = match done {
-                Ok(done) => done,
-                // A run on one thread does not keep the others from being done.
-                Err(busy @ threadkeep::Error::Stale { .. }) => {
-                    failed = failed.or(Some(busy.into()));
-                    continue;
-                }
-                Err(error) => {
-                    failed = Some(error.into());
-                    break;
-                }
-            };
+            let done = self.one(target, thread, &channels).await;
+            let Some(Converted { done, before, after }) = pass.note(thread, done) else { continue };
             changed += done.changed;
-            let after = stored(target, thread).await?;
             if self.json {
                 out.json(&json!({
                     "thread": thread.as_str(), "to": mode.as_str(), "dry_run": self.dry_run,
@@ -106,15 +86,15 @@ impl ConvertCommand {
                     if self.dry_run { size(before) } else { format!("{} -> {}", size(before), size(after)) };
                 rows.row([thread.to_string(), count(done.checkpoints), count(done.changed), size]);
             }
-            progress.next();
         }
-        drop(progress);
-        if failed.is_none()
+        let ended = pass.end(unlisted);
+        if ended.is_ok()
             && let Some(records) = records
         {
             records.converted(mode.as_str()).await?;
         }
-        if !self.json {
+        // What failed is not called nothing to do.
+        if !self.json && (ended.is_ok() || changed > 0) {
             out.table_or(&rows, "No threads.")?;
             out.line(match (changed, self.dry_run) {
                 (0, _) => format!("Nothing to convert: every checkpoint is stored in {mode} mode."),
@@ -123,6 +103,28 @@ impl ConvertCommand {
                 (_, false) => format!("{} were converted to {mode} mode.", things(changed, "checkpoint")),
             })?;
         }
-        failed.map_or(Ok(()), Err)
+        ended
     }
+
+    /// Converts a thread, or counts what would change.
+    async fn one(&self, target: &Target, thread: &ThreadId, channels: &ChannelTable) -> Result<Converted> {
+        let before = stored(target, thread).await?;
+        let done = if self.dry_run {
+            let image = target.image(thread).await?;
+            let plan = plan_conversion(&image, channels)?;
+            Conversion { checkpoints: image.checkpoints.len(), changed: plan.put.len() }
+        } else {
+            retried_while_stale(|| convert(&**target.saver(), thread, channels)).await?
+        };
+        // It is done, whatever its size is.
+        let after = stored(target, thread).await.unwrap_or_default();
+        Ok(Converted { done, before, after })
+    }
+}
+
+/// What became of a thread, and the bytes of its rows.
+struct Converted {
+    done: Conversion,
+    before: Option<u64>,
+    after: Option<u64>,
 }

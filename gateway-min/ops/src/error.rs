@@ -22,7 +22,7 @@ pub enum Exit {
     Found = 3,
     /// Nothing was changed, because the change was not confirmed.
     Refused = 4,
-    /// Ctrl-C ended it early. What was done stays done.
+    /// Ctrl-C or SIGTERM ended it early. What was done stays done.
     Interrupted = 130,
 }
 
@@ -109,7 +109,7 @@ pub(crate) enum OpsError {
     /// The command does not support this.
     #[error("{0}")]
     Unsupported(String),
-    /// Ctrl-C ended a pass early.
+    /// Ctrl-C or SIGTERM ended a pass early.
     #[error("interrupted: {done} of {total} {what}{rest}")]
     Interrupted {
         /// What is counted.
@@ -148,13 +148,27 @@ impl From<OpenError> for OpsError {
 }
 
 impl OpsError {
+    /// Whether it says something of one thread only, so that a pass goes on with the others.
+    pub(crate) fn is_of_one_thread(&self) -> bool {
+        use threadkeep::Error;
+        match self {
+            Self::Archive { .. } => true,
+            Self::Checkpoints(error) => matches!(
+                error,
+                Error::Stale { .. }
+                    | Error::Corrupt { .. }
+                    | Error::BrokenLineage { .. }
+                    | Error::HistoryLost { .. }
+            ),
+            _ => false,
+        }
+    }
+
     /// The exit code.
     pub(crate) fn exit(&self) -> Exit {
         match self {
             Self::Refused(_) => Exit::Refused,
             Self::Interrupted { .. } => Exit::Interrupted,
-            // The reader has closed the pipe and needs no more: `threadkeep threads list | head`.
-            Self::Output(cause) if cause.kind() == std::io::ErrorKind::BrokenPipe => Exit::Done,
             _ => Exit::Error,
         }
     }

@@ -1,42 +1,104 @@
-//! Ctrl-C during a pass over many threads: the first one ends the pass after the thread that it works on, so that the
-//! command can report what it did; the second one ends the command at once. Each thread is changed completely or not at
-//! all either way.
+//! Ctrl-C and SIGTERM during a command.
+//!
+//! In a pass over many threads the first one ends the pass after the thread that it works on, so that the command can
+//! report what it did. Otherwise, and the second time, it ends the command at once: its future is dropped, which removes
+//! what is half made. Each thread is changed completely or not at all either way.
 
 use std::io::Write as _;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
 
 use tokio::sync::Notify;
 
-/// A pass has begun: Ctrl-C no longer ends the process by itself.
-static WATCHED: AtomicBool = AtomicBool::new(false);
-/// Ctrl-C was pressed.
-static ASKED: AtomicBool = AtomicBool::new(false);
-/// It was pressed again.
-static AGAIN: Notify = Notify::const_new();
+use super::error::Exit;
 
-/// Begins a pass.
-pub(crate) fn watch() {
-    // Without a runtime there is nothing that could be interrupted in between.
-    let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
-    if WATCHED.swap(true, Ordering::Relaxed) {
-        return;
+/// How long a command has to end at once. One that computes, or waits for its input, does not notice.
+const GRACE: Duration = Duration::from_secs(3);
+
+/// The passes that would end after the thread at work.
+static PASSES: AtomicUsize = AtomicUsize::new(0);
+/// A pass is to end.
+static ASKED: AtomicBool = AtomicBool::new(false);
+/// The command is to end.
+static AT_ONCE: Notify = Notify::const_new();
+
+/// A pass at work, until it is dropped.
+pub(crate) struct Watched(());
+
+impl Watched {
+    /// Begins a pass, which looks at [`asked`] after each thread.
+    pub(crate) fn new() -> Self {
+        PASSES.fetch_add(1, Ordering::Relaxed);
+        Self(())
     }
+}
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        PASSES.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// The signals that end a command.
+struct Signals {
     #[cfg(unix)]
-    let Ok(mut pressed) = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::interrupt()) else {
-        return;
-    };
+    interrupt: tokio::signal::unix::Signal,
+    #[cfg(unix)]
+    terminate: tokio::signal::unix::Signal,
     #[cfg(windows)]
-    let Ok(mut pressed) = tokio::signal::windows::ctrl_c() else { return };
-    runtime.spawn(async move {
-        if pressed.recv().await.is_none() {
-            return;
+    interrupt: tokio::signal::windows::CtrlC,
+}
+
+impl Signals {
+    fn new() -> std::io::Result<Self> {
+        #[cfg(unix)]
+        use tokio::signal::unix::{SignalKind, signal};
+        Ok(Self {
+            #[cfg(unix)]
+            interrupt: signal(SignalKind::interrupt())?,
+            #[cfg(unix)]
+            terminate: signal(SignalKind::terminate())?,
+            #[cfg(windows)]
+            interrupt: tokio::signal::windows::ctrl_c()?,
+        })
+    }
+
+    /// Waits for the next one; false if there will be none.
+    async fn next(&mut self) -> bool {
+        #[cfg(unix)]
+        {
+            tokio::select! {
+                received = self.interrupt.recv() => received.is_some(),
+                received = self.terminate.recv() => received.is_some(),
+            }
         }
-        ASKED.store(true, Ordering::Relaxed);
-        // Nobody may be reading stderr.
-        let _ =
-            writeln!(std::io::stderr(), "\nstopping after the current thread; Ctrl-C again stops at once");
-        if pressed.recv().await.is_some() {
-            AGAIN.notify_one();
+        #[cfg(not(unix))]
+        {
+            self.interrupt.recv().await.is_some()
+        }
+    }
+}
+
+/// From now on signals end the command as this module says, and not the process by themselves.
+pub(crate) fn listen() {
+    // Without handlers, the default action of a signal ends the process.
+    let Ok(mut signals) = Signals::new() else { return };
+    tokio::spawn(async move {
+        while signals.next().await {
+            if PASSES.load(Ordering::Relaxed) > 0 && !ASKED.swap(true, Ordering::Relaxed) {
+                // Nobody may be reading stderr.
+                let _ = writeln!(
+                    std::io::stderr(),
+                    "\nstopping after the current thread; Ctrl-C again stops at once"
+                );
+                continue;
+            }
+            AT_ONCE.notify_one();
+            tokio::select! {
+                () = tokio::time::sleep(GRACE) => {}
+                _ = signals.next() => {}
+            }
+            std::process::exit(Exit::Interrupted as i32);
         }
     });
 }
@@ -47,6 +109,6 @@ pub(crate) fn asked() -> bool {
 }
 
 /// Waits until the command is to end at once.
-pub(crate) async fn again() {
-    AGAIN.notified().await;
+pub(crate) async fn at_once() {
+    AT_ONCE.notified().await;
 }

@@ -82,6 +82,7 @@ impl KeysCommand {
                     record.id
                 );
                 out.line(key.expose())?;
+                out.show_all()?;
             }
             Self::List { file, json } => {
                 let mut table = Columns::new(&["ID", "USER", "ROLE", "CREATED"]);

@@ -25,9 +25,11 @@ mod keys;
 mod lineage;
 mod output;
 mod pages;
+mod pass;
 mod plan;
 mod progress;
 mod prune;
+mod question;
 mod retention;
 mod setup;
 mod state;
@@ -229,25 +231,28 @@ impl StoreCommand {
 }
 
 /// Runs a command on these stores, or on that which its arguments name: results go to stdout, errors and progress to
-/// stderr.
+/// stderr. Ctrl-C and SIGTERM end the command, and the process if the command does not end soon: call it where nothing
+/// else goes on.
 pub async fn run(command: &OpsCommand, stores: &Stores) -> Exit {
     let mut out = Out::stdout();
+    interrupt::listen();
     let result = tokio::select! {
         result = command.0.carry_out(stores, &mut out) => result,
-        () = interrupt::again() => Ok(Exit::Interrupted),
+        () = interrupt::at_once() => {
+            // Nobody may be reading stderr.
+            let _ = writeln!(std::io::stderr(), "\ninterrupted; each thread was changed completely or not at all");
+            Ok(Exit::Interrupted)
+        }
     };
-    let flushed = out.flush().map_err(error::OpsError::from);
-    match result.and_then(|exit| flushed.map(|()| exit)) {
+    let shown = out.show().map_err(error::OpsError::from);
+    match result.and_then(|exit| shown.map(|()| exit)) {
         Ok(exit) => exit,
         Err(error) => {
-            let exit = error.exit();
-            if exit != Exit::Done {
-                // Nobody may be reading stderr.
-                let text = error.to_string();
-                let lines: Vec<String> = text.lines().map(one_line).collect();
-                let _ = writeln!(std::io::stderr(), "error: {}", lines.join("\n"));
-            }
-            exit
+            // Nobody may be reading stderr.
+            let text = error.to_string();
+            let lines: Vec<String> = text.lines().map(one_line).collect();
+            let _ = writeln!(std::io::stderr(), "error: {}", lines.join("\n"));
+            error.exit()
         }
     }
 }

@@ -1,13 +1,19 @@
 //! What commands print: tables, or one JSON document per line.
 
-use std::io::{self, BufWriter, IsTerminal as _, Write};
+use std::io::{self, BufWriter, Write};
 
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use serde::Serialize;
 use threadkeep::id::CheckpointId;
 
 /// Where results go. Progress, questions and errors go to stderr.
-pub(crate) struct Out(BufWriter<Box<dyn Write + Send>>);
+///
+/// A reader that leaves (`threadkeep threads list | head`) needs no more lines. The command goes on without it, because its
+/// exit code says what it did or found.
+pub(crate) struct Out {
+    to: BufWriter<Box<dyn Write + Send>>,
+    unread: bool,
+}
 
 impl Out {
     pub(crate) fn stdout() -> Self {
@@ -16,19 +22,55 @@ impl Out {
 
     /// Results that go somewhere else.
     pub(crate) fn to(sink: impl Write + Send + 'static) -> Self {
-        Self(BufWriter::new(Box::new(sink)))
+        Self { to: BufWriter::new(Box::new(sink)), unread: false }
     }
 
     /// Prints a line.
     pub(crate) fn line(&mut self, text: impl AsRef<str>) -> io::Result<()> {
-        self.0.write_all(text.as_ref().as_bytes())?;
-        self.0.write_all(b"\n")
+        self.print(|to| {
+            to.write_all(text.as_ref().as_bytes())?;
+            to.write_all(b"\n")
+        })
     }
 
     /// Prints one JSON document on one line.
     pub(crate) fn json(&mut self, document: &impl Serialize) -> io::Result<()> {
-        serde_json::to_writer(&mut self.0, document)?;
-        self.0.write_all(b"\n")
+        self.print(|to| {
+            serde_json::to_writer(&mut *to, document)?;
+            to.write_all(b"\n")
+        })
+    }
+
+    fn print(&mut self, print: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
+        if self.unread {
+            return Ok(());
+        }
+        match print(&mut self.to) {
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {
+                self.unread = true;
+                Ok(())
+            }
+            printed => printed,
+        }
+    }
+
+    /// Shows what was printed.
+    pub(crate) fn show(&mut self) -> io::Result<()> {
+        self.print(|to| to.flush())
+    }
+
+    /// Whether the reader has left, so that a command which only lists may end.
+    pub(crate) fn is_unread(&self) -> bool {
+        self.unread
+    }
+
+    /// Shows what was printed, which is worth nothing unless all of it was read.
+    ///
+    /// # Errors
+    /// That of the pipe, if the reader has left.
+    pub(crate) fn show_all(&mut self) -> io::Result<()> {
+        self.show()?;
+        if self.unread { Err(io::ErrorKind::BrokenPipe.into()) } else { Ok(()) }
     }
 
     /// Prints a table, or what to say if it has no rows.
@@ -45,13 +87,14 @@ impl Out {
     }
 }
 
+/// For one document, of which a part is worth nothing: its writer learns that the reader has left.
 impl Write for Out {
     fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
-        self.0.write(buf)
+        self.to.write(buf)
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        self.0.flush()
+        self.to.flush()
     }
 }
 
@@ -167,19 +210,6 @@ pub(crate) const NONE: &str = "-";
 /// The text, or a dash.
 pub(crate) fn or_dash(text: Option<impl ToString>) -> String {
     text.map_or_else(|| NONE.to_owned(), |text| text.to_string())
-}
-
-/// Asks on the terminal. `None` if there is no terminal.
-pub(crate) fn confirmed(question: &str) -> io::Result<Option<bool>> {
-    if !io::stdin().is_terminal() {
-        return Ok(None);
-    }
-    let mut terminal = io::stderr();
-    write!(terminal, "{question} [y/N] ")?;
-    terminal.flush()?;
-    let mut answer = String::new();
-    io::stdin().read_line(&mut answer)?;
-    Ok(Some(matches!(answer.trim().to_lowercase().as_str(), "y" | "yes")))
 }
 
 #[cfg(test)]

@@ -10,9 +10,11 @@ use threadkeep::id::{CheckpointId, ThreadId};
 use threadkeep::saver::{ListQuery, Load, ThreadImage};
 
 use super::error::{OpsError, Result};
-use super::output::{Columns, Out, bytes, confirmed, count, moment, one_line, things};
+use super::output::{Columns, Out, bytes, count, moment, one_line, things};
 use super::pages::Newest;
+use super::pass::Pass;
 use super::progress::Progress;
+use super::question::{self, can_be_asked};
 use super::target::{StoreArgs, Target, Threads, retried_while_stale};
 use super::threads::{namespace_name, stored};
 
@@ -88,11 +90,15 @@ async fn check_protected(target: &Target, threads: &Threads, protect: &BTreeSet<
     if missing.is_empty() {
         return Ok(());
     }
-    for thread in target.threads(threads).await? {
+    for thread in target.threads(threads).await?.0 {
         let query = ListQuery { namespace: None, load: Load::None, ..ListQuery::new(&thread) };
         let mut newest = Newest::new(&**target.saver(), query);
         loop {
-            let page = newest.next().await?;
+            let page = match newest.next().await.map_err(OpsError::from) {
+                // What is in a damaged thread stays in any case.
+                Err(error) if error.is_of_one_thread() => break,
+                page => page?,
+            };
             if page.is_empty() || missing.is_empty() {
                 break;
             }
@@ -111,27 +117,16 @@ async fn check_protected(target: &Target, threads: &Threads, protect: &BTreeSet<
 
 /// Prints what would happen. Changes nothing.
 async fn show(target: &Target, out: &mut Out, asked: &PlanArgs, plan: &Planner<'_>) -> Result<()> {
-    let threads = target.threads(&asked.threads).await?;
-    let mut progress = Progress::reading("threads planned", threads.len() as u64);
-    let (mut totals, mut stopped) = (Totals::default(), Ok(()));
+    let (threads, unlisted) = target.threads(&asked.threads).await?;
+    let progress = Progress::reading("threads planned", threads.len() as u64);
+    let mut pass = Pass::new(progress, "planned", threads.len(), asked.threads.are_all());
+    let mut totals = Totals::default();
     for thread in &threads {
-        stopped = progress.interrupted();
-        if stopped.is_err() {
+        if !pass.goes_on() {
             break;
         }
-        let image = match target.image(thread).await {
-            // It was deleted since the threads were listed.
-            Err(OpsError::NoThread { .. }) if asked.threads.are_all() => continue,
-            image => image,
-        };
-        // Report the plans of the threads before it.
-        let (image, planned) = match image.and_then(|image| Ok((plan(&image)?, image))) {
-            Ok((planned, image)) => (image, planned),
-            Err(error) => {
-                stopped = Err(error);
-                break;
-            }
-        };
+        let planned = planned(target, thread, plan).await;
+        let Some((image, planned)) = pass.note(thread, planned) else { continue };
         if asked.json {
             out.json(&as_json(image, &planned, asked.summary))?;
         } else {
@@ -140,13 +135,23 @@ async fn show(target: &Target, out: &mut Out, asked: &PlanArgs, plan: &Planner<'
             }
             totals.add(image, &planned);
         }
-        progress.next();
     }
-    drop(progress);
-    if !asked.json && (stopped.is_ok() || totals.threads > 0) {
+    let ended = pass.end(unlisted);
+    // Report the plans of the other threads.
+    if !asked.json && (ended.is_ok() || totals.threads > 0) {
         totals.print(out)?;
     }
-    stopped
+    ended
+}
+
+async fn planned(
+    target: &Target,
+    thread: &ThreadId,
+    plan: &Planner<'_>,
+) -> Result<(ThreadImage, DeletionPlan)> {
+    let image = target.image(thread).await?;
+    let planned = plan(&image)?;
+    Ok((image, planned))
 }
 
 /// Prints the verdict on each checkpoint.
@@ -306,6 +311,21 @@ struct Outcome {
     changed: bool,
 }
 
+impl Outcome {
+    /// A thread of which nothing has been removed yet.
+    fn begin(thread: &ThreadId, image: &ThreadImage) -> Self {
+        Self {
+            thread: thread.clone(),
+            removed: Vec::new(),
+            heads: Json::Null,
+            before: Stats::of(image),
+            after: Stats::of(image),
+            stored: None,
+            changed: false,
+        }
+    }
+}
+
 /// Applies the plan of each thread, after confirmation. With `until_done`, repeats until a pass finds nothing.
 async fn apply(
     target: &Target,
@@ -314,35 +334,25 @@ async fn apply(
     until_done: bool,
     plan: &Planner<'_>,
 ) -> Result<()> {
-    let threads = target.threads(&asked.threads).await?;
-    if !asked.yes {
-        ask(target, &threads, plan).await?;
-    }
+    let (threads, unlisted) = target.threads(&asked.threads).await?;
+    // If there was nothing to ask about, nobody has confirmed what may be found from now on.
+    let confirmed = asked.yes || ask(target, &threads, until_done, plan).await?;
     let mut outcomes: Vec<Outcome> = Vec::with_capacity(threads.len());
-    let mut progress = Progress::new("threads done", threads.len() as u64);
-    let (mut stopped, mut busy) = (Ok(()), None);
+    let progress = Progress::new("threads done", threads.len() as u64);
+    let mut pass = Pass::new(progress, "done", threads.len(), asked.threads.are_all());
     for thread in &threads {
-        stopped = progress.interrupted();
-        if stopped.is_err() {
+        if !pass.goes_on() {
             break;
         }
-        let (outcome, done) = apply_to(target, thread, until_done, plan).await;
+        let (outcome, done) = if confirmed {
+            apply_to(target, thread, until_done, plan).await
+        } else {
+            looked_at(target, thread, plan).await
+        };
         outcomes.extend(outcome);
-        match done {
-            Ok(()) => {}
-            // A run on one thread does not keep the others from being done.
-            Err(error @ OpsError::Checkpoints(threadkeep::Error::Stale { .. })) => {
-                busy = busy.or(Some(error));
-            }
-            Err(error) => {
-                stopped = Err(error);
-                break;
-            }
-        }
-        progress.next();
+        pass.note(thread, done);
     }
-    drop(progress);
-    let done = stopped.and(busy.map_or(Ok(()), Err));
+    let done = pass.end(unlisted);
     // Report completed work even if a later thread or pass failed, but do not call what failed at once nothing to do.
     if done.is_ok() || !outcomes.is_empty() {
         tell(target, out, &outcomes, asked.json).await?;
@@ -350,25 +360,37 @@ async fn apply(
     done
 }
 
-async fn ask(target: &Target, threads: &[ThreadId], plan: &Planner<'_>) -> Result<()> {
-    let unasked =
-        OpsError::Refused("pass --yes to apply without confirmation; `plan` shows what would be removed");
-    if !std::io::IsTerminal::is_terminal(&std::io::stdin()) {
-        return Err(unasked);
+/// Asks whether to remove what all passes over these threads remove. Returns whether there is anything.
+async fn ask(target: &Target, threads: &[ThreadId], until_done: bool, plan: &Planner<'_>) -> Result<bool> {
+    let unasked = "pass --yes to apply without confirmation; `plan` shows what would be removed";
+    if !can_be_asked() {
+        return Err(OpsError::Refused(unasked));
     }
-    let (mut removed, mut all) = (0, 0);
+    let (mut removed, mut all, mut rewritten) = (0, 0, 0);
     for thread in threads {
-        let image = match target.image(thread).await {
-            // It was deleted since the threads were listed.
-            Err(OpsError::NoThread { .. }) => continue,
-            image => image?,
+        let found = async {
+            let mut image = target.image(thread).await?;
+            all += image.checkpoints.len();
+            loop {
+                let planned = plan(&image)?;
+                let found = planned.removed().count();
+                removed += found;
+                rewritten += planned.rewrite.put.len();
+                if found == 0 || !until_done {
+                    return Ok::<(), OpsError>(());
+                }
+                image = image.after(&planned.rewrite);
+            }
         };
-        let planned = plan(&image)?;
-        removed += planned.removed().count();
-        all += planned.verdicts.len();
+        match found.await {
+            // It was deleted since the threads were listed, or cannot be read, which the pass reports.
+            Err(OpsError::NoThread { .. }) => {}
+            Err(error) if error.is_of_one_thread() => {}
+            found => found?,
+        }
     }
-    if removed == 0 {
-        return Ok(());
+    if removed == 0 && rewritten == 0 {
+        return Ok(false);
     }
     let question = format!(
         "Remove {} of {} of {} from {}?",
@@ -377,10 +399,19 @@ async fn ask(target: &Target, threads: &[ThreadId], plan: &Planner<'_>) -> Resul
         things(threads.len(), "thread"),
         one_line(target.name())
     );
-    match confirmed(&question)? {
-        Some(true) => Ok(()),
-        Some(false) => Err(OpsError::Refused("the change was not confirmed")),
-        None => Err(unasked),
+    question::ask(question, "the change was not confirmed", unasked).await?;
+    Ok(true)
+}
+
+/// What there is of a thread of which nothing is removed.
+async fn looked_at(target: &Target, thread: &ThreadId, plan: &Planner<'_>) -> (Option<Outcome>, Result<()>) {
+    match planned(target, thread, plan).await {
+        Ok((image, planned)) => {
+            let mut outcome = Outcome::begin(thread, &image);
+            outcome.heads = heads(&planned);
+            (Some(outcome), Ok(()))
+        }
+        Err(error) => (None, Err(error)),
     }
 }
 
@@ -402,15 +433,7 @@ async fn apply_to(
             Ok(passed) => passed,
             Err(error) => break Err(error.into()),
         };
-        let outcome = outcome.get_or_insert_with(|| Outcome {
-            thread: thread.clone(),
-            removed: Vec::new(),
-            heads: Json::Null,
-            before: Stats::of(&before),
-            after: Stats::default(),
-            stored: None,
-            changed: false,
-        });
+        let outcome = outcome.get_or_insert_with(|| Outcome::begin(thread, &before));
         outcome.after = Stats::of(&before.after(&planned.rewrite));
         outcome.heads = heads(&planned);
         outcome.changed |= !planned.rewrite.is_empty();

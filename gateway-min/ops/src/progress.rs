@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::error::{OpsError, Result};
-use super::interrupt;
+use super::interrupt::{self, Watched};
 use super::output::number;
 
 /// How often a line is written if there is no bar.
@@ -25,6 +25,8 @@ pub(crate) struct Progress {
     total: u64,
     done: u64,
     said: Instant,
+    /// Ctrl-C ends it after a part. With a single part there is nothing to wait for.
+    _watched: Option<Watched>,
 }
 
 impl Progress {
@@ -48,10 +50,8 @@ impl Progress {
             }
             bar.with_message(what)
         });
-        if total > 1 {
-            interrupt::watch();
-        }
-        Self { what, rest, bar, total, done: 0, said: Instant::now() }
+        let watched = (total > 1).then(Watched::new);
+        Self { what, rest, bar, total, done: 0, said: Instant::now(), _watched: watched }
     }
 
     /// Records that `done` parts are done.
@@ -59,7 +59,7 @@ impl Progress {
         self.done = done;
         if let Some(bar) = &self.bar {
             bar.set_position(done);
-        } else if self.said.elapsed() >= PACE {
+        } else if self.total > 1 && self.said.elapsed() >= PACE {
             self.said = Instant::now();
             // Nobody may be reading stderr.
             let _ = writeln!(std::io::stderr(), "{} of {} {}", number(done), number(self.total), self.what);

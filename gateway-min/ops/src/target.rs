@@ -135,23 +135,28 @@ impl Target {
             .in_namespace(namespace.clone())
     }
 
-    /// The selected threads, all of which exist.
-    pub(crate) async fn threads(&self, wanted: &Threads) -> Result<Vec<ThreadId>> {
+    /// The selected threads, all of which exist, and why others are not listed if the list of threads is damaged.
+    pub(crate) async fn threads(&self, wanted: &Threads) -> Result<(Vec<ThreadId>, Option<OpsError>)> {
         if wanted.all {
-            return self.all_threads().await;
+            return self.listed_threads().await;
         }
         let mut threads: Vec<ThreadId> = Vec::with_capacity(wanted.thread.len());
         for thread in wanted.named() {
-            self.newest(&thread).await?;
+            match self.newest(&thread).await {
+                Ok(_) => {}
+                // It is there, and what reads it says what is wrong.
+                Err(error) if error.is_of_one_thread() => {}
+                Err(error) => return Err(error),
+            }
             if !threads.contains(&thread) {
                 threads.push(thread);
             }
         }
-        Ok(threads)
+        Ok((threads, None))
     }
 
     /// Every thread.
-    pub(crate) async fn all_threads(&self) -> Result<Vec<ThreadId>> {
+    async fn all_threads(&self) -> Result<Vec<ThreadId>> {
         let mut threads: Vec<ThreadId> = Vec::new();
         loop {
             let page = self.saver().threads(threads.last(), PAGE).await?;
@@ -167,6 +172,23 @@ impl Target {
         match (self.all_threads().await, self.sqlite()) {
             (Err(damage @ OpsError::Checkpoints(Error::Corrupt { .. })), Some(sqlite)) => {
                 Ok((sqlite.readable_threads().await?, Some(damage)))
+            }
+            (threads, _) => Ok((threads?, None)),
+        }
+    }
+
+    /// At most `limit` threads after this one, and why others are not listed if the list is damaged.
+    pub(crate) async fn page_of_threads(
+        &self,
+        after: Option<&ThreadId>,
+        limit: usize,
+    ) -> Result<(Vec<ThreadId>, Option<OpsError>)> {
+        match (self.saver().threads(after, limit).await, self.sqlite()) {
+            (Err(Error::Corrupt { .. }), Some(_)) => {
+                let (mut threads, damage) = self.listed_threads().await?;
+                threads.retain(|thread| after.is_none_or(|after| thread > after));
+                threads.truncate(limit);
+                Ok((threads, damage))
             }
             (threads, _) => Ok((threads?, None)),
         }

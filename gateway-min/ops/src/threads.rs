@@ -9,9 +9,10 @@ use threadkeep::deletion::{Counting, Stats};
 use threadkeep::id::{ChannelName, CheckpointId, Namespace, TaskId, ThreadId};
 use threadkeep::saver::{CheckpointSelector, ListQuery, Load};
 
-use super::error::{OpsError, Result};
+use super::error::Result;
 use super::output::{Columns, Out, bytes, count, moment, number, one_line, or_dash, short, things};
 use super::pages::Newest;
+use super::pass::Pass;
 use super::progress::Progress;
 use super::target::{StoreArgs, Target};
 use threadkeep_records::ThreadRow;
@@ -100,13 +101,18 @@ impl ThreadsCommand {
 
 async fn list(target: &Target, out: &mut Out, after: Option<&str>, limit: usize, json: bool) -> Result<()> {
     let after = after.map(ThreadId::from);
-    let mut threads = target.saver().threads(after.as_ref(), limit.saturating_add(1)).await?;
+    let (mut threads, unlisted) = target.page_of_threads(after.as_ref(), limit.saturating_add(1)).await?;
     let more = threads.len() > limit;
     threads.truncate(limit);
+    let mut pass = Pass::new(Progress::reading("threads read", 1), "read", threads.len(), true);
     let mut table = Columns::new(&["THREAD", "TITLE", "OWNER", "STATUS", "MODE", "STEP>", "LAST CHECKPOINT"]);
     for thread in &threads {
+        if !pass.goes_on() || out.is_unread() {
+            break;
+        }
         let record = target.record(thread).await?;
-        let head = head(target, thread).await?;
+        // Of a damaged thread its name and its record are shown.
+        let head = pass.note(thread, head(target, thread).await).flatten();
         let title = title(record.as_ref(), head.as_ref());
         let owner = record.as_ref().and_then(|record| record.user_id.clone());
         let status = record.as_ref().map(|record| record.status.as_str());
@@ -130,13 +136,14 @@ async fn list(target: &Target, out: &mut Out, after: Option<&str>, limit: usize,
             ]);
         }
     }
+    let ended = pass.end(unlisted);
     if !json {
         out.table_or(&table, "No threads.")?;
         if let (true, Some(last)) = (more, threads.last()) {
             out.line(format!("There are more; continue with --after {}", one_line(last.as_str())))?;
         }
     }
-    Ok(())
+    ended
 }
 
 /// The head of the thread's own graph.
@@ -318,40 +325,30 @@ struct Usage {
     stored: Option<u64>,
 }
 
+async fn usage(target: &Target, thread: &ThreadId) -> Result<Usage> {
+    let (stats, _) = contents(target, thread).await?;
+    let (checkpoints, logical) = (stats.checkpoint_rows, stats.logical());
+    Ok(Usage { thread: thread.clone(), checkpoints, logical, stored: stored(target, thread).await? })
+}
+
 async fn du(target: &Target, out: &mut Out, asked: &Du) -> Result<()> {
-    let threads = if asked.thread.is_empty() {
-        target.all_threads().await?
+    let listed = asked.thread.is_empty();
+    let (threads, unlisted) = if listed {
+        target.listed_threads().await?
     } else {
-        asked.thread.iter().map(|id| ThreadId::from(id.as_str())).collect()
+        (asked.thread.iter().map(|id| ThreadId::from(id.as_str())).collect(), None)
     };
-    let (mut usages, mut stopped) = (Vec::with_capacity(threads.len()), Ok(()));
-    let mut progress = Progress::reading("threads read", threads.len() as u64);
+    let mut usages = Vec::with_capacity(threads.len());
+    let progress = Progress::reading("threads read", threads.len() as u64);
+    let mut pass = Pass::new(progress, "read", threads.len(), listed);
     for thread in threads {
-        stopped = progress.interrupted();
-        if stopped.is_err() {
+        if !pass.goes_on() {
             break;
         }
-        let contents = match contents(target, &thread).await {
-            // It was deleted since the threads were listed.
-            Err(OpsError::NoThread { .. }) if asked.thread.is_empty() => continue,
-            contents => contents,
-        };
-        let read = match contents {
-            Ok((stats, _)) => stored(target, &thread).await.map(|stored| (stats, stored)),
-            Err(error) => Err(error),
-        };
-        let (stats, stored) = match read {
-            Ok(read) => read,
-            // Report the threads before it.
-            Err(error) => {
-                stopped = Err(error);
-                break;
-            }
-        };
-        usages.push(Usage { thread, checkpoints: stats.checkpoint_rows, logical: stats.logical(), stored });
-        progress.next();
+        let used = usage(target, &thread).await;
+        usages.extend(pass.note(&thread, used));
     }
-    drop(progress);
+    let stopped = pass.end(unlisted);
     if usages.is_empty() && stopped.is_err() {
         return stopped;
     }

@@ -11,6 +11,7 @@ use super::error::{OpsError, Result};
 use super::flushing::Flushing;
 use super::output::{Out, bytes, number, one_line, things};
 use super::pages::Oldest;
+use super::pass::Pass;
 use super::progress::Progress;
 use super::target::{StoreArgs, Target, Threads};
 use threadkeep_files::{NewFile, create_private_dir, thread_name};
@@ -50,22 +51,21 @@ pub(crate) struct ExportCommand {
 impl ExportCommand {
     pub(crate) async fn run(&self, target: &Target, out: &mut Out) -> Result<()> {
         let standard = self.out == Path::new(STANDARD);
-        let (mut threads, mut left_out, mut unlisted) = (Vec::new(), 0, None);
+        let (mut threads, unlisted) = target.threads(&self.threads).await?;
+        let mut left_out = 0;
         if self.threads.are_all() {
-            (threads, unlisted) = target.listed_threads().await?;
             // An exported thread stands alone: what its subagents did is not part of it, only what they reported.
             let all = threads.len();
             threads.retain(|thread| !thread.as_str().starts_with(CHILD_PREFIX));
             left_out = all - threads.len();
-        } else {
-            threads.extend(target.threads(&self.threads).await?);
         }
         match &threads[..] {
             [thread] if !self.threads.are_all() => {
                 let record = record(target, thread).await?;
                 if standard {
-                    return match write(target, thread, record, out).await {
-                        Ok(_) => Ok(()),
+                    return match write(target, thread, record, &mut *out).await {
+                        // A part of a thread is worth nothing.
+                        Ok(_) => Ok(out.flush()?),
                         Err(OpsError::Archive { error: ArchiveError::Io { cause, .. }, .. }) => {
                             Err(OpsError::Output(cause))
                         }
@@ -81,82 +81,58 @@ impl ExportCommand {
                 Err(OpsError::Unsupported("several threads need a directory: --out DIRECTORY".to_owned()))
             }
             threads => {
-                let exported = self.many(target, out, threads).await;
+                let exported = self.many(target, out, threads, unlisted).await;
                 if left_out > 0 {
                     let left_out = things(left_out, "thread");
                     out.line(format!(
                         "{left_out} of subagents were left out; what they reported is in the others."
                     ))?;
                 }
-                exported.and(unlisted.map_or(Ok(()), Err))
+                exported
             }
         }
     }
 
     /// Exports each thread to a file of its own. Threads are read one after the other; meanwhile files that are written go to
     /// the disk.
-    async fn many(&self, target: &Target, out: &mut Out, threads: &[ThreadId]) -> Result<()> {
+    async fn many(
+        &self,
+        target: &Target,
+        out: &mut Out,
+        threads: &[ThreadId],
+        unlisted: Option<OpsError>,
+    ) -> Result<()> {
         create_private_dir(&self.out).map_err(|cause| failed(&self.out, cause))?;
-        let mut progress = Progress::new("threads exported", threads.len() as u64);
-        let (mut there, mut stopped, mut busy, mut wrong) = (0, Ok(()), None, 0);
-        let mut flushing = Flushing::default();
+        let progress = Progress::new("threads exported", threads.len() as u64);
+        let mut pass = Pass::new(progress, "exported", threads.len(), self.threads.are_all());
+        let (mut there, mut flushing) = (0, Flushing::default());
         for thread in threads {
-            stopped = progress.interrupted();
-            if stopped.is_err() {
+            if !pass.goes_on() {
                 break;
             }
             let path = self.out.join(format!("{}.{ENDING}", thread_name(thread.as_str())));
             if path.symlink_metadata().is_ok() {
                 there += 1;
-            } else {
-                let done = async {
-                    let (file, written) =
-                        unfinished(target, thread, record(target, thread).await?, &path).await?;
-                    flushing.add(path, file, written.bytes).await
-                };
-                match done.await {
-                    // It was deleted since the threads were listed.
-                    Ok(()) | Err(OpsError::NoThread { .. }) => {}
-                    // A run on one thread does not keep the others from being exported.
-                    Err(error @ OpsError::Checkpoints(threadkeep::Error::Stale { .. })) => {
-                        busy = busy.or(Some(error));
-                    }
-                    // Nor does a damaged one: the others are to be saved.
-                    Err(
-                        error @ (OpsError::Archive { .. }
-                        | OpsError::Checkpoints(
-                            threadkeep::Error::Corrupt { .. } | threadkeep::Error::BrokenLineage { .. },
-                        )),
-                    ) => {
-                        wrong += 1;
-                        let thread = one_line(thread.as_str());
-                        progress.say(&format!("error: thread {thread}: {}", one_line(&error.to_string())));
-                    }
-                    Err(error) => {
-                        stopped = Err(error);
-                        break;
-                    }
-                }
+                pass.note(thread, Ok(()));
+                continue;
             }
-            progress.next();
+            let exported = async {
+                let (file, written) =
+                    unfinished(target, thread, record(target, thread).await?, &path).await?;
+                flushing.add(path, file, written.bytes).await
+            };
+            let exported = exported.await;
+            pass.note(thread, exported);
         }
         let flushed = flushing.wait_until(0).await;
-        drop(progress);
+        let ended = pass.end(unlisted);
         let (files, size) = (things(flushing.files, "thread"), bytes(flushing.bytes));
         out.line(format!("{}: exported {files}, {size}.", shown(&self.out)))?;
         if there > 0 {
             let there = things(there, "thread");
             out.line(format!("Left as they are: the files of {there} that were there already."))?;
         }
-        stopped.and(flushed).and(busy.map_or(Ok(()), Err))?;
-        if wrong > 0 {
-            return Err(OpsError::Unsupported(format!(
-                "{} of {} threads could not be exported: see above; restore a backup (docs/backup.md) for them",
-                number(wrong),
-                number(threads.len() as u64)
-            )));
-        }
-        Ok(())
+        flushed.and(ended)
     }
 }
 

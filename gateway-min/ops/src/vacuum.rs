@@ -94,6 +94,7 @@ async fn step_by_step(sqlite: &SqliteSaver, before: FileSize) -> Result<FileSize
         }
         size = now;
         progress.at(before.free.saturating_sub(size.free));
+        progress.interrupted()?;
         tokio::time::sleep(started.elapsed().clamp(PAUSE.0, PAUSE.1)).await;
     }
     Ok(size)

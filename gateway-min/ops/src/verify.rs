@@ -1,7 +1,6 @@
 //! `threadkeep verify`: checks every invariant of a store, and makes the safe repairs.
 
 use std::collections::HashSet;
-use std::io::Write as _;
 
 use clap::Args;
 use serde_json::json;
@@ -13,8 +12,9 @@ use threadkeep::verify::{Violation, repair, verify};
 use threadkeep_langgraph::is_of_langgraph;
 
 use super::error::{Exit, OpsError, Result};
-use super::output::{Out, confirmed, count, cut, one_line, things};
+use super::output::{Out, count, cut, one_line, things};
 use super::progress::Progress;
+use super::question::{self, can_be_asked};
 use super::target::{StoreArgs, Target, Threads, retried_while_stale};
 
 /// Check every invariant of threads and of the database.
@@ -30,7 +30,8 @@ Examples:
 
 Exit codes: 0 no violations, or all repaired; 3 violations remain.
 
---json prints one document per line, one for each violation, then one with the counts.
+--json prints one document per line, one for each violation, then one with the counts; those that are left, and with
+`\"repaired\": true` those that were repaired.
 
 A damaged part of the database does not end the check: the threads in it are named, and the others are checked.
 
@@ -68,6 +69,7 @@ struct Line {
     found: String,
     text: String,
     repairable: bool,
+    repaired: bool,
 }
 
 impl Line {
@@ -81,6 +83,7 @@ impl Line {
             found: violation.found.clone(),
             text: violation.to_string(),
             repairable: violation.rule.is_repairable(),
+            repaired: false,
         }
     }
 }
@@ -96,66 +99,84 @@ impl VerifyCommand {
         let mut lines = Vec::new();
         let mut threads = self.checked(target, out, &mut lines).await?;
         let repairable = lines.iter().filter(|line| line.repairable).count();
-        let mut repaired = 0;
+        let mut failed = None;
         if self.repair && repairable > 0 {
-            // Show what would be repaired before asking.
-            for line in lines.iter().filter(|line| line.repairable && !self.json) {
-                out.line(format!("repairable: {}", one_line(&line.text)))?;
+            if !self.yes {
+                self.ask(out, &lines, repairable).await?;
             }
-            out.flush()?;
-            self.ask(repairable)?;
-            self.put_right(target).await?;
-            let found = lines.len();
-            lines.clear();
-            threads = self.checked(target, out, &mut lines).await?;
-            repaired = found.saturating_sub(lines.len());
+            // What a repair leaves, and why it ended, is said after what was found.
+            failed = self.put_right(target).await.err();
+            let mut left = Vec::new();
+            match self.check(target, &mut left).await {
+                Ok(checked) => {
+                    threads = checked;
+                    mark_repaired(&mut lines, left);
+                }
+                Err(error) => {
+                    self.print(out, &lines)?;
+                    return Err(failed.unwrap_or(error));
+                }
+            }
         }
-        self.print(out, &lines)?;
-        let damaged: HashSet<&str> = lines.iter().filter_map(|line| line.thread.as_deref()).collect();
+        let (repaired, left): (Vec<Line>, Vec<Line>) = lines.into_iter().partition(|line| line.repaired);
+        self.print(out, &repaired)?;
+        self.print(out, &left)?;
+        self.total(out, &threads, repaired.len(), &left)?;
+        match failed {
+            Some(error) => Err(error),
+            None if left.is_empty() => Ok(Exit::Done),
+            None => Ok(Exit::Found),
+        }
+    }
+
+    fn total(&self, out: &mut Out, threads: &[ThreadId], repaired: usize, left: &[Line]) -> Result<()> {
+        let damaged: HashSet<&str> = left.iter().filter_map(|line| line.thread.as_deref()).collect();
         let intact = threads.iter().filter(|thread| !damaged.contains(thread.as_str())).count();
         if self.json {
-            out.json(&json!({
-                "threads": threads.len(), "intact": intact, "violations": lines.len(), "repaired": repaired,
-            }))?;
-            return Ok(if lines.is_empty() { Exit::Done } else { Exit::Found });
+            return Ok(out.json(&json!({
+                "threads": threads.len(), "intact": intact, "violations": left.len(), "repaired": repaired,
+            }))?);
         }
-        if lines.is_empty() {
+        if left.is_empty() {
             let repaired =
                 if repaired > 0 { format!(", {} were repaired", count(repaired)) } else { String::new() };
-            out.line(format!("{}: no violations{repaired}.", things(threads.len(), "thread")))?;
-            return Ok(Exit::Done);
+            return Ok(out.line(format!("{}: no violations{repaired}.", things(threads.len(), "thread")))?);
         }
         out.line(format!(
             "{}: {}, {} repaired. In {} of the threads nothing was found.",
             things(threads.len(), "thread"),
-            things(lines.len(), "violation"),
+            things(left.len(), "violation"),
             count(repaired),
             count(intact)
         ))?;
-        if lines.iter().any(|line| !line.repairable) {
+        if left.iter().any(|line| !line.repairable) {
             out.line(REMEDY)?;
         }
-        Ok(Exit::Found)
+        Ok(())
     }
 
     /// The threads that were checked. What a check found before it was interrupted, or failed, is printed.
     async fn checked(&self, target: &Target, out: &mut Out, lines: &mut Vec<Line>) -> Result<Vec<ThreadId>> {
         let checked = self.check(target, lines).await;
         if checked.is_err() {
-            self.print(out, lines)?;
+            self.print(out, &*lines)?;
         }
         checked
     }
 
-    fn print(&self, out: &mut Out, lines: &[Line]) -> Result<()> {
+    fn print<'a>(&self, out: &mut Out, lines: impl IntoIterator<Item = &'a Line>) -> Result<()> {
         for line in lines {
             if self.json {
                 out.json(&json!({
                     "thread": line.thread, "namespace": line.namespace, "checkpoint": line.checkpoint,
-                    "rule": line.rule, "found": line.found, "repairable": line.repairable,
+                    "rule": line.rule, "found": line.found, "repairable": line.repairable, "repaired": line.repaired,
                 }))?;
             } else {
-                let note = if line.repairable { " (--repair fixes it)" } else { "" };
+                let note = match line {
+                    Line { repaired: true, .. } => " (repaired)",
+                    Line { repairable: true, .. } => " (--repair fixes it)",
+                    _ => "",
+                };
                 out.line(format!("{}{note}", cut(&line.text, LINE_CHARS, "--json shows them")))?;
             }
         }
@@ -208,41 +229,99 @@ impl VerifyCommand {
                     found: format!("{}: {}", finding.place, finding.what),
                     text,
                     repairable: finding.orphan,
+                    repaired: false,
                 }
             }));
         }
         Ok(threads)
     }
 
-    fn ask(&self, repairable: usize) -> Result<()> {
-        if self.yes {
-            return Ok(());
+    /// Shows what would be repaired, and asks. If the answer is no, the rest is printed as well.
+    async fn ask(&self, out: &mut Out, lines: &[Line], repairable: usize) -> Result<()> {
+        if !self.json && can_be_asked() {
+            for line in lines.iter().filter(|line| line.repairable) {
+                out.line(format!("repairable: {}", one_line(&line.text)))?;
+            }
+            out.show()?;
         }
-        match confirmed(&format!("Repair {} violations?", count(repairable)))? {
-            Some(true) => Ok(()),
-            Some(false) => Err(OpsError::Refused("the repair was not confirmed")),
-            None => Err(OpsError::Refused("pass --yes to repair without confirmation")),
+        let asked = question::ask(
+            format!("Repair {} violations?", count(repairable)),
+            "the repair was not confirmed",
+            "pass --yes to repair without confirmation",
+        );
+        let asked = asked.await;
+        if asked.is_err() {
+            self.print(out, lines)?;
         }
+        asked
     }
 
+    /// Makes the safe repairs of each thread. What could not be repaired, the second check reports.
     async fn put_right(&self, target: &Target) -> Result<()> {
         for thread in self.listed(target).await? {
             let foreign = foreign(&**target.saver(), &thread).await;
             let table = foreign.as_ref().unwrap_or(&target.table);
-            match retried_while_stale(|| repair(&**target.saver(), &thread, table)).await {
-                // A run that keeps writing does not keep other threads from being repaired; the second check reports what
-                // is left.
-                Ok(_) | Err(Error::Stale { .. }) => {}
-                Err(error) => return Err(error.into()),
-            }
+            let repaired = retried_while_stale(|| repair(&**target.saver(), &thread, table)).await;
+            passed_over(repaired.map(drop))?;
         }
         match target.sqlite() {
-            // The sweep refuses while a row is damaged; the second check reports that row.
-            Some(sqlite) => match sqlite.sweep().await {
-                Ok(()) | Err(Error::Corrupt { .. }) => Ok(()),
-                Err(error) => Err(error.into()),
-            },
+            // It refuses while a row is damaged, and gives way to a run that writes to a long thread.
+            Some(sqlite) => passed_over(retried_while_stale(|| sqlite.sweep()).await),
             None => Ok(()),
         }
+    }
+}
+
+/// A thread that is damaged, or that a run keeps writing to, does not keep the others from being repaired.
+fn passed_over(repaired: threadkeep::Result<()>) -> Result<()> {
+    match repaired.map_err(OpsError::from) {
+        Err(error) if error.is_of_one_thread() => Ok(()),
+        repaired => repaired,
+    }
+}
+
+/// Marks what a second check no longer finds, and adds what only that one finds.
+fn mark_repaired(lines: &mut Vec<Line>, left: Vec<Line>) {
+    let still: HashSet<&str> = left.iter().map(|line| line.text.as_str()).collect();
+    for line in lines.iter_mut() {
+        line.repaired = !still.contains(line.text.as_str());
+    }
+    let known: HashSet<String> = lines.iter().map(|line| line.text.clone()).collect();
+    lines.extend(left.into_iter().filter(|line| !known.contains(&line.text)));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn line(text: &str) -> Line {
+        let (rule, found, text) = (String::new(), String::new(), text.to_owned());
+        Line {
+            thread: None,
+            namespace: None,
+            checkpoint: None,
+            rule,
+            found,
+            text,
+            repairable: true,
+            repaired: false,
+        }
+    }
+
+    #[test]
+    fn what_a_second_check_does_not_find_was_repaired() {
+        let mut lines = vec![line("a"), line("b"), line("b")];
+        mark_repaired(&mut lines, vec![line("d"), line("b"), line("b"), line("c")]);
+        let shown: Vec<_> = lines.iter().map(|line| (line.text.as_str(), line.repaired)).collect();
+        assert_eq!(shown, [("a", true), ("b", false), ("b", false), ("d", false), ("c", false)]);
+    }
+
+    #[test]
+    fn a_sweep_beside_a_writer_does_not_end_a_repair() {
+        let thread = ThreadId::from("busy");
+        passed_over(Err(Error::Stale { thread })).unwrap();
+        passed_over(Err(Error::corrupt("table element", "no"))).unwrap();
+        passed_over(Err(Error::Unavailable { saver: "sqlite", reason: "the disk is full".to_owned() }))
+            .unwrap_err();
     }
 }

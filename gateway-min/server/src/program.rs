@@ -68,7 +68,7 @@ Exit codes:
   2  an invalid command line
   3  verify found violations
   4  nothing was changed, because the change was not confirmed
-  130  Ctrl-C ended it early; what was done stays done"
+  130  Ctrl-C or SIGTERM ended it early; what was done stays done"
 )]
 struct Cli {
     #[command(subcommand)]
@@ -169,7 +169,10 @@ fn run(cli: Cli, level: LevelFilter, stores: Stores) -> anyhow::Result<ExitCode>
         }
         Command::Ops(command) => {
             telemetry::install(level, None);
-            Ok(runtime.block_on(threadkeep_ops::run(&command, &stores)).into())
+            let exit = runtime.block_on(threadkeep_ops::run(&command, &stores));
+            // As above: an interrupted command may have left a question, or a copy that nobody wants any more.
+            runtime.shutdown_timeout(LEFTOVERS);
+            Ok(exit.into())
         }
         Command::Chat(args) => {
             // The terminal UI owns the screen, so nothing else may write.

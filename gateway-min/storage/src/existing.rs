@@ -140,7 +140,7 @@ impl Existing {
             tracing::warn!(path = %path.display(), "the database cannot be written; it is only read");
             Checkpoints::sqlite_read_only(path, options).await?
         };
-        let found = Found::in_file(records_of(path), records).await;
+        let found = Found::beside(path, records).await;
         Ok(Self::new(path.display().to_string(), checkpoints, found, frequency))
     }
 
@@ -195,22 +195,27 @@ impl Existing {
     ///
     /// # Errors
     /// [`OpenError::Checkpoints`]: a file is there already, the store is damaged, or the disk is full. Neither file is there
-    /// then.
+    /// then, nor if the future is dropped.
     pub async fn backup(&self, to: &Path) -> Result<Option<BackedUp>, OpenError> {
         let Some(sqlite) = self.sqlite_saver() else { return Ok(None) };
-        let records = match self.found.file.clone() {
+        let records = match &self.found.file {
             Some(from) => {
                 let file = records_of(to);
-                let target = file.clone();
-                let copying = tokio::task::spawn_blocking(move || copy_database(&from, &target, PATIENCE));
-                copying.await.map_err(std::io::Error::from).map_err(|error| {
-                    threadkeep::Error::Unavailable { saver: "sqlite", reason: error.to_string() }
-                })??;
+                let copied = copy_database(from, &file, PATIENCE).await?;
+                Some((file, copied))
+            }
+            None => None,
+        };
+        let checkpoints = sqlite.copied(to).await?;
+        // They get their names together: nothing waits from here on.
+        let records = match records {
+            Some((file, copied)) => {
+                copied.keep()?;
                 Some(file)
             }
             None => None,
         };
-        if let Err(error) = sqlite.backup(to).await {
+        if let Err(error) = checkpoints.keep() {
             if let Some(Err(left)) = records.as_ref().map(std::fs::remove_file) {
                 tracing::warn!(%left, "cannot remove the copy of the records");
             }
@@ -248,12 +253,20 @@ fn is_writable(path: &Path) -> bool {
     }
 }
 
-/// Where the gateway's records of these checkpoints are: beside those of a gateway, or those of a backup.
+/// Where the gateway's records of these checkpoints are: beside those of a gateway, or those of a backup. No two files
+/// have theirs in the same place.
 fn records_of(checkpoints: &Path) -> PathBuf {
-    if checkpoints.file_name().is_some_and(|name| name == CHECKPOINT_FILE) {
+    let name = checkpoints.file_name().unwrap_or_default();
+    if name == CHECKPOINT_FILE {
         checkpoints.with_file_name(DATABASE_FILE)
-    } else {
+    } else if checkpoints.extension().is_some_and(|extension| extension == "db") {
         checkpoints.with_extension(DATABASE_FILE)
+    } else {
+        // Of `a` beside `a.db`, and of `a.2026-11-24` beside `a.2026-11-25`.
+        let mut name = name.to_owned();
+        name.push("-");
+        name.push(DATABASE_FILE);
+        checkpoints.with_file_name(name)
     }
 }
 
@@ -262,7 +275,27 @@ fn records_options(terms: &RunOwnership) -> RecordsOptions {
     RecordsOptions { lease: Some(lease_beside(terms)), ..RecordsOptions::default() }
 }
 
+/// Where an earlier version put the records of a backup whose name does not end with `.db`, if something is there that may
+/// be its own: several backups had the same place.
+fn shared_records_of(checkpoints: &Path) -> Option<PathBuf> {
+    let (shared, owner) = (checkpoints.with_extension(DATABASE_FILE), checkpoints.with_extension("db"));
+    (!records_of(checkpoints).exists() && !owner.exists() && shared.is_file()).then_some(shared)
+}
+
 impl Found {
+    /// The records of the checkpoints in this file, if a gateway has created them.
+    async fn beside(checkpoints: &Path, options: RecordsOptions) -> Self {
+        let file = records_of(checkpoints);
+        match shared_records_of(checkpoints) {
+            Some(shared) => Self::unreadable(format!(
+                "{} may be of this backup or of another one; rename it to {} if it is of this one, else move it away",
+                shared.display(),
+                file.display()
+            )),
+            None => Self::in_file(file, options).await,
+        }
+    }
+
     /// The records in this file, if a gateway has created it. Those that cannot be written are only read.
     async fn in_file(file: PathBuf, options: RecordsOptions) -> Self {
         // A link to nothing is no reason to believe that there are no records.
@@ -297,6 +330,8 @@ impl Found {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use threadkeep_records::WriterKind;
 
     use super::*;
@@ -316,5 +351,30 @@ mod tests {
         assert!(row.lease_expires_at > Some(row.created_at), "{row:?}");
         reservation.release().await.unwrap();
         store.close().await;
+    }
+
+    #[test]
+    fn no_two_backups_have_their_records_in_one_place() {
+        let names =
+            ["a", "a.db", "a.bak", "a.db.2026-11-24", "a.db.2026-11-25", "a.2026-11-24", "checkpoints.db"];
+        let places: BTreeSet<PathBuf> =
+            names.iter().map(|name| records_of(&Path::new("/b").join(name))).collect();
+        assert_eq!(places.len(), names.len(), "{places:?}");
+        assert_eq!(records_of(Path::new("/b/2026-11-22.db")), Path::new("/b/2026-11-22.gateway.db"));
+        assert_eq!(records_of(Path::new("checkpoints.db")), Path::new("gateway.db"));
+    }
+
+    /// They decide who may read a thread, so those of another backup are not taken for them, and nor are none.
+    #[test]
+    fn records_in_a_place_that_backups_shared_are_not_used_and_not_passed_over() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        std::fs::write(at("a.gateway.db"), "records").unwrap();
+        assert_eq!(shared_records_of(&at("a.bak")), Some(at("a.gateway.db")));
+        std::fs::write(at("a.bak-gateway.db"), "its own").unwrap();
+        assert_eq!(shared_records_of(&at("a.bak")), None);
+        assert_eq!(shared_records_of(&at("a.db")), None, "its own");
+        std::fs::write(at("a.db"), "checkpoints").unwrap();
+        assert_eq!(shared_records_of(&at("a.old")), None, "of a.db");
     }
 }

@@ -4,7 +4,9 @@
 //! everything in one read transaction, which blocks no writer.
 
 use std::fs::File;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rusqlite::backup::{Backup, StepResult};
@@ -25,34 +27,104 @@ const PAUSE: Duration = Duration::from_millis(50);
 const PAGES: i32 = 512;
 const INTEGRITY: &str = "PRAGMA integrity_check(1)";
 
-/// Copies any SQLite database that may be in use into a new file, readable only by the user. It holds what was
-/// committed at one moment, has no log, and is renamed into place only after SQLite's own check. Blocks.
+/// A copy that is complete and checked, beside the place where it will be. It is removed when dropped without
+/// [`Self::keep`], and while it is made with the future that makes it: an interrupted backup leaves nothing.
+#[derive(Debug)]
+pub struct BackupFile {
+    copy: TempPath,
+    to: PathBuf,
+    _stop: Stop,
+}
+
+/// Ends a copy at work when dropped.
+#[derive(Debug)]
+struct Stop(Arc<AtomicBool>);
+
+impl Drop for Stop {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// The same for the thread that makes it.
+struct Unfinished {
+    file: File,
+    copy: PathBuf,
+    to: PathBuf,
+    stopped: Arc<AtomicBool>,
+}
+
+impl BackupFile {
+    /// Makes the copy that will be at `to` on a blocking thread. The future keeps the file meanwhile.
+    async fn made(to: &Path, make: impl FnOnce(&Unfinished) -> Result<()> + Send + 'static) -> Result<Self> {
+        if to.symlink_metadata().is_ok() {
+            return Err(taken(to));
+        }
+        // In the same directory, so that it can be renamed. Only the user may read it, from the first byte on.
+        let file = Builder::new().prefix(".threadkeep-backup-").tempfile_in(directory_of(to));
+        let (file, copy) = file.map_err(|error| not_written(to, &error))?.into_parts();
+        let stopped = Arc::<AtomicBool>::default();
+        let unfinished =
+            Unfinished { file, copy: copy.to_path_buf(), to: to.to_owned(), stopped: Arc::clone(&stopped) };
+        let backup = Self { copy, to: to.to_owned(), _stop: Stop(stopped) };
+        let making = tokio::task::spawn_blocking(move || make(&unfinished));
+        making.await.map_err(|error| unavailable(error.to_string()))??;
+        Ok(backup)
+    }
+
+    /// Flushes the copy and gives it its name, unless that name is taken by now. Blocks briefly.
+    ///
+    /// # Errors
+    /// [`Error::InvalidInput`] if there is a file by now; [`Error::Unavailable`] if the copy cannot be written. It is
+    /// removed then.
+    pub fn keep(self) -> Result<()> {
+        let Self { copy, to, .. } = self;
+        // This process has no connection to this file any more, so opening it drops no lock.
+        let flushed = File::open(&copy).and_then(|file| file.sync_all());
+        flushed.map_err(|error| not_written(&to, &error))?;
+        copy.persist_noclobber(&to).map_err(|failed| {
+            if failed.error.kind() == std::io::ErrorKind::AlreadyExists {
+                taken(&to)
+            } else {
+                not_written(&to, &failed.error)
+            }
+        })?;
+        #[cfg(unix)]
+        File::open(directory_of(&to))
+            .and_then(|directory| directory.sync_all())
+            .map_err(|error| not_written(&to, &error))?;
+        Ok(())
+    }
+}
+
+/// Copies any SQLite database that may be in use, for a new file at `to`, readable only by the user. The copy holds what
+/// was committed at one moment, has no log, and has passed SQLite's own check. [`BackupFile::keep`] gives it its name.
 ///
 /// # Errors
 /// [`Error::InvalidInput`] if there is a file at `to`; [`Error::Corrupt`] if the database is damaged;
-/// [`Error::Unavailable`] if it cannot be read, or the copy cannot be written. After an error, `to` does not exist.
-pub fn copy_database(from: &Path, to: &Path, patience: Duration) -> Result<()> {
-    let copy = copy(from, to, patience)?;
-    let failed = |error| from_sqlite(&to.display().to_string(), &error);
-    let conn = threadkeep_pages::open(&copy, OpenFlags::SQLITE_OPEN_READ_ONLY).map_err(failed)?;
-    let found: String = conn.query_row(INTEGRITY, [], |row| row.get(0)).map_err(failed)?;
-    drop(conn);
-    if found != "ok" {
-        return Err(damaged(from, found));
-    }
-    keep(copy, to)
+/// [`Error::Unavailable`] if it cannot be read, or the copy cannot be written.
+pub async fn copy_database(from: &Path, to: &Path, patience: Duration) -> Result<BackupFile> {
+    let from = from.to_owned();
+    let copying = BackupFile::made(to, move |unfinished| {
+        copy(&from, unfinished, patience)?;
+        let failed = |error| from_sqlite(&unfinished.to.display().to_string(), &error);
+        let conn =
+            threadkeep_pages::open(&unfinished.copy, OpenFlags::SQLITE_OPEN_READ_ONLY).map_err(failed)?;
+        let found: String = conn.query_row(INTEGRITY, [], |row| row.get(0)).map_err(failed)?;
+        if found == "ok" { Ok(()) } else { Err(damaged(&from, found)) }
+    });
+    copying.await
 }
 
-/// Copies a store, checks every row of the copy, and gives the copy its name.
-pub(crate) fn copy_store(from: &Path, to: &Path, options: &Options) -> Result<()> {
-    let copy = copy(from, to, options.busy_timeout)?;
-    let db = Db::reader(&copy, options)?;
-    let found = check::check(&db, &Names::default())?.into_iter().find(|finding| !finding.orphan);
-    drop(db);
-    match found {
-        Some(finding) => Err(damaged(from, finding)),
-        None => keep(copy, to),
-    }
+/// Copies a store, and checks every row of the copy.
+pub(crate) async fn copy_store(from: PathBuf, to: &Path, options: Options) -> Result<BackupFile> {
+    let copying = BackupFile::made(to, move |unfinished| {
+        copy(&from, unfinished, options.busy_timeout)?;
+        let db = Db::reader(&unfinished.copy, &options)?;
+        let found = check::check(&db, &Names::default())?.into_iter().find(|finding| !finding.orphan);
+        found.map_or(Ok(()), |finding| Err(damaged(&from, finding)))
+    });
+    copying.await
 }
 
 fn damaged(from: &Path, found: impl std::fmt::Display) -> Error {
@@ -62,15 +134,8 @@ fn damaged(from: &Path, found: impl std::fmt::Display) -> Error {
     )
 }
 
-/// A copy in the directory of `to`, deleted unless it is kept.
-fn copy(from: &Path, to: &Path, patience: Duration) -> Result<TempPath> {
-    if to.symlink_metadata().is_ok() {
-        return Err(taken(to));
-    }
-    // In the same directory, so that it can be renamed. Only the user may read it, from the first byte on.
-    let made = Builder::new().prefix(".threadkeep-backup-").tempfile_in(directory_of(to));
-    let (file, copy) = made.map_err(|error| not_written(to, &error))?.into_parts();
-
+fn copy(from: &Path, unfinished: &Unfinished, patience: Duration) -> Result<()> {
+    let Unfinished { file, copy, to, stopped } = unfinished;
     let name = from.display().to_string();
     let failed = |error| from_sqlite(&name, &error);
     let source = threadkeep_pages::open(from, OpenFlags::SQLITE_OPEN_READ_ONLY).map_err(failed)?;
@@ -82,16 +147,20 @@ fn copy(from: &Path, to: &Path, patience: Duration) -> Result<TempPath> {
     let failed = |error| from_sqlite(&name, &error);
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE;
     let target =
-        if sealed { threadkeep_pages::open(&copy, flags) } else { Connection::open_with_flags(&copy, flags) };
+        if sealed { threadkeep_pages::open(copy, flags) } else { Connection::open_with_flags(copy, flags) };
     let mut target = target.map_err(failed)?;
     // An unfinished copy is thrown away, and a finished one is flushed at the end.
     target.execute_batch("PRAGMA synchronous = OFF; PRAGMA journal_mode = OFF").map_err(failed)?;
-    let flush = || file.sync_data().map_err(|error| not_written(to, &error));
+    let flush = || {
+        if stopped.load(Ordering::Relaxed) {
+            return Err(unavailable(format!("the backup {} was stopped", to.display())));
+        }
+        file.sync_data().map_err(|error| not_written(to, &error))
+    };
     run(&source, &mut target, patience, flush, failed)?;
     // Without a log the copy is one file, and readable on read-only media.
     target.pragma_update_and_check(None, "journal_mode", "DELETE", |_| Ok(())).map_err(failed)?;
-    target.close().map_err(|(_, error)| failed(error))?;
-    Ok(copy)
+    target.close().map_err(|(_, error)| failed(error))
 }
 
 /// Copies all pages in one read transaction: otherwise any write between two steps would restart the copy from the first page.
@@ -121,25 +190,6 @@ fn run(
     }
     drop(backup);
     source.execute_batch("COMMIT").map_err(failed)
-}
-
-/// Flushes a copy and gives it its name, unless that name is taken by now.
-fn keep(copy: TempPath, to: &Path) -> Result<()> {
-    // This process has no connection to this file any more, so opening it drops no lock.
-    let flushed = File::open(&copy).and_then(|file| file.sync_all());
-    flushed.map_err(|error| not_written(to, &error))?;
-    copy.persist_noclobber(to).map_err(|failed| {
-        if failed.error.kind() == std::io::ErrorKind::AlreadyExists {
-            taken(to)
-        } else {
-            not_written(to, &failed.error)
-        }
-    })?;
-    #[cfg(unix)]
-    File::open(directory_of(to))
-        .and_then(|directory| directory.sync_all())
-        .map_err(|error| not_written(to, &error))?;
-    Ok(())
 }
 
 /// The directory that a file is in; of a bare name, the current one.

@@ -168,11 +168,32 @@ async fn any_sqlite_database_can_be_copied() {
     plain.pragma_update_and_check(None, "journal_mode", "WAL", |_| Ok(())).unwrap();
     plain.execute_batch("CREATE TABLE t (text TEXT); INSERT INTO t VALUES ('x'), ('y')").unwrap();
     let copy = dir.path().join("copy");
-    copy_database(&path, &copy, std::time::Duration::from_secs(5)).unwrap();
+    copy_database(&path, &copy, std::time::Duration::from_secs(5)).await.unwrap().keep().unwrap();
     let count: i64 =
         Connection::open(&copy).unwrap().query_row("SELECT count(*) FROM t", [], |row| row.get(0)).unwrap();
     assert_eq!(count, 2);
     let missing = dir.path().join("missing");
-    assert!(copy_database(&missing, &dir.path().join("other"), std::time::Duration::ZERO).is_err());
+    assert!(copy_database(&missing, &dir.path().join("other"), std::time::Duration::ZERO).await.is_err());
     assert!(!missing.exists());
+}
+
+#[tokio::test]
+async fn a_backup_that_is_given_up_leaves_no_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let saver = SqliteSaver::open(dir.path().join("db"), &Options::default()).unwrap();
+    saver.commit(Talk::new("t").say(&message(0, 300))).await.unwrap();
+    let place = tempfile::tempdir().unwrap();
+    let names = || std::fs::read_dir(place.path()).unwrap().count();
+    let to = place.path().join("backup");
+    let mut backup = Box::pin(saver.backup(&to));
+    assert!(futures::poll!(&mut backup).is_pending());
+    assert_eq!(names(), 1, "it is being made");
+    drop(backup);
+    assert_eq!(names(), 0);
+    let copied = saver.copied(&to).await.unwrap();
+    assert_eq!((names(), to.exists()), (1, false), "it has no name yet");
+    drop(copied);
+    assert_eq!(names(), 0);
+    saver.copied(&to).await.unwrap().keep().unwrap();
+    assert_eq!((names(), to.exists()), (1, true));
 }

@@ -1,5 +1,7 @@
 //! Backups of a store that is in use, and their restore as `docs/backup.md` describes it.
 
+use std::io::Read as _;
+use std::process::Stdio;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -7,7 +9,7 @@ use threadkeep::saver::Saver as _;
 use threadkeep_records::{NewThread, Records, RecordsOptions};
 use threadkeep_sqlite::{Options, SqliteSaver};
 
-use super::store::{MODES, OTHER, Store, TALK, threadkeep, turn_of};
+use super::store::{MODES, OTHER, Store, TALK, command, threadkeep, turn_of};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_backup_under_a_writer_is_restored_as_described() {
@@ -110,4 +112,68 @@ async fn what_is_imported_into_a_backup_is_in_its_own_records() {
     threadkeep(&["backup", "--sqlite", &file, "--out", &again]).done();
     let listed = threadkeep(&["threads", "list", "--json", "--sqlite", &again]).json();
     assert!(listed.iter().any(|thread| thread["owner"] == "bob"), "{listed:?}");
+}
+
+/// The name of a backup need not end with `.db`, and one of each day differs in its ending only.
+#[tokio::test]
+async fn backups_of_two_days_have_records_of_their_own() {
+    let store = Store::new(MODES[0]).await;
+    let live = store.path().with_file_name("gateway.db");
+    let records = Records::open(&live, RecordsOptions::default()).await.unwrap();
+    let thread = NewThread { thread_id: TALK.to_owned(), ..NewThread::default() };
+    records.threads().create(thread).await.unwrap();
+    let names = ["a.db.2026-11-24", "a.db.2026-11-25", "a.db", "a"];
+    let mut title: Option<String> = None;
+    for name in names {
+        let new = format!("As in {name}");
+        assert!(records.threads().set_display_name(TALK, title.as_deref(), Some(&new)).await.unwrap());
+        title = Some(new);
+        store.run(&["backup", "--out", &store.file(name)]).done();
+    }
+    records.close().await;
+    for name in names {
+        let listed = threadkeep(&["threads", "list", "--json", "--sqlite", &store.file(name)]).json();
+        let titles: Vec<_> = listed.iter().filter_map(|thread| thread["title"].as_str()).collect();
+        assert!(titles.contains(&format!("As in {name}").as_str()), "{name}: {titles:?}");
+    }
+}
+
+/// What is in the directory of backups.
+#[cfg(unix)]
+fn names(directory: &std::path::Path) -> Vec<String> {
+    let names = std::fs::read_dir(directory).unwrap();
+    names.map(|name| name.unwrap().file_name().into_string().unwrap()).collect()
+}
+
+#[cfg(unix)]
+#[tokio::test]
+async fn what_is_half_made_is_removed_when_a_command_is_interrupted() {
+    use rustix::process::{Pid, Signal, kill_process};
+    use std::time::{Duration, Instant};
+    let store = Store::new(MODES[0]).await;
+    // Another program holds the records, so the copy of them waits.
+    let records = rusqlite::Connection::open(store.path().with_file_name("gateway.db")).unwrap();
+    records.execute_batch("CREATE TABLE held (x); BEGIN EXCLUSIVE").unwrap();
+    for signal in [Signal::INT, Signal::TERM] {
+        let place = tempfile::tempdir().unwrap();
+        let out = place.path().join("backup.db").display().to_string();
+        let path = store.path().display().to_string();
+        let mut child = command(&["backup", "--out", &out, "--sqlite", &path])
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let begun = Instant::now();
+        while names(place.path()).is_empty() {
+            assert!(child.try_wait().unwrap().is_none(), "it ended before it copied anything");
+            assert!(begun.elapsed() < Duration::from_mins(10), "no copy was begun");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        kill_process(Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap(), signal).unwrap();
+        let mut said = String::new();
+        child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+        assert_eq!(child.wait().unwrap().code(), Some(130), "{signal:?}: {said}");
+        assert_eq!(names(place.path()), Vec::<String>::new(), "{signal:?}: {said}");
+    }
 }

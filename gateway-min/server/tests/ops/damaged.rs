@@ -4,9 +4,10 @@ use std::collections::BTreeSet;
 
 use serde_json::Value as Json;
 use threadkeep::id::ThreadId;
+use threadkeep::mode::ChannelMode;
 use threadkeep::saver::Saver as _;
 
-use super::store::{MODES, OTHER, Store, TALK, turn_of};
+use super::store::{MODES, OTHER, Said, Store, TALK, turn_of};
 
 const PAGE: usize = 4_096;
 
@@ -78,4 +79,89 @@ async fn verify_names_the_threads_of_a_damaged_page_and_checks_the_others() {
     store.run(&["verify", "--all"]).done();
     assert_eq!(ever, all, "each was damaged by some page");
     assert!(found > 10, "{found}");
+}
+
+/// A store of which one thread is damaged, and that thread.
+async fn with_one_damaged_thread() -> (Store, String) {
+    let store = Store::new(ChannelMode::Delta).await;
+    let saver = store.open().await;
+    let accessor = store.accessor(&saver, ChannelMode::Delta);
+    for thread in ["a", "b", "c"] {
+        for turn in 0..20 {
+            turn_of(&accessor, thread, turn).await;
+        }
+    }
+    saver.close().await;
+    let good = std::fs::read(store.path()).unwrap();
+    for page in 1..good.len() / PAGE {
+        let mut bytes = good.clone();
+        bytes[page * PAGE + PAGE / 2] ^= 1;
+        std::fs::write(store.path(), bytes).unwrap();
+        let said = store.run(&["verify", "--all", "--json"]);
+        if said.code != 3 {
+            continue;
+        }
+        let lines: Vec<Json> = said.out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let (totals, lines) = lines.split_last().unwrap();
+        let damaged: BTreeSet<&str> = lines.iter().filter_map(|line| line["thread"].as_str()).collect();
+        if let (Some(thread @ ("a" | "b")), 1, true) =
+            (damaged.first().copied(), damaged.len(), totals["intact"] == 4)
+        {
+            return (store, thread.to_owned());
+        }
+    }
+    panic!("no page has rows of one thread only");
+}
+
+#[tokio::test]
+async fn a_damaged_thread_ends_no_pass_and_nothing_of_it_is_deleted() {
+    let (store, damaged) = with_one_damaged_thread().await;
+    let names_it = |said: &Said, command: &[&str]| {
+        assert_eq!(said.code, 1, "{command:?}: {said:?}");
+        assert!(said.err.contains(&format!("thread {damaged}: ")), "{command:?}: {said:?}");
+        assert!(said.err.contains("1 of 5 threads could not be"), "{command:?}: {said:?}");
+    };
+    for command in [
+        &["threads", "list"][..],
+        &["threads", "du"],
+        &["prune", "plan", "--all", "--keep", "latest"],
+        &["retention", "plan", "--all"],
+        &["convert", "--all", "--to", "full", "--dry-run"],
+    ] {
+        let said = store.run(command);
+        // A list needs only the newest checkpoint, which may be intact.
+        if said.code != 0 || command[1] != "list" {
+            names_it(&said, command);
+        }
+        for thread in ["a", "b", "c", TALK, OTHER] {
+            assert!(thread == damaged || said.out.contains(thread), "{command:?}, {thread}: {said:?}");
+        }
+    }
+    let violations = || -> Vec<Json> {
+        let said = store.run(&["verify", "--thread", &damaged, "--json"]);
+        said.out.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    };
+    let found = violations();
+    assert!(found.len() > 1, "{found:?}");
+    for command in [
+        &["prune", "apply", "--all", "--keep", "last:1", "--boundary", "fresh-snapshot", "--yes"][..],
+        &["retention", "apply", "--all", "--yes"],
+        &["convert", "--all", "--to", "full"],
+    ] {
+        names_it(&store.run(command), command);
+    }
+    let saver = store.open().await;
+    for thread in ["a", "b", "c", TALK, OTHER] {
+        match saver.read_thread(&ThreadId::from(thread)).await {
+            Ok(image) => {
+                assert!(thread != damaged && image.checkpoints.len() <= 2, "{thread}");
+                assert!(image.checkpoints.values().all(|tuple| !tuple.metadata.is_delta()), "{thread}");
+            }
+            Err(error) => assert!(thread == damaged, "{thread}: {error}"),
+        }
+    }
+    saver.close().await;
+    assert_eq!(violations(), found, "nothing of it was changed");
+    let shown = store.run(&["convert", "--thread", &damaged, "--to", "full"]);
+    assert!(shown.code == 1 && !shown.out.contains("Nothing to convert"), "{shown:?}");
 }

@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use insta::assert_snapshot;
 use redis::AsyncCommands as _;
 use serde_json::Value as Json;
-use threadkeep::id::CheckpointId;
+use threadkeep::checkpoint::CheckpointTuple;
+use threadkeep::id::{CheckpointId, Version};
 use threadkeep::metadata::Source;
 use threadkeep::mode::ChannelMode;
 use threadkeep::saver::{Rewrite, Saver};
@@ -252,6 +253,46 @@ async fn verify_names_violations_and_repairs_what_needs_no_guess() {
     let repaired = store.run(&["verify", "--all", "--repair", "--yes"]).done();
     assert!(repaired.contains("no violations, 1 were repaired"), "{repaired}");
     assert!(store.image(TALK).await.checkpoints == image.checkpoints);
+}
+
+/// What a repair leaves is what the operator has to do something about.
+#[tokio::test]
+async fn a_repair_prints_what_it_cannot_repair_as_well() {
+    let store = Store::new(ChannelMode::Delta).await;
+    let saver = store.open().await;
+    let image = saver.read_thread(&TALK.into()).await.unwrap();
+    let counts = |tuple: &&CheckpointTuple| tuple.metadata.counters.contains_key("messages");
+    let counted: Vec<_> = image.checkpoints.values().filter(counts).collect();
+    let mut unmarked = counted[0].clone();
+    unmarked.metadata.delta_marker = false;
+    // A version that is older than the parent's.
+    let mut older = counted[1].clone();
+    older.checkpoint.channels.get_mut("messages").unwrap().version = Version { counter: 0, random: 0 };
+    let ids = [&unmarked, &older].map(|tuple| tuple.checkpoint.id.to_string());
+    let rewrite = Rewrite { put: vec![unmarked, older], ..Rewrite::default() };
+    saver.rewrite_thread(&TALK.into(), &image.revision, rewrite).await.unwrap();
+    saver.close().await;
+
+    let refused = store.run(&["verify", "--all", "--repair"]);
+    assert_eq!(refused.code, 4, "{refused:?}");
+    assert!(ids.iter().all(|id| refused.out.contains(id)), "{refused:?}");
+    let refused = store.run(&["verify", "--all", "--repair", "--json"]);
+    assert!(refused.code == 4 && ids.iter().all(|id| refused.out.contains(id)), "{refused:?}");
+
+    let repaired = store.run(&["verify", "--all", "--repair", "--yes", "--json"]);
+    assert_eq!(repaired.code, 3, "{repaired:?}");
+    let lines: Vec<Json> = repaired.out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let (totals, lines) = lines.split_last().unwrap();
+    let of = |id: &str, repaired: bool| {
+        lines.iter().filter(|line| line["checkpoint"] == id && line["repaired"] == repaired).count()
+    };
+    assert_eq!((of(&ids[0], true), of(&ids[0], false)), (1, 0), "{lines:?}");
+    assert!(of(&ids[1], true) == 0 && of(&ids[1], false) > 0, "{lines:?}");
+    assert_eq!(totals["repaired"], 1, "{totals}");
+    assert_eq!(totals["violations"], lines.len() - 1, "{totals}");
+
+    let again = store.run(&["verify", "--all", "--repair", "--yes"]);
+    assert!(again.code == 3 && again.out.contains(&ids[1]) && !again.out.contains(&ids[0]), "{again:?}");
 }
 
 #[tokio::test]

@@ -3,12 +3,14 @@
 use std::process::Stdio;
 
 use serde_json::json;
+use threadkeep::checkpoint::CheckpointTuple;
 use threadkeep::id::CheckpointId;
 use threadkeep::mode::ChannelMode;
+use threadkeep::saver::{Rewrite, Saver as _};
 
 use threadkeep_records::{Records, RecordsOptions};
 
-use super::store::{Store, TALK, command, threadkeep};
+use super::store::{OTHER, Store, TALK, command, threadkeep};
 
 #[tokio::test]
 async fn what_is_not_there_is_named_with_what_is() {
@@ -188,4 +190,71 @@ async fn a_database_that_cannot_be_written_is_read_and_a_change_is_refused() {
     );
     assert!(!err.contains('\u{1b}'), "no colours in a log that is not on a terminal: {err}");
     set(0o644, 0o755);
+}
+
+/// A reader that leaves needs no more lines, but the exit code still says what was found.
+#[tokio::test]
+async fn a_reader_that_leaves_does_not_make_a_result_a_good_one() {
+    let store = Store::new(ChannelMode::Delta).await;
+    let saver = store.open().await;
+    let image = saver.read_thread(&TALK.into()).await.unwrap();
+    let unmarked = |tuple: &CheckpointTuple| {
+        let mut tuple = tuple.clone();
+        tuple.metadata.delta_marker = false;
+        tuple
+    };
+    let marked = image.checkpoints.values().filter(|tuple| tuple.metadata.delta_marker);
+    let rewrite = Rewrite { put: marked.map(unmarked).collect(), ..Rewrite::default() };
+    saver.rewrite_thread(&TALK.into(), &image.revision, rewrite).await.unwrap();
+    saver.close().await;
+    let path = store.path().display().to_string();
+    let gone = |args: &[&str]| {
+        // Nobody reads from the first line on.
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let output = command(&[args, &["--sqlite", &path]].concat())
+            .stdin(Stdio::null())
+            .stdout(writer)
+            .output()
+            .unwrap();
+        (output.status.code(), String::from_utf8(output.stderr).unwrap())
+    };
+    for (args, expected) in [
+        (&["verify", "--all"][..], Some(3)),
+        (&["verify", "--all", "--json"], Some(3)),
+        (&["threads", "list"], Some(0)),
+        (&["threads", "show", "tlak"], Some(1)),
+        // Half a thread is no export.
+        (&["export", "--thread", TALK], Some(1)),
+        // What was begun is done.
+        (&["convert", "--all", "--to", "full", "--json"], Some(0)),
+    ] {
+        let (code, said) = gone(args);
+        assert_eq!(code, expected, "{args:?}: {said}");
+        assert!(!said.contains("panicked"), "{args:?}: {said}");
+    }
+    for thread in [TALK, OTHER] {
+        let image = store.image(thread).await;
+        assert!(image.checkpoints.values().all(|tuple| !tuple.metadata.is_delta()), "{thread}");
+    }
+}
+
+/// The key is shown once. One that nobody got is an error.
+#[test]
+fn a_key_that_nobody_read_is_an_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = dir.path().join("config.yaml");
+    std::fs::write(&config, json!({"config_version": 49}).to_string()).unwrap();
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let create = ["keys", "create", "--user", "ann", "--config", &config.display().to_string()];
+    let output = command(&create)
+        .env("SVC_HOME", dir.path().join("state"))
+        .stdin(Stdio::null())
+        .stdout(writer)
+        .output()
+        .unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("cannot write the output"), "{said}");
 }

@@ -4,6 +4,7 @@
 
 mod backup;
 mod batches;
+mod configuration;
 mod damaged;
 mod deleting;
 mod errors;
@@ -11,4 +12,5 @@ mod long;
 mod looking;
 mod moving;
 mod postgres;
+mod questions;
 mod store;

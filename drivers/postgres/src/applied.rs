@@ -1,49 +1,51 @@
-//! Rows that a child has applied. They are final, so a put that would change a stored row asks first.
+//! Rows that a child has applied. They are final, so a put that would change a stored row looks at the children first.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use threadkeep::checkpoint::CheckpointKey;
-use threadkeep::id::TaskId;
-use threadkeep::saver::{Revision, ThreadImage};
+use threadkeep::id::{CheckpointId, TaskId};
 
-use crate::read::revision;
 use crate::record::TaskRecord;
-use crate::thread::ThreadState;
+use crate::rows::Snapshot;
 
-/// How often the thread is read again because somebody wrote to it between the look at it and the write.
-pub(crate) const ROUNDS: usize = 8;
-
-/// The tasks that children of a checkpoint have applied, at one revision of the thread. Unknown until it is asked for:
-/// a head has no children, and a stored row of another checkpoint hardly ever changes.
-#[derive(Default)]
-pub(crate) struct Applied {
-    known: Option<(Revision, BTreeSet<TaskId>)>,
-    asked: AtomicBool,
+/// What a write to the rows under a checkpoint does about the children of that. A head has none, and a stored row of another
+/// checkpoint hardly ever changes: mostly they need not be read.
+pub(crate) enum Children {
+    /// They are not read. A write that needs them says so, and writes nothing.
+    Unread(AtomicBool),
+    /// They are read, while the thread is locked.
+    Read,
 }
 
-impl Applied {
-    /// What an image shows of the children of `at`.
-    pub(crate) fn of(image: &ThreadImage, at: &CheckpointKey) -> Self {
-        let tuples = image.checkpoints.values();
-        let children = tuples.filter(|child| child.namespace == at.namespace && child.parent == Some(at.id));
-        let tasks = children.flat_map(|child| child.checkpoint.applied.iter().copied()).collect();
-        Self { known: Some((image.revision.clone(), tasks)), asked: AtomicBool::new(false) }
+impl Children {
+    pub(crate) fn unread() -> Self {
+        Self::Unread(AtomicBool::new(false))
     }
 
-    /// The tasks, if they are known of the thread as it is now. Otherwise nothing may be written: read the thread.
-    pub(crate) fn now(&self, state: &ThreadState) -> Option<&BTreeSet<TaskId>> {
-        let now = state.history.as_ref().map(|history| revision(history.mark));
-        let known = self.known.as_ref().filter(|(then, _)| now.as_ref() == Some(then));
-        if known.is_none() {
-            self.asked.store(true, Ordering::SeqCst);
+    /// The checkpoint whose children are read with the others that are wanted.
+    pub(crate) fn of(&self, parent: CheckpointId) -> Option<CheckpointId> {
+        matches!(self, Self::Read).then_some(parent)
+    }
+
+    /// The tasks that the children of a checkpoint have applied. None if they are not read: then nothing may be written.
+    pub(crate) fn applied(
+        &self,
+        snapshot: &Snapshot,
+        ns: &[u8],
+        parent: CheckpointId,
+    ) -> Option<BTreeSet<TaskId>> {
+        if let Self::Unread(are_wanted) = self {
+            are_wanted.store(true, Ordering::SeqCst);
+            return None;
         }
-        known.map(|(_, tasks)| tasks)
+        let nodes = snapshot.nodes.get(ns).into_iter().flat_map(|nodes| nodes.values());
+        let children = nodes.filter(|child| child.record.parent == Some(parent));
+        Some(children.flat_map(|child| child.record.applied.iter().copied()).collect())
     }
 
-    /// Whether somebody asked for what was not known.
-    pub(crate) fn is_wanted(&self) -> bool {
-        self.asked.load(Ordering::SeqCst)
+    /// Whether a write needed them, and wrote nothing.
+    pub(crate) fn are_wanted(&self) -> bool {
+        matches!(self, Self::Unread(are_wanted) if are_wanted.load(Ordering::SeqCst))
     }
 }
 

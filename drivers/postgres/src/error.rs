@@ -23,8 +23,9 @@ pub(crate) const FULL: &str = "the server's disk is full; free some space, then 
 /// The server is a standby.
 pub(crate) const READ_ONLY: &str =
     "the server accepts no writes; connect to the primary, for example with target_session_attrs=read-write";
-/// The thread was changed before every attempt.
-pub(crate) const BUSY: &str = "the thread was repeatedly deleted and recreated meanwhile; retry";
+/// No attempt found the thread as it had been read.
+pub(crate) const BUSY: &str =
+    "the thread was deleted, created or rewritten during each of several attempts; retry";
 /// The pool is closed.
 pub(crate) const CLOSED: &str = "the store is closed; open it again";
 

@@ -14,11 +14,11 @@ use threadkeep::saver::{
     ThreadImage,
 };
 
-use crate::applied::{Applied, ROUNDS, is_stored};
+use crate::applied::{Children, is_stored};
 use crate::config::{Options, Target};
 use crate::convoy::Convoys;
 use crate::doubt::Asked;
-use crate::error::{BUSY, SAVER, unavailable};
+use crate::error::SAVER;
 use crate::keys;
 use crate::plan;
 use crate::pool::Connections;
@@ -82,17 +82,21 @@ impl PostgresSaver {
     }
 }
 
-/// Writes that leave rows alone which a child has applied. Where that is not known, nothing is written and `applied` is
-/// wanted.
+/// Writes that leave rows alone which a child has applied. Where the children are needed and not read, nothing is written.
 impl PostgresSaver {
-    async fn put_unless(&self, at: &CheckpointKey, task: &TaskWrites, applied: &Applied) -> Result<()> {
+    async fn put_unless(&self, at: &CheckpointKey, task: &TaskWrites, children: &Children) -> Result<()> {
         let ns = keys::of_namespace(&at.namespace);
         let asked = Asked::default();
         let put = |again| {
             let asked = &asked;
             let ns = &ns;
             async move {
-                let wanted = Wanted { thread: &at.thread, namespace: &at.namespace, ids: vec![at.id] };
+                let wanted = Wanted {
+                    thread: &at.thread,
+                    namespace: &at.namespace,
+                    ids: vec![at.id],
+                    children_of: children.of(at.id),
+                };
                 self.store
                     .write(
                         wanted,
@@ -110,7 +114,7 @@ impl PostgresSaver {
                             if planned.is_none() || is_head || !stored {
                                 return Ok(planned);
                             }
-                            let applied = applied.now(state);
+                            let applied = children.applied(snapshot, ns, at.id);
                             Ok(planned.filter(|_| applied.is_some_and(|of| !of.contains(&task.task))))
                         },
                     )
@@ -120,7 +124,7 @@ impl PostgresSaver {
         self.store.writing(|again| put(again).boxed()).await
     }
 
-    async fn commit_unless(&self, step: &StepCommit, applied: &Applied) -> Result<()> {
+    async fn commit_unless(&self, step: &StepCommit, children: &Children) -> Result<()> {
         let ns = keys::of_namespace(&step.namespace);
         let first = step.parent.is_none() && step.expected_head.is_none();
         let asked = Asked::default();
@@ -128,7 +132,12 @@ impl PostgresSaver {
             let (asked, ns) = (&asked, &ns);
             async move {
                 let ids = [Some(step.checkpoint.id), step.parent].into_iter().flatten().collect();
-                let wanted = Wanted { thread: &step.thread, namespace: &step.namespace, ids };
+                let wanted = Wanted {
+                    thread: &step.thread,
+                    namespace: &step.namespace,
+                    ids,
+                    children_of: step.parent.and_then(|parent| children.of(parent)),
+                };
                 self.store
                     .write(
                         wanted,
@@ -156,10 +165,14 @@ impl PostgresSaver {
                             let known = |row: &TaskWrites| {
                                 parent.is_some_and(|parent| is_stored(&parent.tasks, row.task))
                             };
-                            if head.map(|head| head.id) == step.parent || !step.writes.iter().any(known) {
+                            let below =
+                                step.parent.filter(|parent| head.map(|head| head.id) != Some(*parent));
+                            let Some(below) = below.filter(|_| step.writes.iter().any(known)) else {
                                 return plan::commit(step, state, head, parent).map(Some);
-                            }
-                            let Some(applied) = applied.now(state) else { return Ok(None) };
+                            };
+                            let Some(applied) = children.applied(snapshot, ns, below) else {
+                                return Ok(None);
+                            };
                             let mut step = step.clone();
                             step.writes.retain(|row| !applied.contains(&row.task));
                             plan::commit(&step, state, head, parent).map(Some)
@@ -183,28 +196,22 @@ impl Saver for PostgresSaver {
     }
 
     async fn put_writes(&self, at: &CheckpointKey, task: &TaskWrites) -> Result<()> {
-        let mut applied = Applied::default();
-        for _ in 0..ROUNDS {
-            self.put_unless(at, task, &applied).await?;
-            if !applied.is_wanted() {
-                return Ok(());
-            }
-            applied = Applied::of(&self.read_thread(&at.thread).await?, at);
+        let children = Children::unread();
+        self.put_unless(at, task, &children).await?;
+        if children.are_wanted() {
+            self.put_unless(at, task, &Children::Read).await?;
         }
-        Err(unavailable(BUSY))
+        Ok(())
     }
 
     async fn commit(&self, step: StepCommit) -> Result<CheckpointKey> {
         step.validate()?;
-        let key = step.key();
-        let mut applied = Applied::default();
-        for _ in 0..ROUNDS {
-            self.commit_unless(&step, &applied).await?;
-            let Some(id) = step.parent.filter(|_| applied.is_wanted()) else { return Ok(key) };
-            let parent = CheckpointKey { id, ..key.clone() };
-            applied = Applied::of(&self.read_thread(&key.thread).await?, &parent);
+        let children = Children::unread();
+        self.commit_unless(&step, &children).await?;
+        if children.are_wanted() {
+            self.commit_unless(&step, &Children::Read).await?;
         }
-        Err(unavailable(BUSY))
+        Ok(step.key())
     }
 
     async fn flush(&self, thread: &ThreadId) -> Result<()> {

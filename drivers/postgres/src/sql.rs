@@ -71,6 +71,8 @@ pub(crate) struct Sql {
     pub(crate) buried: Statement,
     /// `thread, ns, ids, epoch, next[]`: what a writer must know: head, these checkpoints, hashes.
     pub(crate) look: String,
+    /// `thread, ns, ids, epoch, next[], parent`: the same, and the children of that parent.
+    pub(crate) look_below: String,
     /// `thread, null, epoch, next[]`: the same of a whole thread.
     pub(crate) look_at_all: String,
     /// Stores a change of a thread if it is unchanged, and returns its new nonce and whether it was: see
@@ -188,6 +190,7 @@ impl Sql {
         };
         let hashes = |epoch, next| HASHES.replace("{epoch}", epoch).replace("{next}", next);
         let one_ns = of_namespace();
+        let looked_at = format!("({one_ns} ORDER BY id DESC LIMIT 1) UNION {one_ns} AND id = ANY ($3)");
         let all = format!("SELECT {COLUMNS} FROM {{s}}.threadkeep_checkpoint WHERE thread = $1");
         Self {
             by_id: Statement::call(call("SELECT * FROM", "by_id", 3)),
@@ -227,8 +230,9 @@ impl Sql {
             buried: Statement::planned(fill(
                 "SELECT 1 FROM {s}.threadkeep_grave WHERE thread = $1 AND life = ANY ($2) LIMIT 1",
             )),
-            look: about(
-                &format!("({one_ns} ORDER BY id DESC LIMIT 1) UNION {one_ns} AND id = ANY ($3)"),
+            look: about(&looked_at, &hashes("$4", "$5")),
+            look_below: about(
+                &format!("{looked_at} UNION {one_ns} AND id > $6 AND parent = $6"),
                 &hashes("$4", "$5"),
             ),
             look_at_all: about(&all, &hashes("$3", "$4")),

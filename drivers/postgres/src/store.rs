@@ -46,6 +46,8 @@ pub(crate) struct Wanted<'a> {
     pub(crate) thread: &'a ThreadId,
     pub(crate) namespace: &'a Namespace,
     pub(crate) ids: Vec<CheckpointId>,
+    /// All children of this one, too.
+    pub(crate) children_of: Option<CheckpointId>,
 }
 
 impl Store {
@@ -381,15 +383,21 @@ impl Store {
         let ids: Vec<Uuid> = ids.map(keys::uuid).collect();
         let (epoch, next) = known(state);
         let lock: [Param<'_>; 1] = [(&thread, Type::UUID)];
-        let look: [Param<'_>; 5] = [
+        let mut look: Vec<Param<'_>> = vec![
             (&thread, Type::UUID),
             (&ns, Type::BYTEA),
             (&ids, Type::UUID_ARRAY),
             (&epoch, Type::INT8),
             (&next, Type::INT8_ARRAY),
         ];
+        let parent = wanted.children_of.map(keys::uuid);
+        let mut statement = &self.sql.look;
+        if let Some(parent) = &parent {
+            look.push((parent, Type::UUID));
+            statement = &self.sql.look_below;
+        }
         let lock = transaction.query(&self.sql.lock, &lock);
-        let (_, rows) = in_order(lock, transaction.query(&self.sql.look, &look)).await?;
+        let (_, rows) = in_order(lock, transaction.query(statement, &look)).await?;
         Ok(rows)
     }
 }

@@ -77,6 +77,11 @@ async fn reads_go_by_keys() {
     let (ids, next) = (vec![Uuid::from_bytes([2; 16])], vec![1_i64, 1 << 32, 2 << 32]);
     let look: Vec<Param<'_>> =
         vec![thread.clone(), ns, (&ids, Type::UUID_ARRAY), (&1_i64, Type::INT8), (&next, Type::INT8_ARRAY)];
+    let mut below = look.clone();
+    below.push(id.clone());
+    let below = plan(&client, &sql.look_below, &below).await;
+    assert!(!below.contains("Seq Scan"), "{below}");
+    assert!(below.contains(&format!("{chain} AND (id > {by_id})")), "{below}");
     let look = plan(&client, &sql.look, &look).await;
     assert!(!look.contains("Seq Scan"), "{look}");
     assert!(look.contains("AND (seq >= CASE WHEN ("), "{look}");

@@ -3,13 +3,14 @@
 use std::io::Write as _;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use serde_json::json;
 use threadkeep::Error;
 use threadkeep::saver::{CheckpointSelector, Saver, ThreadImage};
 use threadkeep_postgres::PostgresSaver;
 use threadkeep_testing::pgbouncer;
+use tokio::sync::Notify;
 
 use crate::common::proxy::Proxy;
 use crate::common::talk::{MESSAGES, Talk};
@@ -103,6 +104,53 @@ async fn appends_of_many_savers_are_one_history() {
     let (image, said) = compete_over(database.url()).await;
     assert_eq!(said.len(), 90);
     check(&image, &said);
+}
+
+/// A put that changes a row below a checkpoint that is not the head must know what the children of that applied, at the moment
+/// of the write. Others that write all the time do not keep it from that.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_row_below_the_head_grows_beside_others_that_write() {
+    let database = database().await;
+    let saver = open(database.url()).await;
+    let mut talk = Talk::new("t");
+    let say = async |talk: &mut Talk, text: &str| {
+        let step = talk.say(&json!({ "id": text, "content": text }));
+        saver.commit(step.clone()).await.unwrap();
+        talk.accept(&step);
+    };
+    say(&mut talk, "first").await;
+    let below = talk.key();
+    let mut row = talk.task(talk.messages.last().unwrap());
+    saver.put_writes(&below, &row).await.unwrap();
+    say(&mut talk, "second").await;
+    let at = CheckpointSelector::at(&below);
+    let stored = saver.get(&at).await.unwrap().unwrap().writes;
+    let mut applied = stored.iter().find(|other| other.task != row.task).unwrap().clone();
+
+    let (done, written) = (AtomicBool::new(false), Notify::new());
+    let others = async {
+        let other = open(database.url()).await;
+        while !done.load(Ordering::SeqCst) {
+            let step = talk.say(&json!({ "id": talk.step, "content": "meanwhile" }));
+            other.commit(step.clone()).await.unwrap();
+            talk.accept(&step);
+            written.notify_one();
+        }
+    };
+    let puts = async {
+        for _ in 0..20 {
+            written.notified().await;
+            row.writes.push(row.writes[0].clone());
+            saver.put_writes(&below, &row).await.unwrap();
+            applied.writes.push(applied.writes[0].clone());
+            saver.put_writes(&below, &applied).await.unwrap();
+        }
+        done.store(true, Ordering::SeqCst);
+    };
+    tokio::join!(others, puts);
+    let expected: Vec<_> =
+        stored.into_iter().map(|other| if other.task == row.task { row.clone() } else { other }).collect();
+    assert_eq!(saver.get(&at).await.unwrap().unwrap().writes, expected);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -71,10 +71,8 @@ pub(super) fn migrate_sqlite(connection: &mut Connection, place: &str) -> Result
 pub(super) fn check_sqlite(connection: &Connection, place: &str) -> Result<(), RecordsError> {
     let known = numbered(STEPS, |step| step.sqlite.to_owned());
     let there = query("SELECT name FROM sqlite_master WHERE name = '_sqlx_migrations'");
-    let applied = match fetch_all::<(String,)>(connection, &there)?.is_empty() {
-        true => Vec::new(),
-        false => fetch_all(connection, &query(APPLIED_SQLITE))?,
-    };
+    let has_list = !fetch_all::<(String,)>(connection, &there)?.is_empty();
+    let applied = if has_list { fetch_all(connection, &query(APPLIED_SQLITE))? } else { Vec::new() };
     let missing = missing(&known, &applied, place)?.len();
     if missing == 0 {
         return Ok(());
@@ -448,9 +446,13 @@ mod tests {
         let database = server().unwrap().database().await.unwrap();
         let target = postgres_target(database.url(), "long", 2);
         let limit = Duration::from_secs(2);
-        let pool = postgres::Pool::connect_within(&target, Arc::default(), limit).await.unwrap();
         let admin = target.open().await.unwrap();
-        admin.batch_execute("CREATE SCHEMA long").await.unwrap();
+        // For the sessions that begin later.
+        let limits = "CREATE SCHEMA long; DO $$ BEGIN \
+                      EXECUTE format('ALTER DATABASE %I SET statement_timeout = 2000', current_database()); \
+                      EXECUTE format('ALTER DATABASE %I SET lock_timeout = 2000', current_database()); END $$";
+        admin.batch_execute(limits).await.unwrap();
+        let pool = postgres::Pool::connect_within(&target, Arc::default(), limit).await.unwrap();
         apply_postgres(&STEPS[..13], &pool, &target).await.unwrap();
         // As of an earlier gateway that is at it.
         let mut earlier = pool.begin(Scope::EveryThread).await.unwrap();

@@ -8,7 +8,7 @@ use super::*;
 
 /// The records as a process of this name opens them, whose clock is this far behind.
 async fn process(dir: &Path, owner: &str, behind: chrono::TimeDelta) -> Records {
-    let hour = std::time::Duration::from_secs(3600);
+    let hour = std::time::Duration::from_hours(1);
     let options = RecordsOptions {
         clock: Clock::from_fn(move || chrono::Utc::now() - behind),
         event_backend: EventBackend::Memory,

@@ -9,7 +9,7 @@ use threadkeep::Error;
 use threadkeep::checkpoint::{CheckpointKey, TaskWrites};
 use threadkeep::id::ThreadId;
 use threadkeep::saver::{CheckpointSelector, ListQuery, LocalKey, Rewrite, Saver};
-use tokio::sync::Barrier;
+use tokio::sync::{Barrier, Notify};
 use tokio::task::{JoinSet, yield_now};
 
 use super::concurrency::join;
@@ -43,7 +43,7 @@ pub(super) const CASES: &[Case] = &[
 /// There is nothing to lock yet: neither a row of the thread, nor one of the namespace.
 async fn one_writer_begins_a_thread(store: Store) -> Outcome {
     const WRITERS: u16 = 8;
-    const ROUNDS: u16 = 16;
+    const ROUNDS: u16 = 10;
     let handles = [store.open().await?, store.open().await?];
     for round in 0..ROUNDS {
         // Every other time a thread of this name was there, and was deleted.
@@ -103,6 +103,8 @@ struct Racers {
     open: Mutex<[CheckpointKey; 2]>,
     /// How many writers still work.
     busy: AtomicUsize,
+    /// Something of theirs was acknowledged.
+    moved: Notify,
     /// The pass that each checkpoint has seen last.
     passed: Mutex<BTreeMap<LocalKey, u64>>,
 }
@@ -112,19 +114,40 @@ impl Racers {
         self.open.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// Puts a row. A saver may give up when others change the thread again and again, and say that nothing was written.
+    async fn acknowledged(&self, saver: &dyn Saver, at: &CheckpointKey, row: &TaskWrites) -> Outcome {
+        const PATIENCE: usize = 1_000;
+        for _ in 0..PATIENCE {
+            match saver.put_writes(at, row).await {
+                Err(Error::Unavailable { .. }) => yield_now().await,
+                done => {
+                    self.moved.notify_one();
+                    return Ok(done?);
+                }
+            }
+        }
+        Err(Failure::new(format_args!("a row under checkpoint {} was refused {PATIENCE} times", at.id)))
+    }
+
+    /// Ends a writer; who waits for it need not wait any more.
+    fn finish(&self) {
+        self.busy.fetch_sub(1, Ordering::SeqCst);
+        self.moved.notify_one();
+    }
+
     /// Puts tasks under the root and the head, each in two calls, of which the second one adds a write.
     async fn put(&self, saver: &dyn Saver, tasks: std::ops::Range<u16>) -> Result<Vec<Put>, Failure> {
         let mut put = Vec::new();
         for n in tasks {
             let at = self.open()[usize::from(n % 2)].clone();
             let first = write(MESSAGES, list([&format!("task {n}")])?);
-            saver.put_writes(&at, &task(n, [first.clone()])).await?;
+            self.acknowledged(saver, &at, &task(n, [first.clone()])).await?;
             let row = task(n, [first, write("note", plain(n)?)]);
-            saver.put_writes(&at, &row).await?;
+            self.acknowledged(saver, &at, &row).await?;
             put.push((at, row));
             yield_now().await;
         }
-        self.busy.fetch_sub(1, Ordering::SeqCst);
+        self.finish();
         Ok(put)
     }
 
@@ -133,11 +156,17 @@ impl Racers {
         for n in steps {
             let [root, head] = self.open();
             let step = Step::after(&head, n).sentinel(MESSAGES).runs(says(n, &n.to_string())?);
-            let head = step.commit(saver).await?;
+            let head = loop {
+                match step.commit(saver).await {
+                    Err(Error::Unavailable { .. }) => yield_now().await,
+                    done => break done?,
+                }
+            };
+            self.moved.notify_one();
             *self.open.lock().unwrap_or_else(PoisonError::into_inner) = [root, head];
             yield_now().await;
         }
-        self.busy.fetch_sub(1, Ordering::SeqCst);
+        self.finish();
         Ok(())
     }
 
@@ -160,10 +189,16 @@ impl Racers {
                     passed.extend(places.into_iter().map(|place| (place, pass)));
                     pass += 1;
                 }
-                Err(Error::Stale { .. }) => check!(!last, "a rewrite with nobody beside it is stale"),
+                Err(Error::Stale { .. } | Error::Unavailable { .. }) if !last => {
+                    yield_now().await;
+                    continue;
+                }
                 Err(other) => return Err(other.into()),
             }
-            yield_now().await;
+            // The others are not starved.
+            if !last {
+                self.moved.notified().await;
+            }
         }
         Ok(())
     }
@@ -181,6 +216,7 @@ async fn puts_race_with_commits_and_rewrites(store: Store) -> Outcome {
     let racers = Arc::new(Racers {
         open: Mutex::new([root.clone(), root]),
         busy: AtomicUsize::new(usize::from(PUTTERS) + 1),
+        moved: Notify::new(),
         passed: Mutex::default(),
     });
     let mut putters = JoinSet::new();
@@ -233,7 +269,7 @@ async fn puts_race_with_commits_and_rewrites(store: Store) -> Outcome {
 /// Of a thread that is there, of one that is absent, and of one that a first commit may begin.
 async fn one_rewrite_of_a_revision_wins(store: Store) -> Outcome {
     const WRITERS: u16 = 6;
-    const ROUNDS: u16 = 16;
+    const ROUNDS: u16 = 12;
     let handles = [store.open().await?, store.open().await?];
     for round in 0..ROUNDS {
         let name = format!("t{round}");

@@ -304,14 +304,21 @@ pub struct Capabilities {
 ///
 /// **One moment**: everything a read returns was stored at one moment, however many statements the saver needs; a
 /// concurrent rewrite or deletion is before or after it. A missing row is [`Error::BrokenLineage`] only if it was missing
-/// at that moment. `reads_are_of_one_moment` checks every reading method.
+/// at that moment. `reads_are_of_one_moment` checks the methods that read a thread, with the revision, and
+/// `a_thread_that_is_there_is_never_missing` the head and the list of threads.
+///
+/// **Fenced**: what is compared and what is stored are one step, for all handles of all processes. That includes a thread
+/// that nobody has begun, which has no row to lock (`one_writer_begins_a_thread`), and task writes, which change what a
+/// commit and a rewrite read (`puts_race_with_commits_and_rewrites`, `one_rewrite_of_a_revision_wins`).
 ///
 /// **In doubt**: a call that returned [`Error::InDoubt`] stays in doubt even if a repeat fails: an [`Error::Unavailable`]
 /// of the repeat is about the repeat only. A read that shows the outcome settles it, or a repeat that succeeds or returns
 /// [`Error::Conflict`]. [`Error::Unavailable`] means absent, also after the store is reopened.
 ///
 /// **Durable**: what a method stores is flushed to disk before it is acknowledged, along with everything acknowledged
-/// earlier; only a commit may ask for less, see [`Flush`]. A store that always flushes may ignore that.
+/// earlier; only a commit may ask for less, see [`Flush`]. A store that always flushes may ignore that. A repeat that finds
+/// its change stored flushes, too: the first call may have failed, or its process ended, before it did. What a handle
+/// remembers is no proof of what is stored: `a_failed_operation_leaves_all_or_nothing` repeats on the same handle.
 ///
 /// **Errors**: [`Error::Conflict`], [`Error::Stale`], [`Error::HistoryLost`], [`Error::BrokenLineage`], [`Error::Corrupt`],
 /// [`Error::Unavailable`] and [`Error::InDoubt`] as their documentation says; absence is never an empty value.
@@ -349,6 +356,7 @@ pub trait Saver: Send + Sync {
     /// - `applied_rows_are_final`: once a child has applied the row of a task, nothing changes that row: no put, special or
     ///   not, and no commit that brings the task again. The put succeeds all the same, as a repeat does.
     /// - `put_writes_needs_its_checkpoint`: an unknown checkpoint is [`Error::NotFound`], and nothing is stored.
+    /// - `put_writes_may_repeat_a_task_elsewhere`: a task has a row under each checkpoint from which it ran.
     async fn put_writes(&self, at: &CheckpointKey, task: &TaskWrites) -> Result<()>;
 
     /// Stores a superstep: its writes, its checkpoint and its values, in one atomic change.
@@ -405,7 +413,8 @@ pub trait Saver: Send + Sync {
 
     /// The threads that have a checkpoint, by id, at most `limit`.
     ///
-    /// - `threads_are_listed_by_page`: those after `after`; each one once.
+    /// - `threads_are_listed_by_page`: those after `after`; each one once, and fewer than `limit` only on the last page.
+    /// - `many_threads_are_all_listed`
     async fn threads(&self, after: Option<&ThreadId>, limit: usize) -> Result<Vec<ThreadId>>;
 
     /// A whole thread in every namespace, read at one point in time.

@@ -182,10 +182,10 @@ impl Shapes {
 /// The names of the fields that were set, in the order of their addresses: a set has none of its own.
 fn walk_names(set: &Bound<'_, PyAny>, visit: &mut impl Visit) -> PyResult<bool> {
     let Ok(set) = set.cast_exact::<PySet>() else { return Ok(false) };
-    let mut names = set.try_iter()?.collect::<PyResult<Vec<_>>>()?;
-    names.sort_unstable_by_key(|name| name.as_ptr());
-    let are_texts = names.iter().all(|name| name.is_exact_instance_of::<PyString>());
-    Ok(are_texts && visit.word(names.len()) && names.iter().all(|name| visit.leaf(name)))
+    let mut names = names(set)?;
+    names.sort_unstable_by_key(Bound::as_ptr);
+    Ok(visit.word(names.len())
+        && names.iter().all(|name| name.is_exact_instance_of::<PyString>() && visit.leaf(name)))
 }
 
 /// Sees what an object is made of. Each method returns whether to go on.
@@ -243,6 +243,14 @@ impl Visit for Parts {
 /// long as no Python runs.
 pub(crate) fn still<'py>(dict: &Bound<'py, PyDict>) -> PyResult<Bound<'py, PyDict>> {
     if cfg!(Py_GIL_DISABLED) { dict.copy() } else { Ok(dict.clone()) }
+}
+
+/// What is in a set. Under the interpreter's lock nobody changes it meanwhile; without, an iteration beside a change fails.
+pub(crate) fn names<'py>(set: &Bound<'py, PySet>) -> PyResult<Vec<Bound<'py, PyAny>>> {
+    if cfg!(Py_GIL_DISABLED) {
+        return set.call_method0(intern!(set.py(), "copy"))?.try_iter()?.collect();
+    }
+    set.try_iter()?.collect()
 }
 
 /// The references to an object.

@@ -68,7 +68,7 @@ impl LangGraph {
             let key = put.place.key(parent);
             let found =
                 self.saver.get(&CheckpointSelector::at(&key).loading(Load::Only(unknown.clone()))).await?;
-            let found = found.ok_or_else(|| Error::NotFound { thread: key.thread, checkpoint: key.id })?;
+            let found = found.ok_or(Error::NotFound { thread: key.thread, checkpoint: key.id })?;
             for (name, entry) in found.checkpoint.channels {
                 let snapshot = is_snapshot(&entry.stored);
                 if let Stored::Value(value) | Stored::Snapshot(value) = entry.stored

@@ -4,7 +4,7 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PySet, PyTuple};
 
-use super::{DICT, LIST, MODEL, NO_EXTRA, Parts, Shapes, TUPLE, references, still};
+use super::{DICT, LIST, MODEL, NO_EXTRA, Parts, Shapes, TUPLE, names, references, still};
 
 /// Objects that are looked at in one call of the interpreter.
 pub(crate) const AT_ONCE: usize = 128;
@@ -254,7 +254,7 @@ impl Same<'_> {
         set: &Bound<'_, PyAny>,
         private: &Bound<'_, PyAny>,
     ) -> PyResult<bool> {
-        let (Ok(fields), Ok(names)) = (fields.cast_exact::<PyDict>(), set.cast_exact::<PySet>()) else {
+        let (Ok(fields), Ok(set)) = (fields.cast_exact::<PyDict>(), set.cast_exact::<PySet>()) else {
             return Ok(false);
         };
         // Nothing is known of private attributes.
@@ -263,12 +263,12 @@ impl Same<'_> {
             && self.dict(fields)?
             && if extra.is_none() { self.word(NO_EXTRA) } else { self.any(extra)? }
             && self.is_free(set)
-            && self.names(names)?)
+            && self.names(set)?)
     }
 
     /// The names of the fields that were set.
-    fn names(&mut self, names: &Bound<'_, PySet>) -> PyResult<bool> {
-        let len = names.len();
+    fn names(&mut self, set: &Bound<'_, PySet>) -> PyResult<bool> {
+        let len = set.len();
         if !self.word(len) {
             return Ok(false);
         }
@@ -277,12 +277,9 @@ impl Same<'_> {
         if !self.names {
             return Ok(true);
         }
-        // Of a set with as many, no other one has all of them.
-        for name in names.try_iter()? {
-            if expected.binary_search(&(name?.as_ptr() as usize)).is_err() {
-                return Ok(false);
-            }
-        }
-        Ok(true)
+        // No other set of as many has all of them.
+        let found = names(set)?;
+        let has = |name: &Bound<'_, PyAny>| expected.binary_search(&(name.as_ptr() as usize)).is_ok();
+        Ok(found.len() == len && found.iter().all(has))
     }
 }

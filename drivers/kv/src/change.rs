@@ -10,7 +10,7 @@ use threadkeep::value::{ChannelValue, ListValue};
 use threadkeep::{Error, Result};
 use threadkeep_layout::Shape;
 
-use crate::draft::{Draft, shape};
+use crate::draft::{Base, Draft, shape};
 use crate::keys::{self, Key, under};
 use crate::memo::Memo;
 use crate::overlay::Overlay;
@@ -95,10 +95,13 @@ fn bases<'s>(
         };
         let stored = match parent {
             Some(parent) => shape(reader, parent, channel, version)?,
-            None => None,
+            None => Base::Elsewhere,
         };
-        let remembered = || draft.remembered(&(step.namespace.clone(), channel.clone()), version);
-        let base = stored.unwrap_or_else(remembered);
+        let base = match stored {
+            Base::List(shape) => Some(shape),
+            Base::Whole => None,
+            Base::Elsewhere => draft.remembered(&(step.namespace.clone(), channel.clone()), version),
+        };
         bases.extend(base.map(|base| (channel.as_str(), base)));
     }
     Ok(bases)

@@ -186,14 +186,13 @@ impl<'t, 'o> Draft<'t, 'o> {
             let value = draft(self, &write.value, |_| None)?.form;
             writes.push(WriteRecord { channel: write.channel.clone(), overwrite: write.overwrite, value });
         }
-        let place = match place {
-            Some(place) => place,
-            None => {
-                let next = self.thread.tasks.checked_add(1);
-                let full = || Error::InvalidInput(format!("thread {} cannot hold more tasks", self.id));
-                self.thread.tasks = next.ok_or_else(full)?;
-                self.thread.tasks
-            }
+        let place = if let Some(place) = place {
+            place
+        } else {
+            let next = self.thread.tasks.checked_add(1);
+            let full = || Error::InvalidInput(format!("thread {} cannot hold more tasks", self.id));
+            self.thread.tasks = next.ok_or_else(full)?;
+            self.thread.tasks
         };
         let record = TaskRecord { place, node: task.node.clone(), index: task.index, writes };
         rows::put(self.rows, keys::task(self.thread.number, namespace, id, task.task), record.encode());
@@ -229,19 +228,28 @@ fn next_number(rows: &mut Overlay<'_>) -> Result<u64> {
     Ok(number)
 }
 
-/// What a record stores under this version, if it stores a value: the shape of a list, or none if it has no elements of its
-/// own.
+/// What a record says of the list that another one was made from.
+pub(crate) enum Base {
+    /// Where its elements are.
+    List(Shape),
+    /// It was not cut into elements: there is nothing to refer to.
+    Whole,
+    /// It is not there.
+    Elsewhere,
+}
+
+/// What a record stores of a channel under this version.
 pub(crate) fn shape(
     reader: &mut Reader<'_>,
     record: &CheckpointRecord,
     channel: &ChannelName,
     version: Version,
-) -> Result<Option<Option<Shape>>> {
+) -> Result<Base> {
     let entry = record.channels.get(channel).filter(|entry| entry.version == version);
     Ok(match entry.and_then(|entry| entry.kept.form()) {
-        Some(Form::List(manifest)) => Some(Some(Shape::stored(manifest, |number| reader.chunk(number))?)),
-        Some(_) => Some(None),
-        None => None,
+        Some(Form::List(manifest)) => Base::List(Shape::stored(manifest, |number| reader.chunk(number))?),
+        Some(_) => Base::Whole,
+        None => Base::Elsewhere,
     })
 }
 

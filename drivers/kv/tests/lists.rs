@@ -27,7 +27,9 @@ fn list(elements: &[Json]) -> ListValue {
     let (same, new) = elements.split_at(3);
     let mut list: ListValue = same.iter().map(|element| Element::from_json(element).unwrap()).collect();
     list.rebase(version(9));
-    new.iter().for_each(|element| list.push(Element::from_json(element).unwrap()));
+    for element in new {
+        list.push(Element::from_json(element).unwrap());
+    }
     list
 }
 

@@ -213,7 +213,9 @@ mod tests {
         let (same, new) = elements.split_at(elements.len().min(3));
         let mut list: ListValue = same.iter().map(|element| Element::from_json(element).unwrap()).collect();
         list.rebase(version(base));
-        new.iter().for_each(|element| list.push(Element::from_json(element).unwrap()));
+        for element in new {
+            list.push(Element::from_json(element).unwrap());
+        }
         list
     }
 

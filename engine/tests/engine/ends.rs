@@ -35,7 +35,9 @@ async fn numbers_at_their_end_stay_there() {
             entry.version.counter = u64::MAX;
         }
         let most = Counters { updates: u64::MAX, supersteps: u64::MAX };
-        head.metadata.counters.values_mut().for_each(|counters| *counters = most);
+        for counters in head.metadata.counters.values_mut() {
+            *counters = most;
+        }
         let counted = head.metadata.counters.contains_key(&ChannelName::from("messages"));
         assert_eq!(counted, mode == ChannelMode::Delta);
         let rewrite = Rewrite { put: vec![head], ..Rewrite::default() };

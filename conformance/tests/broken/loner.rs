@@ -588,7 +588,9 @@ impl Saver for Loner {
         let delete = |of: &Loner, document: &mut Document| {
             if of.is(Lapse::DeletesAPage) && document.checkpoints.len() > PAGE {
                 let gone: Vec<_> = document.checkpoints.keys().take(PAGE).cloned().collect();
-                gone.iter().for_each(|place| document.remove(place));
+                for place in &gone {
+                    document.remove(place);
+                }
             } else {
                 *document = Document::default();
             }
@@ -662,7 +664,9 @@ impl Saver for Loner {
                 gone = more.chain(&gone).cloned().collect();
             }
             let emptied = document.checkpoints.is_empty();
-            gone.iter().for_each(|place| document.remove(place));
+            for place in &gone {
+                document.remove(place);
+            }
             let put = rewrite.put.clone();
             let most = if own.is(Lapse::RewritesAPage) { PAGE } else { usize::MAX };
             for mut tuple in rewrite.put.into_iter().take(most) {

@@ -27,8 +27,8 @@ pub struct Budget {
 #[derive(Debug, Default)]
 struct Spent {
     tokens: Tokens,
-    /// What was spent here, by this process.
-    spent: Tokens,
+    /// What this process has spent of it.
+    own: Tokens,
     warned: bool,
     /// Whether what was used before has been counted.
     goes_on: bool,
@@ -70,7 +70,7 @@ impl Budget {
         while let Some(here) = budget {
             let mut used = here.used.lock().unwrap_or_else(PoisonError::into_inner);
             used.tokens += tokens;
-            used.spent += tokens;
+            used.own += tokens;
             drop(used);
             budget = here.parent.as_deref();
         }
@@ -104,7 +104,7 @@ impl Budget {
 
     /// What this process has spent of it.
     pub(crate) fn spent(&self) -> Tokens {
-        self.used.lock().unwrap_or_else(PoisonError::into_inner).spent
+        self.used.lock().unwrap_or_else(PoisonError::into_inner).own
     }
 
     /// What this process has spent of it since [`Self::spent`] was this.

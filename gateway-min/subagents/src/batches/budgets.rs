@@ -8,7 +8,6 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use threadkeep_agent::Tokens;
 use threadkeep_records::{
     BatchRow, Batches, Claim, ExecutionRow, ExecutionTokens, RecordsError, UsedSoFar, persistently,
 };
@@ -156,7 +155,7 @@ impl ItemBudget {
 
     /// The tokens of the whole batch, as this process knows them.
     #[cfg(test)]
-    fn used(&self) -> Tokens {
+    fn used(&self) -> threadkeep_agent::Tokens {
         self.account.budget.used()
     }
 }
@@ -165,6 +164,7 @@ impl ItemBudget {
 mod tests {
     use chrono::TimeDelta;
     use serde_json::json;
+    use threadkeep_agent::Tokens;
     use threadkeep_config::TokenBudget;
     use threadkeep_records::{
         ExecutionKind, JsonObject, Launch, NewBatch, NewBatchItem, NewExecution, Records, RecordsOptions,

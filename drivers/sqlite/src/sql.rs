@@ -63,6 +63,18 @@ pub(crate) struct Db {
     faults: Option<Arc<crate::tests::faults::Faults>>,
 }
 
+/// The address of a database that nobody can write now, to be read as it is: no log can be made beside it. None if it has
+/// a log, what is in which would be missing.
+pub(crate) fn resting_file(path: &Path) -> Option<PathBuf> {
+    let mut log = path.as_os_str().to_owned();
+    log.push("-wal");
+    if std::fs::metadata(log).is_ok_and(|log| log.len() > 0) {
+        return None;
+    }
+    let name = path.to_string_lossy().replace('%', "%25").replace('?', "%3f").replace('#', "%23");
+    Some(PathBuf::from(format!("file:{name}?immutable=1")))
+}
+
 impl Db {
     /// The writing connection; creates the database if it does not exist.
     pub(crate) fn writer(path: &Path, options: &Options) -> Result<Self> {
@@ -84,11 +96,9 @@ impl Db {
         Self::open(path, options, OpenFlags::SQLITE_OPEN_READ_ONLY)
     }
 
-    /// A connection to a database that nobody can write now, and that has no log: none can be made beside it.
-    pub(crate) fn of_resting_file(path: &Path, options: &Options) -> Result<Self> {
-        let name = path.to_string_lossy().replace('%', "%25").replace('?', "%3f").replace('#', "%23");
-        let uri = std::path::PathBuf::from(format!("file:{name}?immutable=1"));
-        Self::open(&uri, options, OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_URI)
+    /// A connection to a [`resting_file`].
+    pub(crate) fn of_resting_file(file: &Path, options: &Options) -> Result<Self> {
+        Self::open(file, options, OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_URI)
     }
 
     /// Checks that the database is one that this connection can read.

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rusqlite::backup::{Backup, StepResult};
-use rusqlite::{Connection, OpenFlags};
+use rusqlite::{Connection, ErrorCode, OpenFlags};
 use tempfile::{Builder, TempPath};
 use threadkeep::{Error, Result};
 
@@ -18,7 +18,7 @@ use super::check;
 use crate::config::Options;
 use crate::error::{from_sqlite, unavailable};
 use crate::rows::names::Names;
-use crate::sql::Db;
+use crate::sql::{Db, resting_file};
 
 /// The pause between two attempts while the database is locked.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -134,14 +134,29 @@ fn damaged(from: &Path, found: impl std::fmt::Display) -> Error {
     )
 }
 
+/// A connection to the database, which has read from it: only then is it known whether its pages have checksums.
+fn source(from: &Path, patience: Duration) -> rusqlite::Result<Connection> {
+    let open = |path: &Path, flags| {
+        let source = threadkeep_pages::open(path, flags)?;
+        source.busy_timeout(patience)?;
+        source.pragma_query_value(None, "schema_version", |_| Ok(()))?;
+        Ok(source)
+    };
+    let opened = open(from, OpenFlags::SQLITE_OPEN_READ_ONLY);
+    let Err(rusqlite::Error::SqliteFailure(failure, _)) = &opened else { return opened };
+    let cannot_be_written = matches!(failure.code, ErrorCode::ReadOnly | ErrorCode::CannotOpen);
+    match resting_file(from).filter(|_| cannot_be_written) {
+        // The log and its index cannot be made in a directory that cannot be written.
+        Some(file) => open(&file, OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_URI),
+        None => opened,
+    }
+}
+
 fn copy(from: &Path, unfinished: &Unfinished, patience: Duration) -> Result<()> {
     let Unfinished { file, copy, to, stopped } = unfinished;
     let name = from.display().to_string();
     let failed = |error| from_sqlite(&name, &error);
-    let source = threadkeep_pages::open(from, OpenFlags::SQLITE_OPEN_READ_ONLY).map_err(failed)?;
-    source.busy_timeout(patience).map_err(failed)?;
-    // Whether the pages have checksums is known only after a first read.
-    source.pragma_query_value(None, "schema_version", |_| Ok(())).map_err(failed)?;
+    let source = source(from, patience).map_err(failed)?;
     let sealed = threadkeep_pages::is_sealed(&source).map_err(failed)?;
     let name = to.display().to_string();
     let failed = |error| from_sqlite(&name, &error);

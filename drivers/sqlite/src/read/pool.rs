@@ -9,7 +9,7 @@ use tokio::sync::Semaphore;
 use crate::config::Options;
 use crate::error::{CLOSED, unavailable};
 use crate::read::memory::Memory;
-use crate::sql::Db;
+use crate::sql::{Db, resting_file};
 use crate::stats::Counters;
 
 /// The pool of reading connections.
@@ -34,15 +34,12 @@ impl Readers {
     pub(crate) fn open_alone(path: &Path, options: &Options, counters: Arc<Counters>) -> Result<Self> {
         let checked = |db: Db| db.check_format().map(|()| db);
         let shared = Self::with(options, counters.clone(), || checked(Db::reader(path, options)?));
-        let mut log = path.as_os_str().to_owned();
-        log.push("-wal");
-        let has_log = std::fs::metadata(log).is_ok_and(|log| log.len() > 0);
-        match shared {
+        match (shared, resting_file(path)) {
             // The log and its index cannot be made in a directory that cannot be written.
-            Err(Error::Unavailable { .. }) if !has_log => {
-                Self::with(options, counters, || checked(Db::of_resting_file(path, options)?))
+            (Err(Error::Unavailable { .. }), Some(file)) => {
+                Self::with(options, counters, || checked(Db::of_resting_file(&file, options)?))
             }
-            opened => opened,
+            (opened, _) => opened,
         }
     }
 

@@ -192,6 +192,32 @@ async fn a_database_that_cannot_be_written_is_read_and_a_change_is_refused() {
     set(0o644, 0o755);
 }
 
+/// What is on a disk that became read-only is to be saved on another one.
+#[cfg(unix)]
+#[tokio::test]
+async fn a_store_that_cannot_be_written_is_backed_up_elsewhere() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let store = Store::new(ChannelMode::Delta).await;
+    let path = store.path();
+    let records = path.with_file_name("gateway.db");
+    Records::open(&records, RecordsOptions::default()).await.unwrap().close().await;
+    let elsewhere = tempfile::tempdir().unwrap();
+    let set = |path: &std::path::Path, mode| {
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+    };
+    set(&path, 0o444);
+    set(&records, 0o444);
+    set(path.parent().unwrap(), 0o555);
+    set(elsewhere.path(), 0o777);
+    let out = elsewhere.path().join("b.db").display().to_string();
+    let (code, _, err) = as_nobody(&["backup", "--out", &out, "--sqlite", &path.display().to_string()]);
+    set(path.parent().unwrap(), 0o755);
+    assert_eq!(code, 0, "{err}");
+    assert!(elsewhere.path().join("b.gateway.db").exists());
+    let (code, out, err) = as_nobody(&["verify", "--all", "--sqlite", &out]);
+    assert!(code == 0 && out.contains("2 threads: no violations"), "{out}{err}");
+}
+
 /// A reader that leaves needs no more lines, but the exit code still says what was found.
 #[tokio::test]
 async fn a_reader_that_leaves_does_not_make_a_result_a_good_one() {

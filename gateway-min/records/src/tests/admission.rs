@@ -121,7 +121,7 @@ async fn reject_waits_for_the_last_writes_of_a_cancelled_run_but_not_behind_othe
         assert!(row.waiting);
         let refused = records.runs().admit(new_run(thread, &id("3")), Reject).await.unwrap_err();
         assert!(matches!(refused, RecordsError::Conflict { holder: OperationKind::Run, .. }), "{refused}");
-        let outcome = records.runs().finish(&id("1"), &end(RunStatus::Interrupted)).await.unwrap();
+        let outcome = records.runs().finish(&id("1"), &settled(RunStatus::Interrupted)).await.unwrap();
         assert_eq!(outcome, FinishOutcome::Finished { promoted: Some(id("2")) });
         assert_eq!(records.runs().start(&id("2")).await.unwrap(), StartOutcome::Started);
     }
@@ -386,7 +386,7 @@ async fn of_many_parallel_takeovers_one_runs_and_all_others_are_told() {
     }
     assert_eq!(superseded_ids.len(), 19);
 
-    let outcome = fixture.records.runs().finish("first", &end(RunStatus::Interrupted)).await.unwrap();
+    let outcome = fixture.records.runs().finish("first", &settled(RunStatus::Interrupted)).await.unwrap();
     let FinishOutcome::Finished { promoted: Some(winner) } = outcome else { panic!("{outcome:?}") };
     assert!(!superseded_ids.contains(&winner));
     assert_eq!(fixture.records.runs().start(&winner).await.unwrap(), StartOutcome::Started);
@@ -408,7 +408,7 @@ async fn takeover_racing_with_the_end_gets_the_thread_either_way() {
         let taking = tokio::spawn(async move { runs.admit(next, Interrupt).await.unwrap() });
         let mut outcome = records.runs().finish(&old, &end(RunStatus::Success)).await.unwrap();
         if outcome == FinishOutcome::CancelRequested(CancelAction::Interrupt) {
-            outcome = records.runs().finish(&old, &end(RunStatus::Interrupted)).await.unwrap();
+            outcome = records.runs().finish(&old, &settled(RunStatus::Interrupted)).await.unwrap();
         }
         let (admission, FinishOutcome::Finished { promoted }) = (taking.await.unwrap(), outcome) else {
             panic!("the old run did not end");

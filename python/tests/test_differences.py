@@ -289,7 +289,7 @@ def test_a_copy_of_a_checkpoint_is_no_conflict(open_saver: Opener, wanted: str) 
         copied = history[at_place]
         graph.update_state(config if wanted in ("head", "only a root") else copied.config, None, as_node="__copy__")
         found = read(saver, at())
-        assert found.metadata["source"] == "fork"  # type: ignore[typeddict-item]
+        assert found.metadata["source"] == "fork"
         assert (found.parent_config and name(found.parent_config)) == (copied.parent_config and name(copied.parent_config))
         assert len(list(saver.list(at()))) == len(history) + 1
 

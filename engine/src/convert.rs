@@ -10,9 +10,10 @@ use std::collections::BTreeMap;
 use crate::cadence::{Due, advance};
 use crate::channel::ChannelTable;
 use crate::checkpoint::{CheckpointTuple, Stored};
-use crate::deletion::Lineage;
+use crate::deletion::{Lineage, sentinels};
 use crate::error::{Error, Result};
-use crate::id::ThreadId;
+use crate::foreign::ForeignChanges;
+use crate::id::{ChannelName, ThreadId};
 use crate::metadata::Counters;
 use crate::mode::ChannelMode;
 use crate::replay::{Replay, Values};
@@ -25,6 +26,8 @@ pub struct Conversion {
     pub checkpoints: usize,
     /// Those that are stored differently afterwards.
     pub changed: usize,
+    /// Those that another program wrote, which stay as they are, and those that continue its changes, which stay changes.
+    pub left: usize,
 }
 
 /// Plans the conversion of a thread to the mode of `table`, with its channels and cadence.
@@ -37,16 +40,37 @@ pub struct Conversion {
 /// # Errors
 /// [`Error::BrokenLineage`] if a value cannot be replayed.
 pub fn plan_conversion(image: &ThreadImage, table: &ChannelTable) -> Result<Rewrite> {
+    plan_conversion_beside(image, table, |_| false).map(|(rewrite, _)| rewrite)
+}
+
+/// As [`plan_conversion`], of a thread that another program may have written to, and what the conversion would change.
+/// `is_foreign` says which checkpoints the other program wrote: they stay as they are, because it does not read another
+/// form, and its changes cannot be replayed here. Where others continue such changes, they stay changes.
+///
+/// # Errors
+/// As [`plan_conversion`].
+pub fn plan_conversion_beside(
+    image: &ThreadImage,
+    table: &ChannelTable,
+    is_foreign: impl Fn(&CheckpointTuple) -> bool,
+) -> Result<(Rewrite, Conversion)> {
     let lineage = Lineage::new(image);
-    let mut replay = Replay::new(&lineage, table);
+    let foreign = ForeignChanges::new(&lineage, &is_foreign);
+    let mut left = image.checkpoints.keys().filter(|place| foreign.are_at(place)).count();
+    let mut replay = Replay::beside(&lineage, table, foreign);
     let mut converted: BTreeMap<LocalKey, CheckpointTuple> = BTreeMap::new();
     let heads = lineage.heads();
     let mut put = Vec::new();
     for (place, tuple) in &image.checkpoints {
         let values = replay.values(place, tuple)?;
+        if is_foreign(tuple) {
+            left += usize::from(sentinels(tuple).next().is_none());
+            // Not in `converted`: its children store complete values, no changes of its.
+            continue;
+        }
         let mut new = tuple.clone();
         match table.mode() {
-            ChannelMode::Full => to_full(&mut new, &values),
+            ChannelMode::Full => to_full(&mut new, &values, table),
             ChannelMode::Delta if tuple.metadata.is_delta() => {}
             ChannelMode::Delta => {
                 let parent = tuple.parent.and_then(|id| converted.get(&(place.0.clone(), id)));
@@ -60,12 +84,15 @@ pub fn plan_conversion(image: &ThreadImage, table: &ChannelTable) -> Result<Rewr
         }
         converted.insert(place.clone(), new);
     }
-    Ok(Rewrite { put, ..Rewrite::default() })
+    let done = Conversion { checkpoints: image.checkpoints.len(), changed: put.len(), left };
+    Ok((Rewrite { put, ..Rewrite::default() }, done))
 }
 
-fn to_full(tuple: &mut CheckpointTuple, values: &Values) {
+fn to_full(tuple: &mut CheckpointTuple, values: &Values, table: &ChannelTable) {
     for (name, entry) in &mut tuple.checkpoint.channels {
         match &entry.stored {
+            // A snapshot of another program's channel is one for that program.
+            Stored::Snapshot(_) if table.behaviour(name).is_none() => {}
             Stored::Snapshot(value) => entry.stored = Stored::Value(value.clone()),
             Stored::Sentinel => {
                 if let Some(value) = values.get(name) {
@@ -75,8 +102,12 @@ fn to_full(tuple: &mut CheckpointTuple, values: &Values) {
             Stored::Value(_) | Stored::Held => {}
         }
     }
-    tuple.metadata.delta_marker = false;
-    tuple.metadata.counters.clear();
+    let channels = &tuple.checkpoint.channels;
+    let is_change =
+        |name: &ChannelName| channels.get(name).is_some_and(|entry| entry.stored == Stored::Sentinel);
+    tuple.metadata.counters.retain(|name, _| is_change(name));
+    let is_delta = sentinels(tuple).next().is_some();
+    tuple.metadata.delta_marker = is_delta;
 }
 
 fn to_delta(
@@ -134,13 +165,26 @@ const ATTEMPTS: usize = 8;
 /// # Errors
 /// [`Error::Stale`] if other writers keep changing the thread; those of [`plan_conversion`] and of the saver.
 pub async fn convert(saver: &dyn Saver, thread: &ThreadId, table: &ChannelTable) -> Result<Conversion> {
+    convert_beside(saver, thread, table, |_| false).await
+}
+
+/// As [`convert`], of a thread that another program may have written to ([`plan_conversion_beside`]).
+///
+/// # Errors
+/// As [`convert`].
+pub async fn convert_beside(
+    saver: &dyn Saver,
+    thread: &ThreadId,
+    table: &ChannelTable,
+    is_foreign: fn(&CheckpointTuple) -> bool,
+) -> Result<Conversion> {
     let mut doubt = None;
     // What the attempt in doubt changed, if nothing is left to convert after it.
     let mut doubted = None;
     for _ in 0..ATTEMPTS {
         let image = saver.read_thread(thread).await.map_err(|error| doubt_or(doubt.clone(), error))?;
-        let rewrite = plan_conversion(&image, table).map_err(|error| doubt_or(doubt.clone(), error))?;
-        let done = Conversion { checkpoints: image.checkpoints.len(), changed: rewrite.put.len() };
+        let (rewrite, done) = plan_conversion_beside(&image, table, is_foreign)
+            .map_err(|error| doubt_or(doubt.clone(), error))?;
         if rewrite.is_empty() {
             return Ok(doubted.unwrap_or(done));
         }

@@ -8,6 +8,7 @@ pub mod convert;
 pub mod deletion;
 mod error;
 mod extra;
+pub mod foreign;
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]
 pub mod fuzzing;

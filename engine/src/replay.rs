@@ -7,6 +7,7 @@ use crate::channel::ChannelTable;
 use crate::checkpoint::{CheckpointTuple, Stored, Write};
 use crate::deletion::Lineage;
 use crate::error::{Error, Result};
+use crate::foreign::ForeignChanges;
 use crate::id::{ChannelName, TaskId};
 use crate::saver::LocalKey;
 use crate::value::ChannelValue;
@@ -18,15 +19,21 @@ pub(crate) type Values = BTreeMap<ChannelName, ChannelValue>;
 pub(crate) struct Replay<'a> {
     lineage: &'a Lineage<'a>,
     table: &'a ChannelTable,
+    /// They have no value here.
+    foreign: ForeignChanges,
     done: HashMap<LocalKey, Values>,
 }
 
 impl<'a> Replay<'a> {
     pub(crate) fn new(lineage: &'a Lineage<'a>, table: &'a ChannelTable) -> Self {
-        Self { lineage, table, done: HashMap::new() }
+        Self::beside(lineage, table, ForeignChanges::default())
     }
 
-    /// The complete values at a checkpoint whose parent was already requested.
+    pub(crate) fn beside(lineage: &'a Lineage<'a>, table: &'a ChannelTable, foreign: ForeignChanges) -> Self {
+        Self { lineage, table, foreign, done: HashMap::new() }
+    }
+
+    /// The complete values at a checkpoint whose parent was already requested, but for foreign changes.
     pub(crate) fn values(&mut self, place: &LocalKey, tuple: &CheckpointTuple) -> Result<Values> {
         let mut values = Values::new();
         for (name, entry) in &tuple.checkpoint.channels {
@@ -34,7 +41,7 @@ impl<'a> Replay<'a> {
                 Stored::Value(value) | Stored::Snapshot(value) => Some(value.clone()),
                 Stored::Held => None,
                 // That its writes are there is checked row by row.
-                Stored::Sentinel if self.table.is_foreign() => None,
+                Stored::Sentinel if self.table.is_foreign() || self.foreign.contains(place, name) => None,
                 Stored::Sentinel => {
                     let parent = self.lineage.parent(tuple).ok_or_else(|| {
                         let missing =

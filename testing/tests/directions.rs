@@ -52,6 +52,7 @@ const EDGES: &[(&str, &[&str])] = &[
             "config",
             "engine",
             "files",
+            "langgraph",
             "mcp",
             "ops",
             "page",

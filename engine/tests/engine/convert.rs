@@ -186,7 +186,7 @@ async fn a_full_process_reads_a_converted_thread_and_only_that() {
     assert_eq!(full.get(&thread(), None).await.unwrap_err(), Error::ModeMismatch);
     let expected = states(&delta).await;
     let done = convert(&*saver, &thread(), full.table()).await.unwrap();
-    assert_eq!(done, Conversion { checkpoints: 8, changed: 8 });
+    assert_eq!(done, Conversion { checkpoints: 8, changed: 8, left: 0 });
     assert_eq!(states(&full).await, expected, "the whole history");
     step(&mut StepWriter::open(&full, &thread(), None).await.unwrap(), &[9]).await;
 }

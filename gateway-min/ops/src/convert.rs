@@ -3,9 +3,10 @@
 use clap::{Args, ValueEnum};
 use serde_json::json;
 use threadkeep::channel::ChannelTable;
-use threadkeep::convert::{Conversion, convert, plan_conversion};
+use threadkeep::convert::{Conversion, convert_beside, plan_conversion_beside};
 use threadkeep::id::ThreadId;
 use threadkeep::mode::ChannelMode;
+use threadkeep_langgraph::wrote;
 
 use super::error::Result;
 use super::output::{Columns, Out, bytes, count, things};
@@ -18,7 +19,8 @@ use super::threads::stored;
 ///
 /// A process in full mode refuses a thread with delta checkpoints; after conversion to full it reads the thread's whole
 /// history. Each thread is converted in one atomic change while gateways may run, and an interrupted pass can be
-/// repeated. Nothing is lost: every checkpoint keeps its state, its id and its rows.
+/// repeated. Nothing is lost: every checkpoint keeps its state, its id and its rows. What LangGraph wrote stays as it is,
+/// and where a gateway continued delta channels that only LangGraph can replay, those stay delta channels.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -66,7 +68,7 @@ impl ConvertCommand {
         let progress = Progress::new("threads converted", threads.len() as u64);
         let mut pass = Pass::new(progress, "converted", threads.len(), self.threads.are_all());
         let mut rows = Columns::new(&["THREAD", "CHECKPOINTS>", "CHANGED>", "STORED BYTES>"]);
-        let mut changed = 0;
+        let (mut changed, mut left) = (0, 0);
         for thread in &threads {
             if !pass.goes_on() {
                 break;
@@ -74,10 +76,11 @@ impl ConvertCommand {
             let done = self.one(target, thread, &channels).await;
             let Some(Converted { done, before, after }) = pass.note(thread, done) else { continue };
             changed += done.changed;
+            left += done.left;
             if self.json {
                 out.json(&json!({
                     "thread": thread.as_str(), "to": mode.as_str(), "dry_run": self.dry_run,
-                    "checkpoints": done.checkpoints, "changed": done.changed,
+                    "checkpoints": done.checkpoints, "changed": done.changed, "of_langgraph": done.left,
                     "stored_bytes_before": before, "stored_bytes_after": after,
                 }))?;
             } else {
@@ -96,7 +99,18 @@ impl ConvertCommand {
         // What failed is not called nothing to do.
         if !self.json && (ended.is_ok() || changed > 0) {
             out.table_or(&rows, "No threads.")?;
+            if left > 0 {
+                let (stay, them) =
+                    if left == 1 { ("stays as it is", "it") } else { ("stay as they are", "them") };
+                out.line(format!(
+                    "{} {stay}: LangGraph wrote {them}, or only LangGraph can replay {them}.",
+                    things(left, "checkpoint")
+                ))?;
+            }
             out.line(match (changed, self.dry_run) {
+                (0, _) if left > 0 => {
+                    format!("Nothing to convert: every other checkpoint is stored in {mode} mode.")
+                }
                 (0, _) => format!("Nothing to convert: every checkpoint is stored in {mode} mode."),
                 (_, true) => format!("{} would be converted to {mode} mode.", things(changed, "checkpoint")),
                 (1, false) => format!("1 checkpoint was converted to {mode} mode."),
@@ -111,10 +125,9 @@ impl ConvertCommand {
         let before = stored(target, thread).await?;
         let done = if self.dry_run {
             let image = target.image(thread).await?;
-            let plan = plan_conversion(&image, channels)?;
-            Conversion { checkpoints: image.checkpoints.len(), changed: plan.put.len() }
+            plan_conversion_beside(&image, channels, wrote)?.1
         } else {
-            retried_while_stale(|| convert(&**target.saver(), thread, channels)).await?
+            retried_while_stale(|| convert_beside(&**target.saver(), thread, channels, wrote)).await?
         };
         // It is done, whatever its size is.
         let after = stored(target, thread).await.unwrap_or_default();

@@ -4,9 +4,10 @@ use std::collections::BTreeSet;
 
 use chrono::{DateTime, NaiveDate, TimeDelta, Utc};
 use clap::{Args, Subcommand, ValueEnum};
-use threadkeep::deletion::{Boundary, Keep, Prune, plan_prune};
+use threadkeep::deletion::{Boundary, Keep, Prune};
 use threadkeep::id::CheckpointId;
 use threadkeep::saver::ThreadImage;
+use threadkeep_langgraph::plan_prune;
 
 use super::error::Result;
 use super::output::Out;
@@ -69,7 +70,8 @@ pub(crate) struct What {
 pub(crate) enum BoundaryName {
     /// Also keep ancestors, back to those that store a complete value.
     KeepSet,
-    /// Store a snapshot in the oldest kept checkpoints, and remove all ancestors.
+    /// Store a snapshot in the oldest kept checkpoints, and remove all ancestors. Only LangGraph can compute its delta
+    /// channels: their checkpoints keep ancestors as with keep-set.
     FreshSnapshot,
 }
 

@@ -3,7 +3,8 @@
 use clap::Subcommand;
 use serde_json::{Map, Value as Json, json};
 use threadkeep::checkpoint::{CheckpointTuple, Stored};
-use threadkeep::id::{CheckpointId, Namespace, ThreadId};
+use threadkeep::id::{ChannelName, CheckpointId, Namespace, ThreadId};
+use threadkeep_langgraph::changed_channel;
 
 use super::checkpoints::{At, raw, source};
 use super::error::{OpsError, Result};
@@ -48,6 +49,15 @@ impl CheckpointState {
         namespace: &Namespace,
         id: CheckpointId,
     ) -> Result<Self> {
+        let unknown = |channel: &ChannelName| {
+            OpsError::Unsupported(format!(
+                "thread {thread}, checkpoint {id}: channel {channel} is stored as changes, and this program cannot replay it"
+            ))
+        };
+        let tuple = raw(target, thread, namespace, id).await?;
+        if let Some(channel) = changed_channel(&**target.saver(), &tuple).await? {
+            return Err(unknown(&channel));
+        }
         let Some(state) = target.accessor(namespace).get(thread, Some(id)).await? else {
             return Err(OpsError::NoCheckpoint {
                 thread: thread.clone(),
@@ -56,7 +66,6 @@ impl CheckpointState {
             });
         };
         let mut values = state.values()?;
-        let tuple = raw(target, thread, namespace, id).await?;
         for (name, entry) in &tuple.checkpoint.channels {
             if target.table.behaviour(name).is_none() {
                 let value = match (&entry.stored, entry.stored.value()) {
@@ -65,12 +74,7 @@ impl CheckpointState {
                     (_, Some(value)) => value
                         .to_json()
                         .unwrap_or_else(|_| json!({"not_json": {"bytes": value.encoded_len()}})),
-                    (Stored::Sentinel, _) => {
-                        return Err(OpsError::Unsupported(format!(
-                            "thread {thread}, checkpoint {id}: channel {name} is stored as changes, and this program \
-                             cannot replay it"
-                        )));
-                    }
+                    (Stored::Sentinel, _) => return Err(unknown(name)),
                     _ => continue,
                 };
                 values.insert(name.to_string(), value);

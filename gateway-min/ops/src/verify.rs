@@ -5,11 +5,9 @@ use std::collections::HashSet;
 use clap::Args;
 use serde_json::json;
 use threadkeep::Error;
-use threadkeep::channel::ChannelTable;
 use threadkeep::id::ThreadId;
-use threadkeep::saver::Saver;
 use threadkeep::verify::{Violation, repair, verify};
-use threadkeep_langgraph::is_of_langgraph;
+use threadkeep_langgraph::foreign_table;
 
 use super::error::{Exit, OpsError, Result};
 use super::output::{Out, count, cut, one_line, things};
@@ -86,12 +84,6 @@ impl Line {
             repaired: false,
         }
     }
-}
-
-/// The table of a thread that LangGraph wrote, whose reducers are not known here.
-async fn foreign(saver: &dyn Saver, thread: &ThreadId) -> Option<ChannelTable> {
-    // What cannot be read is reported by `verify`.
-    is_of_langgraph(saver, thread).await.unwrap_or_default().then(ChannelTable::foreign)
 }
 
 impl VerifyCommand {
@@ -207,7 +199,7 @@ impl VerifyCommand {
         for thread in &threads {
             progress.interrupted()?;
             let saver = &**target.saver();
-            let foreign = foreign(saver, thread).await;
+            let foreign = foreign_table(saver, thread).await;
             let table = foreign.as_ref().unwrap_or(&target.table);
             lines.extend(verify(saver, thread, table).await?.iter().map(Line::of));
             progress.next();
@@ -259,7 +251,7 @@ impl VerifyCommand {
     /// Makes the safe repairs of each thread. What could not be repaired, the second check reports.
     async fn put_right(&self, target: &Target) -> Result<()> {
         for thread in self.listed(target).await? {
-            let foreign = foreign(&**target.saver(), &thread).await;
+            let foreign = foreign_table(&**target.saver(), &thread).await;
             let table = foreign.as_ref().unwrap_or(&target.table);
             let repaired = retried_while_stale(|| repair(&**target.saver(), &thread, table)).await;
             passed_over(repaired.map(drop))?;

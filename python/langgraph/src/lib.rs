@@ -10,6 +10,7 @@ mod in_place;
 mod known;
 mod metadata;
 pub mod moved;
+mod operators;
 mod put;
 mod read;
 mod reading;
@@ -24,8 +25,9 @@ mod waiting;
 mod writes;
 
 pub use frame::Frame;
+pub use operators::{changed_channel, foreign_table, plan_prune, wrote};
 pub use steps::after;
-pub use store::{Fence, LangGraph, is_of_langgraph};
+pub use store::{Fence, LangGraph};
 pub use types::{ChannelReplay, ListRequest, Pending, Place, Put, PutWrites, Seed, Strategy, Tuple};
 pub use value::{Typed, elements, is_message_pack, list, stored, typed};
 pub use version::{Label, next};

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use threadkeep::checkpoint::{CheckpointKey, CheckpointTuple, Stored};
 use threadkeep::id::{ChannelName, CheckpointId, ThreadId};
-use threadkeep::saver::{self, CheckpointSelector, ListQuery, Load, Rewrite, Saver};
+use threadkeep::saver::{self, CheckpointSelector, Load, Rewrite, Saver};
 use threadkeep::{Error, Result};
 
 use crate::frame::{FRAME, REST, SEEN};
@@ -290,16 +290,6 @@ impl LangGraph {
             self.waiting.forget(thread);
         }
     }
-}
-
-/// Whether LangGraph wrote a thread last.
-///
-/// # Errors
-/// The saver's.
-pub async fn is_of_langgraph(saver: &dyn Saver, thread: &ThreadId) -> Result<bool> {
-    let query = ListQuery { namespace: None, limit: Some(1), load: Load::None, ..ListQuery::new(thread) };
-    let newest = saver.list(&query).await?;
-    Ok(newest.iter().any(|tuple| tuple.checkpoint.channels.contains_key(FRAME)))
 }
 
 /// Whether a put repeats what is stored.

@@ -7,8 +7,10 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use serde::Serialize;
 use threadkeep::Error;
-use threadkeep::deletion::{self, Boundary, Keep, Prune};
+use threadkeep::deletion::{Boundary, DeletionPlan, Keep, Prune, Reason, carry_out};
 use threadkeep::id::ThreadId;
+use threadkeep::saver::{Rewrite, ThreadImage};
+use threadkeep_langgraph::plan_prune;
 use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -19,6 +21,7 @@ use super::error::{ApiError, OrApiError as _};
 use super::exclusive::exclusively;
 use super::extract::ApiJson;
 use super::fields::{Fields, FromFields};
+use super::page::option;
 use super::schema::ErrorBody;
 use super::threads::{absent, has_checkpoint};
 use crate::app::App;
@@ -76,7 +79,8 @@ struct Pruned {
 /// Prune threads.
 #[utoipa::path(post, path = "/api/threads/prune", tag = "threads", request_body = PruneThreads,
     responses((status = 200, description = "What was done", body = Pruned),
-        (status = 409, description = "A thread needs delta mode, and this process runs in full mode; those before it were pruned", body = ErrorBody)))]
+        (status = 409, description = "A thread is not pruned: it needs delta mode, and this process runs in full mode, \
+            or it has delta channels that only LangGraph can replay; those before it were pruned", body = ErrorBody)))]
 async fn prune_threads(
     State(app): State<Arc<App>>,
     Caller(caller): Caller,
@@ -120,12 +124,40 @@ async fn keep_latest(app: &Arc<App>, caller: &Principal, thread: &ThreadId) -> R
     let work = async move {
         let accessor = work.threads.accessor();
         let what = Prune { boundary: Boundary::FreshSnapshot, ..Prune::keeping(Keep::Latest) };
-        let pruned = deletion::prune(&**accessor.saver(), &target, &what, accessor.table()).await;
-        pruned.map(|_| ()).map_err(|error| match error {
-            Error::Stale { .. } => ApiError::conflict(BUSY),
-            error => ApiError::from_engine(&target, FAILED, &error),
-        })
+        let plan = |image: &ThreadImage| {
+            let mut plan = plan_prune(image, &what, accessor.table())?;
+            if only_langgraph_replays(&plan) {
+                plan.rewrite = Rewrite::default(); // Changes nothing, as the response says.
+            }
+            Ok(plan)
+        };
+        match carry_out(&**accessor.saver(), &target, plan).await {
+            Ok((_, plan)) => check_replayed(&plan, &target, "latest"),
+            Err(Error::Stale { .. }) => Err(ApiError::conflict(BUSY)),
+            Err(error) => Err(ApiError::from_engine(&target, FAILED, &error)),
+        }
     };
     let kind = WriterKind::CheckpointWrite;
     exclusively((app, caller), thread, kind, BUSY.to_owned(), FAILED, work).await
+}
+
+/// Whether a plan with fresh snapshots would keep checkpoints that only LangGraph can replay others from: there, no snapshot can
+/// be computed here.
+fn only_langgraph_replays(plan: &DeletionPlan) -> bool {
+    plan.verdicts.iter().any(|(_, reason)| *reason == Reason::Replay)
+}
+
+/// Refuses a plan with fresh snapshots that [`only_langgraph_replays`]. `keep` is what to keep, for the command that does.
+///
+/// # Errors
+/// 409, with the remedy.
+pub(super) fn check_replayed(plan: &DeletionPlan, thread: &ThreadId, keep: &str) -> Result<(), ApiError> {
+    if !only_langgraph_replays(plan) {
+        return Ok(());
+    }
+    let option = option(thread);
+    Err(ApiError::conflict(format!(
+        "Thread {thread} has delta channels that only LangGraph can replay, so no snapshot of them can be stored and nothing \
+         was removed. Use `threadkeep prune apply {option} --keep {keep}`, which keeps what they are replayed from."
+    )))
 }

@@ -20,8 +20,12 @@ mod fields;
 mod forged;
 mod gate;
 mod goal;
+#[allow(dead_code, reason = "the commands' tests use all of it")]
+#[path = "../support/graph.rs"]
+mod graph;
 mod history;
 mod history_cache;
+mod langgraph;
 mod limits;
 mod metrics;
 mod page;

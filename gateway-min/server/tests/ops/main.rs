@@ -8,6 +8,9 @@ mod configuration;
 mod damaged;
 mod deleting;
 mod errors;
+#[path = "../support/graph.rs"]
+mod graph;
+mod langgraph;
 mod long;
 mod looking;
 mod moving;

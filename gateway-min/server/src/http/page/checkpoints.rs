@@ -182,7 +182,7 @@ pub(super) async fn state(
 }
 
 /// The option of a command that names a thread, for a shell: nothing in its id is a command, or another option.
-pub(super) fn option(thread: &ThreadId) -> String {
+pub(crate) fn option(thread: &ThreadId) -> String {
     let is_plain = |char: char| char.is_ascii_alphanumeric() || "-_.".contains(char);
     let id = thread.as_str();
     let between = if id.starts_with('-') { '=' } else { ' ' };

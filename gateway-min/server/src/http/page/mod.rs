@@ -25,6 +25,7 @@ use axum::response::{Html, IntoResponse as _, Redirect, Response};
 use axum::routing::{Router, get, post};
 use threadkeep_page::{SCRIPT, SCRIPT_PATH, STYLE, STYLE_PATH};
 
+pub(super) use self::checkpoints::option;
 pub(super) use self::present::present;
 use super::error::ApiError;
 use crate::app::App;

@@ -8,18 +8,19 @@ use axum::response::{Html, Redirect};
 use serde_json::Value;
 use threadkeep::Error;
 use threadkeep::deletion::{
-    Boundary, DeletionPlan, Keep, Prune, RUN_ID_KEY, RetentionPolicy, Stats, carry_out, plan_prune,
-    plan_retention,
+    Boundary, DeletionPlan, Keep, Prune, RUN_ID_KEY, RetentionPolicy, Stats, carry_out, plan_retention,
 };
 use threadkeep::id::ThreadId;
 use threadkeep::saver::ThreadImage;
 use threadkeep::verify::verify;
+use threadkeep_langgraph::{foreign_table, plan_prune};
 use threadkeep_page::{Plan, Share, Storage, things};
 
 use super::super::auth::Caller;
 use super::super::error::{ApiError, OrApiError as _};
 use super::super::exclusive::exclusively;
 use super::super::extract::{ApiPath, ThreadPath};
+use super::super::prune::check_replayed;
 use super::checkpoints::option;
 use super::session::Viewer;
 use super::threads::head;
@@ -69,6 +70,17 @@ impl Policy {
         }
     }
 
+    /// Refuses a plan that would need a snapshot which cannot be computed here.
+    ///
+    /// # Errors
+    /// 409, with the remedy.
+    fn check(&self, plan: &DeletionPlan, name: &str, thread: &ThreadId) -> Result<(), ApiError> {
+        match self {
+            Self::Retention(_) => Ok(()),
+            Self::Prune(_) => check_replayed(plan, thread, name),
+        }
+    }
+
     /// The command that does the same.
     fn command(&self, name: &str, thread: &ThreadId) -> String {
         let thread = option(thread);
@@ -97,8 +109,10 @@ pub(super) async fn show(
     accessor.check(&thread_id, None).await.or_engine(&thread_id, FAILED)?;
     let stored = app.stored_bytes(&thread_id).await;
     let violations = if parameters.contains_key("verify") {
-        let found =
-            verify(&**accessor.saver(), &thread_id, accessor.table()).await.or_engine(&thread_id, FAILED)?;
+        let saver = &**accessor.saver();
+        let foreign = foreign_table(saver, &thread_id).await;
+        let table = foreign.as_ref().unwrap_or(accessor.table());
+        let found = verify(saver, &thread_id, table).await.or_engine(&thread_id, FAILED)?;
         Some(found.iter().map(ToString::to_string).collect())
     } else {
         None
@@ -113,10 +127,9 @@ pub(super) async fn show(
         let (channels, turns) = (by_channel(&image, &stats), by_turn(&image));
         let plan =
             asked.zip(policy).map(|(name, policy)| planned(&work, image, &name, &policy)).transpose()?;
-        Ok::<_, Error>((stats, channels, turns, plan))
+        Ok::<_, ApiError>((stats, channels, turns, plan))
     });
-    let (stats, channels, mut turns, plan) =
-        counted.await.or_internal(FAILED)?.or_engine(&thread_id, FAILED)?;
+    let (stats, channels, mut turns, plan) = counted.await.or_internal(FAILED)??;
     let more_turns = turns.len().saturating_sub(TURNS) as u64;
     turns.truncate(TURNS);
     let view = Storage {
@@ -135,8 +148,9 @@ pub(super) async fn show(
 }
 
 /// What a policy does to a thread.
-fn planned(app: &App, image: ThreadImage, name: &str, policy: &Policy) -> threadkeep::Result<Plan> {
-    let plan = policy.plan(app, &image)?;
+fn planned(app: &App, image: ThreadImage, name: &str, policy: &Policy) -> Result<Plan, ApiError> {
+    let plan = policy.plan(app, &image).or_engine(&image.thread, FAILED)?;
+    policy.check(&plan, name, &image.thread)?;
     let mut reasons: BTreeMap<(bool, String), u64> = BTreeMap::new();
     for (_, reason) in &plan.verdicts {
         // What goes comes first.

@@ -163,3 +163,37 @@ async fn a_run_behind_a_compaction_is_rolled_back_to_what_the_compaction_left() 
         assert_eq!(texts(&gateway.state("t").await)[2..], ["three", "You said: three"]);
     }
 }
+
+/// With a limit of tokens, the question of the turn keeps what the messages used that are summarized: a run that goes on
+/// with the turn has no more to spend than before.
+#[tokio::test]
+async fn a_compaction_gives_no_tokens_back() {
+    let answer = |number: usize| {
+        json!({"text": format!("{number}."), "tool_calls": [{"name": "glob", "args": {"pattern": number.to_string()}}],
+               "usage": {"input_tokens": 9, "output_tokens": 1}})
+    };
+    let script = json!({"rules": [
+        {"when": {"caller": "middleware:summarization"}, "answers": [{"text": "They searched."}]},
+        {"answers": [answer(0), answer(1), {"text": "Done.", "usage": {"input_tokens": 9, "output_tokens": 1}}]},
+    ]});
+    for (limit, kept) in [
+        (
+            json!({"enabled": true, "max_tokens": 1000}),
+            json!({"input_tokens": 18, "output_tokens": 2, "total_tokens": 20}),
+        ),
+        (json!({"enabled": false}), Value::Null),
+    ] {
+        let sections = json!({"summarization": {"enabled": true}, "token_budget": limit});
+        let setup = Setup { script: script.clone(), sections, ..Setup::on("memory", "delta") };
+        let gateway = setup.start().await;
+        gateway.create("t").await;
+        gateway.ask("t", "go").await;
+        let keep = json!({"type": "messages", "value": 1});
+        let done = compact(&gateway, json!({ "keep": keep })).await.ok();
+        assert_eq!(done["removed_message_count"], 4, "{done}");
+        let state = gateway.state("t").await;
+        let question = &state["values"]["messages"][0];
+        assert_eq!(question["content"], "go");
+        assert_eq!(question["additional_kwargs"]["summarized_token_usage"], kept);
+    }
+}

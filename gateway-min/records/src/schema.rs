@@ -344,6 +344,38 @@ mod tests {
         assert_eq!(sums, expected);
     }
 
+    /// Items as the build before wrote them: one that ended with its tokens, one that was cancelled without them, one at
+    /// work; and a task, which a run counts.
+    const ENDED: &str = "INSERT INTO executions (execution_id, attempt, thread_id, run_id, kind, tool_call_id, child_thread, \
+         agent_name, definition_json, definition_digest, description, status, usage_json, delivered, counted, deadline, \
+         created_at) VALUES \
+         ('ended', 1, 't', 'r', 'batch_item', 'c', 'w', '', '{}', '', '', 'failed', '{\"m\": {}}', TRUE, FALSE, '', ''), \
+         ('cancelled', 1, 't', 'r', 'batch_item', 'c', 'x', '', '{}', '', '', 'cancelled', '{}', TRUE, FALSE, '', ''), \
+         ('at work', 1, 't', 'r', 'batch_item', 'c', 'y', '', '{}', '', '', 'running', '{}', FALSE, FALSE, '', ''), \
+         ('task', 1, 't', 'r', 'task', 'c', 'z', '', '{}', '', '', 'failed', '{\"m\": {}}', TRUE, FALSE, '', '')";
+    const COUNTED: &str = "SELECT execution_id FROM executions WHERE counted ORDER BY execution_id";
+
+    #[tokio::test]
+    async fn items_of_older_batches_that_ended_with_their_tokens_are_counted() {
+        let mut old = open_memory().unwrap();
+        apply_sqlite(&STEPS[..14], &mut old, "old").unwrap();
+        old.execute_batch(ENDED).unwrap();
+        migrate_sqlite(&mut old, "old").unwrap();
+        let counted: Vec<(String,)> = fetch_all(&old, &query(COUNTED)).unwrap();
+        assert_eq!(counted, [("ended".to_owned(),)]);
+
+        let database = server().unwrap().database().await.unwrap();
+        let target = postgres_target(database.url(), "old", 2);
+        let pool = postgres::Pool::connect(&target, Arc::default()).await.unwrap();
+        let client = target.open().await.unwrap();
+        client.batch_execute("CREATE SCHEMA old").await.unwrap();
+        apply_postgres(&STEPS[..14], &pool, &target).await.unwrap();
+        client.batch_execute(&target.tables().qualify(ENDED)).await.unwrap();
+        migrate_postgres(&pool, &target).await.unwrap();
+        let rows = client.query_typed(&target.tables().qualify(COUNTED), &[]).await.unwrap();
+        assert_eq!(rows.iter().map(|row| row.get(0)).collect::<Vec<String>>(), ["ended"]);
+    }
+
     #[test]
     fn failing_migration_takes_the_ones_before_it_back() {
         let mut old = open_memory().unwrap();

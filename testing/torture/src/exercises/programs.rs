@@ -19,7 +19,7 @@ const CASE: &str = "random_programs_agree_with_the_model";
 /// The smallest program on which saver and model differ.
 pub async fn run(turn: Turn) -> anyhow::Result<()> {
     crate::vfs::install()?;
-    let settings = Settings { seed: turn.seed, programs: 4 * turn.effort };
+    let settings = Settings { seed: turn.seed, programs: 4 * turn.effort, ..Settings::default() };
     let report = match turn.saver {
         Kind::Memory => suite(Memory, settings, |case| case.name == CASE).await,
         Kind::Sqlite => suite(Sqlite, settings, |case| case.name == CASE).await,

@@ -167,11 +167,11 @@ mutants! { Loners(Lapse)
 #[tokio::test(flavor = "multi_thread")]
 async fn a_saver_that_leaves_its_lock() {
     const CASE: &str = "a_dropped_call_happens_whole_or_not_at_all";
-    let settings = Settings { limit: Duration::from_secs(10), ..Settings::default() };
+    let settings = Settings { limit: Duration::from_secs(20), ..Settings::default() };
     let report = run(Loners(Lapse::LeavesItsLock), settings, |case| case.name == CASE).await;
     assert_eq!(report.failed(), [CASE], "{report}");
     let text = report.to_string();
-    assert!(text.contains("did not end within 10s; it waits for\n    put_writes under checkpoint"), "{text}");
+    assert!(text.contains("did not end within 20s; it waits for\n    put_writes under checkpoint"), "{text}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

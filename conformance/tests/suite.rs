@@ -248,7 +248,7 @@ impl Saver for Hanging {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_case_that_never_ends_is_reported() {
-    let settings = Settings { limit: Duration::from_secs(10), ..Settings::default() };
+    let settings = Settings { limit: Duration::from_secs(20), ..Settings::default() };
     let commit = "commit of checkpoint 01935a00-0014-7000-8001-020304050607 to \"t\"";
     for (stuck, what) in
         [(Stuck::Creating, "a new store of the factory"), (Stuck::Waiting, commit), (Stuck::Blocking, commit)]
@@ -261,7 +261,7 @@ async fn a_case_that_never_ends_is_reported() {
         let failed = report.failed();
         assert!(failed.contains(&"get_by_id_is_exact"), "{stuck:?}\n{text}");
         assert_eq!(failed.len(), if matches!(stuck, Stuck::Creating) { 2 } else { 1 }, "{stuck:?}\n{text}");
-        let expected = format!("the case did not end within 10s; it waits for\n    {what}, for ");
+        let expected = format!("the case did not end within 20s; it waits for\n    {what}, for ");
         assert!(text.contains(&expected), "{expected} is not in\n{text}");
     }
 }

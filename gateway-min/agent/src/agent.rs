@@ -320,7 +320,7 @@ impl Agent {
 }
 
 pub(crate) fn next_step(state: Option<&StateSnapshot>) -> i64 {
-    state.map_or(-1, |state| state.metadata.step + 1)
+    state.map_or(-1, |state| state.metadata.step.saturating_add(1))
 }
 
 #[cfg(test)]

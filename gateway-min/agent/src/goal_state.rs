@@ -124,7 +124,7 @@ async fn repeat(accessor: &StateAccessor, head: &CheckpointTuple, goal: &Json) -
         checkpoint: Checkpoint { id, channels, next: head.checkpoint.next.clone(), applied: Vec::new() },
         metadata: Metadata {
             source: Source::Update,
-            step: head.metadata.step + 1,
+            step: head.metadata.step.saturating_add(1),
             extra,
             ..head.metadata.clone()
         },

@@ -137,7 +137,7 @@ pub(super) enum Edit {
     Text(u8),
     /// Appends to the list as if it came from another store.
     FromElsewhere(u8),
-    /// Every so many of the same elements; the first channel's step also has a map of these in its metadata.
+    /// Every n-th of the same elements; the first channel's step also has a map of these in its metadata.
     Every(u8),
 }
 

@@ -182,7 +182,7 @@ async fn reserve(runs: Runs, thread_id: String, kind: WriterKind) -> Result<Rese
                 return Ok(Ok(()));
             }
             let (thread_id, run_id) = (run.thread_id.clone(), run.run_id.clone());
-            // A result of the transaction, which is committed: whoever waited for a dead writer has the thread now.
+            // A result of the transaction, which is committed: the next in the queue after a dead writer has the thread now.
             Ok(Err(match holder {
                 Some(holder) => RecordsError::Conflict { thread_id, holder: holder.operation_kind },
                 None => RecordsError::DuplicateRun { run_id },

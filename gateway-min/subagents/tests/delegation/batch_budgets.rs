@@ -1,4 +1,4 @@
-//! The token budget of a run binds the batches that it submits: whoever works on them, and whatever dies.
+//! The token budget of a run binds the batches that it submits, whichever processes work on them or die.
 
 use std::time::Duration;
 

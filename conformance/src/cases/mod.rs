@@ -16,8 +16,10 @@ mod lists;
 mod moment;
 mod put_writes;
 mod races;
+mod revisions;
 mod rewrite;
 mod stored;
+mod threads;
 mod values;
 
 use crate::case::Case;
@@ -32,6 +34,8 @@ pub fn cases() -> Vec<Case> {
         commit::CASES,
         history::CASES,
         delete::CASES,
+        threads::CASES,
+        revisions::CASES,
         rewrite::CASES,
         deletion::CASES,
         values::CASES,

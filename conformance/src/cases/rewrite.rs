@@ -1,5 +1,4 @@
-//! [`threadkeep::saver::Saver::threads`], [`threadkeep::saver::Saver::read_thread`] and
-//! [`threadkeep::saver::Saver::rewrite_thread`].
+//! [`threadkeep::saver::Saver::read_thread`] and [`threadkeep::saver::Saver::rewrite_thread`].
 
 use std::collections::BTreeMap;
 
@@ -16,20 +15,12 @@ use crate::kit::{
 };
 
 pub(super) const CASES: &[Case] = &[
-    case!(Core, threads_are_listed_by_page, "a pass over all threads would miss some, or never end"),
-    case!(Core, many_threads_are_all_listed, "a pass over a large store would end early"),
     case!(Deletion, read_thread_is_everything, "a plan made from it would delete what it did not see"),
     case!(
         Deletion,
         read_thread_of_an_unknown_thread_is_absent,
         "a missing thread could be taken for an empty one"
     ),
-    case!(
-        Deletion,
-        revisions_tell_every_change,
-        "a deletion would remove what was written after it was planned"
-    ),
-    case!(Deletion, revisions_never_repeat, "a deletion planned on one state would destroy another"),
     case!(Deletion, rewrite_removes_and_puts, "a deletion would damage what it should keep"),
     case!(Deletion, rewrite_of_a_changed_thread_is_stale, "a deletion would remove what a run just wrote"),
     case!(Deletion, rewrite_that_breaks_a_lineage_is_refused, "a wrong plan would destroy the thread"),
@@ -54,18 +45,18 @@ fn place(key: &CheckpointKey) -> LocalKey {
     (key.namespace.clone(), key.id)
 }
 
-async fn image(saver: &dyn Saver, thread: &str) -> Result<ThreadImage> {
+pub(super) async fn image(saver: &dyn Saver, thread: &str) -> Result<ThreadImage> {
     saver.read_thread(&thread.into()).await
 }
 
 /// Rewrites the current thread.
-async fn rewrite(saver: &dyn Saver, thread: &str, rewrite: Rewrite) -> Result<()> {
+pub(super) async fn rewrite(saver: &dyn Saver, thread: &str, rewrite: Rewrite) -> Result<()> {
     let thread = ThreadId::from(thread);
     let revision = saver.read_thread(&thread).await?.revision;
     saver.rewrite_thread(&thread, &revision, rewrite).await
 }
 
-fn removing<'a>(keys: impl IntoIterator<Item = &'a CheckpointKey>) -> Rewrite {
+pub(super) fn removing<'a>(keys: impl IntoIterator<Item = &'a CheckpointKey>) -> Rewrite {
     Rewrite { remove: keys.into_iter().map(place).collect(), put: Vec::new() }
 }
 
@@ -75,12 +66,12 @@ fn removing<'a>(keys: impl IntoIterator<Item = &'a CheckpointKey>) -> Rewrite {
 /// 1 -- 2 -- 3 -- 5      messages: a | b | c | d;  title by 1, taken over by all
 ///       \-- 4           messages: a | b | x
 /// ```
-struct Tree {
-    keys: Vec<CheckpointKey>,
-    nested: CheckpointKey,
+pub(super) struct Tree {
+    pub(super) keys: Vec<CheckpointKey>,
+    pub(super) nested: CheckpointKey,
 }
 
-async fn tree(saver: &dyn Saver) -> Result<Tree> {
+pub(super) async fn tree(saver: &dyn Saver) -> Result<Tree> {
     let title = plain("a title that is long enough to be stored somewhere else")?;
     let first = Step::first("t", 1).snapshot(MESSAGES, list(["a"])?).value("title", title);
     let one = first.meta("run_id", "r1".into()).commit(saver).await?;
@@ -95,71 +86,6 @@ async fn tree(saver: &dyn Saver) -> Result<Tree> {
     saver.put_writes(&five, &says(6, "pending")?).await?;
     let nested = Step::first("t", 1).namespace("nested").value("inner", plain(7)?).commit(saver).await?;
     Ok(Tree { keys: vec![one, two, three, four, five], nested })
-}
-
-async fn threads_are_listed_by_page(store: Store) -> Outcome {
-    let saver = store.open().await?;
-    check_eq!(saver.threads(None, 10).await?, [], "the threads of an empty store");
-    // The last two are ordered by their code points, and the other way round by the halves of UTF-16.
-    let names = ["", "T", "a", "a ", "a\u{0}b", "b", "\u{e9}", "\u{ff5e}", "\u{1f9f5}"];
-    for name in names.iter().rev() {
-        // One thread has a checkpoint in another namespace only.
-        if *name != "a " {
-            Step::first(name, 1).value("title", plain(*name)?).commit(&*saver).await?;
-        }
-        Step::first(name, 2).namespace("nested").commit(&*saver).await?;
-    }
-    let mut sorted = names.map(ThreadId::from);
-    sorted.sort();
-    check_eq!(saver.threads(None, 100).await?, sorted, "all of them");
-    check_eq!(saver.threads(None, 0).await?, [], "none of them");
-    for limit in [1, 2, 3] {
-        let (mut found, mut after) = (Vec::new(), None);
-        loop {
-            let page = saver.threads(after.as_ref(), limit).await?;
-            // A reader may take a short page for the last one.
-            let rest = sorted.len() - found.len().min(sorted.len());
-            check_eq!(page.len(), limit.min(rest), "how many threads a page of {limit} has");
-            let Some(last) = page.last() else { break };
-            after = Some(last.clone());
-            found.extend(page);
-            check!(found.len() <= sorted.len(), "the pages of {limit} do not end");
-        }
-        check_eq!(found, sorted, "pages of {limit}");
-    }
-    let between = saver.threads(Some(&"aa".into()), 1).await?;
-    check_eq!(between, ["b".into()], "the page after a missing thread");
-    saver.delete_thread(&"b".into()).await?;
-    check!(!saver.threads(None, 100).await?.contains(&"b".into()), "a deleted thread is still listed");
-    Ok(())
-}
-
-/// More than a store returns in one request if nobody asks for the next page.
-async fn many_threads_are_all_listed(store: Store) -> Outcome {
-    const THREADS: usize = 1_100;
-    const WRITERS: usize = 10;
-    let saver = store.open().await?;
-    let name = |n: usize| format!("thread {n:04}");
-    let mut writers = tokio::task::JoinSet::new();
-    for writer in 0..WRITERS {
-        let saver = saver.clone();
-        writers.spawn(async move {
-            for n in (writer..THREADS).step_by(WRITERS) {
-                Step::first(&name(n), 1).commit(&*saver).await?;
-            }
-            Ok(())
-        });
-    }
-    super::concurrency::join(writers).await?;
-    let expected: Vec<ThreadId> = (0..THREADS).map(|n| name(n).as_str().into()).collect();
-    for limit in [THREADS, THREADS + 1, 1_050, usize::MAX] {
-        let found = saver.threads(None, limit).await?;
-        check_eq!(found.len(), THREADS.min(limit), "how many of {THREADS} threads a page of {limit} has");
-        check!(found[..] == expected[..found.len()], "a page of {limit} has other threads, or another order");
-    }
-    let rest = saver.threads(Some(&expected[9]), usize::MAX).await?;
-    check!(rest[..] == expected[10..], "the threads after the tenth are {} others", rest.len());
-    Ok(())
 }
 
 async fn read_thread_is_everything(store: Store) -> Outcome {
@@ -183,117 +109,6 @@ async fn read_thread_of_an_unknown_thread_is_absent(store: Store) -> Outcome {
     check_eq!(image(&*saver, "t").await?, ThreadImage::absent(&"t".into()), "a thread that is gone");
     check!(Step::first("t", 1).commit(&*saver).await.is_ok(), "the thread cannot be created again");
     check!(image(&*saver, "t").await?.revision != Revision::absent(), "a thread has the revision of none");
-    Ok(())
-}
-
-async fn revisions_tell_every_change(store: Store) -> Outcome {
-    let saver = store.open().await?;
-    let mut seen = vec![Revision::absent()];
-    let tree = tree(&*saver).await?;
-    let mut changed = async |what: &str| -> Outcome {
-        let revision = image(&*saver, "t").await?.revision;
-        check!(!seen.contains(&revision), "the revision did not change with {what}");
-        check_eq!(image(&*saver, "t").await?.revision, revision, "the revision after a read");
-        seen.push(revision);
-        Ok(())
-    };
-    changed("the first commits").await?;
-    let last = tree.keys[4].clone();
-    saver.put_writes(&last, &says(7, "late")?).await?;
-    changed("a put of writes").await?;
-    let six = Step::after(&last, 6).held(MESSAGES, 5).held("title", 1);
-    let six = six.commit(&*saver).await?;
-    changed("a commit that writes nothing").await?;
-    Step::after(&tree.nested, 2).namespace("nested").held("inner", 1).commit(&*saver).await?;
-    changed("a commit to another namespace").await?;
-    rewrite(&*saver, "t", removing([&six])).await?;
-    changed("a removal").await?;
-    let before = image(&*saver, "t").await?;
-    let stale = Step::after(&tree.keys[0], 9).commit(&*saver).await;
-    check!(matches!(stale, Err(Error::Conflict { .. })), "a stale commit gave {stale:?}");
-    check_eq!(image(&*saver, "t").await?, before, "the thread after a commit that was refused");
-    rewrite(&*saver, "t", Rewrite::default()).await?;
-    check_eq!(image(&*saver, "t").await?, before, "the thread after a rewrite that removes and puts nothing");
-    Step::first("t2", 1).commit(&*saver).await?;
-    check_eq!(image(&*saver, "t").await?, before, "the thread after a commit to another thread");
-
-    // The same rows in a second life.
-    saver.delete_thread(&"t".into()).await?;
-    let first = Step::first("t", 1).commit(&*saver).await?;
-    changed("a new life").await?;
-    saver.delete_thread(&first.thread).await?;
-    Step::first("t", 1).commit(&*saver).await?;
-    changed("a third life that is like the second").await
-}
-
-/// The revisions of a thread, in the order in which they were read.
-#[derive(Default)]
-struct Seen(Vec<Revision>);
-
-impl Seen {
-    /// Fails if the thread has a revision that it had before.
-    async fn next(&mut self, saver: &dyn Saver, what: &str) -> Outcome {
-        let revision = image(saver, "t").await?.revision;
-        check!(!self.0.contains(&revision), "a revision came back {what}");
-        self.0.push(revision);
-        Ok(())
-    }
-}
-
-async fn revisions_never_repeat(store: Store) -> Outcome {
-    let (mut saver, mut seen) = (store.open().await?, Seen::default());
-    for life in ["first", "second", "third"] {
-        // What counts in memory begins again with a new handle, and what counts in the thread with a new life.
-        drop(saver);
-        saver = store.open().await?;
-        let one = Step::first("t", 1).meta("note", "A".repeat(100).into());
-        if life == "third" {
-            // As a copy of itself, which has all that the second life began with.
-            let copy = Rewrite { put: vec![one.tuple([])], ..Rewrite::default() };
-            saver.rewrite_thread(&"t".into(), &Revision::absent(), copy).await?;
-        } else {
-            one.commit(&*saver).await?;
-        }
-        let root = one.commit.key();
-        seen.next(&*saver, &format!("when the {life} life began")).await?;
-        for note in [None, Some("B"), None, Some("A"), Some("B")] {
-            let mut tuple = one.tuple([]);
-            match note {
-                Some(note) => tuple.metadata.extra.insert("note".to_owned(), note.repeat(100).into()),
-                None => drop(tuple.metadata.extra.remove("note")),
-            }
-            rewrite(&*saver, "t", Rewrite { put: vec![tuple], ..Rewrite::default() }).await?;
-            seen.next(&*saver, &format!("when the note became {note:?} in the {life} life")).await?;
-        }
-        // Two handles in turn, of which one is new each time.
-        for n in [2, 2, 3] {
-            let other = store.open().await?;
-            let more = Step::after(&root, n).commit(&*other).await?;
-            seen.next(&*saver, &format!("with commit {n} of the {life} life")).await?;
-            saver.put_writes(&root, &says(n, "late")?).await?;
-            seen.next(&*other, &format!("with a row after commit {n} of the {life} life")).await?;
-            drop(saver);
-            saver = store.open().await?;
-            let put = vec![one.tuple([])];
-            rewrite(&*saver, "t", Rewrite { put, ..removing([&more]) }).await?;
-            let what = format!("when commit {n} of the {life} life was taken back");
-            seen.next(&*other, &what).await?;
-        }
-        if life == "first" {
-            saver.delete_thread(&root.thread).await?;
-        } else {
-            rewrite(&*saver, "t", removing([&root])).await?;
-        }
-    }
-    // A plan of any time before is stale.
-    let one = Step::first("t", 1).meta("note", "A".repeat(100).into());
-    one.commit(&*saver).await?;
-    let before = image(&*saver, "t").await?;
-    for revision in &seen.0 {
-        let stale = saver.rewrite_thread(&"t".into(), revision, removing([&one.commit.key()])).await;
-        check_eq!(stale, Err(Error::Stale { thread: "t".into() }), "a plan of an earlier life");
-    }
-    check_eq!(image(&*saver, "t").await?, before, "the thread after plans of earlier lives");
     Ok(())
 }
 

@@ -80,8 +80,9 @@ impl Runs {
         self.lease.as_ref().map(|lease| lease.owner.as_str())
     }
 
-    /// Renews the leases of these runs and of all reservations held by this process, if it has a lease. Rows of others and ended rows are
-    /// unchanged. On Postgres it has a connection of its own, which works on the runtime that it was called on first.
+    /// Renews the leases of these runs and of all reservations held by this process, if it has a lease. Rows of others and
+    /// ended rows are unchanged. On Postgres it has a connection of its own, which works on the runtime that it was called
+    /// on first.
     pub async fn renew(&self, run_ids: &[String]) -> Result<(), RecordsError> {
         let Some(lease) = &self.lease else { return Ok(()) };
         let held: Vec<String> = run_ids.iter().cloned().chain(self.reserved().iter().cloned()).collect();

@@ -141,8 +141,8 @@ async fn keep_latest(app: &Arc<App>, caller: &Principal, thread: &ThreadId) -> R
     exclusively((app, caller), thread, kind, BUSY.to_owned(), FAILED, work).await
 }
 
-/// Whether a plan with fresh snapshots would keep checkpoints that only LangGraph can replay others from: there, no snapshot can
-/// be computed here.
+/// Whether a plan with fresh snapshots would keep checkpoints that only LangGraph can replay others from: there, no
+/// snapshot can be computed here.
 fn only_langgraph_replays(plan: &DeletionPlan) -> bool {
     plan.verdicts.iter().any(|(_, reason)| *reason == Reason::Replay)
 }

@@ -108,8 +108,8 @@ pub(crate) async fn keep(runs: &Arc<Runs>, terms: Terms) -> io::Result<()> {
     Ok(())
 }
 
-/// Starts what looks for expired leases, in a gateway that has none: those of programs beside it, such as embedded clients, and of
-/// gateways that had some before the configuration changed.
+/// Starts what looks for expired leases, in a gateway that has none: those of programs beside it, such as embedded
+/// clients, and of gateways that had some before the configuration changed.
 pub(crate) fn look_for_dead(runs: &Arc<Runs>, terms: Terms) {
     let runs = Arc::downgrade(runs);
     tokio::spawn(async move {

@@ -12,7 +12,7 @@ use crate::channel::ChannelTable;
 use crate::checkpoint::{CheckpointTuple, Stored};
 use crate::deletion::{Lineage, sentinels};
 use crate::error::{Error, Result};
-use crate::foreign::ForeignChanges;
+use crate::foreign;
 use crate::id::{ChannelName, ThreadId};
 use crate::metadata::Counters;
 use crate::mode::ChannelMode;
@@ -26,44 +26,32 @@ pub struct Conversion {
     pub checkpoints: usize,
     /// Those that are stored differently afterwards.
     pub changed: usize,
-    /// Those that another program wrote, which stay as they are, and those that continue its changes, which stay changes.
+    /// Those that LangGraph wrote, which stay as they are, and those that continue its changes, which stay changes.
     pub left: usize,
 }
 
-/// Plans the conversion of a thread to the mode of `table`, with its channels and cadence.
+/// Plans the conversion of a thread to the mode of `table`, with its channels and cadence, and says what it would change.
 ///
 /// - To `full`, every checkpoint refers to its complete values, and carries neither marker nor counters.
 /// - To `delta`, checkpoints store snapshots as often as the cadence asks, and changes between them. A head, and the
 ///   parent of an existing delta checkpoint, keep their complete values, so that a writer that has read them can
 ///   continue safely.
 ///
-/// # Errors
-/// [`Error::BrokenLineage`] if a value cannot be replayed.
-pub fn plan_conversion(image: &ThreadImage, table: &ChannelTable) -> Result<Rewrite> {
-    plan_conversion_beside(image, table, |_| false).map(|(rewrite, _)| rewrite)
-}
-
-/// As [`plan_conversion`], of a thread that another program may have written to, and what the conversion would change.
-/// `is_foreign` says which checkpoints the other program wrote: they stay as they are, because it does not read another
-/// form, and its changes cannot be replayed here. Where others continue such changes, they stay changes.
+/// What LangGraph wrote stays as it is, because LangGraph does not read another form, and its changes cannot be replayed
+/// here. Where others continue such changes, they stay changes.
 ///
 /// # Errors
-/// As [`plan_conversion`].
-pub fn plan_conversion_beside(
-    image: &ThreadImage,
-    table: &ChannelTable,
-    is_foreign: impl Fn(&CheckpointTuple) -> bool,
-) -> Result<(Rewrite, Conversion)> {
+/// [`Error::BrokenLineage`] if a value cannot be replayed.
+pub fn plan_conversion(image: &ThreadImage, table: &ChannelTable) -> Result<(Rewrite, Conversion)> {
     let lineage = Lineage::new(image);
-    let foreign = ForeignChanges::new(&lineage, &is_foreign);
-    let mut left = image.checkpoints.keys().filter(|place| foreign.are_at(place)).count();
-    let mut replay = Replay::beside(&lineage, table, foreign);
+    let mut replay = Replay::new(&lineage, table);
+    let mut left = image.checkpoints.keys().filter(|place| replay.foreign().are_at(place)).count();
     let mut converted: BTreeMap<LocalKey, CheckpointTuple> = BTreeMap::new();
     let heads = lineage.heads();
     let mut put = Vec::new();
     for (place, tuple) in &image.checkpoints {
         let values = replay.values(place, tuple)?;
-        if is_foreign(tuple) {
+        if foreign::wrote(tuple) {
             left += usize::from(sentinels(tuple).next().is_none());
             // Not in `converted`: its children store complete values, no changes of its.
             continue;
@@ -165,26 +153,13 @@ const ATTEMPTS: usize = 8;
 /// # Errors
 /// [`Error::Stale`] if other writers keep changing the thread; those of [`plan_conversion`] and of the saver.
 pub async fn convert(saver: &dyn Saver, thread: &ThreadId, table: &ChannelTable) -> Result<Conversion> {
-    convert_beside(saver, thread, table, |_| false).await
-}
-
-/// As [`convert`], of a thread that another program may have written to ([`plan_conversion_beside`]).
-///
-/// # Errors
-/// As [`convert`].
-pub async fn convert_beside(
-    saver: &dyn Saver,
-    thread: &ThreadId,
-    table: &ChannelTable,
-    is_foreign: fn(&CheckpointTuple) -> bool,
-) -> Result<Conversion> {
     let mut doubt = None;
     // What the attempt in doubt changed, if nothing is left to convert after it.
     let mut doubted = None;
     for _ in 0..ATTEMPTS {
         let image = saver.read_thread(thread).await.map_err(|error| doubt_or(doubt.clone(), error))?;
-        let (rewrite, done) = plan_conversion_beside(&image, table, is_foreign)
-            .map_err(|error| doubt_or(doubt.clone(), error))?;
+        let (rewrite, done) =
+            plan_conversion(&image, table).map_err(|error| doubt_or(doubt.clone(), error))?;
         if rewrite.is_empty() {
             return Ok(doubted.unwrap_or(done));
         }

@@ -1,6 +1,6 @@
 //! Errors, grouped by what the caller should do.
 
-use crate::id::{CheckpointId, Namespace, ThreadId};
+use crate::id::{ChannelName, CheckpointId, Namespace, ThreadId};
 
 /// The result of an engine or saver operation.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -134,6 +134,19 @@ pub enum Error {
     /// The process tries to change a frozen setting (`CheckpointModeReconfigurationError` of the reference).
     #[error("{0}")]
     Reconfiguration(&'static str),
+    /// LangGraph stored a channel as changes, and its reducers are not known here. Nothing was computed or written.
+    #[error(
+        "thread {thread}, checkpoint {checkpoint}: LangGraph stored channel {channel} as changes, and only the graph that \
+         wrote them can replay them; read and continue the thread with that graph"
+    )]
+    ForeignChanges {
+        /// The thread.
+        thread: ThreadId,
+        /// The requested checkpoint.
+        checkpoint: CheckpointId,
+        /// The channel.
+        channel: ChannelName,
+    },
     /// The writes of one superstep cannot be applied together.
     #[error("{0}")]
     InvalidUpdate(String),
@@ -178,6 +191,7 @@ impl Error {
             Self::InvalidUpdate(_) => "InvalidUpdateError",
             Self::InvalidInput(_) => "ValueError",
             Self::NotFound { .. } => "CheckpointNotFoundError",
+            Self::ForeignChanges { .. } => "ForeignChangesError",
             Self::Conflict { .. } | Self::Stale { .. } => "CheckpointConflictError",
             Self::HistoryLost { .. } => "CheckpointHistoryLostError",
             Self::BrokenLineage { .. } => "BrokenLineageError",

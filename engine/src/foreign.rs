@@ -1,28 +1,73 @@
-//! What another program wrote to a thread, whose reducers are not known here.
+//! What LangGraph wrote to a thread through the savers for it: its reducers are not known here.
+//!
+//! Those savers leave a frame in every checkpoint that they store. Other programs that continue the thread keep the frame
+//! as they keep every channel, so the frame also says which checkpoint it belongs to.
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use serde_json::{Value as Json, json};
+
 use crate::checkpoint::CheckpointTuple;
 use crate::deletion::{Lineage, sentinels};
-use crate::id::ChannelName;
+use crate::error::Error;
+use crate::id::{ChannelName, CheckpointId};
 use crate::saver::LocalKey;
+use crate::value::ChannelValue;
 
-/// The channels, by checkpoint, that are stored as changes which only another program can replay: that program stored
-/// one of the checkpoints on the way back to the nearest value.
-#[derive(Debug, Default)]
-pub struct ForeignChanges(BTreeMap<LocalKey, BTreeSet<ChannelName>>);
+/// The channel of the frame: a JSON object.
+pub const FRAME: &str = "__threadkeep_frame__";
+/// The key of a frame whose value is [`owner`] of its checkpoint.
+pub const OWNER_KEY: &str = "i";
+
+/// Names the checkpoint that a frame belongs to.
+pub fn owner(id: CheckpointId) -> Json {
+    let bytes = id.as_bytes();
+    json!(u32::from_be_bytes([bytes[12], bytes[13], bytes[14], bytes[15]]))
+}
+
+/// Whether LangGraph wrote a checkpoint, which was read with the value of [`FRAME`]. A frame that cannot be read counts as
+/// LangGraph's.
+pub fn wrote(tuple: &CheckpointTuple) -> bool {
+    let frame = tuple.checkpoint.channels.get(FRAME).and_then(|entry| entry.stored.value());
+    frame.is_some_and(|frame| belongs_to(frame, tuple.checkpoint.id))
+}
+
+fn belongs_to(frame: &ChannelValue, id: CheckpointId) -> bool {
+    frame.to_json().map_or(true, |frame| frame.get(OWNER_KEY) == Some(&owner(id)))
+}
+
+/// Whether LangGraph wrote a checkpoint or one of its ancestors, as far as its own channels show: they all keep a frame.
+pub(crate) fn may_follow(tuple: &CheckpointTuple) -> bool {
+    tuple.checkpoint.channels.contains_key(FRAME)
+}
+
+/// The error of a value that only LangGraph can replay.
+pub(crate) fn not_replayed(tuple: &CheckpointTuple, channel: &ChannelName) -> Error {
+    Error::ForeignChanges {
+        thread: tuple.thread.clone(),
+        checkpoint: tuple.checkpoint.id,
+        channel: channel.clone(),
+    }
+}
+
+/// The channels of a thread, by checkpoint, that are stored as changes which only LangGraph can replay: it stored one of the
+/// checkpoints on the way back to the nearest value.
+#[derive(Debug)]
+pub(crate) struct ForeignChanges(BTreeMap<LocalKey, BTreeSet<ChannelName>>);
 
 impl ForeignChanges {
-    /// Those of a thread. `is_foreign` says of a checkpoint whether the other program wrote it.
-    pub fn new(lineage: &Lineage<'_>, is_foreign: impl Fn(&CheckpointTuple) -> bool) -> Self {
+    pub(crate) fn new(lineage: &Lineage<'_>) -> Self {
         let mut found: BTreeMap<LocalKey, BTreeSet<ChannelName>> = BTreeMap::new();
         // Parents come before their children.
         for (at, tuple) in &lineage.image().checkpoints {
+            if !may_follow(tuple) {
+                continue;
+            }
             let mut changes = sentinels(tuple).peekable();
             if changes.peek().is_none() {
                 continue;
             }
-            let is_foreign = is_foreign(tuple);
+            let is_foreign = wrote(tuple);
             let above = tuple.parent.and_then(|parent| found.get(&(at.0.clone(), parent)));
             let is_theirs = |channel: &&ChannelName| {
                 is_foreign || above.is_some_and(|channels| channels.contains(*channel))
@@ -33,11 +78,6 @@ impl ForeignChanges {
             }
         }
         Self(found)
-    }
-
-    /// Those of a checkpoint.
-    pub fn at(&self, place: &LocalKey) -> impl Iterator<Item = &ChannelName> {
-        self.0.get(place).into_iter().flatten()
     }
 
     /// Whether a checkpoint has such a channel.

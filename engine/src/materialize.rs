@@ -6,9 +6,12 @@ use std::sync::Arc;
 use crate::channel::ChannelTable;
 use crate::checkpoint::{ChannelEntry, CheckpointKey, CheckpointTuple, Stored};
 use crate::error::{Error, Result};
+use crate::foreign;
 use crate::id::{ChannelName, CheckpointId};
 use crate::metadata::Counters;
-use crate::saver::{ChannelHistory, DeltaHistory, Load, Saver, ThreadImage, fallback};
+use crate::saver::{
+    ChannelHistory, CheckpointSelector, DeltaHistory, ListQuery, Load, Saver, ThreadImage, fallback,
+};
 use crate::state::{Channel, StateSnapshot};
 use crate::value::ChannelValue;
 
@@ -34,13 +37,91 @@ impl Paths<'_> {
             Self::Image(image) => fallback::image_history(image, at, channels, reach),
         }
     }
+
+    /// Refuses paths to a checkpoint on which LangGraph stored changes: its reducers are not known here.
+    async fn refuse_foreign(self, tuple: &CheckpointTuple, paths: &DeltaHistory) -> Result<()> {
+        if !foreign::may_follow(tuple) {
+            return Ok(());
+        }
+        let steps = paths.values().flat_map(|path| &path.steps).map(|step| step.checkpoint);
+        let theirs = self.of_langgraph(&tuple.key(), &steps.collect()).await?;
+        let is_foreign =
+            |path: &ChannelHistory| path.steps.iter().any(|step| theirs.contains(&step.checkpoint));
+        match paths.iter().find(|(_, path)| is_foreign(path)) {
+            Some((channel, _)) => Err(foreign::not_replayed(tuple, channel)),
+            None => Ok(()),
+        }
+    }
+
+    /// Which of these, a checkpoint and ancestors of it, LangGraph wrote.
+    async fn of_langgraph(
+        self,
+        at: &CheckpointKey,
+        steps: &BTreeSet<CheckpointId>,
+    ) -> Result<BTreeSet<CheckpointId>> {
+        let Some(oldest) = steps.first() else { return Ok(BTreeSet::new()) };
+        let by_langgraph: BTreeMap<CheckpointId, bool> = match self {
+            Self::Image(image) => {
+                let tuples = image.checkpoints.values().filter(|tuple| tuple.namespace == at.namespace);
+                tuples.map(|tuple| (tuple.checkpoint.id, foreign::wrote(tuple))).collect()
+            }
+            Self::Saver(saver) => {
+                let tuples = framed(saver, at, *oldest).await?;
+                tuples.iter().map(|tuple| (tuple.checkpoint.id, foreign::wrote(tuple))).collect()
+            }
+        };
+        let mut theirs = BTreeSet::new();
+        for step in steps {
+            // One that was removed since its path was read.
+            let gone = || Error::NotFound { thread: at.thread.clone(), checkpoint: *step };
+            if *by_langgraph.get(step).ok_or_else(gone)? {
+                theirs.insert(*step);
+            }
+        }
+        Ok(theirs)
+    }
+}
+
+/// How many checkpoints [`framed`] reads at once.
+const PAGE: usize = 100;
+
+/// The checkpoints from `at` back to the id `oldest`, with their frames.
+async fn framed(
+    saver: &dyn Saver,
+    at: &CheckpointKey,
+    oldest: CheckpointId,
+) -> Result<Vec<CheckpointTuple>> {
+    let CheckpointKey { thread, namespace, id } = at;
+    let load = Load::Only([ChannelName::from(foreign::FRAME)].into());
+    let selector = CheckpointSelector {
+        thread: thread.clone(),
+        namespace: namespace.clone(),
+        id: Some(*id),
+        load: load.clone(),
+    };
+    let mut found: Vec<CheckpointTuple> = saver.get(&selector).await?.into_iter().collect();
+    while let Some(last) = found.last().filter(|last| last.checkpoint.id > oldest) {
+        let query = ListQuery {
+            namespace: Some(namespace.clone()),
+            before: Some(last.checkpoint.id),
+            limit: Some(PAGE),
+            load: load.clone(),
+            ..ListQuery::new(thread)
+        };
+        let page = saver.list(&query).await?;
+        if page.is_empty() {
+            break;
+        }
+        found.extend(page);
+    }
+    Ok(found)
 }
 
 /// Materializes checkpoints returned by a saver. `tuples` are newest first; one history read serves all that are on the
 /// lineage of the newest, and one more each branch.
 ///
 /// # Errors
-/// [`Error::BrokenLineage`] if something the values need is missing, and the saver's.
+/// [`Error::BrokenLineage`] if something the values need is missing, [`Error::ForeignChanges`], and the saver's.
 pub(crate) async fn materialize(
     paths: Paths<'_>,
     table: &ChannelTable,
@@ -58,6 +139,7 @@ pub(crate) async fn materialize(
             continue;
         }
         let history = paths.history(&tuple.key(), &missing, Some(reach(&tuples[at..], &missing))).await?;
+        paths.refuse_foreign(tuple, &history).await?;
         for (channel, path) in history {
             for (checkpoint, value) in replay(table, &channel, path)? {
                 replayed.insert((checkpoint, channel.clone()), value);
@@ -69,9 +151,12 @@ pub(crate) async fn materialize(
 
 /// The oldest checkpoint that the path of the first one serves, too: the path extends past nearer snapshots. It does not
 /// extend past values that are stored for another reason, in full mode or by a program with other reducers: what led to
-/// them need not be replayed, and perhaps cannot be.
+/// them need not be replayed, and perhaps cannot be. LangGraph's snapshots are such values, too.
 fn reach(page: &[CheckpointTuple], channels: &BTreeSet<ChannelName>) -> CheckpointId {
     let first = &page[0];
+    if foreign::may_follow(first) {
+        return first.checkpoint.id;
+    }
     let holds_value = |tuple: &&CheckpointTuple| {
         let entries = channels.iter().filter_map(|channel| tuple.checkpoint.channels.get(channel));
         entries.into_iter().any(|entry| matches!(entry.stored, Stored::Value(_)))

@@ -26,11 +26,12 @@ pub(crate) struct Replay<'a> {
 
 impl<'a> Replay<'a> {
     pub(crate) fn new(lineage: &'a Lineage<'a>, table: &'a ChannelTable) -> Self {
-        Self::beside(lineage, table, ForeignChanges::default())
+        Self { lineage, table, foreign: ForeignChanges::new(lineage), done: HashMap::new() }
     }
 
-    pub(crate) fn beside(lineage: &'a Lineage<'a>, table: &'a ChannelTable, foreign: ForeignChanges) -> Self {
-        Self { lineage, table, foreign, done: HashMap::new() }
+    /// What only LangGraph can replay.
+    pub(crate) fn foreign(&self) -> &ForeignChanges {
+        &self.foreign
     }
 
     /// The complete values at a checkpoint whose parent was already requested, but for foreign changes.
@@ -41,7 +42,7 @@ impl<'a> Replay<'a> {
                 Stored::Value(value) | Stored::Snapshot(value) => Some(value.clone()),
                 Stored::Held => None,
                 // That its writes are there is checked row by row.
-                Stored::Sentinel if self.table.is_foreign() || self.foreign.contains(place, name) => None,
+                Stored::Sentinel if self.foreign.contains(place, name) => None,
                 Stored::Sentinel => {
                     let parent = self.lineage.parent(tuple).ok_or_else(|| {
                         let missing =

@@ -9,6 +9,7 @@ use crate::channel::ChannelTable;
 use crate::checkpoint::{CheckpointTuple, Stored};
 use crate::deletion::Lineage;
 use crate::error::{Error, Result};
+use crate::foreign;
 use crate::id::{ChannelName, CheckpointId, Namespace, ThreadId, Version};
 use crate::metadata::Counters;
 use crate::replay::{Replay, Values};
@@ -95,7 +96,7 @@ impl fmt::Display for Violation {
     }
 }
 
-/// Checks a thread. `table` replays its delta channels, whatever its own mode.
+/// Checks a thread. `table` replays its delta channels, whatever its own mode; nothing of LangGraph's is replayed.
 pub fn verify_image(image: &ThreadImage, table: &ChannelTable) -> Vec<Violation> {
     let lineage = Lineage::new(image);
     let replay = Replay::new(&lineage, table);
@@ -277,7 +278,7 @@ impl<'a> Check<'a> {
 
     /// A value that no row of its step writes is not looked at: an operator may have put it there, or a deletion left it.
     fn snapshots(&mut self, tuple: &'a CheckpointTuple, values: &Values) {
-        let Some(parent) = self.lineage.parent(tuple) else { return };
+        let Some(parent) = self.lineage.parent(tuple).filter(|_| !foreign::wrote(tuple)) else { return };
         let applied = &tuple.checkpoint.applied;
         for (channel, entry) in &tuple.checkpoint.channels {
             let rows = parent.writes.iter().filter(|row| applied.contains(&row.task));

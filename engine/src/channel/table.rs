@@ -67,7 +67,7 @@ impl Schema {
                 accumulating.map(|(name, _)| name.clone()).collect()
             }
         };
-        Ok(ChannelTable { channels: self.channels, mode, frequency, delta, foreign: false })
+        Ok(ChannelTable { channels: self.channels, mode, frequency, delta })
     }
 }
 
@@ -121,7 +121,6 @@ pub struct ChannelTable {
     mode: ChannelMode,
     frequency: u64,
     delta: BTreeSet<ChannelName>,
-    foreign: bool,
 }
 
 impl ChannelTable {
@@ -143,22 +142,6 @@ impl ChannelTable {
     /// The names of all channels.
     pub fn names(&self) -> impl Iterator<Item = &ChannelName> {
         self.channels.keys()
-    }
-
-    /// A table for the threads of another program, whose reducers are not known here: nothing can be replayed.
-    pub fn foreign() -> Self {
-        Self {
-            channels: BTreeMap::new(),
-            mode: ChannelMode::Full,
-            frequency: 1,
-            delta: BTreeSet::new(),
-            foreign: true,
-        }
-    }
-
-    /// Whether it is [`Self::foreign`].
-    pub fn is_foreign(&self) -> bool {
-        self.foreign
     }
 
     /// How the channel treats writes; `None` if the schema does not contain it.

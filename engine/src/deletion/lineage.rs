@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use crate::channel::ChannelTable;
 use crate::checkpoint::{CheckpointTuple, Stored, TaskWrites, Write};
 use crate::error::{Error, Result};
+use crate::foreign;
 use crate::id::{ChannelName, CheckpointId, Namespace};
 use crate::saver::{LocalKey, ThreadImage};
 use crate::value::ChannelValue;
@@ -127,7 +128,8 @@ impl<'a> Lineage<'a> {
     /// The value of a channel at a checkpoint, replayed if it is not stored there; `None` if it was never written.
     ///
     /// # Errors
-    /// [`Error::BrokenLineage`] if something it needs is missing; those of the channel's reducer.
+    /// [`Error::BrokenLineage`] if something it needs is missing; [`Error::ForeignChanges`] if LangGraph stored something
+    /// of it as changes; those of the channel's reducer.
     pub fn value(
         &self,
         at: &CheckpointTuple,
@@ -155,6 +157,9 @@ impl<'a> Lineage<'a> {
                     break Some(value);
                 }
                 Some((Stored::Sentinel | Stored::Held, _)) => {}
+            }
+            if foreign::wrote(child) {
+                return Err(foreign::not_replayed(at, channel));
             }
             let parent = self.parent(child).ok_or_else(|| {
                 broken(format!("the lineage ends at {} without a value of {channel}", child.checkpoint.id))

@@ -26,7 +26,7 @@ use crate::saver::{LocalKey, Rewrite, Saver, ThreadImage, doubt_or};
 pub use copy::copy_thread;
 pub use lineage::Lineage;
 pub(crate) use lineage::sentinels;
-pub use prune::{Boundary, Keep, Prune, plan_prune, plan_prune_beside, prune};
+pub use prune::{Boundary, Keep, Prune, plan_prune, prune};
 pub use retention::{RetentionPolicy, RetentionReport, enforce, plan_retention};
 pub use runs::{RUN_ID_KEY, delete_for_runs, plan_delete_for_runs};
 pub use stats::{Counting, STATS_KEYS, Stats};

@@ -6,7 +6,6 @@ use super::lineage::Lineage;
 use super::removal::removal;
 use super::{DeletionPlan, Reason, carry_out, in_order};
 use crate::channel::ChannelTable;
-use crate::checkpoint::CheckpointTuple;
 use crate::error::Result;
 use crate::foreign::ForeignChanges;
 use crate::id::{CheckpointId, ThreadId};
@@ -31,8 +30,8 @@ pub enum Boundary {
     /// Also keep ancestors, back to those that store a value of each delta channel. Stores nothing new.
     #[default]
     KeepSet,
-    /// Store a snapshot of each delta channel in the oldest kept checkpoints, and remove all ancestors. What only another
-    /// program can replay ([`plan_prune_beside`]) is kept as with [`Self::KeepSet`].
+    /// Store a snapshot of each delta channel in the oldest kept checkpoints, and remove all ancestors. What only LangGraph
+    /// can replay is kept as with [`Self::KeepSet`], with [`Reason::Replay`].
     FreshSnapshot,
 }
 
@@ -62,26 +61,8 @@ impl Prune {
 /// # Errors
 /// [`crate::Error::BrokenLineage`] if a snapshot is needed and something required for it is missing.
 pub fn plan_prune(image: &ThreadImage, prune: &Prune, table: &ChannelTable) -> Result<DeletionPlan> {
-    plan_prune_beside(image, prune, table, |_| false)
-}
-
-/// As [`plan_prune`], of a thread that another program may have written to, whose delta channels `table` cannot replay.
-/// `is_foreign` says which checkpoints it wrote. They keep what they are replayed from, with [`Reason::Replay`], and so do
-/// checkpoints that continue their delta channels.
-///
-/// # Errors
-/// As [`plan_prune`].
-pub fn plan_prune_beside(
-    image: &ThreadImage,
-    prune: &Prune,
-    table: &ChannelTable,
-    is_foreign: impl Fn(&CheckpointTuple) -> bool,
-) -> Result<DeletionPlan> {
     let lineage = Lineage::new(image);
-    let foreign = match prune.boundary {
-        Boundary::KeepSet => ForeignChanges::default(),
-        Boundary::FreshSnapshot => ForeignChanges::new(&lineage, is_foreign),
-    };
+    let foreign = ForeignChanges::new(&lineage);
     let heads = lineage.heads();
     let newest = match prune.keep {
         Keep::Last(count) => newest(image, count),

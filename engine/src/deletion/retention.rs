@@ -55,7 +55,11 @@ impl Default for RetentionPolicy {
 }
 
 impl RetentionPolicy {
-    fn cap(&self) -> Result<usize> {
+    /// The maximum of checkpoints that a pass deletes.
+    ///
+    /// # Errors
+    /// [`Error::InvalidInput`] if it is negative.
+    pub fn cap(&self) -> Result<usize> {
         match self.max_delete_per_run {
             None => Ok(usize::MAX),
             Some(cap) => usize::try_from(cap)

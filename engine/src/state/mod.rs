@@ -121,7 +121,7 @@ impl StateAccessor {
     /// The state at a checkpoint, or at the head; `None` if it does not exist.
     ///
     /// # Errors
-    /// [`Error::ModeMismatch`] from the gate, [`Error::BrokenLineage`], and the saver's.
+    /// [`Error::ModeMismatch`] from the gate, [`Error::BrokenLineage`], [`Error::ForeignChanges`], and the saver's.
     pub async fn get(&self, thread: &ThreadId, at: Option<CheckpointId>) -> Result<Option<StateSnapshot>> {
         self.get_loading(thread, at, Load::All).await
     }

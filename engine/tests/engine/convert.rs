@@ -105,7 +105,7 @@ async fn there_and_back(saver: Arc<dyn Saver>, first: ChannelMode, frequency: u6
     let before = states(&reader).await;
     for (mode, ops) in [(second, ops[1]), (first, &[]), (second, &[])] {
         let lineage = saver.read_thread(&thread).await.unwrap();
-        let planned = plan_conversion(&lineage, &table(mode, frequency)).unwrap();
+        let planned = plan_conversion(&lineage, &table(mode, frequency)).unwrap().0;
         let done = convert(&*saver, &thread, &table(mode, frequency)).await.unwrap();
         assert_eq!(done.changed, planned.put.len());
         let again = convert(&*saver, &thread, &table(mode, frequency)).await.unwrap();

@@ -9,6 +9,7 @@ mod deletion;
 mod doubt;
 mod ends;
 mod fences;
+mod foreign;
 mod modes_agree;
 mod numbers;
 mod open_writers;

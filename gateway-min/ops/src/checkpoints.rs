@@ -11,6 +11,7 @@ use serde_json::{Value as Json, json};
 use threadkeep::channel::MESSAGES_CHANNEL;
 use threadkeep::checkpoint::{ChannelEntry, CheckpointTuple, Stored, TaskWrites, Write};
 use threadkeep::deletion::{Lineage, RUN_ID_KEY};
+use threadkeep::foreign;
 use threadkeep::id::{ChannelName, CheckpointId, Namespace, TaskId, ThreadId};
 use threadkeep::metadata::Metadata;
 use threadkeep::saver::{CheckpointSelector, ListQuery, Load, LocalKey};
@@ -433,6 +434,8 @@ impl Messages<'_> {
         let value = match tuple.checkpoint.channels.get(&channel).map(|entry| &entry.stored) {
             None => return Some(0),
             Some(Stored::Value(value) | Stored::Snapshot(value)) => Some(value.clone()),
+            // Only LangGraph knows its reducer.
+            Some(Stored::Sentinel) if foreign::wrote(tuple) => None,
             Some(Stored::Sentinel) => self.replayed(tuple, parent, &channel).await,
             Some(Stored::Held) => None,
         };

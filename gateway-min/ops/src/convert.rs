@@ -3,10 +3,9 @@
 use clap::{Args, ValueEnum};
 use serde_json::json;
 use threadkeep::channel::ChannelTable;
-use threadkeep::convert::{Conversion, convert_beside, plan_conversion_beside};
+use threadkeep::convert::{Conversion, convert, plan_conversion};
 use threadkeep::id::ThreadId;
 use threadkeep::mode::ChannelMode;
-use threadkeep_langgraph::wrote;
 
 use super::error::Result;
 use super::output::{Columns, Out, bytes, count, things};
@@ -125,9 +124,9 @@ impl ConvertCommand {
         let before = stored(target, thread).await?;
         let done = if self.dry_run {
             let image = target.image(thread).await?;
-            plan_conversion_beside(&image, channels, wrote)?.1
+            plan_conversion(&image, channels)?.1
         } else {
-            retried_while_stale(|| convert_beside(&**target.saver(), thread, channels, wrote)).await?
+            retried_while_stale(|| convert(&**target.saver(), thread, channels)).await?
         };
         // It is done, whatever its size is.
         let after = stored(target, thread).await.unwrap_or_default();

@@ -159,6 +159,10 @@ impl OpsError {
                     | Error::Corrupt { .. }
                     | Error::BrokenLineage { .. }
                     | Error::HistoryLost { .. }
+                    | Error::ForeignChanges { .. }
+                    // A replay's: another program's channels, or rows that the reducer refuses.
+                    | Error::InvalidInput(_)
+                    | Error::InvalidUpdate(_)
             ),
             _ => false,
         }

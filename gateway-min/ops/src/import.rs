@@ -118,12 +118,10 @@ impl ImportCommand {
                     }
                 }
                 Ok(Imported::ThereAlready(_)) => there += 1,
-                Err(
-                    error @ (OpsError::Archive { .. }
-                    | OpsError::File { .. }
-                    | OpsError::Unsupported(_)
-                    | OpsError::Checkpoints(threadkeep::Error::InvalidInput(_))),
-                ) => {
+                Err(error)
+                    if error.is_of_one_thread()
+                        || matches!(error, OpsError::File { .. } | OpsError::Unsupported(_)) =>
+                {
                     wrong += 1;
                     progress.say(&format!("error: {}", one_line(&error.to_string())));
                 }

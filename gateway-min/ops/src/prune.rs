@@ -4,10 +4,9 @@ use std::collections::BTreeSet;
 
 use chrono::{DateTime, NaiveDate, TimeDelta, Utc};
 use clap::{Args, Subcommand, ValueEnum};
-use threadkeep::deletion::{Boundary, Keep, Prune};
+use threadkeep::deletion::{Boundary, Keep, Prune, plan_prune};
 use threadkeep::id::CheckpointId;
 use threadkeep::saver::ThreadImage;
-use threadkeep_langgraph::plan_prune;
 
 use super::error::Result;
 use super::output::Out;

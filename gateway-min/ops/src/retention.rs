@@ -61,7 +61,7 @@ pub(crate) struct Rules {
     /// Also remove checkpoints with pending writes, which are lost.
     #[arg(long)]
     no_pending_write_guard: bool,
-    /// Maximum checkpoints deleted per pass, oldest first; run again to continue.
+    /// Maximum checkpoints deleted per pass, newest first; run again to continue.
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     max_delete_per_run: Option<i64>,
     /// Also remove duration notes with children; the children move to the notes' parents.
@@ -99,6 +99,8 @@ impl RetentionCommand {
             Self::Plan { rules, .. } => (rules.policy(), false),
             Self::Apply { rules, until_done, .. } => (rules.policy(), *until_done),
         };
+        // Not an error of each thread.
+        rules.cap()?;
         let plan = |image: &ThreadImage| plan_retention(image, &rules, &target.table);
         let policy = Policy { plan: &plan, protect: &rules.protect_checkpoint_ids, repeat };
         self.asked().run(target, out, policy).await

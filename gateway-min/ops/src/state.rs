@@ -4,7 +4,6 @@ use clap::Subcommand;
 use serde_json::{Map, Value as Json, json};
 use threadkeep::checkpoint::{CheckpointTuple, Stored};
 use threadkeep::id::{ChannelName, CheckpointId, Namespace, ThreadId};
-use threadkeep_langgraph::changed_channel;
 
 use super::checkpoints::{At, raw, source};
 use super::error::{OpsError, Result};
@@ -55,9 +54,6 @@ impl CheckpointState {
             ))
         };
         let tuple = raw(target, thread, namespace, id).await?;
-        if let Some(channel) = changed_channel(&**target.saver(), &tuple).await? {
-            return Err(unknown(&channel));
-        }
         let Some(state) = target.accessor(namespace).get(thread, Some(id)).await? else {
             return Err(OpsError::NoCheckpoint {
                 thread: thread.clone(),

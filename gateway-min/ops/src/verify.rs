@@ -7,7 +7,6 @@ use serde_json::json;
 use threadkeep::Error;
 use threadkeep::id::ThreadId;
 use threadkeep::verify::{Violation, repair, verify};
-use threadkeep_langgraph::foreign_table;
 
 use super::error::{Exit, OpsError, Result};
 use super::output::{Out, count, cut, one_line, things};
@@ -199,11 +198,12 @@ impl VerifyCommand {
         for thread in &threads {
             progress.interrupted()?;
             let saver = &**target.saver();
-            let foreign = foreign_table(saver, thread).await;
-            let table = foreign.as_ref().unwrap_or(&target.table);
-            lines.extend(verify(saver, thread, table).await?.iter().map(Line::of));
+            lines.extend(verify(saver, thread, &target.table).await?.iter().map(Line::of));
             progress.next();
         }
+        progress.interrupted()?;
+        // From here on a signal ends the command at once: this only reads, and may take long.
+        drop(progress);
         if let Some(sqlite) = target.sqlite() {
             let wanted: HashSet<&str> = threads.iter().map(ThreadId::as_str).collect();
             let findings = sqlite.check().await?.into_iter().filter(|finding| {
@@ -251,9 +251,7 @@ impl VerifyCommand {
     /// Makes the safe repairs of each thread. What could not be repaired, the second check reports.
     async fn put_right(&self, target: &Target) -> Result<()> {
         for thread in self.listed(target).await? {
-            let foreign = foreign_table(&**target.saver(), &thread).await;
-            let table = foreign.as_ref().unwrap_or(&target.table);
-            let repaired = retried_while_stale(|| repair(&**target.saver(), &thread, table)).await;
+            let repaired = retried_while_stale(|| repair(&**target.saver(), &thread, &target.table)).await;
             passed_over(repaired.map(drop))?;
         }
         match target.sqlite() {

@@ -8,13 +8,12 @@ use std::sync::Arc;
 
 use threadkeep::channel::{ChannelTable, Schema};
 use threadkeep::checkpoint::{CheckpointTuple, Stored};
+use threadkeep::foreign::wrote;
 use threadkeep::id::{ChannelName, IdSource};
 use threadkeep::mode::ChannelMode;
 use threadkeep::saver::{Load, Saver};
 use threadkeep::state::StateAccessor;
 use threadkeep::{Error, Result};
-
-use crate::frame;
 
 /// The cadence of a table that is only read with.
 const ANY: u64 = 1;
@@ -27,7 +26,7 @@ pub(crate) async fn complete(saver: &Arc<dyn Saver>, tuple: &mut CheckpointTuple
     let is_sentinel = |channel: &ChannelName| {
         tuple.checkpoint.channels.get(channel).is_some_and(|entry| entry.stored == Stored::Sentinel)
     };
-    if !tuple.metadata.delta_marker || frame::is_of_langgraph(tuple)? {
+    if !tuple.metadata.delta_marker || wrote(tuple) {
         return Ok(());
     }
     let table: ChannelTable = Schema::thread_state().compile(ChannelMode::Delta, ANY)?;
@@ -39,7 +38,11 @@ pub(crate) async fn complete(saver: &Arc<dyn Saver>, tuple: &mut CheckpointTuple
     let (thread, id) = (tuple.thread.clone(), tuple.checkpoint.id);
     let accessor = StateAccessor::new(saver.clone(), Arc::new(table), Arc::new(IdSource::default()));
     let accessor = accessor.remembering(|| 0).in_namespace(tuple.namespace.clone());
-    let state = accessor.get_loading(&thread, Some(id), Load::Only(changes.clone())).await?;
+    let state = match accessor.get_loading(&thread, Some(id), Load::Only(changes.clone())).await {
+        // The gateway carried on changes of a graph, which has a delta channel and asks for the replay itself.
+        Err(Error::ForeignChanges { .. }) => return Ok(()),
+        read => read?,
+    };
     // It may have been deleted since it was read.
     let state = state.ok_or_else(|| Error::NotFound { thread: thread.clone(), checkpoint: id })?;
     for channel in changes {

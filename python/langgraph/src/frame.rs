@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use chrono::{DateTime, SecondsFormat, Utc};
 use serde_json::{Map, Value as Json, json};
-use threadkeep::checkpoint::CheckpointTuple;
+use threadkeep::foreign::{OWNER_KEY, owner};
 use threadkeep::id::{CheckpointId, Version};
 use threadkeep::value::{ChannelValue, Element, ListValue};
 use threadkeep::{Error, Result};
@@ -16,7 +16,8 @@ use threadkeep::{Error, Result};
 use crate::version::{self, Label};
 
 /// The channel of [`Frame`] and of the notes.
-pub(crate) const FRAME: &str = "__threadkeep_frame__";
+pub(crate) use threadkeep::foreign::FRAME;
+
 /// The channel of the versions that nodes have seen.
 pub(crate) const SEEN: &str = "__threadkeep_seen__";
 /// The channel of other keys of a checkpoint.
@@ -41,12 +42,6 @@ pub(crate) fn is_private(channel: &str) -> bool {
     matches!(channel, FRAME | SEEN | REST)
 }
 
-/// Names the checkpoint that a frame belongs to. Another program that goes on with a thread takes its parent's frame over.
-fn mark(id: CheckpointId) -> Json {
-    let bytes = id.as_bytes();
-    json!(u32::from_be_bytes([bytes[12], bytes[13], bytes[14], bytes[15]]))
-}
-
 /// The value of [`FRAME`]. `channels` are all channels in order, `notes` what the engine's types cannot hold.
 pub(crate) fn encode(
     id: CheckpointId,
@@ -55,7 +50,7 @@ pub(crate) fn encode(
     notes: Map<String, Json>,
 ) -> Result<ChannelValue> {
     let mut map = notes;
-    map.insert("i".to_owned(), mark(id));
+    map.insert(OWNER_KEY.to_owned(), owner(id));
     if let Some(v) = frame.v {
         map.insert("v".to_owned(), json!(v));
     }
@@ -77,18 +72,10 @@ pub(crate) fn encode(
     ChannelValue::from_json(&Json::Object(map))
 }
 
-/// Whether LangGraph wrote a checkpoint: it has a frame, and not its parent's.
-pub(crate) fn is_of_langgraph(tuple: &CheckpointTuple) -> Result<bool> {
-    match tuple.checkpoint.channels.get(FRAME).and_then(|entry| entry.stored.value()) {
-        Some(value) => Ok(!notes(tuple.checkpoint.id, value)?.is_empty()),
-        None => Ok(false),
-    }
-}
-
 /// The notes of a frame; nothing if it is the frame of another checkpoint.
 pub(crate) fn notes(id: CheckpointId, value: &ChannelValue) -> Result<Map<String, Json>> {
     match value.to_json()? {
-        Json::Object(map) if map.get("i") == Some(&mark(id)) => Ok(map),
+        Json::Object(map) if map.get(OWNER_KEY) == Some(&owner(id)) => Ok(map),
         _ => Ok(Map::new()),
     }
 }
@@ -100,7 +87,7 @@ pub(crate) fn decode(
     channels: &[&str],
 ) -> Result<Option<(Frame, Map<String, Json>)>> {
     let Json::Object(mut map) = value.to_json()? else { return Err(damaged()) };
-    if map.remove("i") != Some(mark(id)) {
+    if map.remove(OWNER_KEY) != Some(owner(id)) {
         return Ok(None);
     }
     let v = map.remove("v").map(|v| v.as_i64().ok_or_else(damaged)).transpose()?;

@@ -10,7 +10,6 @@ mod in_place;
 mod known;
 mod metadata;
 pub mod moved;
-mod operators;
 mod put;
 mod read;
 mod reading;
@@ -25,7 +24,6 @@ mod waiting;
 mod writes;
 
 pub use frame::Frame;
-pub use operators::{changed_channel, foreign_table, plan_prune, wrote};
 pub use steps::after;
 pub use store::{Fence, LangGraph};
 pub use types::{ChannelReplay, ListRequest, Pending, Place, Put, PutWrites, Seed, Strategy, Tuple};

@@ -100,7 +100,8 @@ impl ApiError {
     }
 
     /// An error of the engine in a thread route (service reference, "HTTP mapping (threads router)"): a mode mismatch is 409, a
-    /// reconfiguration 503, lost history 409, each with its own text; anything else is as [`Self::internal`] has it.
+    /// reconfiguration 503, lost history and changes of LangGraph 409, each with its own text; anything else is as
+    /// [`Self::internal`] has it.
     pub fn from_engine(thread: &ThreadId, detail: &'static str, error: &Error) -> Self {
         match error {
             Error::ModeMismatch => Self::conflict(format!("Thread {thread}: {error}")),
@@ -109,6 +110,7 @@ impl ApiError {
                 tracing::error!(cause = %error, %thread, "{detail}");
                 Self::conflict(error.to_string())
             }
+            Error::ForeignChanges { .. } => Self::conflict(error.to_string()),
             Error::Reconfiguration(text) => Self::new(StatusCode::SERVICE_UNAVAILABLE, *text),
             other => {
                 tracing::error!(cause = %other, %thread, "{detail}");
@@ -309,6 +311,15 @@ mod tests {
         let (status, body, log) = mapped(&lost).await;
         assert_eq!((status, body), (409, json!({"detail": lost.to_string()}).to_string()));
         assert!(lost.to_string().contains("revision 4 instead of 6") && log.contains("ERROR"), "{log}");
+
+        let foreign = Error::ForeignChanges {
+            thread: "t-1".into(),
+            checkpoint: threadkeep::id::CheckpointId::from_bytes([1; 16]),
+            channel: "messages".into(),
+        };
+        let (status, body, log) = mapped(&foreign).await;
+        assert_eq!((status, body, log.as_str()), (409, json!({"detail": foreign.to_string()}).to_string(), ""));
+        assert!(foreign.to_string().contains("continue the thread with that graph"));
 
         for error in [Error::corrupt("blobs", "bad checksum"), Error::InvalidInput("odd".into())] {
             let (status, body, log) = mapped(&error).await;

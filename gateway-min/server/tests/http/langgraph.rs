@@ -8,7 +8,7 @@ use threadkeep::saver::{Saver, ThreadImage};
 use threadkeep_sqlite::{Options, SqliteSaver};
 
 use crate::graph::{Entry, Graph};
-use crate::support::{Setup, says};
+use crate::support::{Gateway, Setup, says};
 
 async fn open(data: PathBuf) -> Arc<SqliteSaver> {
     Arc::new(SqliteSaver::open_async(data.join("checkpoints.db"), Options::default()).await.unwrap())
@@ -21,8 +21,8 @@ async fn image(data: PathBuf, thread: &str) -> ThreadImage {
     image
 }
 
-#[tokio::test]
-async fn a_thread_with_delta_channels_of_langgraph_is_not_pruned_by_replaying_them() {
+/// A gateway on a thread of the name `graph`: a snapshot of `messages` and three changes of it by LangGraph.
+async fn with_changes_of_langgraph() -> Gateway {
     let gateway = Setup::on("sqlite", "delta").start().await;
     for thread in ["free", "graph"] {
         gateway.create(thread).await;
@@ -33,12 +33,47 @@ async fn a_thread_with_delta_channels_of_langgraph_is_not_pruned_by_replaying_th
         let graph = Graph::on(saver.clone(), "graph");
         graph.put(0, vec![("messages", Entry::Snapshot(json!([says("human", "h", "hello")])))]).await;
         for n in 1..4 {
-            // Only the graph's reducer knows what to do with it.
-            graph.put(n, vec![("messages", Entry::Changed(json!({"replace": n})))]).await;
+            // As our reducer has it, a message more; only the graph's reducer knows what to do with it.
+            graph.put(n, vec![("messages", Entry::Changed(json!([says("human", "x", "replace all")])))]).await;
         }
         saver.close().await;
     };
-    let gateway = gateway.reopen_after("delta", written).await;
+    gateway.reopen_after("delta", written).await
+}
+
+#[tokio::test]
+async fn messages_that_langgraph_stored_as_changes_are_refused_and_never_computed() {
+    let gateway = with_changes_of_langgraph().await;
+    let before = image(gateway.data(), "graph").await;
+    let ids: Vec<String> = before.checkpoints.keys().map(|(_, id)| id.to_string()).collect();
+    let refusal = |id: &str| {
+        format!(
+            "thread graph, checkpoint {id}: LangGraph stored channel messages as changes, and only the graph that wrote \
+             them can replay them; read and continue the thread with that graph"
+        )
+    };
+    let head = ids.last().unwrap();
+    gateway.get("/api/threads/graph/state").await.refused(409, &refusal(head));
+    for id in &ids[1..] {
+        gateway.get(&format!("/api/threads/graph/state/{id}")).await.refused(409, &refusal(id));
+    }
+    gateway.post("/api/threads/graph/history", json!({})).await.refused(409, &refusal(head));
+    let update = json!({"values": {"messages": [says("human", "more", "more")]}});
+    gateway.post("/api/threads/graph/state", update).await.refused(409, &refusal(head));
+    // What LangGraph stored as a value is shown.
+    let first = gateway.get(&format!("/api/threads/graph/state/{}", ids[0])).await.ok();
+    assert_eq!(first["values"]["messages"][0]["content"], "hello");
+    // A run says why it fails, and writes nothing.
+    let run = gateway.post("/api/threads/graph/runs", json!({"input": {"messages": "hello"}})).await.ok();
+    let run = run["run_id"].as_str().unwrap().to_owned();
+    let joined = gateway.get(&format!("/api/threads/graph/runs/{run}/join")).await;
+    assert!(joined.body.to_string().contains("only the graph that wrote them"), "{}", joined.body);
+    assert!(image(gateway.data(), "graph").await == before, "nothing was written");
+}
+
+#[tokio::test]
+async fn a_thread_with_delta_channels_of_langgraph_is_not_pruned_by_replaying_them() {
+    let gateway = with_changes_of_langgraph().await;
     let before = image(gateway.data(), "graph").await;
 
     let refusal = "Thread graph has delta channels that only LangGraph can replay, so no snapshot of them can be stored \

@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use serde_json::{Value as Json, json};
+use serde_json::{Map, Value as Json, json};
 use threadkeep::checkpoint::Stored;
 use threadkeep::id::{CheckpointId, Namespace};
 use threadkeep::mode::ChannelMode;
 use threadkeep::saver::ThreadImage;
+use threadkeep::state::Update;
 use threadkeep::value::ChannelValue;
 use threadkeep_langgraph::Seed;
 use threadkeep_sqlite::SqliteSaver;
@@ -205,9 +206,29 @@ async fn a_state_is_not_computed_from_changes_of_langgraph() {
     assert_eq!(shown[0]["values"]["messages"], messages(3));
     let refused = store.run(&[&get[..], &[&change]].concat());
     let why = format!(
-        "checkpoint {change}: channel messages is stored as changes, and this program cannot replay it"
+        "thread {CHANGES}, checkpoint {change}: LangGraph stored channel messages as changes, and only the graph that \
+         wrote them can replay them; read and continue the thread with that graph"
     );
     assert!(refused.code == 1 && refused.err.contains(&why), "{refused:?}");
+}
+
+#[tokio::test]
+async fn a_branch_that_the_gateway_made_from_before_langgraph_came_hides_nothing_from_a_check() {
+    let store = Store::new(ChannelMode::Delta).await;
+    let saver = store.open().await;
+    let accessor = store.accessor(&saver, ChannelMode::Delta);
+    turn_of(&accessor, BOTH, 0).await;
+    let head = accessor.get(&BOTH.into(), None).await.unwrap().unwrap().key.id;
+    let graph = Graph::on(saver.clone(), BOTH);
+    graph.put_after(Some(head), 0, vec![("messages", Entry::Snapshot(messages(2)))]).await;
+    // Our reducer could not apply this.
+    graph.put(1, vec![("messages", Entry::Changed(json!({"replace": 1})))]).await;
+    // The newest checkpoint has no ancestor of LangGraph's.
+    let writes = vec![accessor.write("title", json!("branch"), false).unwrap()];
+    let update = Update { at: Some(head), node: "n".into(), writes, extra: Map::new() };
+    accessor.update(&BOTH.into(), update).await.unwrap();
+    saver.close().await;
+    store.run(&["verify", "--all"]).done();
 }
 
 #[tokio::test]

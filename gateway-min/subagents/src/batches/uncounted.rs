@@ -28,6 +28,7 @@ impl Worker {
                         error @ (Error::Corrupt { .. }
                         | Error::BrokenLineage { .. }
                         | Error::HistoryLost { .. }
+                        | Error::ForeignChanges { .. }
                         | Error::InvalidInput(_)),
                     ) => {
                         let id = &row.execution_id;

@@ -8,12 +8,12 @@ use axum::response::{Html, Redirect};
 use serde_json::Value;
 use threadkeep::Error;
 use threadkeep::deletion::{
-    Boundary, DeletionPlan, Keep, Prune, RUN_ID_KEY, RetentionPolicy, Stats, carry_out, plan_retention,
+    Boundary, DeletionPlan, Keep, Prune, RUN_ID_KEY, RetentionPolicy, Stats, carry_out, plan_prune,
+    plan_retention,
 };
 use threadkeep::id::ThreadId;
 use threadkeep::saver::ThreadImage;
 use threadkeep::verify::verify;
-use threadkeep_langgraph::{foreign_table, plan_prune};
 use threadkeep_page::{Plan, Share, Storage, things};
 
 use super::super::auth::Caller;
@@ -110,9 +110,7 @@ pub(super) async fn show(
     let stored = app.stored_bytes(&thread_id).await;
     let violations = if parameters.contains_key("verify") {
         let saver = &**accessor.saver();
-        let foreign = foreign_table(saver, &thread_id).await;
-        let table = foreign.as_ref().unwrap_or(accessor.table());
-        let found = verify(saver, &thread_id, table).await.or_engine(&thread_id, FAILED)?;
+        let found = verify(saver, &thread_id, accessor.table()).await.or_engine(&thread_id, FAILED)?;
         Some(found.iter().map(ToString::to_string).collect())
     } else {
         None

@@ -86,11 +86,7 @@ impl Paths<'_> {
 const PAGE: usize = 100;
 
 /// The checkpoints from `at` back to the id `oldest`, with their frames.
-async fn framed(
-    saver: &dyn Saver,
-    at: &CheckpointKey,
-    oldest: CheckpointId,
-) -> Result<Vec<CheckpointTuple>> {
+async fn framed(saver: &dyn Saver, at: &CheckpointKey, oldest: CheckpointId) -> Result<Vec<CheckpointTuple>> {
     let CheckpointKey { thread, namespace, id } = at;
     let load = Load::Only([ChannelName::from(foreign::FRAME)].into());
     let selector = CheckpointSelector {

@@ -32,6 +32,9 @@ pub enum OpenError {
         /// Where the checkpoints are.
         instead: PathBuf,
     },
+    /// What may be the gateway's records of these checkpoints is at another place.
+    #[error("the store was not backed up, because its records would be left out: {0}")]
+    RecordsElsewhere(String),
     /// The configured backend has no store that another process could open.
     #[error(
         "database.backend 'memory' keeps checkpoints in the gateway's process only; there is no store to open"

@@ -194,17 +194,19 @@ impl Existing {
     /// the backup. None for a store that is not in files: its server makes backups.
     ///
     /// # Errors
-    /// [`OpenError::Checkpoints`]: a file is there already, the store is damaged, or the disk is full. Neither file is there
+    /// [`OpenError::Checkpoints`]: a file is there already, the store is damaged, or the disk is full.
+    /// [`OpenError::RecordsElsewhere`]: a copy without records would make its threads everybody's. Neither file is there
     /// then, nor if the future is dropped.
     pub async fn backup(&self, to: &Path) -> Result<Option<BackedUp>, OpenError> {
         let Some(sqlite) = self.sqlite_saver() else { return Ok(None) };
-        let records = match &self.found.file {
-            Some(from) => {
+        let records = match (&self.found.file, &self.found.unreadable) {
+            (None, Some(reason)) => return Err(OpenError::RecordsElsewhere(reason.clone())),
+            (Some(from), _) => {
                 let file = records_of(to);
                 let copied = copy_database(from, &file, PATIENCE).await?;
                 Some((file, copied))
             }
-            None => None,
+            (None, None) => None,
         };
         let checkpoints = sqlite.copied(to).await?;
         // They get their names together: nothing waits from here on.

@@ -318,7 +318,10 @@ mod tests {
             channel: "messages".into(),
         };
         let (status, body, log) = mapped(&foreign).await;
-        assert_eq!((status, body, log.as_str()), (409, json!({"detail": foreign.to_string()}).to_string(), ""));
+        assert_eq!(
+            (status, body, log.as_str()),
+            (409, json!({"detail": foreign.to_string()}).to_string(), "")
+        );
         assert!(foreign.to_string().contains("continue the thread with that graph"));
 
         for error in [Error::corrupt("blobs", "bad checksum"), Error::InvalidInput("odd".into())] {

@@ -201,6 +201,11 @@ fn refused(error: CreateError) -> ApiError {
             ApiError::not_found(text)
         }
         CreateError::Resume(ResumeError::NoAnswer(_)) => ApiError::bad_request(text),
+        CreateError::HeadUnreadable(cause @ Error::ForeignChanges { .. })
+        | CreateError::CheckpointUnreadable(cause @ Error::ForeignChanges { .. })
+        | CreateError::Resume(ResumeError::State(cause @ Error::ForeignChanges { .. })) => {
+            ApiError::conflict(cause.to_string())
+        }
         CreateError::CheckpointUnreadable(cause) | CreateError::Resume(ResumeError::State(cause)) => {
             ApiError::internal("Failed to validate checkpoint", &cause)
         }

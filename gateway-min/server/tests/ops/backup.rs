@@ -5,6 +5,7 @@ use std::process::Stdio;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use threadkeep::mode::ChannelMode;
 use threadkeep::saver::Saver as _;
 use threadkeep_records::{NewThread, Records, RecordsOptions};
 use threadkeep_sqlite::{Options, SqliteSaver};
@@ -176,4 +177,16 @@ async fn what_is_half_made_is_removed_when_a_command_is_interrupted() {
         assert_eq!(child.wait().unwrap().code(), Some(130), "{signal:?}: {said}");
         assert_eq!(names(place.path()), Vec::<String>::new(), "{signal:?}: {said}");
     }
+}
+
+#[tokio::test]
+async fn a_backup_leaves_no_records_out_that_may_be_its_own() {
+    let store = Store::new(ChannelMode::Full).await;
+    // As an earlier version left it: the records of several backups had one place.
+    let (from, to) = (store.file("a.2026-11-24"), store.file("copy.db"));
+    std::fs::copy(store.path(), &from).unwrap();
+    std::fs::write(store.file("a.gateway.db"), "records of one of them").unwrap();
+    let said = threadkeep(&["backup", "--sqlite", &from, "--out", &to]);
+    assert!(said.code == 1 && said.err.contains("rename it to"), "{said:?}");
+    assert!(!std::path::Path::new(&to).exists(), "a copy without records");
 }

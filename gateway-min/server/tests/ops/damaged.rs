@@ -1,11 +1,14 @@
 //! A database with a damaged page: which threads are damaged, which are intact, and what helps.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
-use serde_json::Value as Json;
-use threadkeep::id::ThreadId;
+use serde_json::{Map, Value as Json, json};
+use threadkeep::channel::{Behaviour, OrderedUnion, Schema};
+use threadkeep::id::{IdSource, ThreadId};
 use threadkeep::mode::ChannelMode;
 use threadkeep::saver::Saver as _;
+use threadkeep::state::{StateAccessor, Update};
 
 use super::store::{MODES, OTHER, Said, Store, TALK, turn_of};
 
@@ -164,4 +167,46 @@ async fn a_damaged_thread_ends_no_pass_and_nothing_of_it_is_deleted() {
     assert_eq!(violations(), found, "nothing of it was changed");
     let shown = store.run(&["convert", "--thread", &damaged, "--to", "full"]);
     assert!(shown.code == 1 && !shown.out.contains("Nothing to convert"), "{shown:?}");
+}
+
+#[tokio::test]
+async fn a_damaged_thread_does_not_end_the_import_of_a_directory() {
+    let (store, damaged) = with_one_damaged_thread().await;
+    let other = Store::new(ChannelMode::Delta).await;
+    let saver = other.open().await;
+    let accessor = other.accessor(&saver, ChannelMode::Delta);
+    let dir = store.file("exported");
+    std::fs::create_dir(&dir).unwrap();
+    // Its own file comes first.
+    for (file, thread) in [("1", damaged.as_str()), ("2", "new")] {
+        turn_of(&accessor, thread, 0).await;
+        other.run(&["export", "--thread", thread, "--out", &format!("{dir}/{file}.ndjson")]).done();
+    }
+    saver.close().await;
+    let said = store.run(&["import", &dir]);
+    let listed = store.run(&["checkpoints", "list", "--thread", "new", "--json"]);
+    assert!(listed.code == 0 && !listed.out.is_empty(), "{said:?}, {listed:?}");
+}
+
+/// Another program's channel, or rows that the reducer refuses, are of their thread.
+#[tokio::test]
+async fn a_thread_that_cannot_be_replayed_does_not_end_a_pass() {
+    let store = Store::new(ChannelMode::Delta).await;
+    let saver = store.open().await;
+    let other = Schema::thread_state().with("log", Behaviour::Accumulating(Arc::new(OrderedUnion)));
+    let table = other.compile(ChannelMode::Delta, 1_000).unwrap();
+    let accessor = StateAccessor::new(saver.clone(), Arc::new(table), Arc::new(IdSource::default()));
+    for n in 0..2 {
+        let writes = vec![accessor.write("log", json!([n]), false).unwrap()];
+        let update = Update { at: None, node: "n".into(), writes, extra: Map::new() };
+        accessor.update(&"a".into(), update).await.unwrap();
+    }
+    saver.close().await;
+    let said = store.run(&["convert", "--all", "--to", "full"]);
+    assert!(said.code == 1 && said.err.contains("thread a: "), "{said:?}");
+    assert!(said.err.contains("1 of 3 threads could not be"), "{said:?}");
+    for thread in [TALK, OTHER] {
+        let image = store.image(thread).await;
+        assert!(image.checkpoints.values().all(|tuple| !tuple.metadata.is_delta()), "{thread}");
+    }
 }

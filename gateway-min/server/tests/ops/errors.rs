@@ -98,6 +98,10 @@ async fn wrong_command_lines_have_a_code_of_their_own() {
     }
     let said = store.run(&["retention", "plan", "--thread", TALK, "--max-delete-per-run", "-1"]);
     assert_eq!((said.code, said.err.as_str()), (1, "error: max_delete_per_run must be >= 0, got -1\n"));
+    let all = store.run(&["retention", "plan", "--all", "--max-delete-per-run", "-1"]);
+    assert_eq!((all.code, all.err), (1, said.err), "it is not said of each thread");
+    let help = threadkeep(&["retention", "apply", "--help"]).done();
+    assert!(help.contains("Maximum checkpoints deleted per pass, newest first"), "{help}");
 }
 
 #[test]

@@ -204,6 +204,10 @@ async fn a_state_is_not_computed_from_changes_of_langgraph() {
     let get = ["state", "get", "--thread", CHANGES, "--json", "--checkpoint"];
     let shown = store.run(&[&get[..], &[&snapshot]].concat()).json();
     assert_eq!(shown[0]["values"]["messages"], messages(3));
+    // Nor are its messages counted.
+    let listed = store.run(&["checkpoints", "list", "--thread", CHANGES, "--json"]).json();
+    let counts: Vec<&Json> = listed.iter().rev().map(|row| &row["messages"]).collect();
+    assert_eq!(counts, [&json!(0), &Json::Null, &Json::Null, &json!(3), &Json::Null, &Json::Null]);
     let refused = store.run(&[&get[..], &[&change]].concat());
     let why = format!(
         "thread {CHANGES}, checkpoint {change}: LangGraph stored channel messages as changes, and only the graph that \

@@ -30,7 +30,7 @@ pub(super) struct Location {
     /// Files that are not used because their directory is not trusted.
     pub(super) withheld: Vec<PathBuf>,
     named: Option<(PathBuf, Origin)>,
-    /// The files of the root that are trusted; `None` for any.
+    /// The files that may be read, as they are trusted; `None` for any.
     trusted: Option<Prints>,
 }
 
@@ -54,22 +54,22 @@ impl Location {
             return Self::of(options);
         }
         let (here, user) = (&options.working_dir, UserDirs::of(&environment));
-        let (prints, dot_env) = Prints::of(here)?;
+        let names_file =
+            options.config_path.is_some() || environment.non_empty(CONFIG_PATH_VARIABLE).is_some();
         if let Ok(user) = &user
-            && user.trusts(here, &prints)?
+            && let Some(files) = user.trusted(here)?
         {
-            if let Some(text) = dot_env {
+            if let Some(text) = files.dot_env {
                 environment.add_dot_env_text(&here.join(DOT_ENV_FILE), &text)?;
             }
             let location = Self::with(options, here.clone(), here.join(STATE_DIR), environment);
-            return Ok(Self { trusted: Some(prints), ..location });
+            // What the user names is trusted anyway; what the directory's `.env` names is one of its files.
+            return Ok(Self { trusted: Some(files.prints).filter(|_| !names_file), ..location });
         }
         let existing = |names: &[&str]| {
             let paths = names.iter().map(|name| here.join(name));
             paths.filter(|path| path.symlink_metadata().is_ok()).collect()
         };
-        let names_file =
-            options.config_path.is_some() || environment.non_empty(CONFIG_PATH_VARIABLE).is_some();
         if names_file {
             let location = Self::with(options, here.clone(), here.join(STATE_DIR), environment);
             return Ok(Self { withheld: existing(&[DOT_ENV_FILE]), ..location });
@@ -100,10 +100,7 @@ impl Location {
     pub(super) fn read(&self, path: PathBuf) -> Result<SourceFile, ConfigError> {
         let file = SourceFile::read(path)?;
         match &self.trusted {
-            Some(trusted)
-                if file.path == self.default_file()
-                    && !trusted.match_content(CONFIG_FILE, file.text.as_bytes()) =>
-            {
+            Some(trusted) if !trusted.match_file(&self.root, &file.path, file.text.as_bytes()) => {
                 Err(ConfigError::Untrusted { path: file.path })
             }
             _ => Ok(file),

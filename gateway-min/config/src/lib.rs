@@ -66,7 +66,7 @@ pub use sections::{
     Telemetry, Title, TokenBudget, TokenBudgetOverride, TokenUsage, Tool, ToolFrequency, ToolGroup,
     ToolRouting, ToolSearch, Traces, Verification,
 };
-pub use trust::{Prints, UserDirs};
+pub use trust::UserDirs;
 pub use unread::{UNREAD, no_effect_warning, unknown_section_warning};
 pub use upgrade::{Cadence, Upgrade, UpgradeError, upgrade};
 pub use version::{CONFIG_VERSION, CONFIG_VERSION_KEY, EXAMPLE_FILE, outdated_warning, stated_version};

@@ -15,7 +15,7 @@ use threadkeep_files as files;
 
 use super::environment::Environment;
 use super::error::ConfigError;
-use super::find::{CONFIG_FILE, DOT_ENV_FILE};
+use super::find::{CONFIG_FILE, CONFIG_PATH_VARIABLE, DOT_ENV_FILE};
 
 /// The maximum size of a file that can be trusted.
 const MAX_BYTES: u64 = 16 << 20;
@@ -34,10 +34,19 @@ pub struct UserDirs {
     pub state: PathBuf,
 }
 
-/// The files of a directory that configure a program, by name, with the hashes of their contents.
+/// The files of a directory that configure a program, by name, with the hashes of their contents: `config.yaml`, `.env`,
+/// and the configuration that this `.env` names.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct Prints(BTreeMap<String, String>);
+pub(super) struct Prints(BTreeMap<String, String>);
+
+/// What is used of a directory.
+#[derive(Debug)]
+pub(super) struct DirectoryFiles {
+    pub(super) prints: Prints,
+    /// The content of its `.env`.
+    pub(super) dot_env: Option<Vec<u8>>,
+}
 
 /// The content of the file with the trusted directories.
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -65,13 +74,20 @@ impl UserDirs {
         })
     }
 
-    /// Whether this user trusts `directory` with these files. Blocks.
+    /// The files of `directory`, if this user trusts it with them as they are. Blocks.
     ///
     /// # Errors
-    /// [`ConfigError::Unreadable`] for the list of trusted directories.
-    pub fn trusts(&self, directory: &Path, prints: &Prints) -> Result<bool, ConfigError> {
-        let Ok(directory) = directory.canonicalize() else { return Ok(false) };
-        Ok(self.read()?.directories.get(&directory) == Some(prints))
+    /// [`ConfigError::Unreadable`] for one of them or the list of trusted directories.
+    pub(super) fn trusted(&self, directory: &Path) -> Result<Option<DirectoryFiles>, ConfigError> {
+        let Ok(canonical) = directory.canonicalize() else { return Ok(None) };
+        let Some(known) = self.read()?.directories.remove(&canonical) else { return Ok(None) };
+        let mut files = DirectoryFiles::of(directory)?;
+        // A file that nobody trusted must not choose what is read next.
+        if files.prints.0.iter().any(|(name, print)| known.0.get(name) != Some(print)) {
+            return Ok(None);
+        }
+        files.add_named(directory)?;
+        Ok(Some(files).filter(|files| files.prints == known))
     }
 
     /// Trusts `directory` with its current files, whose names are returned. Blocks.
@@ -79,10 +95,11 @@ impl UserDirs {
     /// # Errors
     /// [`ConfigError::Unreadable`] for one of them or the list of trusted directories.
     pub fn trust(&self, directory: &Path) -> Result<Vec<String>, ConfigError> {
-        let (prints, _) = Prints::of(directory)?;
-        let names = prints.0.keys().cloned().collect();
+        let mut files = DirectoryFiles::of(directory)?;
+        files.add_named(directory)?;
+        let names = files.prints.0.keys().cloned().collect();
         self.change(directory, |directories, directory| {
-            directories.insert(directory, prints);
+            directories.insert(directory, files.prints);
         })?;
         Ok(names)
     }
@@ -131,35 +148,52 @@ impl UserDirs {
     }
 }
 
-impl Prints {
-    /// The prints of the files in `directory`, and the content of its `.env`.
-    pub(super) fn of(directory: &Path) -> Result<(Self, Option<Vec<u8>>), ConfigError> {
-        let mut prints = BTreeMap::new();
-        let mut dot_env = None;
-        for name in [CONFIG_FILE, DOT_ENV_FILE] {
-            let path = directory.join(name);
-            let unreadable = |source| ConfigError::Unreadable { path: path.clone(), source };
-            // Opening a pipe would wait for a writer.
-            if !path.is_file() {
-                continue;
-            }
-            let mut content = Vec::new();
-            let file = File::open(&path).map_err(unreadable)?;
-            file.take(MAX_BYTES + 1).read_to_end(&mut content).map_err(unreadable)?;
-            if content.len() as u64 > MAX_BYTES {
-                return Err(unreadable(io::Error::other(format!("it is larger than {MAX_BYTES} bytes"))));
-            }
-            prints.insert(name.to_owned(), print(&content));
-            if name == DOT_ENV_FILE {
-                dot_env = Some(content);
-            }
-        }
-        Ok((Self(prints), dot_env))
+impl DirectoryFiles {
+    /// `config.yaml` and `.env`.
+    fn of(directory: &Path) -> Result<Self, ConfigError> {
+        let mut files = Self { prints: Prints::default(), dot_env: None };
+        files.add(directory, CONFIG_FILE)?;
+        files.dot_env = files.add(directory, DOT_ENV_FILE)?;
+        Ok(files)
     }
 
-    /// Whether the file of this name has this content.
-    pub(super) fn match_content(&self, name: &str, content: &[u8]) -> bool {
-        self.0.get(name).is_some_and(|known| *known == print(content))
+    /// Adds the configuration that the `.env` names.
+    fn add_named(&mut self, directory: &Path) -> Result<(), ConfigError> {
+        let mut variables = Environment::default();
+        if let Some(text) = &self.dot_env {
+            // A broken entry ends it here, and is an error when the file is used.
+            let _ = variables.add_dot_env_text(&directory.join(DOT_ENV_FILE), text);
+        }
+        if let Some(named) = variables.non_empty(CONFIG_PATH_VARIABLE) {
+            self.add(directory, named)?;
+        }
+        Ok(())
+    }
+
+    /// Adds a file, if it exists, and returns its content.
+    fn add(&mut self, directory: &Path, name: &str) -> Result<Option<Vec<u8>>, ConfigError> {
+        let path = directory.join(name);
+        let unreadable = |source| ConfigError::Unreadable { path: path.clone(), source };
+        // Opening a pipe would wait for a writer.
+        if !path.is_file() {
+            return Ok(None);
+        }
+        let mut content = Vec::new();
+        let file = File::open(&path).map_err(unreadable)?;
+        file.take(MAX_BYTES + 1).read_to_end(&mut content).map_err(unreadable)?;
+        if content.len() as u64 > MAX_BYTES {
+            return Err(unreadable(io::Error::other(format!("it is larger than {MAX_BYTES} bytes"))));
+        }
+        self.prints.0.insert(name.to_owned(), print(&content));
+        Ok(Some(content))
+    }
+}
+
+impl Prints {
+    /// Whether the file at `path` is one of those of `directory`, and has this content.
+    pub(super) fn match_file(&self, directory: &Path, path: &Path, content: &[u8]) -> bool {
+        let print = print(content);
+        self.0.iter().any(|(name, known)| directory.join(name) == path && *known == print)
     }
 }
 
@@ -284,6 +318,49 @@ mod tests {
         assert!(!handle.current().sandbox.allow_host_bash, "a file that was not there");
     }
 
+    /// A configuration that the directory's own `.env` names is one of its files.
+    #[test]
+    fn a_file_that_the_env_of_a_directory_names_is_trusted_as_it_is_too() {
+        let harmless = "title: {max_words: 3}\n";
+        let place = HostileCheckout::new();
+        place.checkout.write(".env", "SVC_CONFIG_PATH=other.yaml\n");
+        place.checkout.write("other.yaml", harmless);
+        let trusted = place.user().trust(&place.checkout.root).unwrap();
+        assert_eq!(trusted, [".env", "config.yaml", "other.yaml"]);
+        let handle = HostileCheckout::open(&place.options(&[]));
+        assert_eq!(handle.current().title.max_words, 3);
+        assert!(!place.is_used());
+
+        place.checkout.write("other.yaml", HOSTILE);
+        assert!(!handle.current().sandbox.allow_host_bash, "an edit while it is followed");
+        let error = handle.last_error().unwrap().to_string();
+        assert!(error.contains("other.yaml changed after it was trusted"), "{error}");
+        assert!(!place.is_used(), "an edit between two starts");
+        assert_eq!(withheld(&HostileCheckout::open(&place.options(&[]))), ["config.yaml", ".env"]);
+        place.user().trust(&place.checkout.root).unwrap();
+        assert!(place.is_used());
+
+        // What the user names instead is theirs.
+        place.checkout.write("other.yaml", harmless);
+        place.user().trust(&place.checkout.root).unwrap();
+        let named = place.options(&[("SVC_CONFIG_PATH", "config.yaml")]);
+        assert!(HostileCheckout::open(&named).current().sandbox.allow_host_bash);
+    }
+
+    #[test]
+    fn a_named_file_that_appears_or_goes_after_the_trust_takes_it_away() {
+        let place = HostileCheckout::new();
+        place.checkout.write(".env", "SVC_CONFIG_PATH=other.yaml\n");
+        place.user().trust(&place.checkout.root).unwrap();
+        place.checkout.write("other.yaml", HOSTILE);
+        assert!(!place.is_used(), "it appeared");
+        place.user().trust(&place.checkout.root).unwrap();
+        assert!(place.is_used());
+        std::fs::remove_file(place.checkout.path("other.yaml")).unwrap();
+        assert!(!place.is_used(), "it was removed");
+        assert!(!withheld(&HostileCheckout::open(&place.options(&[]))).is_empty());
+    }
+
     #[test]
     fn what_the_user_names_is_trusted_and_what_lies_beside_it_is_not() {
         let place = HostileCheckout::new();
@@ -326,6 +403,20 @@ mod tests {
         assert!(matches!(error, ConfigError::NoHome), "{error}");
     }
 
+    /// A file of a directory that nobody trusts is not even read.
+    #[test]
+    fn a_broken_or_huge_file_of_an_untrusted_directory_changes_nothing() {
+        let place = HostileCheckout::new();
+        place.checkout.write(".env", "BROKEN LINE\n");
+        let huge = File::create(place.checkout.path("config.yaml")).unwrap();
+        huge.set_len(MAX_BYTES + 1).unwrap();
+        assert!(!place.is_used());
+        assert!(matches!(
+            place.user().trust(&place.checkout.root),
+            Err(ConfigError::Unreadable { path, .. }) if path.ends_with("config.yaml")
+        ));
+    }
+
     #[test]
     fn a_directory_without_files_needs_no_trust_and_a_user_without_home_gets_an_error() {
         let place = HostileCheckout { checkout: Project::new(), home: tempfile::tempdir().unwrap() };
@@ -350,7 +441,7 @@ mod tests {
             }
         });
         for directory in &directories {
-            assert!(place.user().trusts(directory.path(), &Prints::default()).unwrap());
+            assert!(place.user().trusted(directory.path()).unwrap().is_some());
         }
     }
 

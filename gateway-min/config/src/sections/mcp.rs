@@ -11,13 +11,13 @@ use crate::secret::Secret;
 pub struct McpServer {
     /// The program of a server on standard input and output.
     pub command: Option<String>,
-    /// Its arguments.
+    /// Its arguments; none for a `url`.
     pub args: Vec<String>,
-    /// Variables added to its environment.
+    /// Variables added to its environment; none for a `url`.
     pub env: BTreeMap<String, Secret>,
     /// The address of a server over streamable HTTP.
     pub url: Option<Secret>,
-    /// Headers of each request to it.
+    /// Headers of each request to it; none for a `command`.
     pub headers: BTreeMap<String, Secret>,
     /// Whether it is used; default true.
     pub enabled: bool,
@@ -78,6 +78,20 @@ impl McpServer {
         if command.is_some() == url.is_some() {
             node.problem("command", "set either a command, for a server that is a program, or a url");
         }
+        if command.as_ref().is_some_and(|command| command.trim().is_empty()) {
+            node.problem("command", "must not be empty");
+        }
+        let args = node.texts("args").unwrap_or_default();
+        // Who sets a key that is never sent believes that a server is protected by it.
+        if url.is_none() && !headers.is_empty() {
+            node.problem("headers", "is for a server with a `url`: a program gets its keys from `env`");
+        }
+        if command.is_none() && !env.is_empty() {
+            node.problem("env", "is for a server with a `command`: put keys for a `url` into `headers`");
+        }
+        if command.is_none() && !args.is_empty() {
+            node.problem("args", "is for a server with a `command`: remove the key");
+        }
         let is_http =
             |url: &Secret| url.expose().starts_with("http://") || url.expose().starts_with("https://");
         if !url.as_ref().is_none_or(is_http) {
@@ -91,7 +105,7 @@ impl McpServer {
         let routing = node.named("routing").into_iter();
         Self {
             command,
-            args: node.texts("args").unwrap_or_default(),
+            args,
             env,
             url,
             headers,
@@ -185,6 +199,10 @@ mod tests {
                 (json!({"a": {}}), "a.command"),
                 (json!({"a": {"command": "c", "url": "http://x"}}), "a.command"),
                 (json!({"a": {"url": "ftp://x"}}), "a.url"),
+                (json!({"a": {"command": " "}}), "a.command"),
+                (server(json!({"headers": {"A": "b"}})), "a.headers"),
+                (json!({"a": {"url": "http://x", "env": {"A": "b"}}}), "a.env"),
+                (json!({"a": {"url": "http://x", "args": ["a"]}}), "a.args"),
                 (json!({"a_b": {"command": "c"}}), "a_b"),
                 (server(json!({"timeout_seconds": 0})), "a.timeout_seconds"),
                 (server(json!({"env": {"A=B": "c"}})), "a.env.A=B"),

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde_json::{Value as Json, json};
 use threadkeep_agent::tools::HeadAndTail;
-use threadkeep_config::AcpAgent;
+use threadkeep_config::{AcpAgent, Hidden};
 use threadkeep_processes::{Guard, Guarded, Program, SpawnError};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::process::{ChildStdin, ChildStdout};
@@ -34,6 +34,8 @@ const SAID_MAX: usize = 500;
 pub(crate) struct Invocation<'a> {
     pub(crate) guard: &'a Guard,
     pub(crate) agent: &'a AcpAgent,
+    /// What must not be shown of what it says on its standard error.
+    pub(crate) hidden: &'a Hidden,
     pub(crate) prompt: &'a str,
     /// The agent's working directory: absolute, and there.
     pub(crate) directory: PathBuf,
@@ -44,7 +46,7 @@ pub(crate) struct Invocation<'a> {
     pub(crate) cancel: CancellationToken,
 }
 
-/// Why there is no answer.
+/// Why there is no answer. A text may quote a secret that the agent was given: show it without what is [`Hidden`].
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum InvocationError {
     #[error("it took longer than it may")]
@@ -81,7 +83,7 @@ impl Invocation<'_> {
             has_said: false,
         };
         let ended = self.converse(&mut connection, &mut dialogue, deadline).await;
-        let said = end(guarded, connection).await;
+        let said = end(guarded, connection, self.hidden).await;
         match ended {
             Ok(stop_reason) => Ok(text(dialogue, &stop_reason)),
             Err(error @ InvocationError::Request(_)) if !said.is_empty() => {
@@ -161,11 +163,12 @@ async fn cancel<R: AsyncRead + Unpin, W: AsyncWrite + Unpin>(
 }
 
 /// Ends the agent, and returns the end of what it said on its standard error.
-async fn end(guarded: Guarded, connection: Connection<ChildStdout, ChildStdin>) -> String {
+async fn end(guarded: Guarded, connection: Connection<ChildStdout, ChildStdin>, hidden: &Hidden) -> String {
     let mut guarded = guarded;
     drop(connection.into_writer());
     guarded.ended().await;
-    let said = guarded.said();
+    // Before it is cut, which would leave a part of what is hidden.
+    let said = hidden.from_cut(&guarded.said());
     let skipped = said.chars().count().saturating_sub(SAID_MAX);
     said.chars().skip(skipped).collect()
 }
@@ -230,6 +233,7 @@ mod tests {
         let invocation = Invocation {
             guard: &Guard::program("unused"),
             agent: &limited,
+            hidden: &Hidden::default(),
             prompt: "Do it",
             directory: "/".into(),
             servers: &[],

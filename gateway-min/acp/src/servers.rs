@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde_json::{Value as Json, json};
-use threadkeep_config::{Config, McpServer, Secret};
+use threadkeep_config::{AcpAgent, Config, Hidden, McpServer, Secret};
 use threadkeep_processes::Program;
 
 /// Those that are in use: enabled, and of a group whose tools agents have. A program that is not installed is left out.
@@ -34,6 +34,21 @@ fn description(name: &str, server: &McpServer) -> Option<Json> {
     // The protocol wants an absolute path.
     let command = program.resolved().ok()?;
     Some(json!({"name": name, "command": command, "args": program.args, "env": pairs(&program.env)}))
+}
+
+/// What an error of the agent must not contain: its variables, and the secrets of these servers, which it gets.
+pub(crate) fn hidden(agent: &AcpAgent, servers: &[Json]) -> Hidden {
+    servers.iter().fold(Hidden::of_variables(&agent.env), |hidden, server| {
+        let values = |key: &str| {
+            let pairs = server[key].as_array().into_iter().flatten();
+            pairs.filter_map(|pair| pair["value"].as_str()).collect::<Vec<_>>()
+        };
+        let hidden = hidden.with_values(values("env")).with_headers(values("headers"));
+        match server["url"].as_str() {
+            Some(url) => hidden.with_url(url),
+            None => hidden,
+        }
+    })
 }
 
 #[cfg(test)]

@@ -15,7 +15,7 @@ use threadkeep_files::create_private_dir;
 use threadkeep_processes::{ENDS_WITHIN, Guard};
 
 use crate::invocation::{CANCEL_WITHIN, Invocation, InvocationError};
-use crate::servers::used;
+use crate::servers::{hidden, used};
 
 /// The name of the tool.
 pub const INVOKE_ACP_AGENT: &str = "invoke_acp_agent";
@@ -93,9 +93,11 @@ impl Tool for InvokeAcpAgent {
                 return Ok(failed(&name, &format!("cannot use the directory `{DIRECTORY}`: {error}")));
             }
         };
+        let hidden = hidden(agent, &self.servers);
         let invocation = Invocation {
             guard: &self.guard,
             agent,
+            hidden: &hidden,
             prompt: &prompt,
             directory,
             servers: &self.servers,
@@ -112,7 +114,7 @@ impl Tool for InvokeAcpAgent {
                     agent.timeout_seconds
                 ))
             },
-            Err(other) => failed(&name, &other.to_string()),
+            Err(other) => failed(&name, &hidden.from(&other.to_string())),
         })
     }
 }

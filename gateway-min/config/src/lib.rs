@@ -25,6 +25,7 @@ mod find;
 #[doc(hidden)]
 pub mod fuzzing;
 mod handle;
+mod hidden;
 mod interpolate;
 mod keys;
 mod models;
@@ -55,6 +56,7 @@ pub use error::{
 };
 pub use find::{CONFIG_PATH_VARIABLE, PROJECT_ROOT_VARIABLE, STATE_DIR_VARIABLE};
 pub use handle::ConfigHandle;
+pub use hidden::Hidden;
 pub use keys::{KeyError, KeyFile, KeyRecord, Role};
 pub use models::{DEMO_MODEL, Model, ModelKind, OPENAI, SCRIPTED};
 pub use secret::{FreeForm, MASK, Secret};

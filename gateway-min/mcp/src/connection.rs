@@ -14,7 +14,7 @@ use rmcp::transport::StreamableHttpClientTransport;
 use rmcp::transport::streamable_http_client::StreamableHttpClientTransportConfig;
 use rmcp::{ClientHandler, RoleClient, ServiceExt as _};
 use std::sync::Arc;
-use threadkeep_config::McpServer;
+use threadkeep_config::{Hidden, McpServer};
 use threadkeep_processes::{Guard, Guarded, Program, SpawnError};
 use tokio::sync::Notify;
 
@@ -25,8 +25,8 @@ const TOOLS_MAX: usize = 512;
 /// How much of a program's standard error is shown.
 const SAID_MAX: usize = 300;
 
-/// Why a server cannot be used. A text may contain an address or a header, which may be secrets: show it without
-/// what is [`Hidden`](crate::hidden::Hidden).
+/// Why a server cannot be used. A text may contain an address, a header or a variable, which may be secrets: show it
+/// without what is [`Hidden`].
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ConnectError {
     #[error(transparent)]
@@ -79,7 +79,11 @@ pub(crate) struct Connection {
 
 impl Connection {
     /// Connects. The caller bounds the time.
-    pub(crate) async fn open(guard: &Guard, server: &McpServer) -> Result<Self, ConnectError> {
+    pub(crate) async fn open(
+        guard: &Guard,
+        server: &McpServer,
+        hidden: &Hidden,
+    ) -> Result<Self, ConnectError> {
         let changed = Arc::<Notify>::default();
         let listener = Listener { changed: Arc::clone(&changed) };
         if let Some(command) = &server.command {
@@ -94,7 +98,8 @@ impl Connection {
                 Ok(service) => Ok(Self { service, changed, _program: Some(program) }),
                 Err(error) => {
                     program.ended().await;
-                    let said: String = program.said().chars().take(SAID_MAX).collect();
+                    // Before it is cut, which would leave a part of what is hidden.
+                    let said: String = hidden.from_cut(&program.said()).chars().take(SAID_MAX).collect();
                     let said = if said.is_empty() { said } else { format!("; its standard error: {said}") };
                     Err(ConnectError::Protocol(format!("{error}{said}")))
                 }

@@ -5,13 +5,12 @@ use std::time::Duration;
 
 use rmcp::model::{CallToolResult, JsonObject};
 use rmcp::service::ServiceError;
-use threadkeep_config::McpServer;
+use threadkeep_config::{Hidden, McpServer};
 use threadkeep_processes::Guard;
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::connection::{ConnectError, Connection, root_cause};
-use crate::hidden::Hidden;
 use crate::listed::{Listed, listed};
 
 /// How long runs wait for a server that is connected to for the first time, all of them together.
@@ -25,7 +24,8 @@ const TRY_AGAIN_AFTER: Duration = Duration::from_secs(15);
 pub(crate) struct Server {
     pub(crate) name: String,
     pub(crate) config: McpServer,
-    hidden: Hidden,
+    /// What no error of it may contain.
+    pub(crate) hidden: Hidden,
     guard: Guard,
     status: watch::Sender<Status>,
     /// When the first connection began.
@@ -67,7 +67,7 @@ pub(crate) enum CallError {
 impl Server {
     pub(crate) fn new(name: &str, config: McpServer, guard: Guard) -> Arc<Self> {
         let status = watch::Sender::new(Status::Unused);
-        let hidden = Hidden::of(&config);
+        let hidden = Hidden::of_server(&config);
         Arc::new(Self { name: name.to_owned(), config, hidden, guard, status, begun: Mutex::default() })
     }
 
@@ -95,7 +95,7 @@ impl Server {
             let (this, guard, config) = (Arc::downgrade(self), self.guard.clone(), self.config.clone());
             let (name, hidden) = (self.name.clone(), self.hidden.clone());
             tokio::spawn(async move {
-                let opened = open(&guard, &config, &name).await;
+                let opened = open(&guard, &config, &name, &hidden).await;
                 let opened = opened.map_err(|error| hidden.from(&error.to_string()));
                 settle(&this, &name, opened);
             });
@@ -161,9 +161,10 @@ async fn open(
     guard: &Guard,
     config: &McpServer,
     name: &str,
+    hidden: &Hidden,
 ) -> Result<(Connection, Vec<Listed>), ConnectError> {
     let opening = async {
-        let connection = Connection::open(guard, config).await?;
+        let connection = Connection::open(guard, config, hidden).await?;
         let tools = connection.tools().await;
         let tools = tools.map_err(|error| ConnectError::Protocol(reason(&error)))?;
         Ok((connection, listed(name, tools)))

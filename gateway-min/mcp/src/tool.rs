@@ -51,7 +51,12 @@ impl Tool for McpTool {
     async fn call(&self, _: &ToolContext, args: Json) -> Result<ToolOutput, ToolError> {
         let arguments: Map<String, Json> = args.as_object().cloned().unwrap_or_default();
         let result = self.server.call(&self.tool.name, arguments).await;
-        result.map(|result| output(&result)).map_err(|error| ToolError::Failed(error.to_string()))
+        let output = output(&result.map_err(|error| ToolError::Failed(error.to_string()))?);
+        Ok(match output.status {
+            // It may quote a key that the server was given.
+            ToolStatus::Error => ToolOutput { content: self.server.hidden.from(&output.content), ..output },
+            ToolStatus::Success => output,
+        })
     }
 }
 

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::{Value as Json, json};
 use threadkeep_agent::tools::{Tool as _, ToolStatus};
+use threadkeep_config::Secret;
 
 use crate::support::{Scene, tool};
 
@@ -184,4 +185,31 @@ fn without_agents_there_is_no_tool_and_with_them_it_lists_them() {
     assert_eq!(spec.name, "invoke_acp_agent");
     let list = "Agents:\n- a: Does what its script says\n- b: Does what its script says";
     assert!(spec.description.ends_with(list), "{}", spec.description);
+}
+
+/// A program may print or answer with the key that it was given, or one that was handed on to it.
+#[tokio::test]
+async fn no_key_of_an_agent_or_of_its_servers_is_in_an_error() {
+    let refused = r#"{"jsonrpc":"2.0","id":1,"error":{"code":-32000,"message":"bad key sk-secret-1","data":"nor sk-secret-2, nor sk-secret-3"}}"#;
+    let servers = vec![
+        json!({"name": "a", "command": "/bin/true", "args": [], "env": [{"name": "K", "value": "sk-secret-2"}]}),
+        json!({"type": "http", "name": "b", "url": "https://mcp.example/?key=sk-secret-4",
+            "headers": [{"name": "Authorization", "value": "Bearer sk-secret-3"}]}),
+    ];
+    for script in [
+        "echo \"bad key $KEY\" >&2; exit 3".to_owned(),
+        // The end of what it says is shown, which begins within the key.
+        "printf '%s%0495d' \"$KEY\" 0 >&2; exit 3".to_owned(),
+        format!("initialized; hear; printf '%s\\n' '{refused}'; cat >/dev/null"),
+        "initialized; hear; echo 'sk-secret-3 sk-secret-4' >&2; exit 3".to_owned(),
+    ] {
+        let scene = Scene::new();
+        let mut agent = scene.agent(&script);
+        agent.env.insert("KEY".to_owned(), Secret::new("sk-secret-1"));
+        let output =
+            scene.invoke(agent, servers.clone(), json!({"agent": "a", "prompt": "Do it"})).await.unwrap();
+        assert_eq!(output.status, ToolStatus::Error, "{}", output.content);
+        assert!(!output.content.contains("et-"), "{}", output.content);
+        assert!(output.content.starts_with("Error invoking ACP agent 'a': "), "{}", output.content);
+    }
 }

@@ -1,10 +1,11 @@
 //! Servers on standard input and output.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::json;
 use threadkeep_agent::tools::ToolStatus;
-use threadkeep_config::{McpServer, ToolRouting};
+use threadkeep_config::{McpServer, Secret, ToolRouting};
 use tokio::time::Instant;
 
 use crate::support::{Scene, call, names};
@@ -200,4 +201,42 @@ async fn a_server_ends_when_it_is_no_longer_configured_or_its_process_ends() {
     let off = McpServer { enabled: false, ..scene.configured["s"].clone() };
     assert!(scene.servers.tools(&[("s".to_owned(), off)].into()).await.is_empty());
     scene.until_nobody_is_left().await;
+}
+
+/// A program may print the key that it was given, or quote it in an error or a result.
+#[tokio::test]
+async fn no_key_of_a_program_is_in_an_error() {
+    let refused = r#"{"jsonrpc":"2.0","id":%s,"error":{"code":-32000,"message":"bad sk-secret-1"}}"#;
+    let failed = r#"{"isError":true,"content":[{"type":"text","text":"bad sk-secret-1"}]}"#;
+    for (script, calls, begins) in [
+        // It dies in the first call, and says why it does not start again.
+        (
+            "if [ $(wc -l < \"$ROOT/starts\") = 1 ]; then ready; hear; exit 1; fi; echo \"bad $TOKEN\" >&2; exit 1"
+                .to_owned(),
+            2,
+            "the server 's' is not available: ",
+        ),
+        // What is shown ends within the key.
+        (
+            "if [ $(wc -l < \"$ROOT/starts\") = 1 ]; then ready; hear; exit 1; fi; \
+             printf '%0292d%s' 0 \"$TOKEN\" >&2; exit 1"
+                .to_owned(),
+            2,
+            "the server 's' is not available: ",
+        ),
+        (format!("ready; while hear; do printf '{refused}\\n' \"$id\"; done"), 1, "the call of the server 's' failed: "),
+        (format!("ready; while hear; do answer '{failed}'; done"), 1, "Error: bad ***"),
+    ] {
+        let mut scene = Scene::new(&script);
+        let env = &mut scene.configured.get_mut("s").unwrap().env;
+        env.insert("TOKEN".to_owned(), Secret::new("sk-secret-1"));
+        let tool = Arc::clone(&scene.tools().await[0]);
+        let mut said = String::new();
+        for _ in 0..calls {
+            let called = call(&tool, json!({"what": "it"})).await;
+            said = called.map_or_else(|error| error.to_string(), |output| output.content);
+        }
+        assert!(said.starts_with(begins), "{said}");
+        assert!(!said.contains("sk-se"), "{said}");
+    }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use serde_json::{Value as Json, json};
 use threadkeep_agent::tools::ProcessGroup;
-use threadkeep_config::HookCommand;
+use threadkeep_config::{Hidden, HookCommand};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::process::{Child, Command};
 
@@ -28,7 +28,7 @@ pub(super) struct CommandHook {
 #[derive(Debug)]
 struct Ran {
     status: ExitStatus,
-    /// The beginning of its standard error.
+    /// The beginning of its standard error, without the values of its environment.
     said: String,
 }
 
@@ -77,7 +77,8 @@ impl CommandHook {
             }
             status
         };
-        Ok(Ran { status, said: String::from_utf8_lossy(&said).trim().to_owned() })
+        let hidden = Hidden::of_variables(&self.command.environment);
+        Ok(Ran { status, said: hidden.from_cut(String::from_utf8_lossy(&said).trim()) })
     }
 
     fn spawn(&self) -> std::io::Result<Child> {
@@ -225,6 +226,20 @@ mod tests {
         let hook = hook(dir.path(), "exec 3>$DIR/pipe; sleep 1000 & exit 0");
         let (ran, ()) = tokio::join!(hook.run(&Json::Null), end_of(pipe));
         assert!(ran.unwrap().status.success());
+    }
+
+    /// What it says goes to the log.
+    #[tokio::test]
+    async fn no_key_of_a_command_is_in_what_it_says() {
+        let dir = tempfile::tempdir().unwrap();
+        for script in ["echo bad $TOKEN >&2; exit 3", "printf '%01995d%s' 0 $TOKEN >&2; exit 3"] {
+            let mut hook = hook(dir.path(), script);
+            hook.command
+                .environment
+                .insert("TOKEN".to_owned(), threadkeep_config::Secret::new("sk-secret-1"));
+            let said = hook.run(&json!({})).await.unwrap().said;
+            assert!(said.ends_with("***") && !said.contains("sk-se"), "{said}");
+        }
     }
 
     #[tokio::test]

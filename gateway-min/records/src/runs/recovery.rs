@@ -49,8 +49,9 @@ impl Runs {
     ///   that.
     /// * A run that is to be rolled back is taken over, not ended ([`Recovered::rollbacks`]).
     /// * Reservations are removed.
-    /// * Threads whose last run is one of these get the resulting status. Any other thread that is `running` without a
-    ///   holder gets the status that follows from its last run.
+    /// * Threads on which no run works any more get the status that results from their last run that has ended, if that
+    ///   is one of these. Any other thread that is `running` without a holder gets the status that follows from its last
+    ///   run.
     pub async fn recover_orphans(
         &self,
         now: DateTime<Utc>,
@@ -152,10 +153,13 @@ const REPAIR_THREADS: &str = "UPDATE threads_meta SET updated_at = $1, status = 
      WHERE status = 'running' AND NOT EXISTS (SELECT 1 FROM runs \
      WHERE runs.thread_id = threads_meta.thread_id AND runs.status IN ('pending', 'running'))";
 
-/// Sets the status of the thread of a recovered run, if that is its last one.
+/// Sets the status of the thread of a recovered run, if that is the last one that has ended, and none works on it. The
+/// heir of the thread cannot be left to do so: if it never starts, it ends without.
 fn status_of_thread(run: &RunRow, now: &str) -> Sql {
     let sql = "UPDATE threads_meta SET status = $4, updated_at = $3 WHERE thread_id = $1 AND $2 = \
                (SELECT run_id FROM runs WHERE thread_id = $1 AND operation_kind = 'run' \
-               ORDER BY admission_seq DESC LIMIT 1)";
+               AND status NOT IN ('pending', 'running') ORDER BY admission_seq DESC LIMIT 1) \
+               AND NOT EXISTS (SELECT 1 FROM runs WHERE thread_id = $1 AND operation_kind = 'run' \
+               AND status = 'running')";
     query(sql).bind(&run.thread_id).bind(&run.run_id).bind(now).bind(ThreadStatus::after(run.status).as_str())
 }

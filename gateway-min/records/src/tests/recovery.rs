@@ -115,10 +115,49 @@ async fn live_run_inherits_the_thread_of_a_dead_one() {
     wait(&fixture.owner("a").await, "t", "live", MultitaskStrategy::Interrupt).await;
     let recovered = records.runs().recover_orphans(fixture.clock.now(), GRACE).await.unwrap();
     assert_eq!(recovered.promoted, ["live"]);
-    // The dead run was not the thread's last one: its end is not the thread's.
-    assert_eq!(thread(records, "t").await.status, ThreadStatus::Running);
+    // As after a run that ends by itself: until the next one starts, none works on the thread.
+    assert_eq!(thread(records, "t").await.status, ThreadStatus::Error);
     assert_eq!(records.runs().start("live").await.unwrap(), StartOutcome::Started);
     assert_eq!(thread(records, "t").await.status, ThreadStatus::Running);
+}
+
+#[tokio::test]
+async fn a_thread_whose_heir_never_starts_does_not_stay_running() {
+    let fixture = fixture().await;
+    let (records, dead, live) = (&fixture.records, fixture.owner("dead").await, fixture.owner("live").await);
+    for (thread_id, decided, expected) in
+        [("undecided", None, ThreadStatus::Error), ("decided", Some(RunStatus::Success), ThreadStatus::Idle)]
+    {
+        create_thread(records, thread_id).await;
+        let id = |name: &str| format!("{thread_id}-{name}");
+        start(&dead, thread_id, &id("dead")).await;
+        if let Some(status) = decided {
+            dead.runs().decide(&id("dead"), &end(status)).await.unwrap();
+        }
+        live.runs().admit(new_run(thread_id, &id("heir")), MultitaskStrategy::Enqueue).await.unwrap();
+        let recovered = records.runs().recover_owner(fixture.clock.now(), "dead").await.unwrap();
+        assert_eq!(recovered.promoted, [id("heir")]);
+        live.runs().request_cancel(&id("heir"), CancelAction::Interrupt).await.unwrap();
+        let started = live.runs().start(&id("heir")).await.unwrap();
+        assert_eq!(started, StartOutcome::Cancelled(CancelAction::Interrupt));
+        live.runs().finish(&id("heir"), &end(RunStatus::Interrupted)).await.unwrap();
+        assert_eq!(thread(records, thread_id).await.status, expected, "{thread_id}");
+    }
+}
+
+/// The run that waited was the thread's last one, but another works on it.
+#[tokio::test]
+async fn a_dead_run_that_waited_leaves_the_status_of_a_thread_that_is_worked_on() {
+    let fixture = fixture().await;
+    let (records, dead, live) = (&fixture.records, fixture.owner("dead").await, fixture.owner("live").await);
+    create_thread(records, "t").await;
+    start(&live, "t", "works").await;
+    dead.runs().admit(new_run("t", "waited"), MultitaskStrategy::Enqueue).await.unwrap();
+    let recovered = records.runs().recover_owner(fixture.clock.now(), "dead").await.unwrap();
+    assert_eq!(recovered.runs.len(), 1);
+    assert_eq!(thread(records, "t").await.status, ThreadStatus::Running);
+    live.runs().finish("works", &end(RunStatus::Success)).await.unwrap();
+    assert_eq!(thread(records, "t").await.status, ThreadStatus::Idle);
 }
 
 #[tokio::test]

@@ -23,7 +23,7 @@ pub struct Principal {
 
 impl Principal {
     /// Any caller of a gateway without authentication.
-    fn single_user() -> Self {
+    pub(crate) fn single_user() -> Self {
         Self { user: SINGLE_USER.into(), role: Role::Admin, sees_all: true }
     }
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use serde_json::{Map, json};
 
 use crate::app::App;
+use crate::auth::Principal;
 use crate::runs::admission::OnThread;
 use crate::runs::request::{
     Delegation, OnDisconnect, RunConfig, RunInput, RunOptions, RunRequest, StreamMode,
@@ -31,7 +32,8 @@ pub async fn turn_of(app: &Arc<App>, thread: &str, agent: &str, text: &str) -> R
         },
         kwargs: json!({}),
     };
-    let created = app.runs.create(thread, OnThread::Existing, request, None, None).await;
+    let caller = Principal::single_user();
+    let created = app.runs.create(thread, OnThread::Existing(&caller), request, None, None).await;
     let created = created.map_err(|error| error.to_string())?;
     created.stream.ended().await;
     app.runs.ended(&created.run.run_id).await;

@@ -56,6 +56,13 @@ pub enum Admission {
     Existing(RunRow),
 }
 
+/// Whether a row of `threads_meta` is [visible](crate::ThreadRow::visible_to) to this user, if one is named.
+macro_rules! visible {
+    ($user:literal) => {
+        concat!("COALESCE(user_id = ", $user, ", TRUE)")
+    };
+}
+
 /// Whether the feed of this thread has messages. The newest one is found from the end, where a run leaves one.
 macro_rules! has_messages {
     ($thread:literal) => {
@@ -74,7 +81,8 @@ impl Runs {
     /// may have been admitted, and then holds its thread until the next recovery.
     ///
     /// # Errors
-    /// * [`RecordsError::NotFound`]: the thread has no row; in particular it was deleted meanwhile.
+    /// * [`RecordsError::NotFound`]: the thread has no row, for example because it was deleted meanwhile, or is not
+    ///   [visible](NewRun::visible_to) to the run's user.
     /// * [`RecordsError::Conflict`]: another operation holds the thread, and `strategy` neither stops it nor waits.
     /// * [`RecordsError::QueueFull`]: [`QUEUE_MAX`] runs wait for the thread.
     /// * [`RecordsError::DuplicateRun`]: the run id is already used.
@@ -155,8 +163,13 @@ async fn admit_after_messages(
     if let Some(row) = tx.fetch_and_commit(insertion_after_messages(&row)).await? {
         return Ok(Some(Admission::Admitted(row)));
     }
-    let sql = concat!("SELECT ", has_messages!("$1"), " FROM threads_meta WHERE thread_id = $1");
-    match tx.fetch_and_commit(query(sql).bind(&row.run.thread_id)).await? {
+    let sql = concat!(
+        "SELECT ",
+        has_messages!("$1"),
+        " FROM threads_meta WHERE thread_id = $1 AND ",
+        visible!("$2")
+    );
+    match tx.fetch_and_commit(query(sql).bind(&row.run.thread_id).bind(&row.run.visible_to)).await? {
         Some((false,)) => Ok(None),
         _ => admit_again(tx, row).await.map(Some),
     }
@@ -171,7 +184,8 @@ async fn admit_again(tx: &mut WriteTx<'_>, row: RowToInsert<'_>) -> Result<Admis
             return Ok(Admission::Existing(existing));
         }
     }
-    let thread = query("SELECT thread_id FROM threads_meta WHERE thread_id = $1").bind(&run.thread_id);
+    let sql = concat!("SELECT thread_id FROM threads_meta WHERE thread_id = $1 AND ", visible!("$2"));
+    let thread = query(sql).bind(&run.thread_id).bind(&run.visible_to);
     if tx.fetch_optional::<(String,)>(thread).await?.is_none() {
         return Err(RecordsError::thread_not_found(&run.thread_id));
     }
@@ -270,7 +284,7 @@ pub(super) struct RowToInsert<'a> {
     pub(super) lease: Option<&'a Lease>,
 }
 
-/// Inserts the row; `None` if a unique index forbids it, or there is no thread for a run.
+/// Inserts the row; `None` if a unique index forbids it, or there is no thread for a run that its user may see.
 async fn insert(tx: &mut WriteTx<'_>, row: &RowToInsert<'_>) -> Result<Option<RunRow>, RecordsError> {
     tx.fetch_optional(insertion(row)).await
 }
@@ -283,7 +297,9 @@ macro_rules! insertion {
              idempotency_key, model_name, multitask_strategy, metadata_json, kwargs_json, first_human_message, \
              follow_up_to_run_id, owner_worker_id, lease_expires_at, created_at, updated_at) \
              SELECT $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $17 \
-             WHERE $6 <> 'run' OR EXISTS (SELECT 1 FROM threads_meta WHERE thread_id = $2)",
+             WHERE $6 <> 'run' OR EXISTS (SELECT 1 FROM threads_meta WHERE thread_id = $2 AND ",
+            visible!("$18"),
+            ")",
             $condition,
             " ON CONFLICT DO NOTHING RETURNING ",
             run_columns!()
@@ -321,4 +337,5 @@ fn bound(sql: &'static str, row: &RowToInsert<'_>) -> Sql {
         .bind(row.lease.map(|lease| lease.owner.as_str()))
         .bind(row.lease.map(|lease| time_text(lease.end(row.now))))
         .bind(time_text(row.now))
+        .bind(&run.visible_to)
 }

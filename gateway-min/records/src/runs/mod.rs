@@ -115,6 +115,9 @@ pub struct NewRun {
     pub run_id: String,
     /// The thread to run on; its row must exist.
     pub thread_id: String,
+    /// The user to whom the thread must be [visible](crate::ThreadRow::visible_to), if not to all: what that user may
+    /// not see counts as missing.
+    pub visible_to: Option<String>,
     /// The agent.
     pub assistant_id: Option<String>,
     /// The user who started it.

@@ -17,6 +17,7 @@ async fn admitted_run_reads_back() {
     let new = NewRun {
         run_id: "r".to_owned(),
         thread_id: "t".to_owned(),
+        visible_to: Some("ann".to_owned()),
         assistant_id: Some("lead_agent".to_owned()),
         user_id: Some("ann".to_owned()),
         idempotency_key: Some("key".to_owned()),
@@ -103,6 +104,49 @@ async fn thread_without_row_takes_no_run() {
         assert_eq!((error.is_not_found(), error.to_string()), (true, "Thread t not found".to_owned()));
     }
     assert!(dump(&fixture.records).await.is_empty());
+}
+
+#[tokio::test]
+async fn another_users_thread_takes_no_run() {
+    let fixture = fixture_with(EventBackend::Database).await;
+    let (records, runs) = (&fixture.records, fixture.records.runs());
+    let owned = NewThread { thread_id: "of ann".into(), user_id: Some("ann".into()), ..NewThread::default() };
+    records.threads().create(owned).await.unwrap();
+    create_thread(records, "shared").await;
+    let asked = |user: &str, thread_id: &str, run_id: &str| NewRun {
+        visible_to: Some(user.to_owned()),
+        ..new_run(thread_id, run_id)
+    };
+    let refused_to_bob = async || {
+        let before = dump(records).await;
+        for strategy in [Reject, Enqueue, Interrupt, Rollback] {
+            let new = || asked("bob", "of ann", "of bob");
+            for error in [
+                runs.admit(new(), strategy).await.unwrap_err(),
+                runs.admit_after_messages(new(), strategy).await.unwrap_err(),
+            ] {
+                assert_eq!(
+                    (error.is_not_found(), error.to_string()),
+                    (true, "Thread of ann not found".to_owned())
+                );
+            }
+        }
+        // In particular no run is cancelled for it.
+        assert_eq!(dump(records).await, before);
+    };
+    refused_to_bob().await;
+    let admitted = runs.admit(asked("ann", "of ann", "r1"), Reject).await.unwrap();
+    assert!(matches!(admitted, Admission::Admitted(_)), "{admitted:?}");
+    refused_to_bob().await;
+    let message = NewEvent::new("x", MESSAGE_CATEGORY, json!({}));
+    records.events().append("of ann", "r1", vec![message]).await.unwrap();
+    refused_to_bob().await;
+    runs.finish("r1", &end(RunStatus::Success)).await.unwrap();
+    refused_to_bob().await;
+    let again = runs.admit_after_messages(asked("ann", "of ann", "r2"), Reject).await.unwrap();
+    assert!(matches!(again, Some(Admission::Admitted(_))), "{again:?}");
+    let shared = runs.admit(asked("bob", "shared", "r3"), Reject).await.unwrap();
+    assert!(matches!(shared, Admission::Admitted(_)), "{shared:?}");
 }
 
 /// Its record says `interrupted` from the request on, so the thread is not at work for its clients.

@@ -76,7 +76,7 @@ async fn create_batch(
                 };
                 check_thread(&app, &caller, thread).await?;
                 existing(&app, thread).await?;
-                Ok((thread.clone(), OnThread::Existing))
+                Ok((thread.clone(), OnThread::Existing(&caller)))
             };
             let started = match thread_and_place.await {
                 Ok((thread, place)) => {

@@ -291,7 +291,7 @@ async fn begin(
 ) -> Result<Created, ApiError> {
     let begun = async {
         let key = idempotency_key(headers, caller, thread)?;
-        start(app, caller, thread, OnThread::Existing, body, follow, key).await
+        start(app, caller, thread, OnThread::Existing(caller), body, follow, key).await
     };
     let begun = begun.await;
     // Admission itself needs the thread. Only a refusal is worth a read: that the thread is missing is said first.

@@ -31,7 +31,7 @@ use crate::app::App;
 use crate::telemetry::recent::{ERRORS, Recent};
 use threadkeep_config::{ConfigHandle, Environment, KeyFile, LoadOptions, Role};
 use threadkeep_records::{
-    ExecutionKind, MultitaskStrategy, NewEvent, NewExecution, NewRun, NewThread, RunEnd, RunStatus,
+    ExecutionKind, MultitaskStrategy, NewEvent, NewExecution, NewRun, NewThread, RunEnd, RunQuery, RunStatus,
     ThreadStatus, WriterKind,
 };
 
@@ -330,6 +330,63 @@ async fn a_thread_that_another_user_makes_before_a_request_writes_to_it_is_not_w
         drop(lock);
         assert_eq!(answer.await.unwrap().unwrap().status(), 404, "{method}");
         assert_eq!(goal_state::read(accessor, &thread).await.unwrap()["objective"], "of ann", "{method}");
+    }
+}
+
+/// A run takes no reservation. Its request is let in when there is no such thread, and its admission waits.
+#[tokio::test]
+async fn a_run_is_not_admitted_on_a_thread_that_another_user_made_meanwhile() {
+    let Gateway { app, _dir, .. } = Gateway::start_with("full", true).await;
+    let file = KeyFile::new(&app.config.last_known().auth.keys_file);
+    let (_, key) = file.create("bob", Role::User).unwrap();
+    let send = |path: &str, body: &Value| {
+        let request = Request::post(path).header("x-api-key", key.expose());
+        let request = request.header("content-type", "application/json");
+        let request = request.body(Body::from(body.to_string())).unwrap();
+        tokio::spawn(super::router(Arc::clone(&app)).oneshot(request))
+    };
+    let (threads, runs) = (app.records.threads(), app.records.runs());
+    for (thread, path, strategy) in [
+        ("a", "/api/threads/a/runs", "reject"),
+        ("b", "/api/threads/b/runs/stream", "enqueue"),
+        ("c", "/api/threads/c/runs", "interrupt"),
+        // Of these there is a thread, but it is another one by then.
+        ("d", "/api/runs", "reject"),
+        ("e", "/api/runs/batch", "reject"),
+    ] {
+        let of = |user: &str| NewThread {
+            thread_id: thread.into(),
+            user_id: Some(user.into()),
+            ..NewThread::default()
+        };
+        let mut body = json!({
+            "input": {"messages": [{"role": "user", "content": "of bob"}]},
+            "multitask_strategy": strategy, "on_disconnect": "continue",
+        });
+        match thread {
+            "d" => body["config"] = json!({"configurable": {"thread_id": thread}}),
+            "e" => {
+                threads.create(of("bob")).await.unwrap();
+                body["thread_id"] = thread.into();
+                body = json!([body]);
+            }
+            _ => {}
+        }
+        let unnoted = app.threads.unnoted(thread).await;
+        let answer = send(path, &body);
+        while app.runs.counts() == (0, 0) {
+            tokio::task::yield_now().await;
+        }
+        if threads.get(thread, None).await.unwrap().is_some() {
+            let deletion = runs.reserve(thread, WriterKind::Delete).await.unwrap();
+            app.records.delete_thread(deletion).await.unwrap();
+        }
+        assert!(threads.create(of("ann")).await.unwrap().created);
+        drop(unnoted);
+        assert_eq!(answer.await.unwrap().unwrap().status(), 404, "{path}");
+        let all = RunQuery { status: None, limit: 10, offset: 0 };
+        assert!(runs.list_by_thread(thread, &all).await.unwrap().is_empty(), "{path}");
+        assert_eq!(app.runs.counts(), (0, 0), "{path}");
     }
 }
 

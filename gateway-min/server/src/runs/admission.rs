@@ -50,13 +50,22 @@ pub(crate) enum CreateError {
     Records(#[from] RecordsError),
 }
 
-/// On which threads a run may be created.
+/// On which threads a run may be created. Its admission looks at the owner: since the request was let in, another user
+/// may have made the thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum OnThread<'a> {
-    /// On a thread that has a row.
-    Existing,
+    /// On a thread that has a row, and that this caller may see.
+    Existing(&'a Principal),
     /// On any thread that this caller may see; a missing row is created with the run.
     Visible(&'a Principal),
+}
+
+impl OnThread<'_> {
+    fn caller(&self) -> &Principal {
+        match self {
+            Self::Existing(caller) | Self::Visible(caller) => caller,
+        }
+    }
 }
 
 /// An admitted run, and its stream.
@@ -96,7 +105,7 @@ impl Runs {
             self.check_resume(thread_id, request.checkpoint, resume).await?;
         }
         // Where the feed is in the database, the admission on an existing thread sees whether it has begun.
-        let is_seeded = !self.records.events().are_in_database() || place != OnThread::Existing;
+        let is_seeded = !self.records.events().are_in_database() || matches!(place, OnThread::Visible(_));
         if is_seeded {
             self.seed_feed(thread_id).await?;
         }
@@ -119,6 +128,7 @@ impl Runs {
         let new = NewRun {
             run_id: run_id.clone(),
             thread_id: thread_id.to_owned(),
+            visible_to: place.caller().sees().map(str::to_owned),
             assistant_id: request.assistant_id.clone(),
             user_id: owner.map(str::to_owned),
             idempotency_key,

@@ -98,7 +98,7 @@ impl Sender<'_> {
     /// Starts a run from a checkpoint.
     pub(super) async fn fork(&self, Forked(body): Forked) -> Result<Begun, Refusal> {
         existing(self.app, self.thread).await?;
-        let mut begun = self.begin(body, OnThread::Existing).await?;
+        let mut begun = self.begin(body, OnThread::Existing(self.caller)).await?;
         begun.result["thread_id"] = self.thread.as_str().into();
         Ok(begun)
     }
@@ -118,7 +118,7 @@ impl Sender<'_> {
             1 => values.remove(0),
             _ => together(values),
         };
-        self.begin(run.with(answer), OnThread::Existing).await
+        self.begin(run.with(answer), OnThread::Existing(self.caller)).await
     }
 
     async fn questions(&self) -> Result<Vec<String>, ApiError> {

@@ -6,7 +6,6 @@ use futures::future::join_all;
 use threadkeep::state::HistoryQuery;
 
 use super::{Gateway, MODES, ask, script};
-use crate::runs::admission::OnThread;
 use threadkeep_records::{NewThread, RunQuery};
 
 const THREADS: usize = 100;
@@ -26,8 +25,7 @@ async fn a_thousand_runs_leave_nothing_in_memory_but_what_has_a_bound() {
             let turns = (0..THREADS).map(async |n| {
                 let thread = format!("t{n}");
                 let request = ask(&format!("turn {turn}"));
-                let created =
-                    app.runs.create(&thread, OnThread::Existing, request, None, None).await.unwrap();
+                let created = gateway.create_on(&thread, request, None).await.unwrap();
                 app.runs.ended(&created.run.run_id).await;
             });
             join_all(turns).await;

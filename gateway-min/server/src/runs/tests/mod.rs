@@ -26,6 +26,7 @@ use threadkeep_testing::Database;
 use super::admission::{CreateError, Created, OnThread};
 use super::request::{Delegation, OnDisconnect, RunConfig, RunInput, RunOptions, RunRequest, StreamMode};
 use crate::app::{App, Parts};
+use crate::auth::Principal;
 use crate::streams::bridge::Frame;
 use threadkeep_config::{ConfigHandle, Environment, LoadOptions};
 use threadkeep_records::{
@@ -97,7 +98,17 @@ impl Gateway {
     }
 
     pub(super) async fn create(&self, request: RunRequest) -> Result<Created, CreateError> {
-        self.app.runs.create("t", OnThread::Existing, request, None, None).await
+        self.create_on("t", request, None).await
+    }
+
+    pub(super) async fn create_on(
+        &self,
+        thread: &str,
+        request: RunRequest,
+        key: Option<String>,
+    ) -> Result<Created, CreateError> {
+        let caller = Principal::single_user();
+        self.app.runs.create(thread, OnThread::Existing(&caller), request, None, key).await
     }
 
     /// Runs to the end; returns the frames by name, and the row.

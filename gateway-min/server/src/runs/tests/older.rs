@@ -5,7 +5,6 @@ use threadkeep::state::{StateSnapshot, Update};
 use threadkeep_agent::model::scripted::gate;
 
 use super::{Gateway, MODES, ask, from, gated, script};
-use crate::runs::admission::OnThread;
 use crate::runs::request::RunRequest;
 use threadkeep_records::{CancelAction, RunStatus};
 
@@ -77,8 +76,7 @@ async fn an_unknown_checkpoint_or_thread_is_refused_and_changes_nothing() {
         gateway.create(request).await.err().unwrap().to_string(),
         format!("Checkpoint {id} not found")
     );
-    let error =
-        gateway.app.runs.create("nowhere", OnThread::Existing, ask("x"), None, None).await.err().unwrap();
+    let error = gateway.create_on("nowhere", ask("x"), None).await.err().unwrap();
     assert_eq!(error.to_string(), "Thread nowhere not found");
     assert!(gateway.history().await.is_empty());
     assert_eq!(gateway.app.records.runs().active_for_thread("t").await.unwrap(), None);

@@ -9,7 +9,7 @@ use threadkeep_agent::model::scripted::gate;
 use super::super::{Gateway, MODES, On, ask, everywhere, frames, from, gated, options};
 use super::{faulty, goes_on, post, said, script};
 use crate::app::Parts;
-use crate::runs::admission::{CreateError, OnThread};
+use crate::runs::admission::CreateError;
 use crate::runs::ending::DIED;
 use crate::runs::journal::Journal;
 use crate::runs::request::{RunOptions, RunRequest, StreamMode};
@@ -192,7 +192,7 @@ async fn an_admission_that_nobody_was_told_of_is_one_run_that_is_worked_on() {
             let options = RunOptions { multitask_strategy: strategy, ..options([StreamMode::Values]) };
             let request = RunRequest { options, ..ask(text) };
             let key = Some(format!("key of {text}"));
-            gateway.app.runs.create("t", OnThread::Existing, request, None, key).await.unwrap().run.run_id
+            gateway.create_on("t", request, key).await.unwrap().run.run_id
         };
         gateway.app.records.doubt_commit(1);
         let first = ask("wait", MultitaskStrategy::Reject).await;

@@ -8,7 +8,7 @@
 //! * The first page is read before SQLite knows of a log that has just been created. SQLite learns of the log from that
 //!   page, and reads it again through the log.
 //! * Every other read is of a page that no process is writing: a page that is being written has a newer version in the
-//!   log, which is read instead, or is locked.
+//!   log, which is read instead, or is locked. So the file does not end within it either.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::NonNull;
@@ -104,20 +104,30 @@ unsafe extern "C" fn read(file: *mut sqlite3_file, buffer: *mut c_void, amount: 
             Err(failed) => failed,
         };
     }
-    if code != ffi::SQLITE_OK || state.pages == Pages::Plain {
+    if state.pages == Pages::Plain {
+        return code;
+    }
+    // A file that ends within a page: the rest is zeros by now, and SQLite would take them for what the page holds.
+    let is_cut = code == ffi::SQLITE_IOERR_SHORT_READ
+        // SAFETY: as above.
+        && match unsafe { length(file, state.real) } {
+            Ok(length) => u64::try_from(length).is_ok_and(|length| length > place),
+            Err(failed) => return failed,
+        };
+    if code != ffi::SQLITE_OK && !is_cut {
         return code;
     }
     match whole(bytes, place) {
-        Some(number) if sum::is_whole(room, number) => ffi::SQLITE_OK,
+        Some(number) if sum::is_whole(room, number) => code,
         // The first page, read to see whether there is a log: see the module documentation.
-        Some(0) if !state.through_log && sum::is_logged(room) => ffi::SQLITE_OK,
+        Some(0) if !state.through_log && sum::is_logged(room) => code,
         // SQLite itself refuses it: this is not a database.
-        Some(0) if !sum::is_header(room) => ffi::SQLITE_OK,
+        Some(0) if !sum::is_header(room) => code,
         // SQLite reads with another page size before it has seen the header, and then once more.
-        Some(0) if matches!(state.pages, Pages::Sealed(size) if size != bytes) => ffi::SQLITE_OK,
+        Some(0) if matches!(state.pages, Pages::Sealed(size) if size != bytes) => code,
         Some(_) => ffi::SQLITE_IOERR_DATA,
         // A part of the first page: see the module documentation.
-        None => ffi::SQLITE_OK,
+        None => code,
     }
 }
 

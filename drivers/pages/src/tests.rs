@@ -111,6 +111,70 @@ fn a_changed_byte_in_any_page_is_an_error_or_is_not_read() {
     }
 }
 
+/// The text of a key.
+fn text(conn: &Connection, key: i64) -> rusqlite::Result<String> {
+    conn.query_row("SELECT text FROM t WHERE key = ?1", [key], |row| row.get(0))
+}
+
+/// SQLite takes what is missing of a page for zeros, which can look like a page without these rows.
+#[test]
+fn a_file_that_ends_within_its_last_page_hides_no_row() {
+    for size in [PAGE, LARGEST] {
+        let place = Folder::new();
+        drop(place.fill_pages(size));
+        let good = reopened(&place.path()).unwrap();
+        let bytes = std::fs::read(place.path()).unwrap();
+        let mut refused = 0;
+        for len in (bytes.len() - size + 1..bytes.len()).step_by(size / 67) {
+            std::fs::write(place.path(), &bytes[..len]).unwrap();
+            let conn = open(place.path(), OpenFlags::SQLITE_OPEN_READ_ONLY).unwrap();
+            for (key, whole) in &good {
+                match text(&conn, *key) {
+                    Ok(text) => assert_eq!(text, *whole),
+                    Err(error) => {
+                        assert!(is_damage(&error), "key {key}, {len} bytes in pages of {size}: {error}");
+                        refused += 1;
+                    }
+                }
+            }
+        }
+        assert!(refused > 60, "{refused} reads were refused");
+    }
+}
+
+/// With a log, SQLite takes the length of the database from it, and not from the file.
+#[test]
+fn a_file_beside_a_log_that_ends_within_a_page_hides_no_row() {
+    let place = Folder::new();
+    drop(place.fill());
+    let writer = open(place.path(), OpenFlags::default()).unwrap();
+    writer.execute("UPDATE t SET text = 'x' WHERE key = 7", []).unwrap();
+    let good = all(&writer).unwrap();
+    let log = |place: &Folder| place.path().with_file_name("db-wal");
+    let (bytes, frames) = (std::fs::read(place.path()).unwrap(), std::fs::read(log(&place)).unwrap());
+    let (mut refused, mut read) = (0, 0);
+    for len in (PAGE + 1..bytes.len()).step_by(2_741) {
+        let place = Folder::new();
+        std::fs::write(place.path(), &bytes[..len]).unwrap();
+        std::fs::write(log(&place), &frames).unwrap();
+        let conn = open(place.path(), OpenFlags::default()).unwrap();
+        for (key, whole) in &good {
+            match text(&conn, *key) {
+                Ok(text) => {
+                    assert_eq!(text, *whole);
+                    read += 1;
+                }
+                // A page of which nothing is in the file has words of SQLite's own.
+                Err(error) => {
+                    assert_ne!(error, rusqlite::Error::QueryReturnedNoRows, "key {key}, {len} bytes");
+                    refused += 1;
+                }
+            }
+        }
+    }
+    assert!(refused > 100 && read > 100, "{refused} reads were refused, {read} were not");
+}
+
 #[test]
 fn a_page_in_the_place_of_another_is_damage() {
     let place = Folder::new();
@@ -254,6 +318,15 @@ fn every_sector_may_be_lost_while_the_log_is_moved() {
             torn[at * SECTOR..(at + 1) * SECTOR].fill(garbage);
             moving.opens(&torn, &format!("sector {at} is all {garbage:#x}"));
         }
+    }
+}
+
+/// What a power loss cuts off the end of the file is in the log.
+#[test]
+fn the_file_may_end_anywhere_while_the_log_is_moved() {
+    let moving = Moving::new(PAGE);
+    for len in (moving.before.len()..moving.after.len()).step_by(5_003) {
+        moving.opens(&moving.after[..len], &format!("{len} bytes"));
     }
 }
 

@@ -26,8 +26,10 @@ const DROP: &str = "DELETE FROM scope WHERE owner = ?1 OR key = ?1";
 const AT: &str = "SELECT key, owner, text, hash, body FROM scope WHERE key = ?1";
 const UPWARDS: &str = "SELECT key, owner, text, hash, body FROM scope ORDER BY key";
 const DOWNWARDS: &str = "SELECT key, owner, text, hash, body FROM scope ORDER BY key DESC";
-const THREADS: &str = "SELECT key, owner, text, hash, body FROM scope
-    WHERE owner = 0 AND (?1 IS NULL OR text > ?1) ORDER BY text LIMIT ?2";
+const THREADS: &str = "SELECT key, owner, text, hash, body FROM scope WHERE owner = 0 ORDER BY text LIMIT ?1";
+/// A statement of its own: of `?1 IS NULL OR text > ?1`, SQLite cannot search the index for `text`.
+pub(crate) const THREADS_AFTER: &str = "SELECT key, owner, text, hash, body FROM scope
+    WHERE owner = 0 AND text > ?1 ORDER BY text LIMIT ?2";
 
 /// The number of a thread.
 pub(crate) type ThreadKey = u32;
@@ -172,11 +174,15 @@ pub(crate) fn drop_thread(db: &Db, thread: ThreadKey) -> Result<()> {
 pub(crate) fn threads(db: &Db, after: Option<&ThreadId>, limit: usize) -> Result<Vec<ThreadId>> {
     let mut threads = Vec::new();
     let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-    db.each(THREADS, params![after.map(ThreadId::as_str), limit], |row| {
+    let read = |row: &Row<'_>| {
         checked(row)?;
         threads.push(text(row, 2)?.into());
         Ok(())
-    })?;
+    };
+    match after {
+        None => db.each(THREADS, [limit], read)?,
+        Some(after) => db.each(THREADS_AFTER, params![after.as_str(), limit], read)?,
+    }
     Ok(threads)
 }
 

@@ -1,6 +1,7 @@
 use rusqlite::StatementStatus;
 
 use super::*;
+use crate::rows::directory;
 
 #[test]
 fn a_statement_with_a_bound_limit_is_prepared_once() {
@@ -17,4 +18,30 @@ fn a_statement_with_a_bound_limit_is_prepared_once() {
         assert_eq!(statement.get_status(StatementStatus::Run), 3);
         assert_eq!(statement.get_status(StatementStatus::RePrepare), 0);
     }
+}
+
+/// A page of the list of threads costs the same wherever it begins.
+#[test]
+fn a_page_of_threads_looks_at_no_thread_before_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let db = Db::writer(&dir.path().join("db"), &Options::default()).unwrap();
+    db.execute("BEGIN", []).unwrap();
+    for number in 0..2_000 {
+        directory::add_thread(&db, &format!("thread-{number:04}").as_str().into()).unwrap();
+    }
+    db.execute("COMMIT", []).unwrap();
+    let after = "thread-1997".into();
+    let page = directory::threads(&db, Some(&after), 1).unwrap();
+    assert_eq!(page, ["thread-1998".into()]);
+    let statement = db.conn.prepare_cached(directory::THREADS_AFTER).unwrap();
+    assert_eq!(statement.get_status(StatementStatus::Run), 1);
+    let steps = statement.get_status(StatementStatus::VmStep);
+    assert!((1..200).contains(&steps), "{steps} steps");
+    // From the first one on, with ids that sort at the ends.
+    for id in ["", "\u{10ffff}"] {
+        directory::add_thread(&db, &id.into()).unwrap();
+    }
+    let mut all = directory::threads(&db, None, 5_000).unwrap();
+    assert_eq!((all.len(), all[0].as_str(), all[2_001].as_str()), (2_002, "", "\u{10ffff}"));
+    assert_eq!(directory::threads(&db, Some(&"".into()), 5_000).unwrap(), all.split_off(1));
 }

@@ -48,6 +48,11 @@ pub(crate) enum Vacuum {
 
 /// Moves at most `pages` pages from the end of the file into free ones, inside an open transaction.
 pub(crate) fn give_back(db: &Db, pages: u32) -> Result<()> {
+    // SQLite takes 0, and what is no positive 32-bit integer, for all pages.
+    let pages = pages.min(i32::MAX.unsigned_abs());
+    if pages == 0 {
+        return Ok(());
+    }
     // The number is ours; a pragma takes no parameters.
     db.each(&format!("PRAGMA incremental_vacuum({pages})"), [], |_| Ok(()))
 }

@@ -74,6 +74,17 @@ async fn freed_pages_are_given_back_a_few_at_a_time_while_others_write() {
     assert!(length(&path) * 2 < before.bytes);
 }
 
+/// SQLite takes 0 for all pages.
+#[tokio::test]
+async fn a_vacuum_of_no_pages_gives_none_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let (saver, ..) = freed(&dir.path().join("db")).await;
+    let before = saver.file_size().await.unwrap();
+    assert!(before.free > 0);
+    assert_eq!(saver.vacuum(0).await.unwrap(), before);
+    assert_eq!(saver.vacuum(u32::MAX).await.unwrap().free, 0, "all, and no error");
+}
+
 #[tokio::test]
 async fn a_database_that_cannot_give_pages_back_can_after_it_was_written_anew() {
     let dir = tempfile::tempdir().unwrap();

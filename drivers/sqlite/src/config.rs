@@ -18,7 +18,8 @@ pub enum Synchronous {
 /// of them, the slowest hundredth of the turns beside a copy took 1.5 to 1.8 times as long as without, with 32 1.3 to 1.4.
 const PIECE: usize = 32;
 
-/// A new thread of at most this many checkpoints is written in one transaction: pieces would take longer on the whole.
+/// A new thread of at most this many checkpoints, with few elements, is written in one transaction: pieces would take
+/// longer on the whole.
 #[cfg(not(test))]
 const SHORT: usize = 128;
 

@@ -27,9 +27,10 @@ use crate::sql::Db;
 use crate::stats::{Counters, Stats};
 use crate::write::commit::Work;
 use crate::write::remains::Unfinished;
+use crate::write::size;
 use crate::write::turn::Turns;
 
-/// A thread with more elements, for each checkpoint that one transaction may rewrite, is rewritten in pieces.
+/// A thread with more elements, for each checkpoint that one transaction may write or rewrite, is written in pieces.
 const ELEMENTS: usize = 8;
 /// So is one with more bytes of elements.
 const BYTES: usize = 4 << 20;
@@ -219,7 +220,10 @@ impl SqliteSaver {
     async fn rewritten(&self, thread: &ThreadId, expected: &Revision, rewrite: Rewrite) -> Result<()> {
         let most = self.options.long();
         if *expected == Revision::absent() {
-            if rewrite.remove.is_empty() && rewrite.put.len() > self.options.short() {
+            let short = self.options.short();
+            let is_short =
+                rewrite.put.len() <= short && !size::has_more_than(&rewrite.put, short * ELEMENTS, BYTES);
+            if rewrite.remove.is_empty() && !is_short {
                 return self.write_in_pieces(thread, rewrite).await;
             }
         } else {
@@ -283,7 +287,8 @@ impl Saver for SqliteSaver {
     }
 
     async fn delete_thread(&self, thread: &ThreadId) -> Result<()> {
-        let mut unfinished = Unfinished { turns: &self.writer, order: Some(Work::Clear) };
+        let mut unfinished =
+            Unfinished { turns: &self.writer, order: Some(Work::Clear) };
         let deleted = self.write(Work::DeleteThread(thread.clone())).await;
         unfinished.order = None;
         deleted?;

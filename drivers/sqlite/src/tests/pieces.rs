@@ -4,6 +4,7 @@ use futures::FutureExt as _;
 use threadkeep::deletion::copy_thread;
 use threadkeep::id::ThreadId;
 use threadkeep::saver::{Revision, Rewrite, Saver, ThreadImage};
+use threadkeep::value::{Element, ListValue};
 use threadkeep::{Error, Result};
 
 use super::common::{Talk, message};
@@ -111,6 +112,33 @@ async fn a_copy_costs_what_its_checkpoints_add() {
     };
     let (short, long) = (cost(40).await, cost(160).await);
     assert!(long <= 5 * short, "{short} elements looked up for 40 steps, {long} for 160");
+}
+
+/// Nor does it if the thread has few checkpoints and many elements: in one list, and in lists that replace each other.
+#[tokio::test]
+async fn no_transaction_of_a_copy_grows_with_the_elements_of_a_short_thread() {
+    let most = async |elements: usize, lists: usize| {
+        let store = store(8);
+        let mut talk = Talk::new("t");
+        for list in 0..lists {
+            talk.messages = ListValue::default();
+            for number in 0..elements / lists {
+                talk.messages.push(Element::from_json(&message(list * elements + number, 40)).unwrap());
+            }
+            store.say(&mut talk, list * elements + elements).await;
+        }
+        let source = store.saver.read_thread(&talk.thread).await.unwrap();
+        // A handle of its own counts the copy only.
+        let saver = SqliteSaver::open(store.dir.path().join("db"), &store.options).unwrap();
+        copy(&saver).await.unwrap();
+        assert!(copied(&saver).await.checkpoints == source.checkpoints);
+        saver.close().await;
+        saver.stats().most_rows
+    };
+    for lists in [1, 4] {
+        let (few, many) = (most(200, lists).await, most(800, lists).await);
+        assert!(few > 40 && many * 4 <= few * 5, "{lists} lists: {few} rows in a transaction, then {many}");
+    }
 }
 
 #[tokio::test]

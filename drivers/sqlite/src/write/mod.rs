@@ -5,6 +5,7 @@ pub(crate) mod doubt;
 pub(crate) mod log;
 pub(crate) mod remains;
 pub(crate) mod rewrite;
+pub(crate) mod size;
 pub(crate) mod stage;
 mod thread;
 pub(crate) mod turn;

@@ -19,6 +19,8 @@ const FIND: &str =
     "SELECT key, owner, text, hash, body FROM scope WHERE (owner = ?1 AND text = ?2) OR hash = ?3";
 const OWNED: &str = "SELECT key, owner, text, hash, body FROM scope WHERE owner = ?1 ORDER BY text";
 const ADD: &str = "INSERT INTO scope (owner, text, hash, body) VALUES (?1, ?2, ?3, x'')";
+const FIRST_OWNED: &str =
+    "SELECT key, owner, text, hash, body FROM scope WHERE owner = ?1 ORDER BY text LIMIT ?2";
 const FIRST: &str = "SELECT key, owner, text, hash, body FROM scope WHERE owner = ?1 ORDER BY text LIMIT 1";
 const NAME: &str = "UPDATE scope SET owner = ?2, text = ?3, hash = ?4 WHERE key = ?1";
 const SET_BODY: &str = "UPDATE scope SET body = ?2 WHERE key = ?1";
@@ -160,6 +162,16 @@ pub(crate) fn chains(db: &Db, thread: ThreadKey) -> Result<Vec<(Namespace, Chain
     db.each(OWNED, [thread], |row| {
         let chain = checked(row)?;
         chains.push((text(row, 2)?.into(), chain));
+        Ok(())
+    })?;
+    Ok(chains)
+}
+
+/// The first chains of a thread, up to a limit.
+pub(crate) fn first_chains(db: &Db, thread: ThreadKey, limit: usize) -> Result<Vec<ChainKey>> {
+    let mut chains = Vec::new();
+    db.each(FIRST_OWNED, params![thread, i64::try_from(limit).unwrap_or(i64::MAX)], |row| {
+        chains.push(checked(row)?.key);
         Ok(())
     })?;
     Ok(chains)

@@ -10,6 +10,7 @@ mod log;
 mod pieces;
 mod place;
 mod power;
+mod remains;
 mod remembered;
 mod rewritten;
 mod statements;

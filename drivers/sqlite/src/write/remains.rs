@@ -115,12 +115,13 @@ impl WriterState {
     /// Deletes rows of a thread, but not its own in the directory. Returns whether they were all.
     fn drop_piece(&self, key: ThreadKey) -> Result<bool> {
         let mut left = self.piece * ROWS;
-        for (_, chain) in directory::chains(&self.db, key)? {
-            left -= checkpoints::drop_oldest(&self.db, chain.key, left)?;
+        // Each of them takes at least one of the rows that may be deleted; the next piece begins with those after them.
+        for chain in directory::first_chains(&self.db, key, left)? {
+            left -= checkpoints::drop_oldest(&self.db, chain, left)?;
             if left == 0 {
                 return Ok(false);
             }
-            directory::drop_chain(&self.db, chain.key)?;
+            directory::drop_chain(&self.db, chain)?;
             left -= 1;
         }
         Ok(left > 0 && element::drop_first(&self.db, key, left, BYTES)?)

@@ -26,7 +26,7 @@ use crate::rows::{checkpoints, directory, element};
 use crate::sql::Db;
 use crate::stats::{Counters, Stats};
 use crate::write::commit::Work;
-use crate::write::remains::Unfinished;
+use crate::write::remains::{Clearing, Unfinished};
 use crate::write::size;
 use crate::write::turn::Turns;
 
@@ -288,7 +288,7 @@ impl Saver for SqliteSaver {
 
     async fn delete_thread(&self, thread: &ThreadId) -> Result<()> {
         let mut unfinished =
-            Unfinished { turns: &self.writer, order: Some(Work::Clear) };
+            Unfinished { turns: &self.writer, order: Some(Work::Clear(Clearing::default())) };
         let deleted = self.write(Work::DeleteThread(thread.clone())).await;
         unfinished.order = None;
         deleted?;

@@ -8,7 +8,7 @@ use std::fmt;
 use threadkeep::{Error, Result};
 use threadkeep_layout::Run;
 
-use crate::care::scopes::{CHAINS, Directory, THREADS, by_thread, is_thread, numbers};
+use crate::care::scopes::{CHAINS, Directory, THREADS, by_thread, deleted, is_thread, numbers};
 use crate::care::used::Used;
 use crate::rows::checkpoints;
 use crate::rows::directory::Scope;
@@ -62,6 +62,9 @@ pub(crate) fn check(db: &Db, names: &Names) -> Result<Vec<Finding>> {
             db.execute("BEGIN", [])?;
         }
         check.thread(thread, &chains)?;
+    }
+    for (thread, chains) in deleted(&directory.scopes) {
+        check.deleted(thread, &chains)?;
     }
     Ok(check.found)
 }
@@ -234,6 +237,18 @@ impl Check<'_> {
                 let what = format!("{orphans} elements that nothing refers to");
                 self.report(Some((&thread.text, "")), format!("table element, space {space:?}"), what, true);
             }
+        }
+        Ok(())
+    }
+
+    /// Pages that keep the rows of a deleted thread from being deleted. What the rows hold does not matter any more.
+    fn deleted(&mut self, thread: &Scope, chains: &[&Scope]) -> Result<()> {
+        let rows = format!("rows of deleted thread number {}, which are left", thread.key);
+        let elements = element::each(self.db, thread.key, |_, _| {});
+        self.read(None, format!("table element, {rows}"), elements)?;
+        for chain in chains {
+            let checkpoints = checkpoints::each(self.db, chain.key, |_, _| {});
+            self.read(None, format!("table checkpoint, {rows}"), checkpoints)?;
         }
         Ok(())
     }

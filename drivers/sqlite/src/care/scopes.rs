@@ -69,12 +69,21 @@ pub(crate) fn readable_threads(db: &Db) -> Result<Vec<ThreadId>> {
 
 /// The threads, each with its namespaces. Looks at each row of the directory once, however many threads there are.
 pub(super) fn by_thread(scopes: &[Scope]) -> Vec<(&Scope, Vec<&Scope>)> {
+    with_chains(scopes, |scope| scope.owner == 0)
+}
+
+/// The same of deleted threads of which rows may be left.
+pub(super) fn deleted(scopes: &[Scope]) -> Vec<(&Scope, Vec<&Scope>)> {
+    with_chains(scopes, directory::is_deleted)
+}
+
+fn with_chains(scopes: &[Scope], wanted: impl Fn(&Scope) -> bool) -> Vec<(&Scope, Vec<&Scope>)> {
     let mut chains: HashMap<ThreadKey, Vec<&Scope>> = HashMap::new();
     for scope in scopes {
         chains.entry(scope.owner).or_default().push(scope);
     }
-    let threads = chains.remove(&0).unwrap_or_default();
-    threads.into_iter().map(|thread| (thread, chains.remove(&thread.key).unwrap_or_default())).collect()
+    let threads = scopes.iter().filter(|scope| wanted(scope));
+    threads.map(|thread| (thread, chains.remove(&thread.key).unwrap_or_default())).collect()
 }
 
 /// Whether a row of the directory is a thread, becomes one, or was one whose rows are being deleted.
@@ -115,11 +124,16 @@ mod tests {
             scope(7, 0, "c"),
             scope(8, u32::MAX, "without a name"),
             scope(9, 8, "of that"),
+            scope(10, u32::MAX - 1, "10"),
+            scope(11, 10, "of a deleted one"),
         ];
-        let found: Vec<(u32, Vec<u32>)> = by_thread(&scopes)
-            .into_iter()
-            .map(|(thread, chains)| (thread.key, chains.iter().map(|chain| chain.key).collect()))
-            .collect();
-        assert_eq!(found, [(1, vec![2, 4]), (3, vec![5]), (7, vec![])]);
+        let numbers = |found: Vec<(&Scope, Vec<&Scope>)>| -> Vec<(u32, Vec<u32>)> {
+            let found = found.into_iter();
+            found
+                .map(|(thread, chains)| (thread.key, chains.iter().map(|chain| chain.key).collect()))
+                .collect()
+        };
+        assert_eq!(numbers(by_thread(&scopes)), [(1, vec![2, 4]), (3, vec![5]), (7, vec![])]);
+        assert_eq!(numbers(deleted(&scopes)), [(10, vec![11])]);
     }
 }

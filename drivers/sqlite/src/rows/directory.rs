@@ -21,7 +21,8 @@ const OWNED: &str = "SELECT key, owner, text, hash, body FROM scope WHERE owner 
 const ADD: &str = "INSERT INTO scope (owner, text, hash, body) VALUES (?1, ?2, ?3, x'')";
 const FIRST_OWNED: &str =
     "SELECT key, owner, text, hash, body FROM scope WHERE owner = ?1 ORDER BY text LIMIT ?2";
-const FIRST: &str = "SELECT key, owner, text, hash, body FROM scope WHERE owner = ?1 ORDER BY text LIMIT 1";
+const NEXT_OWNED: &str = "SELECT key, owner, text, hash, body FROM scope
+    WHERE owner = ?1 AND text > ?2 ORDER BY text LIMIT 1";
 const NAME: &str = "UPDATE scope SET owner = ?2, text = ?3, hash = ?4 WHERE key = ?1";
 const SET_BODY: &str = "UPDATE scope SET body = ?2 WHERE key = ?1";
 const DROP: &str = "DELETE FROM scope WHERE owner = ?1 OR key = ?1";
@@ -113,14 +114,20 @@ pub(crate) fn name(db: &Db, key: ThreadKey, thread: &ThreadId) -> Result<()> {
     give(db, key, NOBODY, thread.as_str())
 }
 
-/// Deletes a thread from the directory, except that [`first_deleted`] finds it. Its rows are to be deleted next.
+/// Deletes a thread from the directory, except that [`next_deleted`] finds it. Its rows are to be deleted next.
 pub(crate) fn mark_deleted(db: &Db, key: ThreadKey) -> Result<()> {
-    give(db, key, DELETED, &key.to_string())
+    give(db, key, DELETED, &text_of_deleted(key))
 }
 
-/// A deleted thread of which rows may be left.
-pub(crate) fn first_deleted(db: &Db) -> Result<Option<ThreadKey>> {
-    db.one(FIRST, [DELETED], |row| Ok(checked(row)?.key))
+/// The next deleted thread of which rows may be left: the first one, or the one after another.
+pub(crate) fn next_deleted(db: &Db, after: Option<ThreadKey>) -> Result<Option<ThreadKey>> {
+    // Every text is greater than the empty one.
+    let after = after.map(text_of_deleted).unwrap_or_default();
+    db.one(NEXT_OWNED, params![DELETED, after], |row| Ok(checked(row)?.key))
+}
+
+fn text_of_deleted(key: ThreadKey) -> String {
+    key.to_string()
 }
 
 /// Whether a row of the directory is a deleted thread of which rows may be left.

@@ -1,10 +1,24 @@
-//! What is left of deleted threads is deleted in short transactions.
+//! What is left of deleted threads is deleted in short transactions, and damage in one of them keeps only its own rows.
+
+use std::path::Path;
 
 use threadkeep::saver::Saver;
 
-use super::common::Talk;
+use super::common::{Talk, message};
 use super::pieces::store;
-use crate::SqliteSaver;
+use super::statements::Opened;
+use crate::write::commit::Work;
+use crate::{Options, SqliteSaver};
+
+const PAGE: usize = threadkeep_pages::PAGE_SIZE as usize;
+
+/// The numbers of the threads whose rows are left.
+fn left(path: &Path) -> Vec<i64> {
+    let conn = rusqlite::Connection::open(path).unwrap();
+    let mut statement = conn.prepare("SELECT key FROM scope WHERE owner = 4294967294 ORDER BY key").unwrap();
+    let keys = statement.query_map([], |row| row.get(0)).unwrap();
+    keys.collect::<Result<_, _>>().unwrap()
+}
 
 /// What a transaction of a deletion reads and writes does not grow with the number of namespaces.
 #[tokio::test]
@@ -23,4 +37,43 @@ async fn no_transaction_grows_with_the_namespaces_of_a_deleted_thread() {
     };
     let (few, many) = (most(60).await, most(300).await);
     assert!(few > 20 && many * 4 <= few * 5, "{few} rows in a transaction, then {many}");
+}
+
+/// Threads of many rows each. A page that holds rows of the first one only is damaged after that and the second one were
+/// deleted.
+#[tokio::test]
+async fn a_damaged_page_of_a_deleted_thread_keeps_only_its_own_rows() {
+    let options = Options { piece: 1, compression: false, ..Options::default() };
+    let Opened { dir, options, saver } = Opened::with(options);
+    for (place, id) in ["a", "b", "c", "kept"].into_iter().enumerate() {
+        let mut talk = Talk::new(id);
+        for number in 0..30 {
+            let step = talk.say(&message(place * 100 + number, 1_500));
+            saver.commit(step.clone()).await.unwrap();
+            talk.accept(&step);
+        }
+    }
+    // Each deletes the first few rows, and leaves the others.
+    for id in ["a", "b"] {
+        saver.write(Work::DeleteThread(id.into())).await.unwrap();
+    }
+    saver.close().await;
+    let path = dir.path().join("db");
+    let first = left(&path);
+    assert_eq!(first.len(), 2);
+    let mut bytes = std::fs::read(&path).unwrap();
+    let text = b"m-00000015";
+    let at = bytes.windows(text.len()).position(|window| window == text).unwrap();
+    bytes[at / PAGE * PAGE + PAGE / 2] ^= 1;
+    std::fs::write(&path, bytes).unwrap();
+
+    let saver = SqliteSaver::open(&path, &options).unwrap();
+    saver.delete_thread(&"c".into()).await.unwrap();
+    assert_eq!(left(&path), first[..1], "rows of the damaged thread only");
+    assert_eq!(saver.threads(None, 9).await.unwrap(), ["kept".into()]);
+    let found = saver.check().await.unwrap();
+    let named = format!("deleted thread number {}", first[0]);
+    assert!(found.iter().any(|finding| finding.to_string().contains(&named)), "{found:?}");
+    assert!(found.iter().all(|finding| finding.scope.is_none() && !finding.orphan), "{found:?}");
+    saver.close().await;
 }

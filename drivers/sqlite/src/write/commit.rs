@@ -18,6 +18,7 @@ use crate::rows::pack;
 use crate::rows::record::{CheckpointRecord, Kept, NameKey, Ordinal, TaskRecord, WriteRecord};
 use crate::sql::Db;
 use crate::stats::Counters;
+use crate::write::remains::Clearing;
 use crate::write::stage::{Naming, Piece};
 use crate::write::thread::{Node, ThreadState, Threads};
 
@@ -34,8 +35,8 @@ pub(crate) enum Work {
     Name(Box<Naming>),
     /// Such a thread is deleted.
     Discard(String),
-    /// Rows of deleted threads are deleted.
-    Clear,
+    /// Rows of a deleted thread are deleted.
+    Clear(Clearing),
     /// Of these numbers, the rows that belong to no thread are deleted.
     Sweep(Vec<u32>),
     /// What nothing in a thread refers to is deleted.
@@ -50,7 +51,7 @@ impl Work {
     pub(crate) fn flush(&self) -> Flush {
         match self {
             Self::Commit(step) => step.flush,
-            Self::Stage(_) | Self::Clear => Flush::WithNext,
+            Self::Stage(_) | Self::Clear(_) => Flush::WithNext,
             _ => Flush::Now,
         }
     }
@@ -103,7 +104,7 @@ impl WriterState {
             Work::Stage(piece) => self.stage(piece),
             Work::Name(naming) => self.name_thread(naming),
             Work::Discard(token) => self.discard(token),
-            Work::Clear => self.clear(),
+            Work::Clear(clearing) => self.clear(clearing),
         };
         if result.as_ref().is_err_and(|error| !is_refusal(error)) {
             self.names = Names::default();

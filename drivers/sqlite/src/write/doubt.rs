@@ -34,7 +34,7 @@ impl Identity {
             Work::Name(naming) => Some(Self::Rewrite(naming.thread.clone(), naming.expected.clone())),
             Work::Stage(_)
             | Work::Discard(_)
-            | Work::Clear
+            | Work::Clear(_)
             | Work::Sweep(_)
             | Work::Tidy(_)
             | Work::Dictionary(_)

@@ -1,13 +1,14 @@
 //! Deleting the rows of a thread piece by piece, so that other commands get their turn in between.
 //!
-//! The first transaction takes the thread out of the directory: from then on no reader finds it. If a process ends before
-//! the last row is gone, the next one that opens the database goes on.
+//! The first transaction takes the thread out of the directory: from then on no reader finds it. If a process ends
+//! before the last row is gone, the next one that opens the database goes on. Rows on a damaged page cannot be deleted:
+//! those of their thread stay, and the next deletion tries them again.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use threadkeep::Result;
+use threadkeep::{Error, Result};
 
 use crate::rows::directory::{self, ThreadKey};
 use crate::rows::{checkpoints, element};
@@ -27,6 +28,25 @@ const PAUSE: Duration = if cfg!(test) { Duration::ZERO } else { Duration::from_m
 pub(crate) async fn pause() {
     // The timer of the runtime may not be enabled. An error means that the runtime is being shut down.
     let _ = tokio::task::spawn_blocking(|| std::thread::sleep(PAUSE)).await;
+}
+
+/// Which of the deleted threads is next, and which one it was.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Clearing {
+    /// Threads up to this one are left as they are.
+    after: Option<ThreadKey>,
+    /// The thread whose rows were to be deleted, also if that failed; 0 if there was none.
+    met: Arc<AtomicU32>,
+}
+
+impl Clearing {
+    fn after(thread: Option<ThreadKey>) -> Self {
+        Self { after: thread, met: Arc::default() }
+    }
+
+    fn met(&self) -> Option<ThreadKey> {
+        Some(self.met.load(Ordering::Acquire)).filter(|key| *key != 0)
+    }
 }
 
 /// Orders a command if it is dropped: for futures that are given up.
@@ -73,11 +93,22 @@ impl Turns {
     }
 
     async fn clear_all(self: Arc<Self>) {
+        let mut after = None;
         while self.remains() {
-            if let Err(error) = self.write(Work::Clear).await {
-                // The threads are deleted all the same.
-                tracing::warn!(%error, "rows of deleted threads are left; the next deletion goes on with them");
-                return;
+            let clearing = Clearing::after(after);
+            let cleared = self.write(Work::Clear(clearing.clone())).await;
+            // The threads are deleted all the same.
+            match (cleared, clearing.met()) {
+                (Ok(()), Some(_)) => {}
+                (Ok(()), None) => return,
+                (Err(error @ Error::Corrupt { .. }), Some(thread)) => {
+                    tracing::warn!(%error, thread, "rows of a deleted thread cannot be deleted and are left");
+                    after = Some(thread);
+                }
+                (Err(error), _) => {
+                    tracing::warn!(%error, "rows of deleted threads are left; the next deletion goes on with them");
+                    return;
+                }
             }
             pause().await;
         }
@@ -100,13 +131,16 @@ impl WriterState {
         Ok(())
     }
 
-    /// Deletes a piece of what is left of deleted threads.
-    pub(crate) fn clear(&mut self) -> Result<()> {
-        match directory::first_deleted(&self.db)? {
+    /// Deletes a piece of what is left of a deleted thread.
+    pub(crate) fn clear(&mut self, clearing: &Clearing) -> Result<()> {
+        let next = directory::next_deleted(&self.db, clearing.after)?;
+        clearing.met.store(next.unwrap_or_default(), Ordering::Release);
+        match next {
             Some(key) if self.drop_piece(key)? => directory::drop_thread(&self.db, key),
             Some(_) => Ok(()),
             None => {
-                self.remains.store(false, Ordering::Release);
+                // Those that cannot be deleted are left.
+                self.remains.store(clearing.after.is_some(), Ordering::Release);
                 Ok(())
             }
         }
@@ -130,5 +164,5 @@ impl WriterState {
 
 /// Whether a database has rows of deleted threads. If that cannot be read, clearing says why.
 pub(crate) fn are_there(db: &Db) -> bool {
-    !matches!(directory::first_deleted(db), Ok(None))
+    !matches!(directory::next_deleted(db, None), Ok(None))
 }

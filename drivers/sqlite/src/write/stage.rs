@@ -24,7 +24,7 @@ use crate::rows::value::Room;
 use crate::saver::SqliteSaver;
 use crate::sql::Db;
 use crate::write::commit::{Work, WriterState, not_found};
-use crate::write::remains::{Unfinished, pause};
+use crate::write::remains::{Clearing, Unfinished, pause};
 use crate::write::thread::{Node, ThreadState};
 
 /// The most bytes of elements in a piece, except for a single one with more.
@@ -193,7 +193,7 @@ impl SqliteSaver {
                 }
             }
         }
-        unfinished.order.get_or_insert(Work::Clear);
+        unfinished.order.get_or_insert_with(|| Work::Clear(Clearing::default()));
         let named = self.write(Work::Name(Box::new(naming))).await;
         if matches!(named, Ok(()) | Err(Error::InDoubt { .. })) {
             unfinished.order = None;

@@ -66,6 +66,16 @@ enum Why {
     Stuck,
 }
 
+impl Why {
+    /// How the work ends for extensions.
+    fn ends_as(&self) -> ExecutionStatus {
+        match self {
+            Self::Lost | Self::Stopping => ExecutionStatus::Cancelled,
+            Self::Stuck => ExecutionStatus::TimedOut,
+        }
+    }
+}
+
 impl AtWork {
     /// Works on the item in this slot, which is given back at the end.
     pub(super) async fn work(self, slot: Slot) {
@@ -124,12 +134,19 @@ impl AtWork {
             begun: Mutex::default(),
         });
         let (deadline, timeout) = (work.deadline() + GRACE, work.definition.timeout);
-        let mut running = tokio::spawn(async move { work.work_on_item().await });
+        let executor = Arc::clone(&work);
+        let mut running = tokio::spawn(async move { executor.work_on_item().await });
+        // Extensions learn of the end from the subagent or, if it failed, panicked or was given up, here: before anybody
+        // can begin the next attempt, which is the same task for them.
         match self.wait(&mut running, deadline).await {
-            Ok(ended) => self.ended(ended, &row).await,
+            Ok(ended) => {
+                work.stopped(ExecutionStatus::Failed).await;
+                self.ended(ended, &row).await
+            }
             Err(why) => {
                 // Before anything else: while the subagent works, nobody else must begin.
                 let ended = stopped(&cancel, running).await;
+                work.stopped(why.ends_as()).await;
                 self.interrupted(why, ended, &row, timeout).await
             }
         }

@@ -33,6 +33,11 @@ fn items(keys: &[&str]) -> Json {
     keys.iter().map(|key| json!({"key": key, "prompt": format!("do {key}")})).collect()
 }
 
+/// A call that submits these items.
+pub(crate) fn items_call(keys: &[&str]) -> Json {
+    call(items(keys))
+}
+
 pub(crate) async fn worker(house: &House) -> BatchWorker {
     BatchWorker::start(&house.delegator, house.accessor.clone()).await.unwrap().unwrap()
 }
@@ -67,7 +72,7 @@ pub(crate) async fn submitted(keys: &[&str], answers: Json, sections: &str) -> H
 
 /// The same with these sections alone.
 pub(crate) async fn submitted_with(keys: &[&str], answers: Json, sections: &str) -> House {
-    let script = lead(&[call(items(keys))], vec![subagent(answers)]);
+    let script = lead(&[items_call(keys)], vec![subagent(answers)]);
     let house = House::new(script, sections).await;
     let first = worker(&house).await;
     let held = hold_slots(&house);

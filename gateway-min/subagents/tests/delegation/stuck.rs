@@ -24,6 +24,7 @@ use threadkeep_subagents::hooks::{HookStore, Hooks, LifecycleHooks, TaskConclusi
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
+use crate::batches::{batch, ended, items_call, until_lost, worker};
 use crate::restart::killed_at;
 use crate::support::{House, Seen, lead, subagent, task, ticking};
 
@@ -159,16 +160,21 @@ impl LifecycleHooks for Ends {
 }
 
 async fn house(saver: &Arc<Troubled>) -> (House, Arc<Ends>) {
+    delegating(saver, &task("x", "general-purpose"), "").await
+}
+
+/// A house on this store whose lead makes this call.
+async fn delegating(saver: &Arc<Troubled>, call: &Json, sections: &str) -> (House, Arc<Ends>) {
     let answers = subagent(json!([
         {"text": "First.", "tool_calls": [{"name": "ls", "args": {}}], "usage": {"input_tokens": 5, "output_tokens": 1}},
         {"text": "Second.", "usage": {"input_tokens": 7, "output_tokens": 2}},
     ]));
-    let script = lead(&[task("x", "general-purpose")], vec![answers]);
+    let script = lead(std::slice::from_ref(call), vec![answers]);
     let records = Records::open_memory(ticking()).await.unwrap();
     let table = Schema::thread_state().compile(ChannelMode::Delta, 3).unwrap();
     let (saver, ids) = (Arc::clone(saver) as Arc<dyn Saver>, Arc::new(IdSource::default()));
     let accessor = StateAccessor::new(saver, Arc::new(table), ids);
-    let mut house = House::in_directory(tempfile::tempdir().unwrap(), records, accessor, script, "");
+    let mut house = House::in_directory(tempfile::tempdir().unwrap(), records, accessor, script, sections);
     let ends = Arc::new(Ends::default());
     let hooks = Hooks::new(vec![Arc::clone(&ends) as Arc<dyn LifecycleHooks>]);
     Arc::get_mut(&mut house.delegator).unwrap().hooks = Arc::new(hooks);
@@ -321,6 +327,43 @@ async fn a_subagent_that_panics_fails_and_leaves_nothing_at_work() {
     assert_eq!(seen.used.iter().map(|(.., tokens)| tokens.total).collect::<Vec<_>>(), [6], "once");
     assert_eq!(*ends.0.lock().unwrap(), ["failed"]);
     assert_eq!(house.delegator.admission.counts().running, 0);
+}
+
+/// Scenario 78 for what stops an item where it cannot say so itself: a panic, its time, the loss of its claim.
+#[tokio::test]
+async fn an_item_that_cannot_say_so_itself_has_an_end_for_extensions_too() {
+    // A lease that no clock put forward here ends.
+    let sections =
+        "subagent_batches: {enabled: true, poll_interval_seconds: 0.1, lease_seconds: 3600, max_attempts: 1}";
+    for (trouble, is_cancelled, end) in [
+        (Trouble::Panics, false, "failed"),
+        (Trouble::Hangs, false, "failed"),
+        (Trouble::Hangs, true, "aborted"),
+    ] {
+        let saver = Troubled::new(trouble);
+        let (house, ends) = delegating(&saver, &items_call(&["a"]), sections).await;
+        let worker = worker(&house).await;
+        house.ask("go").await;
+        saver.reached().await;
+        if is_cancelled {
+            let id = batch(&house).await.id;
+            house.delegator.records.batches().cancel(&id).await.unwrap();
+            until_lost(&house).await;
+        } else if trouble == Trouble::Hangs {
+            wait(30 * 60).await;
+            // Its time is up, and the cancellation does not reach it.
+            assert!(!batch(&house).await.status.is_terminal());
+            wait(60).await;
+            while !batch(&house).await.status.is_terminal() {
+                wait(1).await;
+            }
+        } else {
+            ended(&house).await;
+        }
+        worker.stop().await;
+        assert_eq!(*ends.0.lock().unwrap(), [end], "once");
+        assert_eq!(house.delegator.admission.counts().running, 0);
+    }
 }
 
 /// A subagent has ended, its process died before its result was delivered, and the store does not give it back at once.

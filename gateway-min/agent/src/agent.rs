@@ -7,11 +7,11 @@ mod tools_step;
 
 use std::sync::Arc;
 
-use serde_json::{Value as Json, json};
+use serde_json::{Map, Value as Json, json};
 use threadkeep::id::NodeName;
 use threadkeep::metadata::Source;
 use threadkeep::state::StateSnapshot;
-use threadkeep::step::Durability;
+use threadkeep::step::{Durability, Task};
 use threadkeep_config::{LoopDetection, Title, ToolSearch};
 use tracing::Instrument as _;
 
@@ -262,7 +262,7 @@ impl Agent {
     }
 
     /// Replaces the beginning of a long conversation by a summary, in its own superstep, so that it is not lost if the
-    /// following model call fails. `false`, without a change, if there is no summary.
+    /// following model call fails. `false`, with the conversation as it was, if there is no summary.
     async fn shorten(
         &self,
         session: &mut Session<'_>,
@@ -287,12 +287,20 @@ impl Agent {
         };
         let model = summarizer.model.name();
         session.observer.model_answered(model, summary::CALLER, &answer);
+        let mut update = Map::new();
+        for middleware in &self.middleware {
+            let view = model_step::view(session, &conversation.turn, None);
+            update.extend(middleware.after_summary(&view, model, &answer)?);
+        }
         let Some(text) = text else {
             tracing::warn!(
                 run_id = session.terms.run_id,
                 "the conversation stays long: the model returned no summary"
             );
             session.observer.task_ended(step, &task, Err("the model returned no summary"));
+            if !update.is_empty() {
+                self.store(session, task, update, next).await?;
+            }
             return Ok(false);
         };
         if let Some(question) = message::turn_start(&whole).filter(|question| *question < at)
@@ -302,20 +310,35 @@ impl Agent {
                 middleware.summarized(kept, &whole[question + 1..at]);
             }
         }
-        let update = json!({ "messages": preserved, (summary::CHANNEL): text });
-        let writes = vec![
-            session.writer.write("messages", json!(preserved), true)?,
-            session.writer.write(summary::CHANNEL, json!(text), false)?,
-        ];
-        session.observer.task_ended(step, &task, Ok(&update));
+        update.insert("messages".to_owned(), json!(preserved));
+        update.insert(summary::CHANNEL.to_owned(), json!(text));
+        let shown = Json::Object(update.clone());
+        session.observer.task_ended(step, &task, Ok(&shown));
+        self.store(session, task, update, next).await?;
+        // What is preserved may begin before the current turn, which alone is charged to this run.
+        *conversation = Conversation::of(session.writer.state())?;
+        Ok(true)
+    }
+
+    /// The superstep of [`Self::shorten`].
+    async fn store(
+        &self,
+        session: &mut Session<'_>,
+        task: Task,
+        update: Map<String, Json>,
+        next: &[NodeName],
+    ) -> Result<(), AgentError> {
+        let mut writes = Vec::new();
+        for (channel, value) in update {
+            let replaces = channel == "messages";
+            writes.push(session.writer.write(&channel, value, replaces)?);
+        }
         session.writer.finish_task(task, writes, Durability::WithCommit).await?;
         session.commit(Source::Loop, next.to_vec()).await?;
         if let Some(state) = session.writer.state() {
             session.observer.committed(state)?;
         }
-        // What is preserved may begin before the current turn, which alone is charged to this run.
-        *conversation = Conversation::of(session.writer.state())?;
-        Ok(true)
+        Ok(())
     }
 }
 

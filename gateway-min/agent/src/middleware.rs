@@ -37,6 +37,21 @@ pub trait Middleware: Send + Sync {
         let _ = (question, removed);
     }
 
+    /// After a model was asked for a summary of the conversation; `view` is the one before it. Returns values by channel that
+    /// are written with the summary or, if there is none, in a superstep of their own.
+    ///
+    /// # Errors
+    /// As [`before_model`](Self::before_model).
+    fn after_summary(
+        &self,
+        view: &View<'_>,
+        model: &str,
+        answer: &Json,
+    ) -> Result<Map<String, Json>, AgentError> {
+        let _ = (view, model, answer);
+        Ok(Map::new())
+    }
+
     /// After a model call; `view` is the one before it. The answer is stored as this leaves it.
     ///
     /// # Errors

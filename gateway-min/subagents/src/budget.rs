@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use serde_json::{Value as Json, json};
+use serde_json::{Map, Value as Json, json};
 use threadkeep_agent::model::message;
 use threadkeep_agent::summary::Cut;
 use threadkeep_agent::{After, AgentError, Before, Middleware, Tokens, View};
@@ -245,6 +245,14 @@ impl Middleware for Budgeting {
         if self.of_turn {
             keep(question, removed);
         }
+    }
+
+    fn after_summary(&self, _: &View<'_>, _: &str, answer: &Json) -> Result<Map<String, Json>, AgentError> {
+        // A turn does not show it: a run that goes on would not know it.
+        if !self.of_turn {
+            self.budget.spend(Tokens::of(answer));
+        }
+        Ok(Map::new())
     }
 
     fn after_model(&self, _: &View<'_>, answer: &mut Json) -> Result<After, AgentError> {

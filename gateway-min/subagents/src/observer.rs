@@ -7,10 +7,10 @@ use serde_json::{Map, Value as Json};
 use threadkeep::state::StateSnapshot;
 use threadkeep::step::Task;
 use threadkeep_agent::model::message;
-use threadkeep_agent::serialize;
 use threadkeep_agent::tools::loop_detection::Verdict;
 use threadkeep_agent::tools::{Nested, NestedEvent, Report, Reports};
 use threadkeep_agent::{Added, Observer, ObserverError, Origin, TaskInput, Tokens};
+use threadkeep_agent::{serialize, summary};
 use threadkeep_records::ExecutionTokens;
 
 use crate::batches::ItemBudget;
@@ -85,6 +85,19 @@ impl ChildObserver {
         }
     }
 
+    /// Counts the tokens of an answer of `model`; whether its provider reported any.
+    fn count(&mut self, model: &str, answer: &Json) -> bool {
+        let is_known = answer["usage_metadata"].is_object();
+        if is_known {
+            let tokens = Tokens::of(answer);
+            progress::add(self.usage.get_or_insert_default(), tokens);
+            if let Some((_, usage)) = &mut self.item {
+                progress::add(usage.entry(model.to_owned()).or_default(), tokens);
+            }
+        }
+        is_known
+    }
+
     /// Passes on what the subagent's loop reports, if somebody wants it.
     fn nest(
         &mut self,
@@ -114,17 +127,22 @@ impl ChildObserver {
 
 #[async_trait]
 impl Observer for ChildObserver {
+    fn model_answered(&mut self, model: &str, caller: &str, answer: &Json) {
+        // Its own answers are messages. Other processes learn of this one with the next of them.
+        if caller == summary::CALLER {
+            self.count(model, answer);
+        }
+    }
+
     async fn message_added(&mut self, message: Added<'_>) -> Result<(), ObserverError> {
         let (message, number) = match message {
             Added::Human(_) => return Ok(()),
             Added::Answer { message, .. } => {
-                if message["usage_metadata"].is_object() {
-                    let tokens = Tokens::of(message);
-                    progress::add(self.usage.get_or_insert_default(), tokens);
-                    if let Some((item, usage)) = &mut self.item {
-                        progress::add(usage.entry(self.model.clone()).or_default(), tokens);
-                        item.has_used(usage.clone()).await;
-                    }
+                let model = self.model.clone();
+                if self.count(&model, message)
+                    && let Some((item, usage)) = &self.item
+                {
+                    item.has_used(usage.clone()).await;
                 }
                 self.answer += self.calls + 1;
                 self.calls = calls(message);

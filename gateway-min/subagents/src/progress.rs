@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
-use serde_json::{Value as Json, json};
+use serde_json::{Map, Value as Json, json};
 use threadkeep::state::StateSnapshot;
 use threadkeep_agent::model::message;
 use threadkeep_agent::tools::WorkUsage;
@@ -29,7 +29,7 @@ pub(crate) struct Progress {
     /// The commands that it ran, if its result is checked against criteria.
     #[serde(default)]
     pub(crate) commands: BashEvidence,
-    /// Model calls and tokens by model; only models that reported tokens.
+    /// Model calls and tokens by model, with those of the summaries of its conversation; only models that reported tokens.
     pub(crate) usage: BTreeMap<String, Used>,
 }
 
@@ -60,12 +60,19 @@ impl Progress {
     fn after(mut self, results: u64, model: &str, answer: &Json) -> Self {
         self.turns += 1;
         self.messages += results + 1;
-        if answer["usage_metadata"].is_object() {
+        self.count(model, answer);
+        self
+    }
+
+    /// Counts an answer of `model`; whether its provider reported tokens.
+    fn count(&mut self, model: &str, answer: &Json) -> bool {
+        let is_known = answer["usage_metadata"].is_object();
+        if is_known {
             let used = self.usage.entry(model.to_owned()).or_default();
             used.calls += 1;
             add(&mut used.tokens, Tokens::of(answer));
         }
-        self
+        is_known
     }
 
     /// The tokens by model.
@@ -120,7 +127,7 @@ fn results_after_answer(turn: &[Json]) -> u64 {
     turn[answered..].iter().filter(|message| message::kind(message) == "tool").count() as u64
 }
 
-/// Counts what a subagent does, and ends it after its last turn. It comes after every other middleware, whose decisions
+/// Counts what a subagent does, the summaries of its conversation included, and ends it after its last turn. It comes after every other middleware, whose decisions
 /// it stores.
 pub(crate) struct Counting {
     /// The configured name of its model.
@@ -137,6 +144,17 @@ impl Middleware for Counting {
         let stop =
             (turns >= self.max_turns).then(|| crate::contract::StopReason::TurnCapped.as_str().to_owned());
         Ok(Before { stop, ..Before::default() })
+    }
+
+    fn after_summary(
+        &self,
+        view: &View<'_>,
+        model: &str,
+        answer: &Json,
+    ) -> Result<Map<String, Json>, AgentError> {
+        let mut progress = Progress::of(view.state)?;
+        let is_known = progress.count(model, answer);
+        Ok(is_known.then(|| (CHANNEL.to_owned(), json!(progress))).into_iter().collect())
     }
 
     fn after_model(&self, view: &View<'_>, answer: &mut Json) -> Result<After, AgentError> {

@@ -160,7 +160,7 @@ impl Agent {
     }
 }
 
-fn view<'v>(session: &'v Session<'_>, turn: &'v [Json], stop_reason: Option<&'v str>) -> View<'v> {
+pub(super) fn view<'v>(session: &'v Session<'_>, turn: &'v [Json], stop_reason: Option<&'v str>) -> View<'v> {
     let (state, ids) = (session.writer.state(), session.writer.ids());
     View { run_id: &session.terms.run_id, state, ids, turn, stop_reason }
 }

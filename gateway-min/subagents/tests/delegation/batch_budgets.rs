@@ -6,8 +6,11 @@ use serde_json::{Value as Json, json};
 use threadkeep_agent::model::scripted::gate;
 use threadkeep_records::{BatchItemStatus, BatchStatus};
 
-use crate::batches::{WORKER, batch, ended, gate_name, rows, submitted, two_turns, worker};
-use crate::support::House;
+use crate::batches::{
+    SECTIONS, WORKER, batch, ended, gate_name, items_call, rows, submitted, two_turns, worker,
+};
+use crate::guards::{SUMMARIES, summarized};
+use crate::support::{House, lead};
 
 /// Tokens of the limit that the run leaves to its batch.
 pub(crate) const LEFT: u64 = 988;
@@ -55,6 +58,21 @@ async fn a_failed_read_of_the_sum_throws_no_work_away() {
         assert_eq!(next.requests(WORKER).len(), 3, "{failures}");
         assert_eq!((next.executions().await.len(), sum(&next).await), (1, 13), "{failures}");
     }
+}
+
+/// What the summaries of an item's conversation cost is in the sum of its batch.
+#[tokio::test]
+async fn the_summaries_of_an_items_conversation_are_in_the_sum_of_its_batch() {
+    let script = lead(&[items_call(&["a"])], summarized("It searched.", 900));
+    let house = House::new(script, &format!("{SECTIONS}\n{LIMITED}\n{SUMMARIES}")).await;
+    let worker = worker(&house).await;
+    house.ask("go").await;
+    assert_eq!(ended(&house).await.status, BatchStatus::Completed);
+    worker.stop().await;
+    let total = house.requests(WORKER).len() as u64 * 6 + 910;
+    assert_eq!((sum(&house).await, used(&house).await), (total, total));
+    let tokens = rows(&house).await[0].token_usage.unwrap();
+    assert_eq!(tokens.total_tokens, total);
 }
 
 /// Three items have used 600 tokens when their process stops: the next one knows that, although it goes on with them one

@@ -111,6 +111,65 @@ async fn a_summary_of_a_subagents_conversation_keeps_what_it_was_told() {
     assert_eq!(house.state().await.json("summary_text").unwrap().unwrap_or_default(), Json::Null);
 }
 
+/// What summaries of a subagent's conversation cost, also one that failed, the subagent has used.
+#[tokio::test]
+async fn the_summaries_of_a_subagents_conversation_are_counted_as_its_own() {
+    for summary in ["It searched.", ""] {
+        let house =
+            House::new(lead(&[task("x", "general-purpose")], summarized(summary, 900)), SUMMARIES).await;
+        let seen = house.ask("go").await;
+        assert_eq!(house.requests("middleware:summarization").len(), 1, "{summary:?}");
+        assert_eq!(house.results().await[0]["content"], "Task Succeeded. Result: Found it.", "{summary:?}");
+        let calls = house.requests("subagent:general-purpose").len() as u64;
+        let tokens = |total: &Json| total["total_tokens"].as_u64().unwrap();
+        let total = calls * 6 + 910;
+        let caller = "subagent:general-purpose".to_owned();
+        let used: Vec<_> = seen
+            .used
+            .iter()
+            .map(|(model, caller, calls, sum)| (&model[..], caller, *calls, sum.total))
+            .collect();
+        let own = i64::try_from(calls).unwrap() * 6;
+        assert_eq!(used, [("main", &caller, calls, own), ("other", &caller, 1, 910)], "{summary:?}");
+        let row = house.executions().await.remove(0);
+        assert_eq!(row.usage["other"].total_tokens, 910, "{summary:?}");
+        assert_eq!(row.tokens().unwrap().total_tokens, total, "{summary:?}");
+        let shown = &house.results().await[0]["additional_kwargs"]["subagent_token_usage"];
+        assert_eq!(tokens(shown), total, "{summary:?}");
+        let running = seen.events.iter().rfind(|event| event["type"] == "task_running").unwrap();
+        assert_eq!(tokens(&running["usage"]), total, "{summary:?}");
+    }
+    // It counts on the subagent's budget: no model call follows.
+    let sections = format!("{SUMMARIES}\nsubagents: {{token_budget: {{enabled: true, max_tokens: 1000}}}}");
+    let house =
+        House::new(lead(&[task("x", "general-purpose")], summarized("It searched.", 990)), &sections).await;
+    house.ask("go").await;
+    assert_eq!(house.results().await[0]["additional_kwargs"]["subagent_stop_reason"], "token_capped");
+    assert_eq!(house.requests("subagent:general-purpose").len(), 2);
+}
+
+/// Another model summarizes conversations of five messages.
+pub(crate) const SUMMARIES: &str = "summarization: {enabled: true, model_name: other, trigger: {type: messages, value: 5}, \
+     keep: {type: messages, value: 2}}";
+
+/// A subagent that searches until its conversation has this summary, or four times. Each call has used something, the summary
+/// ten tokens more than those of its input.
+pub(crate) fn summarized(summary: &str, input_tokens: u64) -> Vec<Json> {
+    let usage = json!({"input_tokens": 5, "output_tokens": 1});
+    let found = json!({"text": "Found it.", "usage": usage});
+    let calls = |turn: usize| {
+        let call = json!({"name": "glob", "args": {"pattern": turn.to_string()}});
+        json!({"text": format!("{turn}."), "tool_calls": [call], "usage": usage})
+    };
+    let answers: Vec<Json> = (0..4).map(calls).chain([found.clone()]).collect();
+    let summary = json!({"text": summary, "usage": {"input_tokens": input_tokens, "output_tokens": 10}});
+    vec![
+        json!({"when": {"caller": "middleware:summarization"}, "answers": [summary]}),
+        json!({"when": {"caller": "subagent", "anywhere": ["It searched."]}, "answers": [found, found, found]}),
+        subagent(json!(answers)),
+    ]
+}
+
 /// Scenario 44, second half: a summary in the middle of a run takes no delegation off its total.
 #[tokio::test]
 async fn a_summary_gives_no_delegation_back() {

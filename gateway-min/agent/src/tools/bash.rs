@@ -59,8 +59,8 @@ impl Tool for Bash {
             name: "bash".to_owned(),
             description: format!(
                 "Runs a bash command in the working directory and returns its output. It has no \
-                 terminal and no input, and is stopped after {} seconds. Processes it leaves behind are \
-                 stopped too.",
+                 terminal and no input, and is stopped after {} seconds. Processes that it leaves in its \
+                 process group are stopped too.",
                 self.timeout.as_secs()
             ),
             parameters: json!({

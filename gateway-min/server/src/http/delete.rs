@@ -91,7 +91,7 @@ pub(super) async fn delete(app: &App, caller: &Principal, thread: &ThreadId) -> 
     {
         return Err(absent(thread));
     }
-    let reserved = app.records.runs().reserve(thread.as_str(), WriterKind::Delete).await;
+    let reserved = app.threads.reserve(thread.as_str(), WriterKind::Delete).await;
     let reservation = reserved.map_err(|error| refused(&error, BUSY, DELETE_FAILED))?;
     // Wait for the last write of a run that has just ended.
     let _lock = app.threads.lock(thread.as_str()).await;

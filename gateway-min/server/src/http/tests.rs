@@ -403,6 +403,35 @@ async fn held_note(gateway: &Gateway) -> (OwnedMutexGuard<()>, Page) {
     (lock, read)
 }
 
+/// A read of the history notes what it had to look up. Nobody is refused the thread because of that.
+#[tokio::test]
+async fn a_writer_right_after_a_read_waits_for_the_note_of_the_read() {
+    let values = json!({"values": {"title": "named"}});
+    let goal = json!({"objective": "done"});
+    for mode in MODES {
+        for (method, rest, body) in [
+            ("POST", "/state", Some(&values)),
+            ("PUT", "/goal", Some(&goal)),
+            ("DELETE", "/goal", None),
+            ("DELETE", "", None),
+        ] {
+            let gateway = Gateway::start(mode).await;
+            let (lock, read) = held_note(&gateway).await;
+            let request = Request::builder().method(method).uri(format!("/api/threads/t{rest}"));
+            let request = request.header("content-type", "application/json");
+            let request = request.body(body.map_or_else(Body::empty, |body| body.to_string().into()));
+            let mut answer = tokio::spawn(super::router(Arc::clone(&gateway.app)).oneshot(request.unwrap()));
+            let early = timeout(Duration::from_millis(50), &mut answer).await;
+            assert!(early.is_err(), "{mode} {method} {rest}: {early:?}");
+            drop(lock);
+            read.note.unwrap().await.unwrap();
+            assert_eq!(answer.await.unwrap().unwrap().status(), 200, "{mode} {method} {rest}");
+            let noted = gateway.checkpoints().await.iter().any(|state| state.metadata.is_duration_only());
+            assert_eq!(noted, !rest.is_empty(), "{mode} {method} {rest}");
+        }
+    }
+}
+
 #[tokio::test]
 async fn a_stopping_gateway_waits_for_a_note_and_starts_none() {
     for mode in MODES {

@@ -15,10 +15,9 @@ use threadkeep::state::StateSnapshot;
 use threadkeep_agent::duration::{self, RunNotes};
 
 use super::error::{ApiError, OrApiError as _};
-use super::exclusive::reserved;
+use super::exclusive::written;
 use super::history::HISTORY_FAILED;
 use crate::app::App;
-use threadkeep_records::WriterKind;
 
 /// The field of a message, and the key of a human message's `additional_kwargs`, that names its run.
 const RUN_ID: &str = "run_id";
@@ -125,10 +124,8 @@ async fn finished_runs(app: &App, thread: &ThreadId) -> Result<BTreeMap<String, 
 /// Notes on the head what [`attribute`] had to look up, unless a writer is active on the thread; then a later reader
 /// notes it.
 pub(super) async fn note(app: Arc<App>, thread: ThreadId, missing: RunNotes) {
-    let _unnoted = app.threads.unnoted(thread.as_str()).await;
     let work = note_now(Arc::clone(&app), thread.clone(), missing);
-    let noted =
-        reserved(&app.threads, &thread, WriterKind::CheckpointWrite, String::new(), NOTE_FAILED, work).await;
+    let noted = written(app.threads.noting(&thread, work).await, String::new(), NOTE_FAILED);
     // Other failures are already logged.
     if let Err(error) = noted
         && error.status() == StatusCode::CONFLICT

@@ -16,7 +16,7 @@ use tokio_util::task::TaskTracker;
 
 use self::locks::ThreadLocks;
 use threadkeep_config::ConfigHandle;
-use threadkeep_records::{Records, RecordsError, WriterKind};
+use threadkeep_records::{Records, RecordsError, Reservation, WriterKind};
 
 /// The threads of this process's stores.
 pub(crate) struct Threads {
@@ -82,9 +82,22 @@ impl Threads {
     }
 
     /// Waits until no note is being written on the thread that a read has caused. Nobody should be refused the thread
-    /// because of it, so it is held while a run is admitted.
+    /// because of it, so it is held while a run is admitted, or the thread is reserved.
     pub(crate) async fn unnoted(&self, thread_id: &str) -> OwnedMutexGuard<()> {
         self.notes.lock(thread_id).await
+    }
+
+    /// Reserves the thread for a writer that is not a run, after the note that a read has caused.
+    ///
+    /// # Errors
+    /// A run or another writer holds the thread, or the records are unavailable.
+    pub(crate) async fn reserve(
+        &self,
+        thread_id: &str,
+        kind: WriterKind,
+    ) -> Result<Reservation, RecordsError> {
+        let _unnoted = self.unnoted(thread_id).await;
+        self.records.runs().reserve(thread_id, kind).await
     }
 
     /// Does work that continues if the request that started it is dropped. A stopping process waits for its end.
@@ -108,17 +121,45 @@ impl Threads {
     ) -> Result<T, Refused> {
         let (threads, thread) = (Arc::clone(self), thread.clone());
         let task = self.background.spawn(async move {
-            let reserved = threads.records.runs().reserve(thread.as_str(), kind).await;
-            let reservation = reserved.map_err(Refused::Reservation)?;
-            let result = {
-                let _lock = threads.lock(thread.as_str()).await;
-                work.await
-            };
-            if let Err(error) = reservation.release().await {
-                tracing::warn!(%thread, %error, "releasing the thread's reservation in the background");
-            }
-            Ok(result)
+            let reserved = threads.reserve(thread.as_str(), kind).await;
+            threads.holding(&thread, reserved, work).await
         });
         task.await?
+    }
+
+    /// As [`Self::exclusively`], for a note that a read has caused: writers and runs of this process wait for its end.
+    ///
+    /// # Errors
+    /// As [`Self::exclusively`].
+    pub(crate) async fn noting<T: Send + 'static>(
+        self: &Arc<Self>,
+        thread: &ThreadId,
+        work: impl Future<Output = T> + Send + 'static,
+    ) -> Result<T, Refused> {
+        let (threads, thread) = (Arc::clone(self), thread.clone());
+        let task = self.background.spawn(async move {
+            let _unnoted = threads.unnoted(thread.as_str()).await;
+            let reserved = threads.records.runs().reserve(thread.as_str(), WriterKind::CheckpointWrite).await;
+            threads.holding(&thread, reserved, work).await
+        });
+        task.await?
+    }
+
+    /// Does `work` under the reservation, after the last write of a run that has just ended.
+    async fn holding<T>(
+        &self,
+        thread: &ThreadId,
+        reserved: Result<Reservation, RecordsError>,
+        work: impl Future<Output = T>,
+    ) -> Result<T, Refused> {
+        let reservation = reserved.map_err(Refused::Reservation)?;
+        let result = {
+            let _lock = self.lock(thread.as_str()).await;
+            work.await
+        };
+        if let Err(error) = reservation.release().await {
+            tracing::warn!(%thread, %error, "releasing the thread's reservation in the background");
+        }
+        Ok(result)
     }
 }

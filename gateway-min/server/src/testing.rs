@@ -36,6 +36,6 @@ pub async fn turn_of(app: &Arc<App>, thread: &str, agent: &str, text: &str) -> R
     let created = app.runs.create(thread, OnThread::Existing(&caller), request, None, None).await;
     let created = created.map_err(|error| error.to_string())?;
     created.stream.ended().await;
-    app.runs.ended(&created.run.run_id).await;
+    app.runs.ended(&created.run.run_id).await.map_err(|error| error.to_string())?;
     Ok(created.run.run_id)
 }

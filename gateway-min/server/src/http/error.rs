@@ -85,6 +85,11 @@ impl ApiError {
         Self::new(StatusCode::CONFLICT, detail)
     }
 
+    /// 503: not possible while the database is unavailable, which may pass soon.
+    pub fn unavailable(detail: impl Into<String>) -> Self {
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, detail).retry_after(AWAY)
+    }
+
     /// 500 with the route's own text; 503 if the database is unavailable, which may pass soon. The cause is logged and
     /// not sent to the client.
     pub fn internal(detail: &'static str, cause: &(dyn std::error::Error + 'static)) -> Self {
@@ -94,7 +99,7 @@ impl ApiError {
 
     fn caused(detail: &'static str, cause: &(dyn std::error::Error + 'static)) -> Self {
         if is_unavailable(cause) {
-            return Self::new(StatusCode::SERVICE_UNAVAILABLE, detail).retry_after(AWAY);
+            return Self::unavailable(detail);
         }
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, detail)
     }

@@ -10,7 +10,7 @@ use utoipa_axum::routes;
 
 use super::auth::{Caller, check_thread};
 use super::described::CancelActionName;
-use super::error::ApiError;
+use super::error::{ApiError, OrApiError as _};
 use super::extract::{ApiJson, ApiPath, ApiQuery, RunPath};
 use super::fields::{Fields, Flaw, FromFields, Pattern};
 use super::runs::run_of;
@@ -119,7 +119,7 @@ async fn delete_run(
     let run = run_of(&app, &path).await?;
     if !run.status.is_active() {
         // Its record has ended, but it may still be writing.
-        app.runs.ended(&path.run_id).await;
+        app.runs.ended(&path.run_id).await.or_internal(DELETE_FAILED)?;
     }
     match app.records.delete_run(&path.run_id).await {
         Ok(()) => Ok(StatusCode::NO_CONTENT),

@@ -240,17 +240,29 @@ fn created_record(thread: &ThreadId, Created { run, kwargs, .. }: Created) -> Re
     (sse::run_headers(thread, &run.run_id), Json(record(&run, kwargs))).into_response()
 }
 
-/// Waits for the run and responds with its result.
-async fn finished(
-    app: &App,
-    thread: &ThreadId,
-    run_id: &str,
-    stream: Subscription,
-) -> Result<Response, ApiError> {
+/// Waits for the run and responds with its result. An error response, too, says which run it is, so that the client can
+/// join it.
+async fn finished(app: &App, thread: &ThreadId, run_id: &str, stream: Subscription) -> Response {
     stream.ended().await;
-    app.runs.ended(run_id).await;
-    let run = app.records.runs().get(run_id).await.or_internal(READ_FAILED)?;
-    Ok((sse::run_headers(thread, run_id), Json(outcome(app, thread, run).await)).into_response())
+    let headers = sse::run_headers(thread, run_id);
+    match ended(app, run_id).await {
+        Ok(run) => (headers, Json(outcome(app, thread, run).await)).into_response(),
+        Err(error) => (headers, error).into_response(),
+    }
+}
+
+/// Waits for the end of the run. Returns its row, `None` if it was deleted.
+///
+/// # Errors
+/// 503 if nothing works on it any more and its row is active all the same.
+async fn ended(app: &App, run_id: &str) -> Result<Option<RunRow>, ApiError> {
+    let run = app.runs.ended(run_id).await.or_internal(READ_FAILED)?;
+    match run {
+        Some(run) if run.status.is_active() => Err(ApiError::unavailable(format!(
+            "Run {run_id} has not ended: its end could not be stored yet. Join it again shortly."
+        ))),
+        run => Ok(run),
+    }
 }
 
 /// The channel values of the state in which the run ended. For a run that did not finish, or whose state cannot be read, also
@@ -341,7 +353,7 @@ async fn wait(
     ApiJson(body): ApiJson<RunBody>,
 ) -> Result<Response, ApiError> {
     let created = begin(&app, &caller, &thread_id, &headers, body, Follow::Yes).await?;
-    finished(&app, &thread_id, &created.run.run_id, created.stream).await
+    Ok(finished(&app, &thread_id, &created.run.run_id, created.stream).await)
 }
 
 /// Create a run on a new thread, in the background.
@@ -380,7 +392,7 @@ async fn wait_stateless(
 ) -> Result<Response, ApiError> {
     let thread = stateless_thread(&app, &caller, &body).await?;
     let created = start(&app, &caller, &thread, OnThread::Visible(&caller), body, Follow::Yes, None).await?;
-    finished(&app, &thread, &created.run.run_id, created.stream).await
+    Ok(finished(&app, &thread, &created.run.run_id, created.stream).await)
 }
 
 /// Which runs to list.
@@ -468,7 +480,7 @@ async fn cancel(
     if !params.wait {
         return Ok(StatusCode::ACCEPTED);
     }
-    app.runs.ended(&path.run_id).await;
+    ended(&app, &path.run_id).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -519,7 +531,7 @@ async fn join(
     if streams {
         return Ok(sse::response(stream, &path.thread_id, &path.run_id));
     }
-    finished(&app, &path.thread_id, &path.run_id, stream).await
+    Ok(finished(&app, &path.thread_id, &path.run_id, stream).await)
 }
 
 /// How to follow a run.
@@ -558,7 +570,7 @@ async fn join_stream(
     if let Some(action) = params.cancel.action {
         cancel_now(&app, &path.run_id, action).await?;
         if params.cancel.wait {
-            app.runs.ended(&path.run_id).await;
+            ended(&app, &path.run_id).await?;
             return Ok(StatusCode::NO_CONTENT.into_response());
         }
     }

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use super::Runs;
-use threadkeep_records::{CancelAction, CancelOutcome, RecordsError, until_available};
+use threadkeep_records::{CancelAction, CancelOutcome, RecordsError, RunRow, until_available};
 
-/// How often the row of another process's run is polled.
+/// How often the row of a run that no task of this process works on is polled.
 const POLL: Duration = Duration::from_millis(250);
 
 impl Runs {
@@ -37,17 +37,28 @@ impl Runs {
         }
     }
 
-    /// Waits until the run has done its last write, here or in another process. Returns early if the database fails.
-    pub(crate) async fn ended(&self, run_id: &str) {
-        // Again if it was entered again, to be rolled back.
-        while let Some(control) = self.local.get(run_id) {
-            control.ended().await;
-        }
-        // Its row ends with its last write.
-        while let Ok(Some(run)) = self.records.runs().get(run_id).await
-            && run.status.is_active()
-            && self.streams.is_foreign(&run)
-        {
+    /// Waits until the run has done its last write, here or in another process, also while its row cannot be read.
+    /// Returns the row, `None` if it was deleted. It is active if its end could not be written yet: nothing of this
+    /// process works on it then.
+    ///
+    /// # Errors
+    /// Those of a read that fails for another reason than a database that is away for a while.
+    pub(crate) async fn ended(&self, run_id: &str) -> Result<Option<RunRow>, RecordsError> {
+        let mut left_before = false;
+        loop {
+            // Again if it was entered again, to be rolled back.
+            while let Some(control) = self.local.get(run_id) {
+                control.ended().await;
+            }
+            // Its row ends with its last write.
+            let row = until_available(|| self.records.runs().get(run_id)).await?;
+            let Some(run) = row.as_ref().filter(|run| run.status.is_active()) else { return Ok(row) };
+            let left = !self.streams.is_foreign(run) && self.local.get(run_id).is_none();
+            // Looked at twice: one task may be about to take it from another.
+            if left && left_before {
+                return Ok(row);
+            }
+            left_before = left;
             tokio::time::sleep(POLL).await;
         }
     }

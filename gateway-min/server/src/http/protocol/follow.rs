@@ -144,8 +144,7 @@ impl Following {
         let Current { run, mut translator, .. } = current;
         let app = Arc::clone(self.app());
         // What a client does next meets a run that has ended.
-        app.runs.ended(&run.run_id).await;
-        let row = match app.records.runs().get(&run.run_id).await {
+        let row = match app.runs.ended(&run.run_id).await {
             Ok(Some(row)) => row,
             Ok(None) => {
                 existing(&app, self.runs.thread(), FAILED).await.ok()?;
@@ -177,7 +176,7 @@ impl Following {
             RunStatus::Interrupted => "interrupted",
             RunStatus::Error | RunStatus::Timeout => "failed",
             RunStatus::Success if waits => "interrupted",
-            // Its row could not be read, or not be written.
+            // Its row could not be written, or not be read.
             RunStatus::Pending | RunStatus::Running if translator.failed.is_some() => "failed",
             RunStatus::Success | RunStatus::Pending | RunStatus::Running => "completed",
         };

@@ -26,7 +26,7 @@ async fn a_thousand_runs_leave_nothing_in_memory_but_what_has_a_bound() {
                 let thread = format!("t{n}");
                 let request = ask(&format!("turn {turn}"));
                 let created = gateway.create_on(&thread, request, None).await.unwrap();
-                app.runs.ended(&created.run.run_id).await;
+                app.runs.ended(&created.run.run_id).await.unwrap();
             });
             join_all(turns).await;
         }

@@ -119,8 +119,7 @@ impl Gateway {
     }
 
     pub(super) async fn row(&self, run_id: &str) -> RunRow {
-        self.app.runs.ended(run_id).await;
-        self.app.records.runs().get(run_id).await.unwrap().unwrap()
+        self.app.runs.ended(run_id).await.unwrap().unwrap()
     }
 
     /// A section of the configuration file.

@@ -4,6 +4,7 @@
 mod records;
 mod saver;
 mod takeover;
+mod waiting;
 
 use std::sync::Arc;
 
@@ -297,7 +298,7 @@ async fn a_rollback_after_a_failed_capture_writes_and_deletes_nothing() {
             let shut = gate(&name);
             tokio::select! {
                 () = shut.reached() => {}
-                () = gateway.app.runs.ended(&created.run.run_id) => {}
+                _ = gateway.app.runs.ended(&created.run.run_id) => {}
             }
             faults.disarm();
             let cancelled = gateway.head().await.unwrap();

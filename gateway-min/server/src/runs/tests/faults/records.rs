@@ -40,7 +40,7 @@ async fn a_run_whose_records_cannot_be_written_ends_and_frees_its_thread() {
                 let run_id = &created.run.run_id;
                 if cancels {
                     let shut = gate(&name);
-                    tokio::select! { () = shut.reached() => {}, () = gateway.app.runs.ended(run_id) => {} }
+                    tokio::select! { () = shut.reached() => {}, _ = gateway.app.runs.ended(run_id) => {} }
                     let cancel = || gateway.app.runs.cancel(run_id, CancelAction::Rollback);
                     let cancelled = match cancel().await {
                         Ok(cancelled) => cancelled,
@@ -117,9 +117,9 @@ async fn a_run_whose_end_cannot_be_written_ends_when_the_database_is_back() {
             let run_id = created.run.run_id;
             // Its clients do not wait for the database.
             created.stream.ended().await;
-            gateway.app.runs.ended(&run_id).await;
+            let row = gateway.row(&run_id).await;
             let failed = records.failed();
-            assert_eq!(records.runs().get(&run_id).await.unwrap().unwrap().status.is_active(), failed > 0);
+            assert_eq!(row.status.is_active(), failed > 0);
             let said = said(&gateway.head().await.unwrap());
             records.fail_statement(0);
             until_free(&gateway).await;
@@ -173,7 +173,7 @@ async fn a_run_whose_admission_cannot_be_settled_holds_its_thread_no_longer_than
 }
 
 /// Waits until nothing holds the thread.
-async fn until_free(gateway: &Gateway) {
+pub(super) async fn until_free(gateway: &Gateway) {
     let free = async {
         while gateway.app.records.runs().active_for_thread("t").await.unwrap().is_some() {
             tokio::time::sleep(Duration::from_millis(10)).await;

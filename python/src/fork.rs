@@ -63,7 +63,8 @@ fn after_in_parent() {
 }
 
 #[pyfunction]
-fn after_in_child() {
+fn after_in_child() -> PyResult<()> {
     CALLS.reset();
     HAND_OVERS.reset();
+    runtime::draw_own_numbers()
 }

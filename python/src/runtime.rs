@@ -3,6 +3,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
 use tokio::runtime::{Builder, Runtime};
 
@@ -32,6 +33,16 @@ pub(crate) fn current() -> PyResult<Arc<Runtime>> {
     if let Some(parents) = current.replace((process, runtime.clone())) {
         // Its threads are the parent's: nothing in this process could stop them.
         std::mem::forget(parents);
+        draw_own_numbers()?;
     }
     Ok(runtime)
+}
+
+/// Lets this thread draw other random numbers than its parent process, whose generator a fork copies. Versions of channels
+/// and marks of threads are drawn from it, and an equal one means that nothing has changed.
+///
+/// # Errors
+/// If the operating system has no random numbers.
+pub(crate) fn draw_own_numbers() -> PyResult<()> {
+    rand::rng().reseed().map_err(|error| PyOSError::new_err(format!("no random numbers: {error}")))
 }

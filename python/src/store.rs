@@ -527,7 +527,9 @@ impl Store {
 
     /// The version after `current`.
     #[staticmethod]
-    fn next_version(current: Option<&str>) -> String {
-        threadkeep_langgraph::next(current.map(|text| Json::String(text.to_owned())).as_ref())
+    fn next_version(current: Option<&str>) -> PyResult<String> {
+        // After a fork that Python does not know of, it lets this thread draw numbers of its own.
+        runtime::current()?;
+        Ok(threadkeep_langgraph::next(current.map(|text| Json::String(text.to_owned())).as_ref()))
     }
 }

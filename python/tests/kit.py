@@ -1,9 +1,11 @@
-"""Checkpoints by hand."""
+"""Checkpoints by hand, and the command."""
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
@@ -63,3 +65,11 @@ def replayed(saver: Any, config: RunnableConfig, channel: str = "d") -> tuple[An
     """A delta channel's seed, and the values written since."""
     history = saver.get_delta_channel_history(config=config, channels=[channel])[channel]
     return history.get("seed"), [value for _, _, value in history["writes"]]
+
+
+def threadkeep(*arguments: str) -> str:
+    """Runs the installed command."""
+    command = [str(Path(sys.executable).parent / "threadkeep"), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, f"{command} ended with {done.returncode}: {done.stdout}{done.stderr}"
+    return done.stdout

@@ -22,7 +22,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from conftest import Opener
-from kit import at, made, put, read
+from kit import at, made, put, read, threadkeep
 from threadkeep import ConflictError, UnavailableError
 from threadkeep.langgraph import AsyncPostgresSaver, AsyncSqliteSaver, PostgresSaver, SqliteSaver
 
@@ -106,6 +106,63 @@ def test_a_forked_process_goes_on_with_its_parents_saver(open_saver: Opener) -> 
         put(saver, root, made({"a": 9}))
         for number in range(3):
             assert read(saver, at(f"child {number}")).checkpoint["channel_values"] == {"a": number}
+
+
+DRAWN = """
+import ctypes, os, sys
+from threadkeep.langgraph import SqliteSaver
+fork = os.fork if sys.argv[1] == "fork" else ctypes.PyDLL(None).fork
+saver = SqliteSaver(":memory:")
+saver.get_next_version(None, None)
+reads, writes = os.pipe()
+for _ in range(2):
+    child = fork()
+    if child == 0:
+        os.write(writes, saver.get_next_version(None, None).encode() + b"\\n")
+        os._exit(0)
+    os.waitpid(child, 0)
+os.close(writes)
+print(os.read(reads, 1000).decode() + saver.get_next_version(None, None))
+"""
+
+
+@pytest.mark.parametrize("how", ["fork", "without hooks"])
+def test_forked_processes_draw_versions_of_their_own(how: str) -> None:
+    command = [sys.executable, *MAY_FORK, "-c", DRAWN, how]
+    drawn = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=True).stdout.split()
+    assert len(drawn) == len(set(drawn)) == 3, drawn
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+def test_a_process_never_takes_the_values_of_a_forked_one_for_its_own(
+    kind: str, place: dict[str, str], open_saver: Opener
+) -> None:
+    with open_saver() as saver:
+        root = put(saver, at(), made({"a": 0}, {"a": saver.get_next_version(None, None)}))
+        version = read(saver, root).checkpoint["channel_versions"]["a"]
+        parent, child = multiprocessing.Pipe()
+
+        def go(value: str) -> Any:
+            return put(saver, root, made({"a": value}, {"a": saver.get_next_version(version, None)}))
+
+        def in_child() -> None:
+            child.recv()  # The parent has put its own.
+            child.send(go("child"))
+
+        process = multiprocessing.get_context("fork").Process(target=in_child)
+        process.start()
+        ours = go("parent")
+        parent.send("go on")
+        assert parent.poll(PATIENCE)
+        theirs = parent.recv()
+        process.join(PATIENCE)
+        for config in (at(), theirs):
+            found = read(saver, config)
+            assert found.config == theirs
+            assert found.checkpoint["channel_values"] == {"a": "child"}
+        assert read(saver, ours).checkpoint["channel_values"] == {"a": "parent"}
+    if kind == "sqlite":
+        threadkeep("verify", "--all", "--sqlite", place["conn_string"])
 
 
 def holds_locks(process: int) -> bool:

@@ -12,16 +12,8 @@ from langchain_core.messages import AIMessage, HumanMessage
 from langgraph.graph import START, MessagesState, StateGraph
 
 from graphs import conversation, play, shown
-from kit import at, made, put, read
+from kit import at, made, put, read, threadkeep
 from threadkeep.langgraph import SqliteSaver
-
-
-def threadkeep(*arguments: str) -> str:
-    """Runs the installed command."""
-    command = [str(Path(sys.executable).parent / "threadkeep"), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, f"{command} ended with {done.returncode}: {done.stdout}{done.stderr}"
-    return done.stdout
 
 
 def test_it_verifies_what_graphs_wrote_and_what_deletions_left(tmp_path: Path) -> None:

@@ -341,11 +341,15 @@ impl Memory {
         Some(known)
     }
 
-    /// What is known of a checkpoint, or of the head, if it is known.
-    pub(crate) fn remembered(&self, place: &Place, id: Option<CheckpointId>) -> Option<Arc<Known>> {
+    /// What is known of a checkpoint, or of the head, if it is known, and its id.
+    pub(crate) fn remembered(
+        &self,
+        place: &Place,
+        id: Option<CheckpointId>,
+    ) -> Option<(CheckpointId, Arc<Known>)> {
         let mut this = self.lock();
         let id = id.or_else(|| this.heads.get(place).copied().flatten())?;
-        this.known(&place.key(id))
+        Some((id, this.known(&place.key(id))?))
     }
 
     /// A row was stored under a checkpoint.

@@ -83,11 +83,11 @@ impl LangGraph {
     /// are.
     async fn found(&self, place: &Place, id: Option<CheckpointId>) -> Result<Option<CheckpointTuple>> {
         let remembered = self.memory.remembered(place, id);
-        let load = remembered.as_ref().map_or(Load::All, |known| known.missing());
+        let load = remembered.as_ref().map_or(Load::All, |(_, known)| known.missing());
         let (thread, namespace) = (place.thread.clone(), place.namespace.clone());
         let mut at = CheckpointSelector { thread, namespace, id, load };
         let Some(mut found) = self.saver.get(&at).await? else { return Ok(None) };
-        if remembered.is_none_or(|known| known.complete(&mut found)) {
+        if remembered.is_none_or(|(id, known)| id == found.checkpoint.id && known.complete(&mut found)) {
             return Ok(Some(found));
         }
         at.load = Load::All;

@@ -12,7 +12,7 @@ use threadkeep::Error;
 use threadkeep::checkpoint::{ChannelEntry, Checkpoint, Stored, TaskWrites, Write};
 use threadkeep::id::{TaskId, Version};
 use threadkeep::metadata::{Counters, Metadata, Source};
-use threadkeep::saver::{Flush, Saver, StepCommit};
+use threadkeep::saver::{CheckpointSelector, Flush, Saver, StepCommit};
 use threadkeep::value::ChannelValue;
 use threadkeep_langgraph::{ListRequest, Strategy};
 
@@ -295,4 +295,27 @@ async fn a_history_beside_a_change_of_its_thread_is_that_of_one_moment() {
         assert_eq!(replay.seed.as_ref().map(|seed| seed.value.clone()), seed.map(text), "{meanwhile:?}");
         assert_eq!(replay.writes.len(), writes, "{meanwhile:?}");
     }
+}
+
+#[tokio::test]
+async fn values_are_of_the_checkpoint_that_was_asked_for_whatever_its_versions_are() {
+    let lab = Lab::new();
+    lab.put_after(None, 1).await.unwrap();
+    let ours = lab.beside.saver.get(&CheckpointSelector::head(&lab.place.thread)).await.unwrap().unwrap();
+    // Another process has drawn the same versions.
+    let mut channels = ours.checkpoint.channels;
+    channels.get_mut("d").unwrap().stored = Stored::Value(text("other"));
+    let step = StepCommit {
+        thread: lab.place.thread.clone(),
+        namespace: lab.place.namespace.clone(),
+        parent: None,
+        expected_head: Some(lab.id(1)),
+        checkpoint: Checkpoint { id: lab.id(2), channels, next: Vec::new(), applied: Vec::new() },
+        metadata: ours.metadata,
+        writes: Vec::new(),
+        flush: Flush::Now,
+    };
+    lab.beside.saver.commit(step).await.unwrap();
+    let head = lab.graphs.get(&lab.place, None).await.unwrap().unwrap();
+    assert_eq!((head.id, &head.values["d"]), (lab.id(2), &text("other")));
 }

@@ -501,17 +501,66 @@ def test_what_delta_channels_are_replayed_from_is_not_deleted(open_saver: Opener
         assert replayed(saver, head) == (_DeltaSnapshot(["seed"]), [[1], [2]])
 
 
-def test_a_checkpoint_that_is_put_again_is_replaced(open_saver: Opener) -> None:
-    with open_saver() as saver:
-        root = put(saver, at(), made({"a": 1, "b": ["kept"]}))
-        checkpoint = made({"a": 2, "b": ["kept"]}, {"a": 2, "b": 1})
+FENCES = pytest.mark.parametrize("fence", ["fork", "error"])
+# What LangGraph's loop puts besides channels.
+BESIDES: dict[str, Any] = {"pending_sends": [], "versions_seen": {"n": {"a": 1}}}
+
+
+@FENCES
+def test_a_checkpoint_that_is_put_again_is_replaced(open_saver: Opener, fence: str) -> None:
+    with open_saver(fence=fence) as saver:
+        root = put(saver, at(), made({"a": 1, "b": ["kept"]}, **BESIDES))
+        checkpoint = made({"a": 2, "b": ["kept"]}, {"a": 2, "b": 1}, **BESIDES)
         config = put(saver, root, checkpoint, new={"a": 2})
         saver.put_writes(config, [("a", 3)], "t")
-        child = put(saver, config, made({"a": 3, "b": ["kept"]}, {"a": 3, "b": 1}), new={"a": 3})
+        child = put(saver, config, made({"a": 3, "b": ["kept"]}, {"a": 3, "b": 1}, **BESIDES), new={"a": 3})
         for again in [checkpoint, {**checkpoint, "channel_values": {"a": "other", "b": ["kept"]}}]:
             assert put(saver, root, again, new={"a": 2}) == config
             found = read(saver, config)
-            assert (found.checkpoint, found.parent_config) == (again, root)
+            assert (found.checkpoint, name(found.parent_config)) == (again, name(root))
             assert found.pending_writes == [("t", "a", 3)]
         assert read(saver, child).checkpoint["channel_values"] == {"a": 3, "b": ["kept"]}
-        assert [found.config for found in saver.list(at())] == [child, config, root]
+        last = put(saver, child, made({"a": 4, "b": ["kept"]}, {"a": 4, "b": 1}, **BESIDES), new={"a": 4})
+        assert [found.config for found in saver.list(at())] == [last, child, config, root]
+
+
+@FENCES
+@pytest.mark.parametrize("value", [1, "other"])
+def test_a_run_goes_on_from_a_checkpoint_that_was_put_again(open_saver: Opener, fence: str, value: Any) -> None:
+    with open_saver(fence=fence) as saver:
+        checkpoint = made({"a": 1}, **BESIDES)
+        root = put(saver, at(), checkpoint)
+        assert put(saver, at(), {**checkpoint, "channel_values": {"a": value}}) == root
+        put(saver, root, made({"a": 2}, **BESIDES))
+        assert [found.checkpoint["channel_values"]["a"] for found in saver.list(at())] == [2, value]
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+@FENCES
+def test_a_run_goes_on_from_a_checkpoint_that_another_process_replaced(open_saver: Opener, fence: str) -> None:
+    with open_saver(fence=fence) as saver:
+        config = put(saver, at(), made({"a": 0, "b": ["kept"]}, **BESIDES))
+        for number in range(1, 4):
+            parent, checkpoint = config, made({"a": number, "b": ["kept"]}, {"a": number, "b": 1}, **BESIDES)
+            config = put(saver, parent, checkpoint, new={"a": number})
+            replaced = {**checkpoint, "channel_values": {"a": "other", "b": ["other"]}, "pending_sends": [number]}
+            with open_saver(fence=fence) as other:
+                assert put(other, parent, replaced) == config
+        last = made({"a": 4, "b": ["kept"]}, {"a": 4, "b": 1}, **BESIDES)
+        put(saver, config, last, new={"a": 4})
+        found = [found.checkpoint["channel_values"] for found in saver.list(at())]
+        # A channel that has no new version is its parent's.
+        assert found == [{"a": 4, "b": ["other"]}, *[{"a": "other", "b": ["other"]}] * 3, {"a": 0, "b": ["kept"]}]
+
+
+@FENCES
+async def test_a_run_goes_on_from_a_checkpoint_that_was_put_twice_at_once(open_async: Opener, fence: str) -> None:
+    async with open_async(fence=fence) as saver:
+        config, put_checkpoints = at(), []
+        for number in range(40):
+            checkpoint = made({"a": number}, **BESIDES)
+            puts = [saver.aput(config, checkpoint, {"step": number}, {"a": 1}) for _ in range(3)]
+            config, *others = await asyncio.gather(*puts)
+            assert others == [config] * 2
+            put_checkpoints.append(checkpoint)
+        assert [found.checkpoint async for found in saver.alist(at())] == put_checkpoints[::-1]

@@ -215,6 +215,8 @@ struct Remembered {
 struct Slot {
     /// The changes before it: every row since is collected.
     since: u64,
+    /// How many puts of it have begun.
+    puts: usize,
     known: Option<Arc<Known>>,
     rows: Vec<KnownTask>,
 }
@@ -229,7 +231,7 @@ impl Remembered {
             self.forget_values(&oldest);
         }
         let since = self.changes;
-        let empty = || Slot { since, known: None, rows: Vec::new() };
+        let empty = || Slot { since, puts: 0, known: None, rows: Vec::new() };
         self.checkpoints.get_or_insert_mut(key.clone(), empty)
     }
 
@@ -314,6 +316,19 @@ impl Memory {
         this.changes
     }
 
+    /// A put of a checkpoint begins. Returns whether it is the first thing that is known of the checkpoint.
+    pub(crate) fn begins_put(&self, key: &CheckpointKey) -> bool {
+        let mut this = self.lock();
+        let slot = this.slot(key);
+        slot.puts += 1;
+        slot.puts == 1 && slot.known.is_none()
+    }
+
+    /// Whether no other put of a checkpoint has begun since the first one did.
+    pub(crate) fn is_only_put(&self, key: &CheckpointKey) -> bool {
+        self.lock().checkpoints.peek(key).is_some_and(|slot| slot.puts == 1)
+    }
+
     /// How many changes there were so far.
     pub(crate) fn changes(&self) -> u64 {
         self.lock().changes
@@ -377,6 +392,11 @@ impl Memory {
 
     pub(crate) fn is_head(&self, place: &Place, head: Option<CheckpointId>) {
         self.lock().heads.put(place.clone(), head);
+    }
+
+    /// A change of a place failed: it may be stored, and be the head.
+    pub(crate) fn forget_head(&self, place: &Place) {
+        self.lock().heads.pop(place);
     }
 
     pub(crate) fn forget(&self, key: &CheckpointKey) {

@@ -108,10 +108,15 @@ impl LangGraph {
         }
     }
 
-    async fn head(&self, put: &Put) -> Result<Option<CheckpointId>> {
-        if self.fence == Fence::Error {
-            return Ok(put.seen.or(put.parent));
+    /// The head that a put expects if `head` is that of its place.
+    fn expected(&self, put: &Put, head: Option<CheckpointId>) -> Option<CheckpointId> {
+        match self.fence {
+            Fence::Fork => head,
+            Fence::Error => put.seen.or(put.parent),
         }
+    }
+
+    async fn head(&self, put: &Put) -> Result<Option<CheckpointId>> {
         match self.memory.head(&put.place) {
             Some(head) => Ok(head),
             None => self.read_head(&put.place).await,
@@ -138,7 +143,7 @@ impl LangGraph {
     /// has put. [`Error::Stale`] if the parent changed since [`Self::needs`] was asked: ask again. The saver's.
     pub async fn put(&self, put: &Put) -> Result<()> {
         let key = put.place.key(put.id);
-        let mut last = None;
+        let is_new = self.memory.begins_put(&key);
         for attempt in 0..ATTEMPTS {
             let mut before = None;
             if attempt > 0
@@ -160,35 +165,53 @@ impl LangGraph {
                     found: head,
                 });
             }
-            if head >= Some(put.id) {
-                if self.put_late(put, parent.as_deref()).await? {
-                    return self.settle_put(&key).await;
+            let expected = self.expected(put, head);
+            let mut is_late = head.max(expected) >= Some(put.id);
+            if !is_late {
+                let (step, known) = plan(put, parent.as_deref(), expected, Versions::Named)?;
+                let since = self.memory.expect(&key);
+                match saver::commit(&*self.saver, step).await {
+                    Ok(_) => {
+                        // A saver leaves a checkpoint that exists as it is.
+                        let is_only = is_new && self.memory.is_only_put(&key);
+                        if is_only || self.is_stored(&key, &known).await? {
+                            // If it was forgotten meanwhile, its first child reads it.
+                            let _known = self.memory.learned(&key, known, since);
+                            self.memory.is_head(&put.place, Some(put.id));
+                            return self.settle_put(&key).await;
+                        }
+                        is_late = true;
+                    }
+                    Err(Error::Conflict { found, .. }) if self.fence == Fence::Fork => {
+                        self.memory.is_head(&put.place, found);
+                    }
+                    Err(Error::Stale { .. }) => {}
+                    // The parent that is remembered may have been replaced by another process.
+                    Err(Error::InvalidInput(_)) if attempt == 0 && parent.is_some() => {}
+                    Err(error) => {
+                        self.memory.forget_head(&put.place);
+                        return Err(error);
+                    }
                 }
-                last = Some(Error::Stale { thread: key.thread.clone() });
-                continue;
             }
-            let (step, known) = plan(put, parent.as_deref(), head, Versions::Named)?;
-            let since = self.memory.expect(&key);
-            match saver::commit(&*self.saver, step).await {
-                Ok(_) => {
-                    // If it was forgotten meanwhile, its first child reads it.
-                    let _known = self.memory.learned(&key, known, since);
-                    self.memory.is_head(&put.place, Some(put.id));
-                    return self.settle_put(&key).await;
-                }
-                Err(Error::Conflict { found, .. }) if self.fence == Fence::Fork => {
-                    self.memory.is_head(&put.place, found);
-                    last = Some(Error::Stale { thread: key.thread.clone() });
-                }
-                Err(stale @ Error::Stale { .. }) => last = Some(stale),
-                Err(error) => return Err(error),
+            if is_late && self.put_late(put, parent.as_deref()).await? {
+                return self.settle_put(&key).await;
             }
         }
-        Err(last.unwrap_or_else(|| Error::Stale { thread: key.thread.clone() }))
+        Err(Error::Stale { thread: key.thread })
     }
 
-    /// A put of a checkpoint that is not newer than the head: it exists, or it comes too late. Returns whether it is stored;
-    /// it is not if the head that was remembered is gone, because another process deleted it.
+    /// Whether a commit that succeeded has stored this: each has versions of its own.
+    async fn is_stored(&self, key: &CheckpointKey, known: &Known) -> Result<bool> {
+        let at = CheckpointSelector::at(key).loading(Load::None);
+        let stored = self.saver.get(&at).await;
+        let stored = stored.map_err(|error| after(&format!("checkpoint {} is stored", key.id), error))?;
+        let version = stored.and_then(|stored| Some(stored.checkpoint.channels.get(FRAME)?.version));
+        Ok(version == known.channels.get(FRAME).map(|frame| frame.version))
+    }
+
+    /// A put of a checkpoint that exists, or comes too late. Returns whether it is stored; it is not if the head or the
+    /// parent that was remembered is not that of the store any more, because another process changed it.
     async fn put_late(&self, put: &Put, parent: Option<&Known>) -> Result<bool> {
         let key = put.place.key(put.id);
         // The checkpoint may have other values under the versions of this put.
@@ -196,17 +219,18 @@ impl LangGraph {
         for _ in 0..ATTEMPTS {
             let image = self.saver.read_thread(&key.thread).await?;
             let at = (key.namespace.clone(), key.id);
+            let here = image.checkpoints.keys().filter(|(namespace, _)| *namespace == key.namespace);
+            let head = here.map(|(_, id)| *id).max();
+            self.memory.is_head(&put.place, head);
             let Some(stored) = image.checkpoints.get(&at) else {
-                let here = image.checkpoints.keys().filter(|(namespace, _)| *namespace == key.namespace);
-                let head = here.map(|(_, id)| *id).max();
-                if self.fence == Fence::Fork && head < Some(key.id) {
-                    self.memory.is_head(&put.place, head);
+                let expected = self.expected(put, put.parent);
+                if head.max(expected) < Some(key.id) {
                     return Ok(false);
                 }
                 return Err(Error::Conflict {
                     thread: key.thread.clone(),
                     namespace: key.namespace.clone(),
-                    expected: put.parent,
+                    expected,
                     found: head,
                 });
             };
@@ -225,7 +249,8 @@ impl LangGraph {
                 if entry.stored == Stored::Held {
                     let held = parent.and_then(|parent| parent.checkpoint.channels.get(channel));
                     let held = held.filter(|held| held.version == entry.version);
-                    *entry = held.cloned().ok_or_else(|| Error::Stale { thread: key.thread.clone() })?;
+                    let Some(held) = held else { return Ok(false) };
+                    *entry = held.clone();
                 }
             }
             let rewrite = Rewrite { put: vec![new], ..Rewrite::default() };

@@ -11,13 +11,14 @@ from typing import Annotated, Any, TypedDict
 
 import pytest
 from langgraph.checkpoint.postgres import PostgresSaver as TheirPostgresSaver
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.checkpoint.serde.types import TASKS, _DeltaSnapshot
 from langgraph.checkpoint.sqlite import SqliteSaver as TheirSqliteSaver
 from langgraph.graph import START, StateGraph
 from langgraph.types import Send
 
 from graphs import conversation, play, shown
-from kit import at, made, put, read
+from kit import at, made, put, read, writes
 from threadkeep import ThreadkeepError, UnavailableError
 from threadkeep.langgraph import SqliteSaver
 from threadkeep.langgraph._moving import _PostgresSource, _SqliteSource, move
@@ -217,6 +218,32 @@ def test_what_cannot_be_moved_is_named(tmp_path: Path) -> None:
         assert ours.get_tuple(at("pickled")) is None
 
 
+def test_a_thread_that_cannot_be_decoded_is_moved_and_named(old: Any, tmp_path: Path) -> None:
+    opener, address = old
+    new = str(tmp_path / "new.db")
+    with opener() as theirs:
+        theirs.setup()
+        for thread in "ab":
+            root = put(theirs, at(thread), made({"a": 1}))
+            theirs.put_writes(root, [("a", 2)], "task")
+        theirs.serde = JsonPlusSerializer(pickle_fallback=True)
+        theirs.put_writes(read(theirs, at("a")).config, [("x", object)], "pickling")
+    status, said = run(address, new)
+    compared, sums = said.splitlines()
+    assert compared.startswith("thread 'a': cannot be compared: ") and "pickle" in compared, said
+    assert (status, sums) == (3, "2 threads with 2 checkpoints and 3 writes were moved.")
+    with opener() as theirs:
+        put(theirs, at("c"), made({"a": 3}))
+    status, said = run(address, new)
+    *there, sums = said.splitlines()
+    assert there == [f"thread '{thread}' was not moved: the target has a thread of this id" for thread in "ab"]
+    assert (status, sums) == (3, "1 threads with 1 checkpoints and 0 writes were moved.")
+    with SqliteSaver.from_conn_string(new) as ours:
+        assert read(ours, at("c")).checkpoint["channel_values"] == {"a": 3}
+        ours.serde = JsonPlusSerializer(pickle_fallback=True)
+        assert ("pickling", "x", object) in writes(ours, at("a"))
+
+
 def test_a_thread_of_the_target_is_never_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     old, new = str(tmp_path / "old.db"), str(tmp_path / "new.db")
     with TheirSqliteSaver.from_conn_string(old) as theirs:
@@ -227,7 +254,7 @@ def test_a_thread_of_the_target_is_never_deleted(tmp_path: Path, monkeypatch: py
 
     with SqliteSaver.from_conn_string(new) as ours:
         put(ours, at(), made({"a": "ours"}))
-        monkeypatch.setattr(ours, "list", busy)
+        monkeypatch.setattr(ours, "_list", busy)
         report = move(_SqliteSource(old), ours, compare=False)
         assert (report.threads, len(report.problems)) == (0, 1) and "busy" in report.problems[0]
         assert read(ours, at()).checkpoint["channel_values"] == {"a": "ours"}

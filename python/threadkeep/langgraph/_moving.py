@@ -228,7 +228,7 @@ def move(source: _Source, target: ThreadkeepSaver | None, *, compare: bool = Tru
     for number, thread in enumerate(threads):
         _progress(number, len(threads), "threads")
         try:
-            if target and next(target.list({"configurable": {"thread_id": thread}}, limit=1), None):
+            if target and _has(target, thread):
                 raise _NotMoved("the target has a thread of this id")
             _move_thread(source, store, thread, report)
         except (_NotMoved, ThreadkeepError) as error:
@@ -237,6 +237,12 @@ def move(source: _Source, target: ThreadkeepSaver | None, *, compare: bool = Tru
     if target and compare:
         report.problems += _differences(source.saver(), target, [t for t in threads if not _named(report, t)])
     return report
+
+
+def _has(target: ThreadkeepSaver, thread: str) -> bool:
+    """Whether a store has a thread. Its values may be of a serializer that this process does not have: none is decoded."""
+    config: Any = {"configurable": {"thread_id": thread}}
+    return bool(target._list(config, None, None, 1).wait())  # pyright: ignore[reportPrivateUsage]
 
 
 def _named(report: Report, thread: str) -> bool:
@@ -309,15 +315,22 @@ def _differences(theirs: Any, ours: ThreadkeepSaver, threads: Sequence[str]) -> 
     """What is not equal in both."""
     for number, thread in enumerate(threads):
         _progress(number, len(threads), "threads compared")
-        config: Any = {"configurable": {"thread_id": thread}}
-        our_tuples = {_place(found): found for found in ours.list(config)}
-        for expected in theirs.list(config):
-            found = our_tuples.pop(_place(expected), None)
-            if found is None or _shown(found) != _shown(expected):
-                yield f"thread {thread!r}, checkpoint {_place(expected)[1]}: not equal after the move"
-        for place in our_tuples:
-            yield f"thread {thread!r}, checkpoint {place[1]}: not in the source"
+        try:
+            yield from _differences_of(theirs, ours, thread)
+        except Exception as error:  # Whatever a serializer raises: the other threads are compared all the same.
+            yield f"thread {thread!r}: cannot be compared: {type(error).__name__}: {error}"
     _progress(len(threads), len(threads), "threads compared")
+
+
+def _differences_of(theirs: Any, ours: ThreadkeepSaver, thread: str) -> Iterator[str]:
+    config: Any = {"configurable": {"thread_id": thread}}
+    our_tuples = {_place(found): found for found in ours.list(config)}
+    for expected in theirs.list(config):
+        found = our_tuples.pop(_place(expected), None)
+        if found is None or _shown(found) != _shown(expected):
+            yield f"thread {thread!r}, checkpoint {_place(expected)[1]}: not equal after the move"
+    for place in our_tuples:
+        yield f"thread {thread!r}, checkpoint {place[1]}: not in the source"
 
 
 def _place(found: CheckpointTuple) -> tuple[str, str]:

@@ -119,6 +119,7 @@ impl RawHistory {
             one.set_item("writes", decoder.pending(py, &replay.writes)?)?;
             if let Some(seed) = &replay.seed {
                 let value = decoder.decode(py, &seed.value, None)?;
+                let value = if seed.foreign { decoder.messages(&value)? } else { value };
                 let value = if seed.snapshot { decoder.snapshot(value)? } else { value };
                 one.set_item("seed", value)?;
             }

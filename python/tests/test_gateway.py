@@ -12,16 +12,17 @@ import uuid
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.runnables import RunnableConfig
+from langgraph.channels.delta import DeltaChannel
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import Command
 
 from conftest import Opener
-from graphs import conversation, shown
+from graphs import append, conversation, shown
 from kit import at
 
 CONFIG: RunnableConfig = {"configurable": {"thread_id": "t"}}
@@ -236,6 +237,43 @@ def test_a_message_of_the_gateway_is_one_of_langchain(
     assert [message["content"] for message in state[-2:]] == ["more", "graph: more"]
     assert state[1]["tool_calls"] == stored[1]["tool_calls"]
     assert state[1]["usage_metadata"]["total_tokens"] == 6
+
+
+class Changes(TypedDict):
+    """A state whose messages are stored as changes."""
+
+    messages: Annotated[list[Any], DeltaChannel(append)]
+
+
+@pytest.mark.parametrize("kind", ["sqlite"])
+@pytest.mark.parametrize("turns", [1, 2, 3])
+def test_messages_of_the_gateway_are_not_replayed_by_a_graph(
+    turns: int, open_saver: Opener, serve: Callable[[], Gateway]
+) -> None:
+    gateway = serve()
+    edited: dict[str, Any] = {}
+    for number in range(turns):
+        edited = {**gateway.ask(f"turn {number}")[0], "content": f"edited {number}"}
+        gateway.call("/api/threads/t/state", {"values": {"messages": [edited]}})
+    seen: list[list[Any]] = []
+
+    def answer(state: Changes) -> dict[str, Any]:
+        seen.append(list(state["messages"]))
+        return {"messages": [AIMessage("answer", id="a")]}
+
+    with open_saver() as saver:
+        builder = StateGraph(Changes)
+        builder.add_node("answer", answer)
+        builder.add_edge(START, "answer")
+        graph = builder.compile(checkpointer=saver)
+        graph.invoke({"messages": [HumanMessage("more", id="h")]}, CONFIG)
+        found = graph.get_state(CONFIG).values["messages"]
+        before = HumanMessage(edited["content"], id=edited["id"])
+        assert [(message.type, message.content, message.id) for message in found] == [
+            (message.type, message.content, message.id)
+            for message in [before, HumanMessage("more", id="h"), AIMessage("answer", id="a")]
+        ]
+        assert seen == [found[:-1]]
 
 
 @pytest.mark.parametrize("kind", ["sqlite"])

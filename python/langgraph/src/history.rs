@@ -1,15 +1,18 @@
 //! What delta channels are replayed from.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
+use threadkeep::channel::MESSAGES_CHANNEL;
 use threadkeep::checkpoint::CheckpointTuple;
 use threadkeep::id::{ChannelName, CheckpointId};
 use threadkeep::saver::{CheckpointSelector, ListQuery, Load, Saver};
 use threadkeep::{Error, Result};
 
+use crate::frame::{self, FRAME};
 use crate::known::is_snapshot;
-use crate::task;
 use crate::types::{ChannelReplay, Pending, Place, Seed};
+use crate::{foreign, task};
 
 /// Checkpoints read at once: the usual distance of two snapshots.
 const PAGE: usize = 128;
@@ -23,7 +26,7 @@ const PAGE: usize = 128;
 /// [`Error::NotFound`] if `at` does not exist; [`Error::BrokenLineage`] if an ancestor or the row of an applied task is
 /// missing; those of the saver.
 pub(crate) async fn replay(
-    saver: &dyn Saver,
+    saver: &Arc<dyn Saver>,
     place: &Place,
     at: CheckpointId,
     channels: &BTreeSet<ChannelName>,
@@ -35,7 +38,7 @@ pub(crate) async fn replay(
 }
 
 async fn in_pages(
-    saver: &dyn Saver,
+    saver: &Arc<dyn Saver>,
     place: &Place,
     at: CheckpointId,
     channels: &BTreeSet<ChannelName>,
@@ -46,7 +49,7 @@ async fn in_pages(
         namespace: Some(place.namespace.clone()),
         before: Some(at),
         limit: Some(PAGE),
-        load: Load::Only(channels.clone()),
+        load: Load::Only(channels.iter().cloned().chain([FRAME.into()]).collect()),
         ..ListQuery::new(&place.thread)
     };
     while walk.next().is_some() {
@@ -55,7 +58,7 @@ async fn in_pages(
         for tuple in page {
             // What is not an ancestor is on another branch.
             if walk.next() == Some(tuple.checkpoint.id) {
-                walk.step(tuple)?;
+                walk.enter(saver, tuple).await?;
             }
         }
         // The pages have passed it.
@@ -67,7 +70,7 @@ async fn in_pages(
 }
 
 async fn at_once(
-    saver: &dyn Saver,
+    saver: &Arc<dyn Saver>,
     place: &Place,
     at: CheckpointId,
     channels: &BTreeSet<ChannelName>,
@@ -76,13 +79,21 @@ async fn at_once(
     let mut take = |id| image.checkpoints.remove(&(place.namespace.clone(), id));
     let mut walk = Walk::new(place, at, take(at), channels)?;
     while let Some(parent) = walk.next() {
-        walk.step(take(parent).ok_or_else(|| missing(place, at))?)?;
+        walk.enter(saver, take(parent).ok_or_else(|| missing(place, at))?).await?;
     }
     Ok(walk.end())
 }
 
 fn missing(place: &Place, at: CheckpointId) -> Error {
     Error::broken(&place.thread, at, "an ancestor is missing")
+}
+
+/// Whether another program wrote a checkpoint, of which the frame is loaded.
+fn is_foreign(tuple: &CheckpointTuple) -> Result<bool> {
+    match tuple.checkpoint.channels.get(FRAME).and_then(|entry| entry.stored.value()) {
+        Some(value) => Ok(frame::notes(tuple.checkpoint.id, value)?.is_empty()),
+        None => Ok(true),
+    }
 }
 
 struct Walk {
@@ -116,8 +127,25 @@ impl Walk {
         self.child.parent.filter(|_| !self.open.is_empty())
     }
 
-    /// Goes from the child to its parent.
-    fn step(&mut self, parent: CheckpointTuple) -> Result<()> {
+    /// Goes from the child to its parent. Messages of the gateway are a value there, also if they are stored as changes: a
+    /// graph's reducer does not know the gateway's rows.
+    async fn enter(&mut self, saver: &Arc<dyn Saver>, mut parent: CheckpointTuple) -> Result<()> {
+        let foreign = self.open.contains(MESSAGES_CHANNEL) && is_foreign(&parent)?;
+        if foreign {
+            foreign::complete(saver, &mut parent).await.map_err(|error| match error {
+                // It was deleted since it was read.
+                Error::NotFound { thread, checkpoint } => Error::broken(
+                    &thread,
+                    self.child.checkpoint.id,
+                    format!("ancestor {checkpoint} is missing"),
+                ),
+                error => error,
+            })?;
+        }
+        self.step(parent, foreign)
+    }
+
+    fn step(&mut self, parent: CheckpointTuple, foreign: bool) -> Result<()> {
         let mut rows = Vec::with_capacity(self.child.checkpoint.applied.len());
         for id in &self.child.checkpoint.applied {
             let row = parent.writes.iter().find(|row| row.task == *id).ok_or_else(|| {
@@ -136,7 +164,8 @@ impl Walk {
             let entry = parent.checkpoint.channels.get(&channel);
             let seed = entry.and_then(|entry| {
                 let value = entry.stored.value().filter(|value| !value.is_absent())?;
-                Some(Seed { value: value.clone(), snapshot: is_snapshot(&entry.stored) })
+                let foreign = foreign && channel == MESSAGES_CHANNEL.into();
+                Some(Seed { value: value.clone(), snapshot: is_snapshot(&entry.stored), foreign })
             });
             match seed {
                 Some(seed) => {

@@ -233,7 +233,7 @@ impl LangGraph {
             },
         };
         let names = channels.iter().map(|channel| channel.as_str().into()).collect();
-        match history::replay(&*self.saver, place, id, &names).await {
+        match history::replay(&self.saver, place, id, &names).await {
             Err(Error::NotFound { .. }) => Ok(nothing()),
             found => Ok(found?.into_iter().map(|(channel, replay)| (channel.to_string(), replay)).collect()),
         }

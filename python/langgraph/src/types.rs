@@ -143,6 +143,8 @@ pub struct Seed {
     pub value: ChannelValue,
     /// Whether it is a snapshot of a delta channel.
     pub snapshot: bool,
+    /// Whether it has the messages of another program: [`Tuple::foreign`].
+    pub foreign: bool,
 }
 
 /// What changed a delta channel on the way to a checkpoint.

@@ -123,7 +123,7 @@ impl Store {
                 Ok(in_order(write, removes).await?.0)
             };
             if transaction.commit(write).await? {
-                slot.acknowledged(to.moment());
+                slot.rewritten(&to);
                 return Ok(());
             }
             asked.refused();

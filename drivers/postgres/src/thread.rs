@@ -111,7 +111,8 @@ const GRAVES: Duration = Duration::from_hours(5);
 pub(crate) struct Known {
     /// The last moment, and when it was learned.
     flushed: Option<(Moment, Instant)>,
-    /// The last moment that was acknowledged without a flush, if later.
+    /// The last moment that was acknowledged without a flush, if it may not be flushed: no flushed history that was found
+    /// since contains it, and no later write was flushed. If the server lost it, a flush reports that.
     unflushed: Option<Moment>,
     /// The most recently deleted life of the thread.
     ended: Option<i64>,
@@ -152,6 +153,13 @@ impl Known {
         self.unflushed.is_some()
     }
 
+    /// Learns that a history of the thread is flushed. What it does not contain remains unflushed.
+    fn learn_flushed(&mut self, history: &History) {
+        self.flushed = Some((history.moment(), Instant::now()));
+        let contains = |then: &Moment| matches!(history.since(then), Since::Contained | Since::TooLongAgo);
+        self.unflushed = self.unflushed.filter(|then| !contains(then));
+    }
+
     /// The last moment that a flush has to reach.
     pub(crate) fn newest(&self) -> Option<Moment> {
         self.unflushed.or(self.flushed.map(|(moment, _)| moment))
@@ -188,7 +196,8 @@ impl Slot {
         learn(&mut self.known.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// Records an acknowledged write.
+    /// Records an acknowledged write. Its author named what it builds on, so it goes on from what the server had, whatever was
+    /// lost before.
     pub(crate) fn acknowledged(&self, moment: Moment) {
         self.learn(|known| {
             if moment.mark.is_flushed() {
@@ -199,11 +208,22 @@ impl Slot {
         });
     }
 
+    /// Records an acknowledged rewrite. It is not by those who write to the thread: they may still flush what was lost.
+    pub(crate) fn rewritten(&self, to: &History) {
+        self.learn(|known| known.learn_flushed(to));
+    }
+
     /// Records that everything up to a moment was flushed.
     pub(crate) fn flushed(&self, moment: Moment) {
         self.learn(|known| {
-            if known.unflushed == Some(moment) {
-                (known.flushed, known.unflushed) = (Some((moment, Instant::now())), None);
+            if known.unflushed != Some(moment) {
+                return;
+            }
+            known.unflushed = None;
+            // What is known of another life, or of a later moment, is worth more.
+            let before = |then: Moment| then.life == moment.life && then.mark.revision < moment.mark.revision;
+            if known.flushed.is_none_or(|(then, _)| before(then)) {
+                known.flushed = Some((moment, Instant::now()));
             }
         });
     }
@@ -217,11 +237,11 @@ impl Slot {
             }
             let life = found.map(|found| found.life);
             if let Some((old, _)) = known.flushed.filter(|(old, _)| Some(old.life) != life) {
-                *known = Known { ended: Some(old.life), ..Known::default() };
+                let unflushed = known.unflushed.filter(|then| then.life != old.life);
+                *known = Known { flushed: None, unflushed, ended: Some(old.life) };
             }
             if let Some(found) = found.filter(|found| found.mark.is_flushed()) {
-                known.flushed = Some((found.moment(), Instant::now()));
-                known.unflushed = None;
+                known.learn_flushed(found);
             }
         });
     }

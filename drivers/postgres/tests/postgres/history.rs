@@ -69,6 +69,22 @@ impl Side {
         Ok(())
     }
 
+    /// As [`Self::say`], acknowledged before it is flushed.
+    async fn say_unflushed(&mut self, n: usize) -> Result<(), Error> {
+        let step = StepCommit { flush: Flush::WithNext, ..self.talk.say(&note(n)) };
+        self.saver.commit(step.clone()).await?;
+        self.talk.accept(&step);
+        Ok(())
+    }
+
+    /// Rewrites the newest checkpoint as it is.
+    async fn rewrite(&self) -> Result<(), Error> {
+        let image = self.saver.read_thread(&self.talk.thread).await?;
+        let put = image.checkpoints.into_values().next_back().into_iter().collect();
+        let rewrite = Rewrite { put, ..Rewrite::default() };
+        self.saver.rewrite_thread(&self.talk.thread, &image.revision, rewrite).await
+    }
+
     async fn read(&mut self) -> Result<Vec<String>, Error> {
         match self.saver.get(&CheckpointSelector::head(&self.talk.thread)).await? {
             Some(head) => {
@@ -187,10 +203,7 @@ async fn lost_creations_deletions_and_rewrites_are_reported_too() {
     server.back_up();
     created.say(0).await.unwrap();
     deleted.saver.delete_thread(&"deleted".into()).await.unwrap();
-    let image = rewritten.saver.read_thread(&"rewritten".into()).await.unwrap();
-    let put: Vec<_> = image.checkpoints.values().rev().take(1).cloned().collect();
-    let rewrite = Rewrite { put, ..Rewrite::default() };
-    rewritten.saver.rewrite_thread(&"rewritten".into(), &image.revision, rewrite).await.unwrap();
+    rewritten.rewrite().await.unwrap();
     again.saver.delete_thread(&"again".into()).await.unwrap();
     again.talk = Talk::new("again");
     again.say(10).await.unwrap();
@@ -215,15 +228,66 @@ async fn a_flush_of_what_is_gone_is_not_acknowledged() {
     let mut side = Side::new(&database, "t").await;
     side.say(0).await.unwrap();
     server.back_up();
-    let step = StepCommit { flush: Flush::WithNext, ..side.talk.say(&note(1)) };
-    side.saver.commit(step.clone()).await.unwrap();
-    side.talk.accept(&step);
+    side.say_unflushed(1).await.unwrap();
     server.restore();
     is_lost(&side.saver.flush(&"t".into()).await, &"t".into());
     assert_eq!(side.read().await.unwrap(), content(&[0]));
     side.saver.flush(&"t".into()).await.unwrap();
     side.say(2).await.unwrap();
     assert_eq!(side.read().await.unwrap(), content(&[0, 2]));
+}
+
+/// What happens to a thread between a loss and the flush of what was lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Between {
+    Read,
+    WrittenByAnother,
+    Rewritten,
+    /// It was lost as a whole.
+    BegunByAnother,
+}
+
+/// The same after other calls: the remaining history that they found is flushed, which says nothing of what is to be flushed
+/// now.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_flush_of_what_is_gone_is_not_acknowledged_after_other_calls() {
+    use Between::{BegunByAnother, Read, Rewritten, WrittenByAnother};
+    let server = Server::start();
+    let database = server.database().await;
+    let mut cases = Vec::new();
+    for case in [Read, WrittenByAnother, Rewritten, BegunByAnother] {
+        let mut side = Side::new(&database, &format!("{case:?}")).await;
+        if case != BegunByAnother {
+            side.say(0).await.unwrap();
+        }
+        cases.push((case, side));
+    }
+    server.back_up();
+    for (_, side) in &mut cases {
+        side.say_unflushed(1).await.unwrap();
+    }
+    server.restore();
+    for (case, mut side) in cases {
+        let thread = side.talk.thread.clone();
+        let mut other = Side::new(&database, thread.as_str()).await;
+        let mut left = other.read().await.unwrap();
+        match case {
+            Read => {}
+            WrittenByAnother | BegunByAnother => {
+                other.say(900).await.unwrap();
+                left.extend(content(&[900]));
+            }
+            Rewritten => side.rewrite().await.unwrap(),
+        }
+        // A loss that the caller allowed is no error of a read.
+        assert_eq!(side.read().await.unwrap(), left, "{case:?}");
+        is_lost(&side.saver.flush(&thread).await, &thread);
+        // Reported once.
+        side.saver.flush(&thread).await.unwrap();
+        side.say(3).await.unwrap();
+        left.extend(content(&[3]));
+        assert_eq!(side.read().await.unwrap(), left, "{case:?}");
+    }
 }
 
 /// A revision identifies one state of a thread, whatever was lost and redone.

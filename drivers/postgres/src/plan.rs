@@ -32,7 +32,7 @@ pub(crate) struct After {
     drafted: Drafted,
     pub(crate) to: History,
     /// Whether it creates the thread.
-    creates: bool,
+    pub(crate) creates: bool,
     head: Option<(Namespace, Arc<Node>)>,
 }
 

@@ -237,7 +237,10 @@ impl Store {
         let mut held = slot.hold(&self.threads, wanted.thread).await;
         // What is not put back, because an attempt failed or its future was dropped, is forgotten.
         let mut state = held.take().unwrap_or_else(ThreadState::absent);
-        if let Some(planned) = quick(&state).filter(|_| !again) {
+        // A creation does not prove that the server still has what is known of the thread, as a mark does.
+        let is_quick =
+            |planned: &Planned| !again && (!planned.after.creates || slot.known().newest().is_none());
+        if let Some(planned) = quick(&state).filter(is_quick) {
             let Planned { change, goes_on, after } = planned;
             asked.note(after.request());
             let change = Box::new(change);

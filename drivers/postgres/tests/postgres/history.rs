@@ -290,6 +290,26 @@ async fn a_flush_of_what_is_gone_is_not_acknowledged_after_other_calls() {
     }
 }
 
+/// A rewrite leaves nothing of a thread to write with; what is known to be flushed is still known.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lost_thread_that_was_rewritten_is_not_begun_again_without_a_report() {
+    let server = Server::start();
+    let database = server.database().await;
+    server.back_up();
+    let mut side = Side::new(&database, "t").await;
+    side.say(0).await.unwrap();
+    side.say(1).await.unwrap();
+    side.rewrite().await.unwrap();
+    server.restore();
+    // Opens a connection: a commit on one that the crash closed is in doubt, and its repeat looks at the thread anyway.
+    side.saver.get(&CheckpointSelector::head(&"another".into())).await.unwrap();
+    side.talk = Talk::new("t");
+    is_lost(&side.say(10).await, &"t".into());
+    assert!(side.read().await.unwrap().is_empty());
+    side.say(11).await.unwrap();
+    assert_eq!(side.read().await.unwrap(), content(&[11]));
+}
+
 /// A revision identifies one state of a thread, whatever was lost and redone.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_revision_never_comes_back() {

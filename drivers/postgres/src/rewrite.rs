@@ -122,7 +122,13 @@ impl Store {
                 let removes = removal.remove(&transaction, &self.sql, (keys::of_thread(thread), to.mark));
                 Ok(in_order(write, removes).await?.0)
             };
-            if transaction.commit(write).await? {
+            let written = if again && found.is_none() {
+                // A new thread has nothing to remove.
+                self.create_again(&transaction, thread, asked, &change).await?
+            } else {
+                transaction.commit(write).await?
+            };
+            if written {
                 slot.rewritten(&to);
                 return Ok(());
             }

@@ -10,6 +10,7 @@ use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 use uuid::Uuid;
 
+use crate::change::Change;
 use crate::convoy::Convoys;
 use crate::doubt::{Asked, Fate, Request};
 use crate::element::SPACES;
@@ -313,7 +314,7 @@ impl Store {
             asked.note(request);
             let creates_again = again && matches!(request, Request::Write { creates: true, .. });
             let written = if creates_again {
-                self.create_again(&transaction, &wanted, asked, &planned).await?
+                self.create_again(&transaction, wanted.thread, asked, &planned.change).await?
             } else {
                 transaction.commit(planned.change.write(&self.sql, &mut &transaction)).await?
             };
@@ -330,15 +331,15 @@ impl Store {
 
     /// Creates a thread, unless an earlier attempt did and the thread was deleted since. As soon as its row exists, no
     /// earlier attempt can be carried out any more; so the graves are checked after that.
-    async fn create_again(
+    pub(crate) async fn create_again(
         &self,
         transaction: &Transaction,
-        wanted: &Wanted<'_>,
+        thread: &ThreadId,
         asked: &Asked,
-        planned: &Planned,
+        change: &Change,
     ) -> Result<bool, Trouble> {
-        let written = planned.change.write(&self.sql, &mut &*transaction).await?;
-        if self.is_buried(&mut &*transaction, wanted.thread, asked.lives()).await? {
+        let written = change.write(&self.sql, &mut &*transaction).await?;
+        if self.is_buried(&mut &*transaction, thread, asked.lives()).await? {
             // The next round finds the grave.
             transaction.roll_back().await?;
             return Ok(false);

@@ -1,11 +1,16 @@
+use futures::FutureExt;
 use serde_json::json;
 use threadkeep::checkpoint::{ChannelEntry, Checkpoint, Stored};
 use threadkeep::id::{IdSource, Version};
 use threadkeep::metadata::{Metadata, Source};
+use threadkeep::saver::Saver;
 use threadkeep::value::{Element, ListValue};
+use threadkeep_testing::postgres;
+use threadkeep_testing::proxy::Proxy;
 
 use super::*;
 use crate::draft::LOOKED_UP;
+use crate::{Options, PostgresSaver, setup};
 
 /// `length` checkpoints of a thread as `read_thread` returns them, each with one more message.
 fn thread(length: i64) -> Vec<CheckpointTuple> {
@@ -87,4 +92,49 @@ fn two_lists_under_one_version_are_both_stored() {
     let (mut change, _) = planned(put);
     // Four messages, and the names of the records.
     assert_eq!(change.pieces(1).len() + 1, 5);
+}
+
+/// The first attempt at a creation arrives after the repeat has found no thread, and the thread is deleted before the repeat
+/// writes: the creation took effect, and must not do so a second time.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_rewrite_in_doubt_does_not_bring_back_a_thread_that_was_deleted_since() {
+    let database = postgres().unwrap().database().await.unwrap();
+    setup(database.url(), &Options::default()).await.unwrap();
+    let open = async |url: &str| PostgresSaver::connect(url, Options::default()).await.unwrap();
+    let other = open(database.url()).await;
+    let t = ThreadId::from("t");
+    // As one statement, and in pieces.
+    for (length, pieces) in [(1, 0), (200, 1)] {
+        let rewrite = Arc::new(Rewrite { put: thread(length), ..Rewrite::default() });
+        let (absent, asked, epoch) = (Revision::absent(), Asked::default(), rand::random());
+        let (first_proxy, repeat_proxy) =
+            (Proxy::before(database.url()).await, Proxy::before(database.url()).await);
+        let (first, repeat) = (open(first_proxy.url()).await, open(repeat_proxy.url()).await);
+        let is_writing = |proxy: &Proxy| proxy.statements().last().unwrap().contains("threadkeep_write");
+
+        // BEGIN, the lock and the look come before.
+        let (come, go_first) = first_proxy.hold(3 + pieces);
+        let mut first = first.store.rewrite(&t, (&absent, &rewrite), epoch, (&asked, false)).boxed();
+        tokio::select! {
+            done = &mut first => panic!("{:?}", done.is_ok()),
+            () = come.notified() => {}
+        }
+        assert!(is_writing(&first_proxy), "{length}");
+        // And the look for graves.
+        let (come, go_repeat) = repeat_proxy.hold(4);
+        let mut repeat = repeat.store.rewrite(&t, (&absent, &rewrite), epoch, (&asked, true)).boxed();
+        tokio::select! {
+            done = &mut repeat => panic!("{:?}", done.is_ok()),
+            () = come.notified() => {}
+        }
+        assert!(is_writing(&repeat_proxy), "{length}");
+
+        go_first.notify_one();
+        assert!(first.await.is_ok(), "{length}");
+        assert_eq!(other.read_thread(&t).await.unwrap().checkpoints.len(), rewrite.put.len());
+        other.delete_thread(&t).await.unwrap();
+        go_repeat.notify_one();
+        assert!(repeat.await.is_ok(), "{length}: it took effect");
+        assert!(other.read_thread(&t).await.unwrap().checkpoints.is_empty(), "{length}");
+    }
 }

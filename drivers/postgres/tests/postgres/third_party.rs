@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use threadkeep::id::IdSource;
+use threadkeep::checkpoint::CheckpointTuple;
+use threadkeep::id::{IdSource, ThreadId};
 use threadkeep::saver::{CheckpointSelector, Flush, Rewrite, Saver, StepCommit};
 use threadkeep::value::Element;
 use threadkeep::{Error, Result};
@@ -132,6 +133,7 @@ async fn a_creation_waits_for_a_deletion_that_has_begun() {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Call {
     Create,
+    Copy,
     Commit,
     Put,
     Delete,
@@ -178,11 +180,11 @@ impl Meanwhile {
 /// call continues. The outcome is that of the call at one moment before or after the other process acted.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lost_answer_and_a_third_party_before_the_next_attempt() {
-    use Call::{Commit, Create, Delete, Flush as FlushIt, Put, RemoveAll, Rewrite as RewriteIt};
+    use Call::{Commit, Copy, Create, Delete, Flush as FlushIt, Put, RemoveAll, Rewrite as RewriteIt};
     let mut tried = 0;
     let database = database().await;
     let other = open(database.url()).await;
-    for call in [Create, Commit, Put, Delete, RewriteIt, RemoveAll, FlushIt] {
+    for call in [Create, Copy, Commit, Put, Delete, RewriteIt, RemoveAll, FlushIt] {
         for meanwhile in
             [Meanwhile::GoesOn, Meanwhile::Deletes, Meanwhile::DeletesAndCreates, Meanwhile::Rewrites]
         {
@@ -202,6 +204,18 @@ async fn a_lost_answer_and_a_third_party_before_the_next_attempt() {
     assert!(tried > 60, "{tried}");
 }
 
+/// A copy of another thread, for this one.
+async fn copy_for(saver: &PostgresSaver, thread: &ThreadId) -> Rewrite {
+    let mut source = talk(&format!("the source of {thread}"));
+    for n in 3..5 {
+        say(saver, &mut source, n).await;
+    }
+    let image = saver.read_thread(&source.thread).await.unwrap();
+    let put = image.checkpoints.into_values();
+    let put = put.map(|tuple| CheckpointTuple { thread: thread.clone(), ..tuple }).collect();
+    Rewrite { put, ..Rewrite::default() }
+}
+
 type Outcome = (Option<Vec<usize>>, Result<()>, Option<Vec<usize>>);
 
 /// What the other process saw before it acted, the call's result, and what exists then. None if nothing was cut.
@@ -216,13 +230,14 @@ async fn one(
     let subject = open(proxy.url()).await;
     let name = format!("{call:?} {meanwhile:?} {cut:?} {nth}");
     let mut talk = talk(&name);
-    if call != Call::Create {
+    if !matches!(call, Call::Create | Call::Copy) {
         for n in 0..3 {
             say(&subject, &mut talk, n).await;
         }
     }
     let thread = talk.thread.clone();
     let image = subject.read_thread(&thread).await.unwrap();
+    let copied = if call == Call::Copy { copy_for(&subject, &thread).await } else { Rewrite::default() };
     let step = talk.say(&note(3));
     let task = talk.task(&Element::from_json(&note(3)).unwrap());
     let key = talk.head.map(|_| talk.key());
@@ -235,6 +250,7 @@ async fn one(
     let mut running: BoxFuture<'_, Result<()>> = match call {
         Call::Create | Call::Commit => async { subject.commit(step).await.map(|_| ()) }.boxed(),
         Call::Put => async { subject.put_writes(key.as_ref().unwrap(), &task).await }.boxed(),
+        Call::Copy => async { subject.rewrite_thread(&thread, &image.revision, copied).await }.boxed(),
         Call::Delete => subject.delete_thread(&thread).boxed(),
         Call::Flush => subject.flush(&thread).boxed(),
         Call::Rewrite | Call::RemoveAll => {
@@ -296,7 +312,7 @@ fn check(
     }
     let deleted = matches!(meanwhile, Meanwhile::Deletes | Meanwhile::DeletesAndCreates);
     match call {
-        Call::Create | Call::Commit => {
+        Call::Create | Call::Copy | Call::Commit => {
             let there = after.is_some_and(|notes| notes.contains(&3));
             let happened = before.is_some_and(|notes| notes.contains(&3));
             if happened && deleted {
@@ -304,7 +320,9 @@ fn check(
             }
             match done {
                 Ok(()) => assert!(happened || there, "{what}"),
-                Err(Error::Conflict { .. }) => assert!(!happened && !there, "{what}"),
+                Err(Error::Conflict { .. } | Error::Stale { .. }) => {
+                    assert!(!happened && !there, "{what}");
+                }
                 _ => assert!(in_doubt && !there, "{what}"),
             }
         }

@@ -5,7 +5,6 @@ mod guard;
 mod place;
 
 use std::fmt;
-use std::fs::OpenOptions;
 use std::ops::{ControlFlow, Range};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::Path;
@@ -67,8 +66,7 @@ impl RedbStore {
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let failed = |error: &dyn fmt::Display| unavailable(format!("{}: {error}", path.display()));
-        let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path);
-        let file = file.map_err(|error| failed(&error))?;
+        let file = place::open(path, std::fs::File::sync_all).map_err(|error| failed(&error))?;
         let place = Place::of(path, &file).map_err(|error| failed(&error))?;
         let opened = guarded(|| {
             let file = FileBackend::new(file).map_err(|error| failed(&error))?;

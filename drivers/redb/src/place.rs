@@ -1,8 +1,22 @@
-//! Whether an open file still has its name. What is committed to a file without one is lost when it is closed.
+//! The name of the file. What is committed to a file without one is lost when it is closed.
 
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::io;
 use std::path::{Path, PathBuf};
+
+/// Opens a file, which is created if it does not exist. Unless it has content, `flush` flushes its directory: a power loss
+/// could take the name, and so the file with everything that was acknowledged. What has content was opened like this before.
+pub(crate) fn open(path: &Path, flush: impl FnOnce(&File) -> io::Result<()>) -> io::Result<File> {
+    let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
+    // Elsewhere a directory cannot be opened.
+    if cfg!(unix) && file.metadata()?.len() == 0 {
+        // The name is in this directory also if the path is that of a symbolic link.
+        if let Some(directory) = std::fs::canonicalize(path)?.parent() {
+            flush(&File::open(directory)?)?;
+        }
+    }
+    Ok(file)
+}
 
 /// A path, and the file that was opened there.
 pub(crate) struct Place {

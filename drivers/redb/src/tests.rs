@@ -287,3 +287,32 @@ fn a_panic_of_redb_is_an_error_and_one_of_a_plan_is_its_callers() {
     put(&file, b"after").unwrap();
     assert!(has(&file, b"after").unwrap());
 }
+
+/// A flushed file without a name is lost.
+#[cfg(unix)]
+#[test]
+fn the_directory_of_a_new_file_is_flushed_before_the_file_has_content() {
+    use std::os::unix::fs::{MetadataExt as _, symlink};
+
+    let dir = tempfile::tempdir().unwrap();
+    let (here, there) = (dir.path().join("here"), dir.path().join("there"));
+    for directory in [&here, &there] {
+        std::fs::create_dir(directory).unwrap();
+    }
+    let (link, path) = (here.join("link"), there.join("file"));
+    symlink(&path, &link).unwrap();
+    let failed = place::open(&link, |_| Err(io::Error::other("a test makes the flush fail")));
+    assert!(failed.unwrap_err().to_string().contains("a test makes"));
+    // It exists by now, and its name may still be lost.
+    for opened in [&link, &path] {
+        let mut flushed = None;
+        let file = place::open(opened, |directory| {
+            flushed = Some(directory.metadata()?.ino());
+            Ok(())
+        });
+        assert_eq!(file.unwrap().metadata().unwrap().len(), 0);
+        assert_eq!(flushed, Some(std::fs::metadata(&there).unwrap().ino()), "{}", opened.display());
+    }
+    drop(RedbStore::open(&link).unwrap());
+    place::open(&path, |_| panic!("it has its name for good")).unwrap();
+}

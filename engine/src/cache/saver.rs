@@ -29,7 +29,9 @@ const NEAR: usize = 8;
 ///
 /// A thread is purged from the cache when it is deleted or rewritten, as pruning does. A rewrite that only removes
 /// checkpoints and rows, as the deletion of runs does, does not change the remaining paths, so the entries stay, unless
-/// no checkpoint remains. When the inner saver reports that a thread's history was lost, the thread is purged too.
+/// no checkpoint remains. When the inner saver reports that a thread's history was lost, the thread is purged too. A path
+/// may have been read before a deletion and stored after its purge, here or in another process; so the checkpoint is read
+/// again after a path was stored, and if it is not as before, the thread is purged.
 pub struct CachedSaver {
     inner: Arc<dyn Saver>,
     cache: Arc<dyn HistoryCache>,
@@ -130,6 +132,16 @@ impl CachedSaver {
         true
     }
 
+    /// Whether the saver still has a checkpoint, with the same versions.
+    async fn still_has(&self, at: &CheckpointKey, target: &CheckpointTuple) -> bool {
+        let versions = |tuple: &CheckpointTuple| -> Vec<_> {
+            let channels = tuple.checkpoint.channels.iter();
+            channels.map(|(channel, entry)| (channel.clone(), entry.version)).collect()
+        };
+        let found = self.inner.get(&CheckpointSelector::at(at).loading(Load::None)).await;
+        matches!(found, Ok(Some(found)) if versions(&found) == versions(target))
+    }
+
     /// Whether a thread has a checkpoint in one of these namespaces.
     async fn has_any(&self, thread: &ThreadId, namespaces: BTreeSet<Namespace>) -> bool {
         for namespace in namespaces {
@@ -198,12 +210,18 @@ impl Saver for CachedSaver {
             Some(paths) => paths,
             None => self.purging(&at.thread, self.inner.delta_history(at, channels, reach).await).await?,
         };
+        let mut stored = false;
         for (channel, version) in sentinels(&target, channels) {
             let is_known = known.get(channel).is_some_and(|path| path.ends_at(at.id, version));
             if let Some(history) = paths.get(channel).filter(|_| !is_known) {
                 let path = CachedHistory { checkpoint: at.id, version, history: history.clone() };
                 self.cache.put(&history_key(at, channel), &path).await;
+                stored = true;
             }
+        }
+        // A deletion that is not seen here purges the thread later.
+        if stored && !self.still_has(at, &target).await {
+            self.cache.purge(&at.thread).await;
         }
         Ok(paths)
     }

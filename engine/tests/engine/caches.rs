@@ -23,6 +23,7 @@ use threadkeep::state::{StateAccessor, StateSnapshot, Update};
 use threadkeep::step::{Durability, StepWriter};
 use threadkeep::value::{ChannelValue, ListValue};
 use threadkeep_memory::MemorySaver;
+use tokio::sync::Notify;
 
 /// What readers requested from a saver.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -222,8 +223,8 @@ async fn resolving_step_after_step_reads_as_much_at_step_300_as_at_step_3() {
         } else {
             assert_eq!(
                 asked,
-                Asked { gets: 2, ..Asked::default() },
-                "the checkpoint and its parent, at step {n}"
+                Asked { gets: 3, ..Asked::default() },
+                "the checkpoint and its parent, and whether it is still there, at step {n}"
             );
         }
         assert_eq!(store.path(&state.key).await.unwrap()["messages"], *path);
@@ -379,6 +380,63 @@ async fn deleting_and_pruning_a_thread_purges_it_and_deleting_for_runs_does_not(
     assert_eq!(store.cache.ends(&other).await, Some(kept.key.id), "other threads keep theirs");
     store.saver.delete_thread(&other).await.unwrap();
     assert_eq!(store.cache.ends(&other).await, None);
+}
+
+/// A cache that is slow to store a path.
+struct Slow {
+    cache: Arc<Shown>,
+    come: Notify,
+    go: Notify,
+}
+
+#[async_trait]
+impl HistoryCache for Slow {
+    async fn get(&self, key: &HistoryKey) -> Option<CachedHistory> {
+        self.cache.get(key).await
+    }
+
+    async fn put(&self, key: &HistoryKey, path: &CachedHistory) {
+        self.come.notify_one();
+        self.go.notified().await;
+        self.cache.put(key, path).await;
+    }
+
+    async fn purge(&self, thread: &ThreadId) {
+        self.cache.purge(thread).await;
+    }
+}
+
+/// As another process, whose purge comes before a path that was read before is stored.
+#[tokio::test]
+async fn a_path_that_is_stored_after_its_thread_was_deleted_does_not_stay() {
+    for remove in ["the thread", "every checkpoint", "nothing"] {
+        let store = Cached::new(3).await;
+        let slow =
+            Arc::new(Slow { cache: store.cache.clone(), come: Notify::default(), go: Notify::default() });
+        let reader = CachedSaver::new(store.behind.clone(), slow.clone());
+        let head = store.made[3].key.clone();
+        let expected = store.behind.inner.delta_history(&head, &messages(), None).await;
+        let channels = messages();
+        let mut reading = reader.delta_history(&head, &channels, None);
+        tokio::select! {
+            read = &mut reading => panic!("nothing was stored: {read:?}"),
+            () = slow.come.notified() => {}
+        }
+        match remove {
+            "the thread" => store.saver.delete_thread(&store.thread).await.unwrap(),
+            "every checkpoint" => {
+                let image = store.saver.read_thread(&store.thread).await.unwrap();
+                let remove = image.checkpoints.keys().cloned().collect();
+                let rewrite = Rewrite { remove, put: Vec::new() };
+                store.saver.rewrite_thread(&store.thread, &image.revision, rewrite).await.unwrap();
+            }
+            _ => {}
+        }
+        slow.go.notify_one();
+        assert_eq!(reading.await, expected, "{remove}: what it was when it was read");
+        let kept = (remove == "nothing").then_some(head.id);
+        assert_eq!(store.cache.ends(&store.thread).await, kept, "{remove} was removed");
+    }
 }
 
 #[tokio::test]

@@ -111,8 +111,8 @@ const GRAVES: Duration = Duration::from_hours(5);
 pub(crate) struct Known {
     /// The last moment, and when it was learned.
     flushed: Option<(Moment, Instant)>,
-    /// The last moment that was acknowledged without a flush, if it may not be flushed: no flushed history that was found
-    /// since contains it, and no later write was flushed. If the server lost it, a flush reports that.
+    /// The last moment that was acknowledged without a flush, if it may not be flushed: no flushed history that was
+    /// found since contains it, and no later write was flushed. If the server lost it, a flush reports that.
     unflushed: Option<Moment>,
     /// The most recently deleted life of the thread.
     ended: Option<i64>,
@@ -196,8 +196,8 @@ impl Slot {
         learn(&mut self.known.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// Records an acknowledged write. Its author named what it builds on, so it goes on from what the server had, whatever was
-    /// lost before.
+    /// Records an acknowledged write. Its author named what it builds on, so it goes on from what the server had, whatever
+    /// was lost before.
     pub(crate) fn acknowledged(&self, moment: Moment) {
         self.learn(|known| {
             if moment.mark.is_flushed() {

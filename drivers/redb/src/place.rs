@@ -4,8 +4,9 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Opens a file, which is created if it does not exist. Unless it has content, `flush` flushes its directory: a power loss
-/// could take the name, and so the file with everything that was acknowledged. What has content was opened like this before.
+/// Opens a file, which is created if it does not exist. Unless it has content, `flush` flushes its directory: a power
+/// loss could take the name, and so the file with everything that was acknowledged. What has content was opened like this
+/// before.
 pub(crate) fn open(path: &Path, flush: impl FnOnce(&File) -> io::Result<()>) -> io::Result<File> {
     let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
     // Elsewhere a directory cannot be opened.

@@ -29,9 +29,9 @@ const NEAR: usize = 8;
 ///
 /// A thread is purged from the cache when it is deleted or rewritten, as pruning does. A rewrite that only removes
 /// checkpoints and rows, as the deletion of runs does, does not change the remaining paths, so the entries stay, unless
-/// no checkpoint remains. When the inner saver reports that a thread's history was lost, the thread is purged too. A path
-/// may have been read before a deletion and stored after its purge, here or in another process; so the checkpoint is read
-/// again after a path was stored, and if it is not as before, the thread is purged.
+/// no checkpoint remains. When the inner saver reports that a thread's history was lost, the thread is purged too. A
+/// path may have been read before a deletion and stored after its purge, here or in another process; so the checkpoint is
+/// read again after a path was stored, and if it is not as before, the thread is purged.
 pub struct CachedSaver {
     inner: Arc<dyn Saver>,
     cache: Arc<dyn HistoryCache>,

@@ -94,8 +94,8 @@ fn two_lists_under_one_version_are_both_stored() {
     assert_eq!(change.pieces(1).len() + 1, 5);
 }
 
-/// The first attempt at a creation arrives after the repeat has found no thread, and the thread is deleted before the repeat
-/// writes: the creation took effect, and must not do so a second time.
+/// The first attempt at a creation arrives after the repeat has found no thread, and the thread is deleted before the
+/// repeat writes: the creation took effect, and must not do so a second time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_rewrite_in_doubt_does_not_bring_back_a_thread_that_was_deleted_since() {
     let database = postgres().unwrap().database().await.unwrap();

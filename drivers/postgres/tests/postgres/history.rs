@@ -247,8 +247,8 @@ enum Between {
     BegunByAnother,
 }
 
-/// The same after other calls: the remaining history that they found is flushed, which says nothing of what is to be flushed
-/// now.
+/// The same after other calls: the remaining history that they found is flushed, which says nothing of what is to be
+/// flushed now.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_flush_of_what_is_gone_is_not_acknowledged_after_other_calls() {
     use Between::{BegunByAnother, Read, Rewritten, WrittenByAnother};

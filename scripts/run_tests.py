@@ -234,7 +234,9 @@ def run_all(report, steps, streams):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join()
+        # A signal that comes just before the wait begins does not end it.
+        while thread.is_alive():
+            thread.join(1)
 
 
 def built(lines):

@@ -182,6 +182,30 @@ sys.exit(run_tests.until_stopped(report, work))
             for pid in pids:
                 until(lambda: not is_alive(pid))
 
+    def test_a_signal_that_does_not_wake_the_run_ends_it_too(self):
+        # The signal comes to another thread than the one that waits for the steps: what waits is not woken, as where the
+        # signal comes just before it begins to wait.
+        program = """
+import pathlib, signal, subprocess, sys, threading, time
+import run_tests
+
+class Signalled(subprocess.Popen):
+    def __init__(self, *arguments, **more):
+        super().__init__(*arguments, **more)
+        if threading.current_thread() is not threading.main_thread():
+            # The run waits by then. It would end as well if it did not yet.
+            time.sleep(0.5)
+            signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+
+subprocess.Popen = Signalled
+report = run_tests.Report(pathlib.Path(sys.argv[1]))
+step = run_tests.Step("waits", ["sleep", "1000"])
+sys.exit(run_tests.until_stopped(report, lambda: run_tests.run_all(report, [step], 1)))
+"""
+        run = subprocess.run([sys.executable, "-c", program, self.folder.name], cwd=Path(__file__).parent,
+                             timeout=PATIENCE)
+        self.assertEqual(run.returncode, 128 + signal.SIGTERM)
+
     def test_loops_end_with_a_run_that_is_killed(self):
         program = """
 import time

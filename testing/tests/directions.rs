@@ -40,7 +40,7 @@ const EDGES: &[(&str, &[&str])] = &[
         "benches",
         &["agent", "config", "engine", "memory", "postgres", "records", "sqlite", "subagents", "testing"],
     ),
-    ("ops", &["config", "engine", "files", "langgraph", "records", "storage", "subagents"]),
+    ("ops", &["config", "engine", "files", "records", "storage", "subagents"]),
     ("chat", &["acp", "agent", "config", "engine", "mcp", "processes", "records", "storage", "subagents"]),
     ("page", &[]),
     (

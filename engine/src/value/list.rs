@@ -244,7 +244,9 @@ impl ListValue {
         places.get(id).copied()
     }
 
-    /// The stored value from which this list was made, if a saver holds one.
+    /// The stored value from which this list was made, if a saver holds one. A saver looks that version up in the channel that
+    /// the list is written to, and compares only the borders of what they share. So a writer that gives one version to
+    /// lists of several channels must [`Self::detach`] a list that it moves from one of them to another.
     pub fn base(&self) -> Option<Version> {
         self.base
     }

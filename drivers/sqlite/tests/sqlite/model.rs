@@ -104,7 +104,7 @@ impl World {
                 // Sometimes from another channel's list: its base then names a version that is not this channel's.
                 let base = match parent.and_then(Stored::value) {
                     Some(ChannelValue::List(list)) if choices.below(6) > 0 => list.clone(),
-                    _ => self.any_list(choices),
+                    _ => self.moved(channel, choices),
                 };
                 self.edit(base, choices).into()
             }
@@ -126,6 +126,18 @@ impl World {
         } else {
             lists[choices.below(lists.len())].clone()
         }
+    }
+
+    /// A list to go on from in this channel. Where the channel has another list under the version that it is based on, it is
+    /// detached, as [`ListValue::base`] asks: the channels of a commit share a version here.
+    fn moved(&mut self, channel: &str, choices: &mut Choices<'_>) -> ListValue {
+        let mut list = self.any_list(choices);
+        let own = self.model.values().filter_map(|tuple| tuple.checkpoint.channels.get(channel));
+        let mut at_base = own.filter(|entry| Some(entry.version) == list.base());
+        if at_base.any(|entry| entry.stored.value().and_then(ChannelValue::as_list) != Some(&list)) {
+            list.detach();
+        }
+        list
     }
 
     fn task(&mut self, choices: &mut Choices<'_>, task: TaskId) -> TaskWrites {

@@ -7,6 +7,8 @@ use threadkeep_records::{CancelAction, CancelOutcome, RecordsError, RunRow, unti
 
 /// How often the row of a run that no task of this process works on is polled.
 const POLL: Duration = Duration::from_millis(250);
+/// How often in a row that row may be unreadable, as while a server fails over. Each look has the patience of the database.
+const UNREAD: u32 = 2;
 
 impl Runs {
     /// Records the cancellation of a run in the database and notifies the task that works on it, if it belongs to this
@@ -37,21 +39,30 @@ impl Runs {
         }
     }
 
-    /// Waits until the run has done its last write, here or in another process, also while its row cannot be read.
+    /// Waits until the run has done its last write, here or in another process, also while its row cannot be read for a moment.
     /// Returns the row, `None` if it was deleted. It is active if its end could not be written yet: nothing of this
     /// process works on it then.
     ///
     /// # Errors
-    /// Those of a read that fails for another reason than a database that is away for a while.
+    /// Those of the read of the row: clients do not wait for a database that stays away.
     pub(crate) async fn ended(&self, run_id: &str) -> Result<Option<RunRow>, RecordsError> {
-        let mut left_before = false;
+        let (mut left_before, mut unread) = (false, 0);
         loop {
             // Again if it was entered again, to be rolled back.
             while let Some(control) = self.local.get(run_id) {
                 control.ended().await;
             }
             // Its row ends with its last write.
-            let row = until_available(|| self.records.runs().get(run_id)).await?;
+            let row = match self.records.runs().get(run_id).await {
+                Ok(row) => row,
+                Err(error) if error.is_unavailable() && unread < UNREAD => {
+                    unread += 1;
+                    tokio::time::sleep(POLL).await;
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
+            unread = 0;
             let Some(run) = row.as_ref().filter(|run| run.status.is_active()) else { return Ok(row) };
             let left = !self.streams.is_foreign(run) && self.local.get(run_id).is_none();
             // Looked at twice: one task may be about to take it from another.

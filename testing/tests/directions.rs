@@ -52,7 +52,6 @@ const EDGES: &[(&str, &[&str])] = &[
             "config",
             "engine",
             "files",
-            "langgraph",
             "mcp",
             "ops",
             "page",

@@ -127,8 +127,8 @@ fn results_after_answer(turn: &[Json]) -> u64 {
     turn[answered..].iter().filter(|message| message::kind(message) == "tool").count() as u64
 }
 
-/// Counts what a subagent does, the summaries of its conversation included, and ends it after its last turn. It comes after every other middleware, whose decisions
-/// it stores.
+/// Counts what a subagent does, the summaries of its conversation included, and ends it after its last turn. It comes
+/// after every other middleware, whose decisions it stores.
 pub(crate) struct Counting {
     /// The configured name of its model.
     pub(crate) model: String,

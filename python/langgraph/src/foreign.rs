@@ -18,29 +18,29 @@ use threadkeep::{Error, Result};
 /// The cadence of a table that is only read with.
 const ANY: u64 = 1;
 
-/// Computes the values of a checkpoint that the gateway stored as changes. Others stay as they are.
+/// Computes the values of a checkpoint that the gateway stored as changes. Others stay as they are. `false` if it carries on
+/// changes of a graph, which has a delta channel and asks for the replay itself.
 ///
 /// # Errors
 /// [`Error::BrokenLineage`] if something that they are computed from is missing; the saver's.
-pub(crate) async fn complete(saver: &Arc<dyn Saver>, tuple: &mut CheckpointTuple) -> Result<()> {
+pub(crate) async fn complete(saver: &Arc<dyn Saver>, tuple: &mut CheckpointTuple) -> Result<bool> {
     let is_sentinel = |channel: &ChannelName| {
         tuple.checkpoint.channels.get(channel).is_some_and(|entry| entry.stored == Stored::Sentinel)
     };
     if !tuple.metadata.delta_marker || wrote(tuple) {
-        return Ok(());
+        return Ok(true);
     }
     let table: ChannelTable = Schema::thread_state().compile(ChannelMode::Delta, ANY)?;
     let changes: BTreeSet<ChannelName> =
         table.delta_channels().iter().filter(|channel| is_sentinel(channel)).cloned().collect();
     if changes.is_empty() {
-        return Ok(());
+        return Ok(true);
     }
     let (thread, id) = (tuple.thread.clone(), tuple.checkpoint.id);
     let accessor = StateAccessor::new(saver.clone(), Arc::new(table), Arc::new(IdSource::default()));
     let accessor = accessor.remembering(|| 0).in_namespace(tuple.namespace.clone());
     let state = match accessor.get_loading(&thread, Some(id), Load::Only(changes.clone())).await {
-        // The gateway carried on changes of a graph, which has a delta channel and asks for the replay itself.
-        Err(Error::ForeignChanges { .. }) => return Ok(()),
+        Err(Error::ForeignChanges { .. }) => return Ok(false),
         read => read?,
     };
     // It may have been deleted since it was read.
@@ -53,5 +53,5 @@ pub(crate) async fn complete(saver: &Arc<dyn Saver>, tuple: &mut CheckpointTuple
             entry.stored = Stored::Value(value);
         }
     }
-    Ok(())
+    Ok(true)
 }

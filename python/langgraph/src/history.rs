@@ -5,11 +5,12 @@ use std::sync::Arc;
 
 use threadkeep::channel::MESSAGES_CHANNEL;
 use threadkeep::checkpoint::CheckpointTuple;
+use threadkeep::foreign::wrote;
 use threadkeep::id::{ChannelName, CheckpointId};
 use threadkeep::saver::{CheckpointSelector, ListQuery, Load, Saver};
 use threadkeep::{Error, Result};
 
-use crate::frame::{self, FRAME};
+use crate::frame::FRAME;
 use crate::known::is_snapshot;
 use crate::types::{ChannelReplay, Pending, Place, Seed};
 use crate::{foreign, task};
@@ -88,14 +89,6 @@ fn missing(place: &Place, at: CheckpointId) -> Error {
     Error::broken(&place.thread, at, "an ancestor is missing")
 }
 
-/// Whether another program wrote a checkpoint, of which the frame is loaded.
-fn is_foreign(tuple: &CheckpointTuple) -> Result<bool> {
-    match tuple.checkpoint.channels.get(FRAME).and_then(|entry| entry.stored.value()) {
-        Some(value) => Ok(frame::notes(tuple.checkpoint.id, value)?.is_empty()),
-        None => Ok(true),
-    }
-}
-
 struct Walk {
     child: CheckpointTuple,
     /// The channels whose value was not found yet.
@@ -103,6 +96,8 @@ struct Walk {
     seeds: BTreeMap<ChannelName, Seed>,
     /// Newest first.
     steps: BTreeMap<ChannelName, Vec<Vec<Pending>>>,
+    /// Whether the gateway's checkpoints on the way carry on a graph's changes of messages: until one of the graph's.
+    carried: bool,
 }
 
 impl Walk {
@@ -119,6 +114,7 @@ impl Walk {
             open: channels.clone(),
             seeds: BTreeMap::new(),
             steps: channels.iter().map(|channel| (channel.clone(), Vec::new())).collect(),
+            carried: false,
         })
     }
 
@@ -130,9 +126,10 @@ impl Walk {
     /// Goes from the child to its parent. Messages of the gateway are a value there, also if they are stored as changes: a
     /// graph's reducer does not know the gateway's rows.
     async fn enter(&mut self, saver: &Arc<dyn Saver>, mut parent: CheckpointTuple) -> Result<()> {
-        let foreign = self.open.contains(MESSAGES_CHANNEL) && is_foreign(&parent)?;
-        if foreign {
-            foreign::complete(saver, &mut parent).await.map_err(|error| match error {
+        let foreign = self.open.contains(MESSAGES_CHANNEL) && !wrote(&parent);
+        self.carried &= foreign;
+        if foreign && !self.carried {
+            self.carried = !foreign::complete(saver, &mut parent).await.map_err(|error| match error {
                 // It was deleted since it was read.
                 Error::NotFound { thread, checkpoint } => Error::broken(
                     &thread,
@@ -145,6 +142,7 @@ impl Walk {
         self.step(parent, foreign)
     }
 
+    /// `foreign`: whether the gateway wrote the parent.
     fn step(&mut self, parent: CheckpointTuple, foreign: bool) -> Result<()> {
         let mut rows = Vec::with_capacity(self.child.checkpoint.applied.len());
         for id in &self.child.checkpoint.applied {

@@ -98,7 +98,7 @@ impl LangGraph {
     async fn shown(&self, mut found: CheckpointTuple) -> Result<Option<Tuple>> {
         match foreign::complete(&self.saver, &mut found).await {
             Err(Error::NotFound { .. }) => Ok(None),
-            completed => completed.and_then(|()| read::tuple(&found)).map(Some),
+            completed => completed.and_then(|_| read::tuple(&found)).map(Some),
         }
     }
 

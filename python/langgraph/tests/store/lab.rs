@@ -46,6 +46,8 @@ pub(crate) struct Beside {
     pub(crate) meanwhile: Mutex<Option<Meanwhile>>,
     /// How many values were read.
     pub(crate) values: AtomicUsize,
+    /// How many paths of delta channels were read.
+    pub(crate) paths: AtomicUsize,
     /// A get has read and waits, with [`Meanwhile::GetWaits`].
     pub(crate) read: Notify,
     /// It goes on.
@@ -143,6 +145,7 @@ impl Saver for Beside {
         channels: &BTreeSet<ChannelName>,
         reach: Option<CheckpointId>,
     ) -> Result<DeltaHistory> {
+        self.paths.fetch_add(1, Ordering::Relaxed);
         self.saver.delta_history(at, channels, reach).await
     }
 

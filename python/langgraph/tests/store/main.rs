@@ -14,7 +14,7 @@ use threadkeep::id::{TaskId, Version};
 use threadkeep::metadata::{Counters, Metadata, Source};
 use threadkeep::saver::{CheckpointSelector, Flush, Saver, StepCommit};
 use threadkeep::value::ChannelValue;
-use threadkeep_langgraph::{ListRequest, Strategy};
+use threadkeep_langgraph::{Frame, ListRequest, Put, Strategy};
 
 use crate::lab::{Lab, Meanwhile, text};
 
@@ -318,4 +318,55 @@ async fn values_are_of_the_checkpoint_that_was_asked_for_whatever_its_versions_a
     lab.beside.saver.commit(step).await.unwrap();
     let head = lab.graphs.get(&lab.place, None).await.unwrap().unwrap();
     assert_eq!((head.id, &head.values["d"]), (lab.id(2), &text("other")));
+}
+
+/// The gateway's checkpoints carry on a graph's changes of messages, as where it stores a goal.
+#[tokio::test]
+async fn changes_that_the_gateway_carries_on_are_looked_at_once() {
+    let lab = Lab::new();
+    let messages = BTreeSet::from(["messages".to_owned()]);
+    let metadata = |n: u8| {
+        let counters = if n == 0 { json!({}) } else { json!({"messages": [n, n]}) };
+        json!({"source": "loop", "step": n, "parents": {}, "counters_since_delta_snapshot": counters})
+    };
+    let put = |n: u8| Put {
+        place: lab.place.clone(),
+        id: lab.id(n),
+        parent: (n > 0).then(|| lab.id(0)),
+        seen: None,
+        frame: Frame::default(),
+        versions: BTreeMap::from([("messages".to_owned(), json!(n))]),
+        new: messages.clone(),
+        values: (n == 0).then(|| ("messages".to_owned(), text("seed"))).into_iter().collect(),
+        held: BTreeSet::new(),
+        snapshots: BTreeSet::new(),
+        metadata: metadata(n).as_object().unwrap().clone(),
+    };
+    lab.graphs.put(&put(0)).await.unwrap();
+    lab.write_to(0, "a", &["messages"]).await.unwrap();
+    lab.graphs.put(&put(1)).await.unwrap();
+    for n in 2..12 {
+        let head = CheckpointSelector::head(&lab.place.thread);
+        let head = lab.beside.saver.get(&head).await.unwrap().unwrap();
+        let mut channels = head.checkpoint.channels;
+        for entry in channels.values_mut().filter(|entry| entry.stored != Stored::Sentinel) {
+            entry.stored = Stored::Held;
+        }
+        let step = StepCommit {
+            thread: lab.place.thread.clone(),
+            namespace: lab.place.namespace.clone(),
+            parent: Some(lab.id(n - 1)),
+            expected_head: Some(lab.id(n - 1)),
+            checkpoint: Checkpoint { id: lab.id(n), channels, next: Vec::new(), applied: Vec::new() },
+            metadata: head.metadata,
+            writes: Vec::new(),
+            flush: Flush::Now,
+        };
+        lab.beside.saver.commit(step).await.unwrap();
+    }
+    let history = lab.graphs.history(&lab.place, Some(lab.id(11)), &messages).await.unwrap();
+    let replay = &history["messages"];
+    assert_eq!(replay.seed.as_ref().map(|seed| &seed.value), Some(&text("seed")));
+    assert_eq!(replay.writes.len(), 1);
+    assert_eq!(lab.beside.paths.load(Ordering::Relaxed), 1, "paths read for ten checkpoints");
 }

@@ -76,8 +76,9 @@ async fn kills_give_no_budget_of_a_batch_back() {
     ended(&last).await;
     worker.stop().await;
     let used = used(&last).await;
-    // The calls under way when the limit is reached; those under way at a kill are asked again.
-    assert!((LEFT..LEFT + 2 * 100).contains(&used), "{used} tokens");
+    // The calls under way when the limit is reached. Those under way at a kill are asked again: so is one whose answer the
+    // batch knew of and no checkpoint had. The last process may still have counted that one, as its provider did.
+    assert!((LEFT - 100..LEFT + 2 * 100).contains(&used), "{used} tokens");
     assert_eq!(sum(&last).await, used);
     let asked = last.requests(WORKER).len() as u64 * 100;
     assert!(asked <= used + 4 * 100, "{asked} of {used}");

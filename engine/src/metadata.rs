@@ -13,6 +13,10 @@ use crate::mode::{CHECKPOINT_MODE_METADATA_KEY, ChannelMode};
 /// The metadata key of the counters (service reference, "Marker constants").
 pub const COUNTERS_KEY: &str = "counters_since_delta_snapshot";
 
+/// The metadata key of a checkpoint that restores the state of an older one: the id of that one, which it continues,
+/// whatever its parent. In delta mode it is written onto what it replaces.
+pub const RESTORED_KEY: &str = "svc_restored_checkpoint_id";
+
 /// The pseudo-node whose writes mark a duration-only checkpoint.
 pub const DURATION_NODE: &str = "runtime_run_duration";
 
@@ -83,6 +87,11 @@ impl Metadata {
             .get("writes")
             .and_then(Json::as_object)
             .is_some_and(|writes| writes.contains_key(DURATION_NODE))
+    }
+
+    /// The checkpoint whose state this one restores, of the same namespace.
+    pub fn restored(&self) -> Option<CheckpointId> {
+        self.extra.get(RESTORED_KEY)?.as_str()?.parse().ok()
     }
 
     /// As one JSON object, the form shown to clients.

@@ -218,6 +218,7 @@ async fn rewrite_that_breaks_a_lineage_is_refused(store: Store) -> Outcome {
         ("a parent that is not older", changed(2, &|tuple| tuple.parent = Some(id(5)))),
         ("an unknown task", changed(4, &|tuple| tuple.checkpoint.applied.push(says_task()))),
         ("the rows of a child go", changed(2, &|tuple| tuple.writes.clear())),
+        ("a task with two rows", changed(4, &|tuple| tuple.writes.push(tuple.writes[0].clone()))),
         ("new among older ones", changed(4, &|tuple| tuple.checkpoint.id = id(0))),
     ];
     for (what, plan) in plans {

@@ -15,18 +15,23 @@ use crate::value::ChannelValue;
 pub struct Lineage<'a> {
     image: &'a ThreadImage,
     children: HashMap<LocalKey, Vec<&'a CheckpointTuple>>,
+    restored_by: HashMap<LocalKey, Vec<&'a CheckpointTuple>>,
 }
 
 impl<'a> Lineage<'a> {
     /// The graph of an image.
     pub fn new(image: &'a ThreadImage) -> Self {
         let mut children: HashMap<LocalKey, Vec<&CheckpointTuple>> = HashMap::new();
+        let mut restored_by: HashMap<LocalKey, Vec<&CheckpointTuple>> = HashMap::new();
         for ((namespace, _), tuple) in &image.checkpoints {
             if let Some(parent) = older_parent(tuple) {
                 children.entry((namespace.clone(), parent)).or_default().push(tuple);
             }
+            if let Some(restored) = older_restored(tuple) {
+                restored_by.entry((namespace.clone(), restored)).or_default().push(tuple);
+            }
         }
-        Self { image, children }
+        Self { image, children, restored_by }
     }
 
     /// The image.
@@ -50,6 +55,24 @@ impl<'a> Lineage<'a> {
     /// The children of a checkpoint, oldest first.
     pub fn children(&self, place: &LocalKey) -> &[&'a CheckpointTuple] {
         self.children.get(place).map_or(&[], Vec::as_slice)
+    }
+
+    /// The checkpoints that restore the state of this one, oldest first. They continue it as its children do, but replay
+    /// nothing from it.
+    pub fn restored_by(&self, place: &LocalKey) -> &[&'a CheckpointTuple] {
+        self.restored_by.get(place).map_or(&[], Vec::as_slice)
+    }
+
+    /// Everything that a checkpoint continues: its ancestors, what it or one of them restores, and so on; and itself.
+    pub fn continued(&self, place: &LocalKey) -> BTreeSet<LocalKey> {
+        let (mut all, mut open) = (BTreeSet::new(), vec![place.clone()]);
+        while let Some(at) = open.pop() {
+            let Some(tuple) = self.get(&at).filter(|_| !all.contains(&at)) else { continue };
+            let restored = older_restored(tuple).map(|id| (at.0.clone(), id));
+            open.extend(self.parent(tuple).map(self::place).into_iter().chain(restored));
+            all.insert(at);
+        }
+        all
     }
 
     /// A checkpoint and its ancestors, newest first. Ends where a parent is missing or not older.
@@ -183,6 +206,11 @@ impl<'a> Lineage<'a> {
 /// The parent that a checkpoint names, unless that is not older.
 fn older_parent(tuple: &CheckpointTuple) -> Option<CheckpointId> {
     tuple.parent.filter(|parent| *parent < tuple.checkpoint.id)
+}
+
+/// The checkpoint that a checkpoint restores, unless that is not older.
+fn older_restored(tuple: &CheckpointTuple) -> Option<CheckpointId> {
+    tuple.metadata.restored().filter(|restored| *restored < tuple.checkpoint.id)
 }
 
 /// The place of a checkpoint.

@@ -44,7 +44,7 @@ pub enum Reason {
     Replay,
     /// Stays: an ancestor of a head, or of another checkpoint that stays.
     Ancestor,
-    /// Stays: it has children.
+    /// Stays: it has children, or another checkpoint restores its state.
     HasChildren,
     /// Stays: a task that ran from it has writes that no checkpoint applied.
     PendingWrites,

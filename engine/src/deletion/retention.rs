@@ -7,11 +7,13 @@
 //! - A *head* is the newest checkpoint of a namespace that is not duration-only. A namespace with only duration-only
 //!   checkpoints has none; then its newest checkpoint counts as one.
 //! - Neither a root nor the last checkpoint of a namespace is ever removed: no pass empties a namespace.
+//! - A checkpoint whose state another one restores is continued by that one, as by a child: in delta mode a run that
+//!   forks from an older checkpoint is written onto the head, and only names what it forked from.
 //! - A duration-only leaf of a superseded line is removed like any other; of two stacked ones, the upper one first.
 //! - A checkpoint with pending rows is *guarded*: rows of a task that no checkpoint applied. Rows that a child applied
 //!   belong to the child.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use super::lineage::{Lineage, place};
 use super::removal::removal;
@@ -20,7 +22,7 @@ use super::{DeletionPlan, Reason, carry_out, in_order};
 use crate::channel::ChannelTable;
 use crate::checkpoint::CheckpointTuple;
 use crate::error::{Error, Result};
-use crate::id::{CheckpointId, Namespace, ThreadId};
+use crate::id::{CheckpointId, Namespace, TaskId, ThreadId};
 use crate::saver::{LocalKey, Saver, ThreadImage};
 
 /// What may be deleted.
@@ -95,13 +97,11 @@ pub fn plan_retention(
     let cap = policy.cap()?;
     let lineage = Lineage::new(image);
     let heads = heads(&lineage);
-    let ancestors: BTreeSet<LocalKey> = heads
-        .iter()
-        .flat_map(|(namespace, id)| lineage.lineage(&(namespace.clone(), *id)).map(place))
-        .collect();
-    let classify = |at: &LocalKey, tuple: &CheckpointTuple| {
-        let children = lineage.children(at);
-        let link = policy.graft_duration_links && is_link(&lineage, tuple);
+    let ancestors: BTreeSet<LocalKey> =
+        heads.iter().flat_map(|(namespace, id)| lineage.continued(&(namespace.clone(), *id))).collect();
+    let mut links = Links::new(&lineage);
+    let mut classify = |at: &LocalKey, tuple: &CheckpointTuple| {
+        let is_leaf = lineage.children(at).is_empty() && lineage.restored_by(at).is_empty();
         if heads.get(&at.0) == Some(&at.1) {
             Reason::Head
         } else if policy.protect_checkpoint_ids.contains(&at.1) {
@@ -114,11 +114,11 @@ pub fn plan_retention(
             Reason::Root
         } else if lineage.parent(tuple).is_none() {
             Reason::BrokenLineage
-        } else if link && !children.is_empty() {
+        } else if policy.graft_duration_links && !is_leaf && links.take(at, tuple) {
             Reason::DurationLink
         } else if ancestors.contains(at) {
             Reason::Ancestor
-        } else if !children.is_empty() {
+        } else if !is_leaf {
             Reason::HasChildren
         } else if tuple.metadata.is_duration_only() {
             if policy.prune_trailing_duration_leaves { Reason::DurationLeaf } else { Reason::NotAsked }
@@ -163,12 +163,46 @@ fn heads(lineage: &Lineage<'_>) -> BTreeMap<Namespace, CheckpointId> {
     heads
 }
 
-/// Whether a checkpoint only notes durations, and its parent exists and holds the same state, so that its children can
-/// be grafted onto the parent.
-fn is_link(lineage: &Lineage<'_>, tuple: &CheckpointTuple) -> bool {
-    tuple.metadata.is_duration_only()
-        && tuple.checkpoint.applied.is_empty()
-        && lineage.parent(tuple).is_some_and(|parent| parent.checkpoint.channels == tuple.checkpoint.channels)
+/// The duration links of a thread, found oldest first.
+struct Links<'a> {
+    lineage: &'a Lineage<'a>,
+    /// Where the rows under each link go: to its nearest ancestor that is none.
+    ends: HashMap<LocalKey, LocalKey>,
+    /// The tasks with rows under such an ancestor once its links are grafted.
+    tasks: HashMap<LocalKey, HashSet<TaskId>>,
+}
+
+impl<'a> Links<'a> {
+    fn new(lineage: &'a Lineage<'a>) -> Self {
+        Self { lineage, ends: HashMap::new(), tasks: HashMap::new() }
+    }
+
+    /// Whether a checkpoint only notes durations, and its children can be grafted onto its parent: that one exists and
+    /// holds the same state, no checkpoint names the link as what it restores, and no task has rows in both places, of
+    /// which a child would replay the wrong ones.
+    fn take(&mut self, at: &LocalKey, tuple: &CheckpointTuple) -> bool {
+        let lineage = self.lineage;
+        let Some(parent) = lineage.parent(tuple) else { return false };
+        if !tuple.metadata.is_duration_only()
+            || !tuple.checkpoint.applied.is_empty()
+            || parent.checkpoint.channels != tuple.checkpoint.channels
+            || !lineage.restored_by(at).is_empty()
+        {
+            return false;
+        }
+        let end = place(parent);
+        let end = self.ends.get(&end).cloned().unwrap_or(end);
+        let tasks = self.tasks.entry(end.clone()).or_insert_with(|| {
+            let rows = lineage.get(&end).into_iter().flat_map(|tuple| &tuple.writes);
+            rows.map(|row| row.task).collect()
+        });
+        if tuple.writes.iter().any(|row| tasks.contains(&row.task)) {
+            return false;
+        }
+        tasks.extend(tuple.writes.iter().map(|row| row.task));
+        self.ends.insert(at.clone(), end);
+        true
+    }
 }
 
 /// The thread without these links: the children of each become children of its parent, and the rows under it move

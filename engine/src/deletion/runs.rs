@@ -13,8 +13,8 @@ use crate::saver::{LocalKey, Saver, ThreadImage};
 /// The metadata key under which a checkpoint names the run that created it.
 pub const RUN_ID_KEY: &str = "run_id";
 
-/// Plans the deletion of the checkpoints that these runs created. A checkpoint with surviving children stays: it
-/// belongs to their history and replay.
+/// Plans the deletion of the checkpoints that these runs created. A checkpoint with survivors that are its
+/// children, or restore its state, stays: it belongs to their history and replay.
 ///
 /// # Errors
 /// None for an intact thread: no snapshot is created.
@@ -24,6 +24,7 @@ pub fn plan_delete_for_runs(
     table: &ChannelTable,
 ) -> Result<DeletionPlan> {
     let lineage = Lineage::new(image);
+    let continued_by = |at: &LocalKey| lineage.children(at).iter().chain(lineage.restored_by(at));
     let mut remove: BTreeSet<LocalKey> = BTreeSet::new();
     let mut verdicts = Vec::with_capacity(image.checkpoints.len());
     // Newest first, so that children are decided before their parents.
@@ -32,7 +33,7 @@ pub fn plan_delete_for_runs(
         let named = run.is_some_and(|run| runs.contains(run));
         let reason = if !named {
             Reason::NotAsked
-        } else if lineage.children(at).iter().any(|child| !remove.contains(&place(child))) {
+        } else if continued_by(at).any(|child| !remove.contains(&place(child))) {
             Reason::Ancestor
         } else {
             Reason::Run

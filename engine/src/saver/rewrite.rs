@@ -141,7 +141,13 @@ impl Rewrite {
             if tuple.parent.is_none() && channels.values().any(|e| matches!(e.stored, Stored::Sentinel)) {
                 return refuse(id, "a channel stores no value, and there is no parent to replay from");
             }
-            stored.insert(place, Outline::of(tuple));
+            let outline = Outline::of(tuple);
+            // What is damaged so already may be put again, so that the rest of its thread can be pruned.
+            let already = stored.get(&place).and_then(|stored| repeated(&stored.tasks)).is_some();
+            if let Some(task) = repeated(&outline.tasks).filter(|_| !already) {
+                return refuse(id, &format!("task {task} has two rows of writes under it"));
+            }
+            stored.insert(place, outline);
         }
         for (place, outline) in &stored {
             match gap(&stored, place, outline) {
@@ -151,6 +157,12 @@ impl Rewrite {
         }
         Ok(())
     }
+}
+
+/// A task that is there twice.
+fn repeated(tasks: &[TaskId]) -> Option<TaskId> {
+    let mut seen = BTreeSet::new();
+    tasks.iter().copied().find(|task| !seen.insert(*task))
 }
 
 /// What is missing between a checkpoint and its parent, if anything.

@@ -6,13 +6,13 @@ use std::sync::Arc;
 use serde_json::{Map, Value as Json, json};
 use threadkeep::Error;
 use threadkeep::channel::Schema;
-use threadkeep::checkpoint::Stored;
+use threadkeep::checkpoint::{Stored, TaskWrites};
 use threadkeep::deletion::{
     Boundary, Keep, Lineage, Prune, Reason, RetentionPolicy, RetentionReport, STATS_KEYS, copy_thread,
     delete_for_runs, enforce, plan_retention, prune,
 };
 use threadkeep::id::{CheckpointId, IdSource, Namespace, ThreadId};
-use threadkeep::metadata::{DURATION_NODE, Source};
+use threadkeep::metadata::{DURATION_NODE, RESTORED_KEY, Source};
 use threadkeep::mode::ChannelMode;
 use threadkeep::saver::{CheckpointSelector, Saver, ThreadImage};
 use threadkeep::state::{HistoryQuery, StateAccessor, StateSnapshot, Update};
@@ -197,6 +197,65 @@ async fn a_pending_link_is_not_grafted() {
         store.pend(Some(link.key.id)).await;
         let graft = RetentionPolicy { graft_duration_links: true, ..RetentionPolicy::default() };
         assert!(store.enforce(&graft).await.deleted_checkpoint_ids.is_empty());
+    }
+}
+
+/// In delta mode a run that forks from an older checkpoint is written onto the head, and only names what it forked from.
+#[tokio::test]
+async fn what_a_later_run_forked_from_stays_also_if_it_only_names_it() {
+    for store in stores() {
+        let heads = store.turns(2).await;
+        let selected = store.note().await.key.id;
+        store.turn(2, Some(heads[0].key.id)).await;
+        let mut known = store.accessor.known_head(&store.thread).await.unwrap();
+        let extra = Map::from_iter([(RESTORED_KEY.to_owned(), json!(selected.to_string()))]);
+        let restored = store.accessor.linearize(&mut known, selected, extra).await.unwrap();
+        let forked = match &restored {
+            Some(restored) => {
+                assert_ne!(restored.parent, Some(selected));
+                restored.key.id
+            }
+            None => store.turn(3, Some(selected)).await.key.id,
+        };
+        let before = store.states().await;
+        for policy in [RetentionPolicy::default(), siblings()] {
+            let plan = plan_retention(&store.image().await, &policy, store.accessor.table()).unwrap();
+            let stays = |id| plan.verdicts.iter().any(|(place, reason)| place.1 == id && !reason.goes());
+            assert!(stays(selected) && stays(heads[1].key.id) && stays(forked), "{:?}", plan.verdicts);
+            assert!(store.enforce(&RetentionPolicy::default()).await.deleted_checkpoint_ids.is_empty());
+        }
+        let grafting = RetentionPolicy { graft_duration_links: true, ..RetentionPolicy::default() };
+        let gone = store.enforce(&grafting).await.deleted_checkpoint_ids;
+        assert_eq!(gone.contains(&selected), restored.is_none(), "a name cannot be grafted");
+        store.only_removes(&before, &gone).await;
+        let runs = BTreeSet::from(["run1".to_owned()]);
+        let table = store.accessor.table();
+        let deleted = delete_for_runs(&*store.saver, &store.thread, &runs, table).await.unwrap();
+        assert_eq!(deleted.removed().count(), 0, "a survivor goes on from it");
+    }
+}
+
+/// A saver may hold a row of one task under several checkpoints.
+#[tokio::test]
+async fn a_link_stays_if_a_task_has_rows_under_it_and_under_its_parent() {
+    for store in stores() {
+        let head = store.turns(1).await.remove(0);
+        let (first, second) = (store.note().await, store.note().await);
+        let task = IdSource::default().task();
+        for (at, text) in [(&head, "parent's"), (&second, "link's")] {
+            let message = json!([{"type": "human", "content": text, "id": text}]);
+            let writes = vec![store.accessor.write("messages", message, false).unwrap()];
+            let row = TaskWrites { task, node: "n".into(), index: 0, writes };
+            store.saver.put_writes(&at.key, &row).await.unwrap();
+            let mut writer = StepWriter::open(&store.accessor, &store.thread, Some(at.key.id)).await.unwrap();
+            writer.adopt(task).unwrap();
+            writer.commit(Source::Loop, Vec::new(), Map::new()).await.unwrap();
+        }
+        let before = store.states().await;
+        let graft = RetentionPolicy { graft_duration_links: true, ..RetentionPolicy::default() };
+        let gone = store.enforce(&graft).await.deleted_checkpoint_ids;
+        assert_eq!(gone, [first.key.id], "the first has no rows");
+        store.only_removes(&before, &gone).await;
     }
 }
 

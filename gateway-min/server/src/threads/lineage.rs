@@ -13,8 +13,6 @@ use threadkeep::id::{ChannelName, CheckpointId, ThreadId};
 use threadkeep::saver::Load;
 use threadkeep::state::{HistoryQuery, StateAccessor, StateSnapshot};
 
-/// Metadata key of a checkpoint that restores an older state: the id of the older checkpoint.
-pub(crate) const RESTORED: &str = "svc_restored_checkpoint_id";
 /// The maximum number of parent links to follow.
 const MAX_DEPTH: usize = 400;
 /// The maximum number of checkpoints in a search by time: two for each that a user sees.
@@ -103,8 +101,7 @@ pub(crate) fn has_message(state: &StateSnapshot, message: &str) -> threadkeep::R
 
 /// The checkpoint whose state this one continues; `None` for a root.
 fn continued(state: &StateSnapshot) -> Option<CheckpointId> {
-    let restored = state.metadata.extra.get(RESTORED).and_then(|id| id.as_str()?.parse().ok());
-    state.parent.map(|parent| restored.unwrap_or(parent))
+    state.parent.map(|parent| state.metadata.restored().unwrap_or(parent))
 }
 
 /// Only the messages.

@@ -171,6 +171,16 @@ impl RecordsError {
         matches!(self, Self::Unavailable { .. } | Self::ReadOnly { .. } | Self::InDoubt { .. })
     }
 
+    /// Whether the same call may succeed later, in this process.
+    pub fn may_pass(&self) -> bool {
+        match self {
+            Self::Unavailable { cause } | Self::ReadOnly { cause, .. } | Self::InDoubt { cause } => {
+                !cause.lasts()
+            }
+            _ => false,
+        }
+    }
+
     /// The same error of a write to the database in this file, which may be one that cannot be written.
     pub(super) fn of_write_to(self, place: &str) -> Self {
         match self {

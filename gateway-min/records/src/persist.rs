@@ -50,15 +50,9 @@ where
     F: Future<Output = Result<T, RecordsError>>,
 {
     let delays = successors(Some(Duration::from_millis(100)), |delay| Some((*delay * 2).min(LONGEST_DELAY)));
-    let lasts = |error: &RecordsError| match error {
-        RecordsError::Unavailable { cause }
-        | RecordsError::ReadOnly { cause, .. }
-        | RecordsError::InDoubt { cause } => cause.lasts(),
-        _ => false,
-    };
     write
         .retry(delays)
-        .when(|error| error.is_unavailable() && !lasts(error))
+        .when(RecordsError::may_pass)
         .notify(|error, delay| tracing::debug!(%error, ?delay, "writing again"))
         .await
 }

@@ -121,6 +121,8 @@ pub(crate) struct Parts {
     pub(crate) stores: Stores,
     /// The records; `None` for those that the configuration names.
     pub(crate) records: Option<Records>,
+    /// The extensions; `None` for those that the configuration names.
+    pub(crate) hooks: Option<Hooks>,
 }
 
 impl Default for Parts {
@@ -131,6 +133,7 @@ impl Default for Parts {
             ids: Arc::default(),
             stores: Stores::default(),
             records: None,
+            hooks: None,
         }
     }
 }
@@ -177,6 +180,7 @@ impl App {
         let saver = (parts.wrap_saver)(Arc::new(MeteredSaver::new(saver, metrics.clone())));
         let (instance, rollbacks) = recover(&records, &current, ownership).await?;
         let ids = parts.ids;
+        let hooks = parts.hooks.unwrap_or_else(|| Hooks::configured(&current.subagent_hooks));
         let table = Schema::thread_state().compile(channel_mode(&current), modes.frequency(None)?)?;
         let followed = config.clone();
         let accessor = StateAccessor::new(saver, Arc::new(table), Arc::clone(&ids))
@@ -206,7 +210,7 @@ impl App {
             admission: admission.clone(),
             catalog: Arc::clone(&catalog),
             config: config.clone(),
-            hooks: Arc::new(Hooks::configured(&current.subagent_hooks)),
+            hooks: Arc::new(hooks),
             external: Arc::new(external_agents(Guard::this_program())),
             stopping: CancellationToken::new(),
             batches: batching.clone(),

@@ -182,6 +182,14 @@ impl Hooks {
         within(info, all).await;
     }
 
+    /// Notifies of the end of a task that failed without saying so, if it was notified of the start and not of the end.
+    pub async fn broke_off(&self, external_id: &str, info: &TaskInfo) {
+        let key = (external_id.to_owned(), info.task_id.clone());
+        if self.tasks.lock().unwrap_or_else(PoisonError::into_inner).contains_key(&key) {
+            self.stopped(external_id, info, TaskConclusion::Failed).await;
+        }
+    }
+
     /// Notifies of an end.
     pub async fn stopped(&self, external_id: &str, info: &TaskInfo, outcome: TaskConclusion) {
         if self.extensions.is_empty() {

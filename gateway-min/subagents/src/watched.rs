@@ -47,6 +47,7 @@ impl Settled {
 
 /// The end of an execution in the records.
 struct Recorded {
+    status: ExecutionStatus,
     /// Whether it is the one that was to be written, and not an earlier one.
     first: bool,
     outcome: TaskOutcome,
@@ -98,16 +99,22 @@ impl Watched {
         self.task = None;
         let failed = match ended {
             Ok(Ok(outcome)) => return Ok(outcome),
-            Ok(Err(error @ ExecutionError::TakenOver { .. })) => return Err(NoOutcome::TakenOver(error)),
+            Ok(Err(error @ ExecutionError::TakenOver { .. })) => {
+                drop(self.work.announce(ExecutionStatus::Cancelled));
+                return Err(NoOutcome::TakenOver(error));
+            }
             Ok(Err(error)) => Ok(error),
             Err(panic) => Err(panic.to_string()),
         };
         let error = failed.as_ref().map_or_else(String::clone, ToString::to_string);
+        let recorded = self.work.record_end(ExecutionStatus::Failed, &error).await;
+        let status = recorded.as_ref().map_or(ExecutionStatus::Failed, |recorded| recorded.status);
+        let _ = self.work.announce(status).await;
         // The run must get the same end as the one that the records have.
-        let usage = match self.work.record_end(ExecutionStatus::Failed, &error).await {
-            Ok(Recorded { first: true, outcome }) => outcome.usage,
+        let usage = match recorded {
+            Ok(Recorded { first: true, outcome, .. }) => outcome.usage,
             // It has ended already, and what failed came after that.
-            Ok(Recorded { first: false, outcome }) => return Ok(Some(outcome)),
+            Ok(Recorded { first: false, outcome, .. }) => return Ok(Some(outcome)),
             Err(unread) if self.work.row.status.is_terminal() => {
                 return Err(NoOutcome::Unread(unread.to_string()));
             }
@@ -154,7 +161,23 @@ impl Drop for Watched {
 impl Work {
     /// Ends the execution in place of its subagent, which is stuck: as timed out, or as cancelled; not if it is left to the
     /// next run, which is `None`.
-    async fn end_without(&self, status: ExecutionStatus) -> Result<Option<TaskOutcome>, NoOutcome> {
+    async fn end_without(
+        self: &Arc<Self>,
+        status: ExecutionStatus,
+    ) -> Result<Option<TaskOutcome>, NoOutcome> {
+        let ended = self.end_stuck(status).await;
+        // If it woke up and was faster, it has said so itself. Extensions may take longer than the run can wait.
+        drop(self.announce(status));
+        ended
+    }
+
+    /// Tells extensions of an end that the subagent could not tell them of, also if nobody waits for that.
+    fn announce(self: &Arc<Self>, status: ExecutionStatus) -> JoinHandle<()> {
+        let work = Arc::clone(self);
+        tokio::spawn(async move { work.stopped(status).await })
+    }
+
+    async fn end_stuck(&self, status: ExecutionStatus) -> Result<Option<TaskOutcome>, NoOutcome> {
         let id = &self.row.execution_id;
         let stuck_as = self.standing();
         tracing::error!(
@@ -179,8 +202,8 @@ impl Work {
         }
         match tokio::time::timeout(ENDS_WITHIN, self.record_end(status, &error)).await {
             // It woke up and was faster.
-            Ok(Ok(Recorded { first: false, outcome })) => Ok(Some(outcome)),
-            Ok(Ok(Recorded { first: true, outcome })) => Ok(Some(TaskOutcome { ending, ..outcome })),
+            Ok(Ok(Recorded { first: false, outcome, .. })) => Ok(Some(outcome)),
+            Ok(Ok(Recorded { first: true, outcome, .. })) => Ok(Some(TaskOutcome { ending, ..outcome })),
             Ok(Err(error @ ExecutionError::TakenOver { .. })) => Err(NoOutcome::TakenOver(error)),
             failed => {
                 let error = failed.map_or_else(
@@ -217,10 +240,10 @@ impl Work {
         if row.run_id != self.row.run_id {
             return Err(ExecutionError::TakenOver { execution: row.execution_id, run: row.run_id });
         }
-        self.stopped(row.status).await;
         let first = !self.row.status.is_terminal() && (row.status, &row.error) == (end.status, &end.error);
         // Another end may have come after further answers.
         let state = if first { state } else { self.accessor.get(&thread, None).await? };
-        Ok(Recorded { first, outcome: self.settle(&row, state.as_ref()).await? })
+        let status = row.status;
+        Ok(Recorded { status, first, outcome: self.settle(&row, state.as_ref()).await? })
     }
 }

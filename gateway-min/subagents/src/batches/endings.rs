@@ -19,7 +19,21 @@ pub(super) struct Endings {
 
 struct Waiting {
     ended: Ended,
-    answer: oneshot::Sender<Result<bool, String>>,
+    answer: oneshot::Sender<Result<bool, Unwritten>>,
+}
+
+/// Why an end may not be written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Unwritten {
+    pub(super) error: String,
+    /// Whether it may be later.
+    pub(super) may_pass: bool,
+}
+
+impl From<RecordsError> for Unwritten {
+    fn from(error: RecordsError) -> Self {
+        Self { error: error.to_string(), may_pass: error.may_pass() }
+    }
 }
 
 impl Endings {
@@ -35,7 +49,7 @@ impl Endings {
     ///
     /// # Errors
     /// Why it may not be written.
-    pub(super) async fn end(&self, ended: Ended) -> Result<bool, String> {
+    pub(super) async fn end(&self, ended: Ended) -> Result<bool, Unwritten> {
         let batch_id = ended.claim.batch_id.clone();
         let (answer, answered) = oneshot::channel();
         let waiting = Waiting { ended, answer };
@@ -52,7 +66,8 @@ impl Endings {
         if is_first {
             tokio::spawn(self.clone().write(batch_id));
         }
-        answered.await.unwrap_or_else(|_| Err("the process stops".to_owned()))
+        let stops = || Unwritten { error: "the process stops".to_owned(), may_pass: false };
+        answered.await.unwrap_or_else(|_| Err(stops()))
     }
 
     /// Writes the ends of a batch until no more are waiting.
@@ -78,12 +93,13 @@ impl Endings {
                 // One that the database refuses costs no other.
                 Err(error) if next.len() > 1 && !error.is_unavailable() => {
                     for Waiting { ended, answer } in next {
-                        let _ = answer.send(self.alone(&ended).await.map_err(|error| error.to_string()));
+                        let _ = answer.send(self.alone(&ended).await.map_err(Unwritten::from));
                     }
                 }
                 Err(error) => {
+                    let unwritten = Unwritten::from(error);
                     for waiting in next {
-                        let _ = waiting.answer.send(Err(error.to_string()));
+                        let _ = waiting.answer.send(Err(unwritten.clone()));
                     }
                 }
             }

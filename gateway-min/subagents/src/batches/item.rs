@@ -18,6 +18,7 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use super::endings::Unwritten;
 use super::spec::Spec;
 use super::worker::Worker;
 use super::{AttemptEnd, ItemBudget};
@@ -36,6 +37,9 @@ const ERROR_MAX: usize = 4_000;
 
 /// How often to look whether an earlier attempt of this process, whose claim was lost, has stopped.
 const STOPPED_EVERY: Duration = Duration::from_millis(50);
+/// The pauses between the attempts to write how an attempt ends, as long as the database is unavailable.
+const PAUSE: Duration = Duration::from_millis(200);
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 /// An item that this process has claimed. Its lease is renewed until it is dropped, also by a runtime that ends.
 pub(super) struct AtWork {
@@ -346,34 +350,58 @@ impl AtWork {
         execution_end: Option<ExecutionEnd>,
         counts_as: AttemptEnd,
     ) -> AttemptEnd {
-        let claim = &self.item.claim;
-        let execution = row.cloned().zip(execution_end);
-        match self.worker.endings.end(Ended { claim: claim.clone(), end, execution }).await {
-            Ok(true) => counts_as,
-            Ok(false) => match row {
-                Some(row) => self.abandoned(row).await,
-                None => AttemptEnd::Lost,
-            },
-            Err(error) => {
-                // The next claim finds the subagent's work done.
-                tracing::warn!(item_id = claim.item_id, %error, "the end of a batch item was not recorded");
-                AttemptEnd::Lost
+        let claim = self.item.claim.clone();
+        let ended = Ended { execution: row.cloned().zip(execution_end), claim, end };
+        let mut pause = PAUSE;
+        loop {
+            match self.worker.endings.end(ended.clone()).await {
+                Ok(true) => return counts_as,
+                Ok(false) => return self.without_claim(row).await,
+                Err(Unwritten { error, may_pass }) => {
+                    // If nobody writes it, the next claim finds the subagent's work done; after the last one nobody looks.
+                    let item_id = &ended.claim.item_id;
+                    tracing::warn!(item_id, error, "the end of a batch item was not recorded");
+                    if !(may_pass && self.may_try_again(&mut pause).await) {
+                        return AttemptEnd::Lost;
+                    }
+                }
             }
+        }
+    }
+
+    /// Waits before the next attempt to write; false if there is none: the claim is lost, or the process stops.
+    async fn may_try_again(&self, pause: &mut Duration) -> bool {
+        let next = (*pause * 2).min(LONGEST_PAUSE);
+        let pause = std::mem::replace(pause, next);
+        tokio::select! {
+            biased;
+            () = self.lost.cancelled() => false,
+            () = self.worker.stop.cancelled() => false,
+            () = tokio::time::sleep(pause) => true,
+        }
+    }
+
+    async fn without_claim(&self, row: Option<&ExecutionRow>) -> AttemptEnd {
+        match row {
+            Some(row) => self.abandoned(row).await,
+            None => AttemptEnd::Lost,
         }
     }
 
     /// Gives the item back; the subagent has stopped.
     async fn release(&self, row: Option<&ExecutionRow>) -> AttemptEnd {
         let (batches, claim) = (self.worker.delegator.records.batches(), &self.item.claim);
-        match persistently(|| batches.release(claim)).await {
-            Ok(true) => AttemptEnd::Released,
-            Ok(false) => match row {
-                Some(row) => self.abandoned(row).await,
-                None => AttemptEnd::Lost,
-            },
-            Err(error) => {
-                tracing::warn!(item_id = claim.item_id, %error, "a batch item stays claimed until its lease expires");
-                AttemptEnd::Lost
+        let mut pause = PAUSE;
+        loop {
+            match persistently(|| batches.release(claim)).await {
+                Ok(true) => return AttemptEnd::Released,
+                Ok(false) => return self.without_claim(row).await,
+                Err(error) if error.may_pass() && self.may_try_again(&mut pause).await => {}
+                Err(error) => {
+                    let item_id = &claim.item_id;
+                    tracing::warn!(item_id, %error, "a batch item stays claimed until its lease expires");
+                    return AttemptEnd::Lost;
+                }
             }
         }
     }

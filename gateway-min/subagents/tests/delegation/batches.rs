@@ -233,6 +233,23 @@ async fn an_orderly_stop_gives_items_back_and_the_next_process_goes_on_at_once()
     assert_eq!(rows(&next).await[0].token_usage.unwrap().total_tokens, 13);
 }
 
+/// The database is away for longer than a write is repeated at once, and the attempt is the last one.
+#[tokio::test]
+async fn a_result_that_cannot_be_written_at_once_is_written_when_the_database_is_back() {
+    let name = gate_name("written-later");
+    let house = submitted(&["a"], two_turns(&name), "").await;
+    let worker = worker(&house).await;
+    gate(&name).reached().await;
+    let records = &house.delegator.records;
+    records.fail_with(", model_name = ", 4);
+    gate(&name).open();
+    ended(&house).await;
+    worker.stop().await;
+    assert_eq!(records.left_to_fail(), 0);
+    let row = rows(&house).await.remove(0);
+    assert_eq!((row.status, row.attempt, row.error), (BatchItemStatus::Succeeded, 1, None));
+}
+
 /// Its leases are renewed on another thread: a process that is busy for long is not dead.
 #[tokio::test]
 async fn a_worker_whose_threads_are_busy_for_longer_than_a_lease_keeps_its_items() {

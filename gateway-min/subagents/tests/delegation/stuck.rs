@@ -36,6 +36,10 @@ enum Trouble {
     /// The store does not answer to anybody who reads the thread either.
     Silence,
     Panics,
+    /// It fails once.
+    Fails,
+    /// It panics, and the next read of the thread fails.
+    PanicsUnread,
     /// None, but as many reads of the thread fail as the test asks for.
     Unread,
 }
@@ -108,7 +112,14 @@ impl Saver for Troubled {
             && self.commits.fetch_add(1, Ordering::SeqCst) == 2
         {
             self.reached.add_permits(1);
-            assert!(self.trouble != Trouble::Panics, "expected by the test");
+            if self.trouble == Trouble::Fails {
+                let reason = "expected by the test".to_owned();
+                return Err(threadkeep::Error::Unavailable { saver: "troubled", reason });
+            }
+            if self.trouble == Trouble::PanicsUnread {
+                self.unread.store(1, Ordering::SeqCst);
+            }
+            assert!(!matches!(self.trouble, Trouble::Panics | Trouble::PanicsUnread), "expected by the test");
             self.gate.acquire().await.unwrap().forget();
         }
         self.inner.commit(step).await
@@ -256,7 +267,7 @@ async fn a_stuck_subagent_is_given_up_a_minute_after_its_time_and_can_write_noth
 #[tokio::test]
 async fn a_store_that_does_not_answer_keeps_no_run_waiting_and_the_end_is_recorded_later() {
     let saver = Troubled::new(Trouble::Silence);
-    let (house, _) = house(&saver).await;
+    let (house, ends) = house(&saver).await;
     let mut seen = Seen::default();
     let (ended, ()) = tokio::join!(house.run("r", Some("go"), &mut seen), async {
         saver.reached().await;
@@ -269,6 +280,7 @@ async fn a_store_that_does_not_answer_keeps_no_run_waiting_and_the_end_is_record
     assert!(matches!(ended.unwrap(), Ended::Done { .. }));
     assert_eq!(house.results().await[0]["content"], RESULT);
     assert_eq!(seen.events.last().unwrap()["usage"], Json::Null, "unknown is not zero");
+    assert_eq!(*ends.0.lock().unwrap(), ["failed"], "extensions learn of it all the same");
     wait(10).await;
     slot_is_back(&house).await;
     assert_eq!(only(&house).await.status, ExecutionStatus::Running);
@@ -329,7 +341,18 @@ async fn a_subagent_that_panics_fails_and_leaves_nothing_at_work() {
     assert_eq!(house.delegator.admission.counts().running, 0);
 }
 
-/// Scenario 78 for what stops an item where it cannot say so itself: a panic, its time, the loss of its claim.
+#[tokio::test]
+async fn a_subagent_whose_end_cannot_be_recorded_has_an_end_for_extensions_too() {
+    let saver = Troubled::new(Trouble::PanicsUnread);
+    let (house, ends) = house(&saver).await;
+    house.ask("go").await;
+    assert_eq!(saver.unread.load(Ordering::SeqCst), 0, "the end was not recorded");
+    assert!(house.results().await[0]["content"].as_str().unwrap().starts_with("Task failed."));
+    assert_eq!(*ends.0.lock().unwrap(), ["failed"], "once");
+    assert_eq!(house.delegator.admission.counts().running, 0);
+}
+
+/// Scenario 78 for what stops an item where it cannot say so itself: a panic, its store, its time, the loss of its claim.
 #[tokio::test]
 async fn an_item_that_cannot_say_so_itself_has_an_end_for_extensions_too() {
     // A lease that no clock put forward here ends.
@@ -337,6 +360,7 @@ async fn an_item_that_cannot_say_so_itself_has_an_end_for_extensions_too() {
         "subagent_batches: {enabled: true, poll_interval_seconds: 0.1, lease_seconds: 3600, max_attempts: 1}";
     for (trouble, is_cancelled, end) in [
         (Trouble::Panics, false, "failed"),
+        (Trouble::Fails, false, "failed"),
         (Trouble::Hangs, false, "failed"),
         (Trouble::Hangs, true, "aborted"),
     ] {

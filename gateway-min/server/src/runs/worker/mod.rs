@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value as Json, json};
 use threadkeep::id::{CheckpointId, ThreadId};
+use threadkeep::metadata::RESTORED_KEY;
 use threadkeep::state::{KnownHead, RollbackPoint, StateSnapshot};
 use threadkeep_agent::tools::Snapshot;
 use threadkeep_agent::{AgentSpec, Breakpoints, DEFAULT_AGENT, Durability, Ended, binding};
@@ -26,7 +27,6 @@ use super::request::{Delegation, RunInput};
 use super::usage::UsageLedger;
 use crate::streams::bridge::Publisher;
 use crate::telemetry::spans;
-use crate::threads::lineage::RESTORED;
 use threadkeep_records::{RecordsError, RunEnd};
 use threadkeep_subagents::hooks::{TaskConclusion, TaskInfo};
 use threadkeep_subagents::ledger::Limits;
@@ -92,6 +92,7 @@ pub(crate) fn start(
     guard: RunGuard,
 ) {
     let (ending, run_id, stream) = (Arc::clone(&runs), spec.run_id.clone(), Arc::clone(&publisher));
+    let info = TaskInfo::lead(&spec.run_id, &spec.thread_id, DEFAULT_AGENT);
     let span = spans::run(&spec.thread_id, &spec.run_id);
     let task = tokio::spawn(work(runs, spec, publisher, frames, guard).instrument(span));
     tokio::spawn(async move {
@@ -101,6 +102,7 @@ pub(crate) fn start(
             let _guard = ending.local.enter(&run_id);
             stream.fail(&died());
             stream.end();
+            ending.delegator.hooks.broke_off(&run_id, &info).await;
             ending.bury(&run_id, None).await;
         }
     });
@@ -238,6 +240,6 @@ impl Worker<'_> {
 /// The metadata of a checkpoint that restores the state of this one.
 pub(super) fn restoring(checkpoint: CheckpointId, extra: &Map<String, Json>) -> Map<String, Json> {
     let mut extra = binding(extra);
-    extra.insert(RESTORED.to_owned(), checkpoint.to_string().into());
+    extra.insert(RESTORED_KEY.to_owned(), checkpoint.to_string().into());
     extra
 }

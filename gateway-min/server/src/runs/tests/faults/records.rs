@@ -1,12 +1,16 @@
 //! The records of a run: writes that fail, and writes whose response is lost.
 
 use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex};
+use std::task::Poll;
 use std::time::Duration;
 
+use async_trait::async_trait;
 use serde_json::json;
 use threadkeep_agent::model::scripted::gate;
 
 use super::super::{Gateway, MODES, On, ask, everywhere, frames, from, gated, options};
+use super::saver::{Faults, FaultySaver};
 use super::{faulty, goes_on, post, said, script};
 use crate::app::Parts;
 use crate::runs::admission::CreateError;
@@ -17,6 +21,7 @@ use threadkeep_records::{
     CancelAction, CancelOutcome, EventBackend, EventQuery, MultitaskStrategy, NewRun, NewThread, Records,
     RecordsOptions, RunEnd, RunStatus, RunTotals,
 };
+use threadkeep_subagents::hooks::{HookStore, Hooks, LifecycleHooks, TaskConclusion, TaskInfo};
 
 /// Whichever of a run's record writes fails at first, or loses its response, the run ends and releases its thread.
 #[tokio::test]
@@ -251,6 +256,52 @@ async fn doubted_everywhere(happens: bool) -> usize {
     unreachable!()
 }
 
+/// Polls a future when it is woken, this many times at most; its output if it is ready by then.
+async fn polled<F: Future>(future: F, times: usize) -> Option<F::Output> {
+    let (mut future, mut left) = (std::pin::pin!(future), times);
+    std::future::poll_fn(|context| match future.as_mut().poll(context) {
+        Poll::Ready(output) => Poll::Ready(Some(output)),
+        Poll::Pending if left <= 1 => Poll::Ready(None),
+        Poll::Pending => {
+            left -= 1;
+            Poll::Pending
+        }
+    })
+    .await
+}
+
+/// A run that is cancelled gives up the write of what a tool reported, wherever it is.
+#[tokio::test]
+async fn events_whose_write_is_given_up_are_stored_once() {
+    for event_backend in [EventBackend::Memory, EventBackend::Database, EventBackend::Jsonl] {
+        for times in 1.. {
+            let directory = tempfile::tempdir().unwrap();
+            let event_directory = directory.path().to_owned();
+            let options = RecordsOptions { event_backend, event_directory, ..RecordsOptions::default() };
+            let records = Records::open_memory(options).await.unwrap();
+            let thread = NewThread { thread_id: "t".into(), ..NewThread::default() };
+            records.threads().create(thread).await.unwrap();
+            let run = NewRun { run_id: "r".into(), thread_id: "t".into(), ..NewRun::default() };
+            records.runs().admit(run, MultitaskStrategy::Reject).await.unwrap();
+            let mut journal = Journal::new(records.clone(), "t", "r");
+            for n in 0..19 {
+                journal.human_input(&json!({"id": n})).await.unwrap();
+            }
+            let last = json!({"id": 19});
+            let written = polled(journal.human_input(&last), times).await;
+            journal.close().await;
+            let query = EventQuery { limit: EventQuery::MAX_LIMIT, ..EventQuery::new("t", "r") };
+            let events = records.events().list(&query).await.unwrap();
+            let messages = events.iter().filter(|event| event.category == "message");
+            let ids: Vec<_> = messages.map(|event| event.content["id"].as_i64().unwrap()).collect();
+            assert_eq!(ids, (0..20).collect::<Vec<_>>(), "{event_backend:?}, given up at {times}");
+            if written.is_some() {
+                break;
+            }
+        }
+    }
+}
+
 /// The feed cannot be asked at once whether it has them, as while another server takes over.
 #[tokio::test]
 async fn events_in_doubt_are_looked_for_again_and_stored_once() {
@@ -298,6 +349,36 @@ async fn a_run_whose_task_panics_ends_before_who_waits_for_it_is_answered() {
         );
         goes_on(&gateway).await;
     }
+}
+
+/// Notes how runs end.
+#[derive(Default)]
+struct Ends(Mutex<Vec<&'static str>>);
+
+#[async_trait]
+impl LifecycleHooks for Ends {
+    async fn on_task_stop(&self, _: &HookStore, _: &HookStore, _: &TaskInfo, outcome: TaskConclusion) {
+        self.0.lock().unwrap().push(outcome.as_str());
+    }
+}
+
+#[tokio::test]
+async fn a_run_whose_task_panics_has_an_end_for_extensions_too() {
+    let (faults, ends) = (Faults::default(), Arc::<Ends>::default());
+    let wrapped = faults.clone();
+    let parts = Parts {
+        wrap_saver: Box::new(move |inner| Arc::new(FaultySaver { inner, faults: wrapped })),
+        hooks: Some(Hooks::new(vec![ends.clone()])),
+        ..Parts::default()
+    };
+    let gateway = Gateway::start_with(("memory", "delta"), 3, &script("none"), parts).await;
+    faults.before_write(async { panic!("a saver that panics") });
+    let body = json!({"input": {"messages": [{"role": "user", "content": "next"}]}});
+    let (_, ended) = post(&gateway, "/api/threads/t/runs/wait", body).await;
+    assert_eq!(ended["error"], DIED);
+    assert_eq!(*ends.0.lock().unwrap(), ["failed"]);
+    gateway.run(ask("next")).await;
+    assert_eq!(*ends.0.lock().unwrap(), ["failed", "completed"], "each once");
 }
 
 /// The row of a run that was cancelled cannot be read at first: what was asked for is done all the same.

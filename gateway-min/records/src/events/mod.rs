@@ -192,7 +192,8 @@ impl Events {
     /// As [`Events::append`], of events that an earlier attempt may have stored. In the database they are stored once,
     /// whichever attempt comes first, and also if an earlier one is carried out only after this one: if the run has an event
     /// after the position `after` with the type and time of the first of `events`, none is added and no position returned. In
-    /// memory and in files an attempt that has failed does nothing later: look there for the events before this.
+    /// memory and in files an attempt that has failed does nothing later, nor one that was dropped, after
+    /// [`Self::settle`]: look there for the events before this.
     ///
     /// # Errors
     /// See [`Events::append`].
@@ -206,6 +207,13 @@ impl Events {
             return database::append_once(&self.db, (thread_id, run_id), after, self.prepare(events)?).await;
         }
         self.append(thread_id, run_id, events).await
+    }
+
+    /// Waits until no append of this process to a thread's file is under way, also if its caller was dropped.
+    pub async fn settle(&self, thread_id: &str) {
+        if let Feed::Files(feed) = &self.feed {
+            feed.settle(thread_id).await;
+        }
     }
 
     /// Appends `event`, or returns `None` if its run already has an event of this type. This ensures that

@@ -235,6 +235,7 @@ impl Journal {
         let mut written = Ok(());
         for _ in 0..ATTEMPTS {
             if self.in_doubt {
+                self.records.events().settle(&self.thread_id).await;
                 let found = persistently(|| self.found()).await?;
                 self.wrote(&found);
             }
@@ -246,10 +247,7 @@ impl Journal {
                     self.wrote(&positions);
                     Ok(())
                 }
-                Err(error @ RecordsError::InDoubt { .. }) => {
-                    self.in_doubt = true;
-                    Err(error)
-                }
+                Err(error) if self.in_doubt => Err(error),
                 Err(error) => return Err(error),
             };
         }
@@ -265,8 +263,12 @@ impl Journal {
     }
 
     async fn append(&mut self) -> Result<Vec<i64>, RecordsError> {
+        // If this is dropped, the events may be stored all the same.
+        self.in_doubt = true;
         let (events, run) = (self.records.events(), (self.thread_id.as_str(), self.run_id.as_str()));
-        let positions = events.append_once(run, self.written, self.pending.clone()).await?;
+        let appended = events.append_once(run, self.written, self.pending.clone()).await;
+        self.in_doubt = matches!(appended, Err(RecordsError::InDoubt { .. }));
+        let positions = appended?;
         if !positions.is_empty() {
             return Ok(positions);
         }

@@ -275,10 +275,19 @@ impl JsonlFeed {
         blocking(move || held.file.retain(|event| event.run_id != run_id)).await
     }
 
+    /// Waits for the appends of this process that are under way, also for those whose callers are gone.
+    pub(super) async fn settle(&self, thread_id: &str) {
+        drop(self.stripe(thread_id).await);
+    }
+
+    async fn stripe(&self, thread_id: &str) -> OwnedMutexGuard<()> {
+        let stripe = usize::from(blake3::hash(thread_id.as_bytes()).as_bytes()[0]) % STRIPES;
+        Arc::clone(&self.stripes[stripe]).lock_owned().await
+    }
+
     async fn hold(&self, thread_id: &str) -> Result<Held, RecordsError> {
         let path = self.path(thread_id);
-        let stripe = usize::from(blake3::hash(thread_id.as_bytes()).as_bytes()[0]) % STRIPES;
-        let stripe = Arc::clone(&self.stripes[stripe]).lock_owned().await;
+        let stripe = self.stripe(thread_id).await;
         let thread_id = thread_id.to_owned();
         blocking(move || Ok(Held { file: FeedFile::hold(path, thread_id)?, _stripe: stripe })).await
     }

@@ -7,6 +7,8 @@ use chrono::SecondsFormat;
 use serde_json::{Map, Value as Json, json};
 use threadkeep::Result;
 use threadkeep::id::CheckpointId;
+use threadkeep::metadata::COUNTERS_KEY;
+use threadkeep::mode::CHECKPOINT_MODE_METADATA_KEY;
 use threadkeep::state::{StateSnapshot, TaskView};
 use threadkeep::step::Task;
 use threadkeep_agent::Origin;
@@ -226,11 +228,14 @@ impl Frames {
             }})
         };
         let task = |task: TaskView| json!({ "id": task.id.to_string(), "name": task.name.as_str(), "interrupts": task.interrupts, "state": null });
+        // No event says the mode (service reference, "Events").
+        let mut metadata = serialize::metadata(&state.metadata);
+        metadata.retain(|key, _| ![CHECKPOINT_MODE_METADATA_KEY, COUNTERS_KEY].contains(&key.as_str()));
         Ok(json!({
             "config": config(state.key.id),
             "parent_config": state.parent.map(config),
             "values": serialize::values(state)?,
-            "metadata": serialize::metadata(&state.metadata),
+            "metadata": metadata,
             "next": state.next,
             "tasks": state.tasks().into_iter().map(task).collect::<Vec<_>>(),
         }))

@@ -10,6 +10,16 @@ use super::{Gateway, ask, options};
 use crate::http::sse;
 use crate::runs::request::{RunRequest, StreamMode};
 
+const ALL: [StreamMode; 7] = [
+    StreamMode::Values,
+    StreamMode::MessagesTuple,
+    StreamMode::Updates,
+    StreamMode::Debug,
+    StreamMode::Tasks,
+    StreamMode::Checkpoints,
+    StreamMode::Custom,
+];
+
 /// A turn with a tool call, streamed in few chunks.
 fn script() -> Json {
     json!({"chunk_chars": 12, "rules": [{"answers": [
@@ -43,24 +53,16 @@ async fn transcript(mode: &'static str, modes: &[StreamMode]) -> String {
 
 #[tokio::test]
 async fn the_transcript_of_each_stream_mode() {
-    let all = [
-        StreamMode::Values,
-        StreamMode::MessagesTuple,
-        StreamMode::Updates,
-        StreamMode::Debug,
-        StreamMode::Tasks,
-        StreamMode::Checkpoints,
-        StreamMode::Custom,
-    ];
-    for mode in all {
+    for mode in ALL {
         insta::assert_snapshot!(mode.event(), transcript("full", &[mode]).await);
     }
-    insta::assert_snapshot!("all", transcript("full", &all).await);
+    insta::assert_snapshot!("all", transcript("full", &ALL).await);
 }
 
+/// No event says the mode, or what belongs to it.
 #[tokio::test]
 async fn delta_mode_streams_what_full_mode_streams() {
-    for mode in [StreamMode::Values, StreamMode::MessagesTuple, StreamMode::Updates] {
+    for mode in ALL {
         assert_eq!(transcript("delta", &[mode]).await, transcript("full", &[mode]).await);
     }
 }

@@ -85,3 +85,30 @@ async fn the_steps_of_a_subagent_are_shown_while_it_works_and_afterwards() {
         );
     }
 }
+
+/// Service reference, "Database checkpoint settings": `token_usage.enabled`.
+#[tokio::test]
+async fn the_card_of_a_delegation_shows_tokens_unless_they_are_hidden() {
+    for enabled in [true, false] {
+        let task = json!({"name": "task", "args": {"prompt": "look", "description": "rivers",
+            "subagent_type": "general-purpose"}});
+        let script = json!({"rules": [
+            {"when": {"caller": "subagent"},
+             "answers": [{"text": "Found.", "usage": {"input_tokens": 20, "output_tokens": 7}}]},
+            {"answers": [{"tool_calls": [task]}, {"text": "Done."}]},
+        ]});
+        let sections = json!({"token_usage": {"enabled": enabled}});
+        let gateway = Setup { script, sections, ..Setup::on("memory", "delta") }.start().await;
+        gateway.create("t").await;
+        let mut body = question("go");
+        body["context"] = json!({"subagent_enabled": true});
+        gateway.post("/api/threads/t/runs/wait", body).await.ok();
+        let executions = gateway.get("/api/threads/t/executions").await.ok();
+        let id = executions["executions"][0]["execution_id"].as_str().unwrap().to_owned();
+        for path in ["/threads/t".to_owned(), format!("/threads/t/executions/{id}")] {
+            let page = gateway.get(&path).await;
+            assert!(html(&page).contains("rivers"), "{path}: {}", html(&page));
+            assert_eq!(html(&page).contains("27 tokens"), enabled, "{path}: {}", html(&page));
+        }
+    }
+}

@@ -47,11 +47,12 @@ pub(super) enum TuiError {
 pub(super) async fn run(args: &ChatArgs, message: Option<String>) -> Result<(), TuiError> {
     let config = args.config().await?;
     let withheld = super::withheld(&config);
+    let hides_tokens = !config.current_async().await.token_usage.enabled;
     let client = Client::open(args.client_options(config)).await?;
     // Report early errors on an unchanged terminal.
     let thread = args.thread(&client).await?;
     let mut session = Session::open(client).await?;
-    let mut state = State { model: args.model.clone(), ..State::default() };
+    let mut state = State { model: args.model.clone(), hides_tokens, ..State::default() };
     if let Some(text) = withheld {
         state.update(Action::Notice(text));
     }

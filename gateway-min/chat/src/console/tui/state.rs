@@ -99,6 +99,8 @@ pub(super) struct State {
     pub(super) running: bool,
     /// Whether tool arguments and results are shown in full.
     pub(super) details: bool,
+    /// Whether the lines of delegations are without tokens (`token_usage.enabled: false`).
+    pub(super) hides_tokens: bool,
     /// Of all turns since the start.
     pub(super) usage: Usage,
     /// How many lines the view is scrolled up from the end.

@@ -83,14 +83,15 @@ impl Task {
         }
     }
 
-    /// The line.
-    pub(super) fn line(&self) -> String {
+    /// The line, with the tokens unless the configuration hides them.
+    pub(super) fn line(&self, hides_tokens: bool) -> String {
         let turns = match self.turns {
             0 => String::new(),
             1 => ", 1 turn".to_owned(),
             turns => format!(", {turns} turns"),
         };
-        let tokens = self.tokens.map(|tokens| format!(", {tokens} tokens")).unwrap_or_default();
+        let tokens = self.tokens.filter(|_| !hides_tokens);
+        let tokens = tokens.map(|tokens| format!(", {tokens} tokens")).unwrap_or_default();
         format!("{}{turns}{tokens}: {}", self.status, self.description)
     }
 }

@@ -150,15 +150,15 @@ fn delegations_of_a_thread_show_how_they_ended() {
     let Json::Array(messages) = messages else { panic!() };
     let mut state = sized(60, 18);
     state.update(Action::Switched("t".into(), Values { messages, ..Values::default() }));
-    let lines: Vec<String> = state
-        .entries
-        .iter()
-        .map(|entry| match entry {
-            TranscriptEntry::Task { task, .. } => task.line(),
+    let lines = |hides_tokens: bool| -> Vec<String> {
+        let of = |entry: &TranscriptEntry| match entry {
+            TranscriptEntry::Task { task, .. } => task.line(hides_tokens),
             other => panic!("{other:?}"),
-        })
-        .collect();
-    assert_eq!(lines, ["completed, 7 tokens: x", "refused: y", "asked: z"]);
+        };
+        state.entries.iter().map(of).collect()
+    };
+    assert_eq!(lines(false), ["completed, 7 tokens: x", "refused: y", "asked: z"]);
+    assert_eq!(lines(true)[0], "completed: x");
     assert_eq!(enter(&mut state, "/continue"), Some(Effect::Continue));
 }
 

@@ -43,7 +43,7 @@ fn areas(area: Rect) -> [Rect; 4] {
 /// How many lines of the conversation are above the screen.
 pub(super) fn hidden_lines(state: &State) -> usize {
     let [_, body, ..] = areas(Rect::new(0, 0, state.size.0, state.size.1));
-    let all: usize = state.entries.iter().map(|entry| lines(entry, state.details, body.width).len()).sum();
+    let all: usize = state.entries.iter().map(|entry| lines(entry, state, body.width).len()).sum();
     all.saturating_sub(usize::from(body.height))
 }
 
@@ -72,7 +72,7 @@ fn transcript(state: &State, area: Rect) -> Vec<Line<'static>> {
         if shown.len() >= height + state.scrolled {
             break;
         }
-        shown.extend(lines(entry, state.details, area.width).into_iter().rev());
+        shown.extend(lines(entry, state, area.width).into_iter().rev());
     }
     let mut visible: Vec<Line<'static>> = shown.into_iter().skip(state.scrolled).take(height).collect();
     visible.reverse();
@@ -80,8 +80,8 @@ fn transcript(state: &State, area: Rect) -> Vec<Line<'static>> {
 }
 
 /// An entry, followed by an empty line.
-fn lines(entry: &TranscriptEntry, details: bool, width: u16) -> Vec<Line<'static>> {
-    let width = usize::from(width);
+fn lines(entry: &TranscriptEntry, state: &State, width: u16) -> Vec<Line<'static>> {
+    let (details, width) = (state.details, usize::from(width));
     let plain = Style::new();
     let mut lines = match entry {
         TranscriptEntry::User(text) => block("> ", text, Style::new().fg(Color::Cyan), width),
@@ -94,7 +94,7 @@ fn lines(entry: &TranscriptEntry, details: bool, width: u16) -> Vec<Line<'static
                 "completed" => Color::Green,
                 _ => Color::Red,
             });
-            let mut lines = one_line("* ", &format!("task {}", task.line()), style, width);
+            let mut lines = one_line("* ", &format!("task {}", task.line(state.hides_tokens)), style, width);
             let gray = Style::new().fg(Color::DarkGray);
             match result {
                 Some(result) if details => lines.extend(block("  = ", result, gray, width)),

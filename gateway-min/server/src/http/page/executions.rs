@@ -29,6 +29,8 @@ pub(super) struct Executions {
     rows: Vec<ExecutionRow>,
     /// By child thread.
     steps: HashMap<String, Vec<Step>>,
+    /// The setting `token_usage.enabled`.
+    shows_tokens: bool,
 }
 
 impl Executions {
@@ -42,7 +44,7 @@ impl Executions {
             let read = executions::steps(app, row).await.unwrap_or_default();
             steps.insert(row.child_thread.clone(), read.iter().map(step).collect());
         }
-        Ok(Self { rows, steps })
+        Ok(Self { rows, steps, shows_tokens: shows_tokens(app).await })
     }
 
     /// What a call delegated, in this run.
@@ -70,7 +72,7 @@ impl Executions {
         {
             facts.push(seconds(took));
         }
-        if let Some(tokens) = row.tokens().filter(|tokens| tokens.total_tokens > 0) {
+        if let Some(tokens) = row.tokens().filter(|tokens| self.shows_tokens && tokens.total_tokens > 0) {
             facts.push(format!("{} tokens", count(tokens.total_tokens)));
         }
         facts.extend(row.model_name.clone());
@@ -89,6 +91,10 @@ impl Executions {
             children: below.map(|row| self.delegation(row)).collect(),
         }
     }
+}
+
+async fn shows_tokens(app: &App) -> bool {
+    app.config.current_async().await.token_usage.enabled
 }
 
 /// A step, as the API has it.
@@ -120,7 +126,7 @@ pub(super) async fn show(
     let has_ended = row.status.is_terminal();
     let rows =
         app.records.executions().delegated_by_runs(path.thread_id.as_str()).await.or_internal(FAILED)?;
-    let all = Executions { rows, steps: HashMap::new() };
+    let all = Executions { rows, steps: HashMap::new(), shows_tokens: shows_tokens(&app).await };
     let delegation = Delegation { steps: steps.iter().map(step).collect(), ..all.delegation(&row) };
     Ok(Html(Execution { thread, delegation, has_ended }.page(&session)))
 }

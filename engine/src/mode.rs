@@ -3,7 +3,7 @@
 
 use std::fmt;
 use std::str::FromStr;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
 use serde_json::{Map, Value as Json};
 
@@ -77,8 +77,8 @@ impl ModeRegister {
     }
 
     /// The register of this process.
-    pub fn process() -> &'static Self {
-        static PROCESS: ModeRegister = ModeRegister::new();
+    pub fn process() -> &'static Arc<Self> {
+        static PROCESS: LazyLock<Arc<ModeRegister>> = LazyLock::new(Arc::default);
         &PROCESS
     }
 

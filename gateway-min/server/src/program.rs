@@ -227,7 +227,7 @@ async fn serve(
     } else if !address.ip().is_loopback() {
         tracing::warn!(%address, "listening beyond this machine without authentication: every client that reaches the port is an administrator");
     }
-    let app = App::start_on(stores, config, Arc::new(ModeRegister::new())).await?;
+    let app = App::start_on(stores, config, Arc::clone(ModeRegister::process())).await?;
     let page = if has_page { format!("page at http://{address}/, ") } else { String::new() };
     tracing::info!(
         "serving on http://{address}, {page}API at http://{address}/api, OpenAPI document at http://{address}/openapi.json"

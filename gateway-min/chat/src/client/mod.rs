@@ -93,7 +93,7 @@ impl Client {
     pub async fn open(options: ClientOptions) -> Result<Self, ClientError> {
         let config = open_config(options.config).await?;
         let current = config.current_async().await;
-        let guard = Guard(options.frozen_in.unwrap_or_else(|| ModeRegister::process()));
+        let guard = Guard(options.frozen_in.unwrap_or_else(|| ModeRegister::process().as_ref()));
         guard.freeze(&current)?;
         let table = Schema::thread_state().compile(channel_mode(&current), current.snapshot_frequency())?;
         let (saver, store) = match options.checkpointer {

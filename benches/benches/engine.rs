@@ -16,6 +16,7 @@ use shared::{accessor, grown, step, transcript};
 use threadkeep::channel::{MESSAGES_CHANNEL, Messages, Reducer};
 use threadkeep::id::{ThreadId, Version};
 use threadkeep::saver::Saver;
+use threadkeep::step::StepWriter;
 use threadkeep::value::{ChannelValue, Element, ListValue};
 use threadkeep_benches::case::Mode;
 use threadkeep_memory::MemorySaver;
@@ -68,17 +69,24 @@ fn apply(c: &mut Criterion) {
     group.finish();
 }
 
-/// Finding what is new in a list since it was stored, and comparing two lists.
+/// Changing a stored list and finding what is new in it, and comparing two lists.
 fn diff(c: &mut Criterion) {
     let mut group = c.benchmark_group("diff");
     for length in LENGTHS {
         let mut stored = list(length);
         stored.rebase(Version { counter: 1, random: 1 });
-        let mut edited = stored.clone();
-        edited.replace(length / 2, Element::from_json(&Json::from("edited")).unwrap());
-        edited.push(Element::from_json(&Json::from("new")).unwrap());
+        let [changed, new] = ["edited", "new"].map(|text| Element::from_json(&Json::from(text)).unwrap());
         group.bench_function(BenchmarkId::new("parts", length), |b| {
-            b.iter(|| black_box(&edited).parts().len());
+            b.iter_batched(
+                || (stored.clone(), changed.clone(), new.clone()),
+                |(mut edited, changed, new)| {
+                    edited.replace(length / 2, changed);
+                    edited.push(new);
+                    let parts = edited.parts().len();
+                    (edited, parts)
+                },
+                BatchSize::SmallInput,
+            );
         });
         let (apart, again) = (list(length), list(length));
         group.bench_function(BenchmarkId::new("equal and shared", length), |b| {
@@ -103,10 +111,14 @@ fn superstep(c: &mut Criterion) {
             let saver: Arc<dyn Saver> = Arc::new(MemorySaver::new());
             let accessor = accessor(&saver, mode);
             let mut run = runtime.block_on(grown(&accessor, &ThreadId::from("t"), &messages, 1));
-            // Write the same message again, so that the list keeps its length.
-            let message = messages.last().unwrap().clone();
+            // Replace one message by another, so that the list changes and keeps its length.
+            let mut message = messages.last().unwrap().clone();
+            let mut texts = ["one", "another"].into_iter().cycle();
             group.bench_function(BenchmarkId::new(name, length), |b| {
-                b.iter(|| runtime.block_on(step(&mut run, message.clone())));
+                b.iter(|| {
+                    message["content"] = texts.next().into();
+                    runtime.block_on(step(&mut run, message.clone()));
+                });
             });
         }
     }
@@ -121,7 +133,19 @@ fn materialize(c: &mut Criterion) {
         let messages = transcript(1_000);
         let saver: Arc<dyn Saver> = Arc::new(MemorySaver::new());
         let (thread, mode) = (ThreadId::from("t"), Mode::Delta(1_000_000));
-        runtime.block_on(grown(&accessor(&saver, mode), &thread, &messages, depth));
+        let (before, after) = messages.split_at(messages.len() - depth);
+        let head = runtime.block_on(async {
+            // The first step stores a snapshot.
+            drop(grown(&accessor(&saver, Mode::Delta(1)), &thread, before, 0).await);
+            let accessor = accessor(&saver, mode);
+            let mut run = StepWriter::open(&accessor, &thread, None).await.unwrap();
+            for message in after {
+                step(&mut run, message.clone()).await;
+            }
+            accessor.get(&thread, None).await.unwrap().unwrap()
+        });
+        let updates = head.metadata.counters.get(MESSAGES_CHANNEL).map_or(0, |counters| counters.updates);
+        assert_eq!(updates, depth as u64, "updates since the snapshot");
         group.bench_function(BenchmarkId::new("head at depth", depth), |b| {
             b.iter(|| {
                 let state = runtime.block_on(accessor(&saver, mode).get(&thread, None)).unwrap().unwrap();

@@ -58,7 +58,7 @@ const PATHS: [(&str, usize, Path); 14] = [
     ("append to a list of 4,000", 500, append),
     ("superstep in memory, full, 4,000 messages", 100, |times| steps(times, &memory(), FULL, 4_000)),
     ("superstep in memory, delta, 4,000 messages", 100, |times| steps(times, &memory(), FAR, 4_000)),
-    ("head in memory, 500 updates behind its snapshot", 4, |times| heads(times, &memory(), FAR, 500)),
+    ("head in memory, 500 updates and no snapshot", 4, |times| heads(times, &memory(), FAR, 500)),
     ("superstep on SQLite, full, 40 messages", 40, |times| on_sqlite(times, steps, FULL, 40)),
     ("superstep on SQLite, full, 4,000 messages", 40, |times| on_sqlite(times, steps, FULL, 4_000)),
     ("superstep on SQLite, delta K=10, 40 messages", 40, |times| on_sqlite(times, steps, TEN, 40)),

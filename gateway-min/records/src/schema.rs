@@ -52,6 +52,7 @@ const STEPS: &[Step] = &[
     step!("0014", "batch_tokens"),
     step!("0015", "uncounted_items"),
     step!("0016", "events_given"),
+    step!("0017", "finished_before"),
 ];
 
 /// Upgrades a SQLite database to the newest schema: applies all missing migrations or, after an error, none. Concurrent

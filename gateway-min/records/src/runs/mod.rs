@@ -7,6 +7,7 @@
 
 mod admission;
 mod brief;
+mod finished;
 mod frames;
 mod lease;
 mod lifecycle;

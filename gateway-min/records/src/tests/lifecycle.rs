@@ -440,3 +440,21 @@ async fn refused_requests_and_deleted_runs_hide_no_run_that_ended() {
     assert_eq!(of(Some(RunStatus::Error), 1).await, ["ended"]);
     assert_eq!(of(Some(RunStatus::Running), 9).await, ["works"]);
 }
+
+#[tokio::test]
+async fn what_had_finished_before_a_run_is_noted_while_it_runs() {
+    let fixture = fixture().await;
+    let (records, runs) = (&fixture.records, fixture.records.runs());
+    create_thread(records, "t").await;
+    admit(records, "t", "r").await;
+    let tasks = ["a".to_owned(), "b".to_owned()];
+    assert!(runs.note_finished_before("r", &tasks).await.unwrap_err().is_not_found(), "it has not started");
+    runs.start("r").await.unwrap();
+    assert_eq!(runs.finished_before("r").await.unwrap(), None, "it has not looked");
+    runs.note_finished_before("r", &[]).await.unwrap();
+    assert_eq!(runs.finished_before("r").await.unwrap(), Some(Vec::new()));
+    runs.note_finished_before("r", &tasks).await.unwrap();
+    assert_eq!(runs.finished_before("r").await.unwrap().unwrap(), tasks);
+    assert!(runs.note_finished_before("none", &tasks).await.unwrap_err().is_not_found());
+    assert_eq!(runs.finished_before("none").await.unwrap(), None);
+}

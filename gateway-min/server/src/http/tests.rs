@@ -406,28 +406,36 @@ async fn held_note(gateway: &Gateway) -> (OwnedMutexGuard<()>, Page) {
 /// A read of the history notes what it had to look up. Nobody is refused the thread because of that.
 #[tokio::test]
 async fn a_writer_right_after_a_read_waits_for_the_note_of_the_read() {
-    let values = json!({"values": {"title": "named"}});
-    let goal = json!({"objective": "done"});
+    let (t, none) = ("/api/threads/t", Value::Null);
     for mode in MODES {
-        for (method, rest, body) in [
-            ("POST", "/state", Some(&values)),
-            ("PUT", "/goal", Some(&goal)),
-            ("DELETE", "/goal", None),
-            ("DELETE", "", None),
+        for (method, path, body) in [
+            ("POST", format!("{t}/state"), json!({"values": {"title": "named"}})),
+            ("PUT", format!("{t}/goal"), json!({"objective": "done"})),
+            ("DELETE", format!("{t}/goal"), none.clone()),
+            ("POST", format!("{t}/branches"), json!({"message_id": "a-r1"})),
+            ("POST", format!("{t}/copy"), json!({})),
+            ("POST", format!("{t}/compact"), json!({})),
+            (
+                "POST",
+                "/api/threads/prune".to_owned(),
+                json!({"thread_ids": ["t"], "strategy": "keep_latest"}),
+            ),
+            ("DELETE", t.to_owned(), none.clone()),
         ] {
             let gateway = Gateway::start(mode).await;
             let (lock, read) = held_note(&gateway).await;
-            let request = Request::builder().method(method).uri(format!("/api/threads/t{rest}"));
+            let request = Request::builder().method(method).uri(&path);
             let request = request.header("content-type", "application/json");
-            let request = request.body(body.map_or_else(Body::empty, |body| body.to_string().into()));
+            let body = if body.is_null() { Body::empty() } else { body.to_string().into() };
+            let request = request.body(body);
             let mut answer = tokio::spawn(super::router(Arc::clone(&gateway.app)).oneshot(request.unwrap()));
             let early = timeout(Duration::from_millis(50), &mut answer).await;
-            assert!(early.is_err(), "{mode} {method} {rest}: {early:?}");
+            assert!(early.is_err(), "{mode} {method} {path}: {early:?}");
             drop(lock);
             read.note.unwrap().await.unwrap();
-            assert_eq!(answer.await.unwrap().unwrap().status(), 200, "{mode} {method} {rest}");
+            assert_eq!(answer.await.unwrap().unwrap().status(), 200, "{mode} {method} {path}");
             let noted = gateway.checkpoints().await.iter().any(|state| state.metadata.is_duration_only());
-            assert_eq!(noted, !rest.is_empty(), "{mode} {method} {rest}");
+            assert_eq!(noted, (method, &*path) != ("DELETE", t), "{mode} {method} {path}");
         }
     }
 }

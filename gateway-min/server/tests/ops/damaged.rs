@@ -184,6 +184,7 @@ async fn a_damaged_thread_does_not_end_the_import_of_a_directory() {
     }
     saver.close().await;
     let said = store.run(&["import", &dir]);
+    assert!(said.code == 1 && said.err.contains(&damaged), "{said:?}");
     let listed = store.run(&["checkpoints", "list", "--thread", "new", "--json"]);
     assert!(listed.code == 0 && !listed.out.is_empty(), "{said:?}, {listed:?}");
 }
@@ -208,5 +209,12 @@ async fn a_thread_that_cannot_be_replayed_does_not_end_a_pass() {
     for thread in [TALK, OTHER] {
         let image = store.image(thread).await;
         assert!(image.checkpoints.values().all(|tuple| !tuple.metadata.is_delta()), "{thread}");
+    }
+    let keep = ["--keep", "latest", "--boundary", "fresh-snapshot"];
+    let said = store.run(&[&["prune", "apply", "--all", "--yes"][..], &keep].concat());
+    assert!(said.code == 1 && said.err.contains("thread a: "), "{said:?}");
+    assert!(said.err.contains("1 of 3 threads could not be"), "{said:?}");
+    for (thread, left) in [("a", 2), (TALK, 1), (OTHER, 1)] {
+        assert_eq!(store.image(thread).await.checkpoints.len(), left, "{thread}");
     }
 }

@@ -214,6 +214,10 @@ async fn a_state_is_not_computed_from_changes_of_langgraph() {
          wrote them can replay them; read and continue the thread with that graph"
     );
     assert!(refused.code == 1 && refused.err.contains(&why), "{refused:?}");
+    let diff = store.run(&["checkpoints", "diff", &snapshot, &change, "--thread", CHANGES]);
+    assert!(diff.code == 1 && diff.err.contains(&why), "{diff:?}");
+    let shown = store.run(&["checkpoints", "show", &change, "--thread", CHANGES, "--json"]).json();
+    assert_eq!(shown[0]["messages"], Json::Null, "{shown:?}");
 }
 
 #[tokio::test]

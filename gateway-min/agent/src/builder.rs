@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use serde_json::Value as Json;
+use serde_json::{Map, Value as Json};
 use threadkeep_config::{Config, ConfigHandle, Title};
 use threadkeep_files::{adopt_thread_names, thread_name};
 
@@ -260,9 +260,57 @@ fn model_settings(config: &threadkeep_config::Model) -> ModelSettings {
         api_key: config.api_key.clone(),
         script,
         extra,
-        when_thinking_enabled: config.when_thinking_enabled.as_map().clone(),
+        when_thinking_enabled: when_thinking_enabled(config),
         when_thinking_disabled: config.when_thinking_disabled.as_map().clone(),
         stream_chunk_timeout: Duration::from_secs_f64(config.stream_chunk_timeout),
         ..ModelSettings::new(config.name.clone(), kind, config.model.clone())
+    }
+}
+
+/// What requests with thinking say: `when_thinking_enabled`, with the keys of `thinking` in its field of that name.
+fn when_thinking_enabled(config: &threadkeep_config::Model) -> Map<String, Json> {
+    let mut fields = config.when_thinking_enabled.as_map().clone();
+    let short = config.thinking.as_map().clone();
+    match fields.get_mut("thinking") {
+        _ if short.is_empty() => {}
+        Some(Json::Object(long)) => long.extend(short),
+        _ => {
+            fields.insert("thinking".to_owned(), short.into());
+        }
+    }
+    fields
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn map(value: Json) -> Map<String, Json> {
+        serde_json::from_value(value).unwrap()
+    }
+
+    #[test]
+    fn the_setting_thinking_is_sent_in_requests_that_think() {
+        for (thinking, long, sent) in [
+            (json!({"type": "enabled"}), json!({}), json!({"thinking": {"type": "enabled"}})),
+            (
+                json!({"type": "enabled"}),
+                json!({"temperature": 1, "thinking": {"type": "auto", "budget_tokens": 5}}),
+                json!({"temperature": 1, "thinking": {"type": "enabled", "budget_tokens": 5}}),
+            ),
+            (json!({"type": "enabled"}), json!({"thinking": null}), json!({"thinking": {"type": "enabled"}})),
+            (json!({}), json!({"thinking": true}), json!({"thinking": true})),
+            (json!({}), json!({}), json!({})),
+        ] {
+            let settings = model_settings(&threadkeep_config::Model {
+                thinking: map(thinking).into(),
+                when_thinking_enabled: map(long).into(),
+                ..threadkeep_config::Model::demo()
+            });
+            assert_eq!(settings.when_thinking_enabled, map(sent));
+            assert_eq!(settings.when_thinking_disabled, Map::new());
+        }
     }
 }

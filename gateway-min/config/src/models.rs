@@ -85,7 +85,7 @@ pub struct Model {
     pub when_thinking_enabled: FreeForm,
     /// Request fields merged in when a run does not think.
     pub when_thinking_disabled: FreeForm,
-    /// The short form of [`Model::when_thinking_enabled`]: the value of its `thinking` field.
+    /// The short form of the field `thinking` of [`Model::when_thinking_enabled`]; keys of both are taken from here.
     pub thinking: FreeForm,
     /// Seconds without a chunk after which a stream is considered dead; more than 0, default 240.
     pub stream_chunk_timeout: f64,

@@ -194,6 +194,16 @@ mod tests {
                  no such setting",
             ),
             (
+                "sandbox: {use: local, bash_comand_timeout: 3}",
+                "`sandbox.bash_comand_timeout` has no effect: `sandbox` has no such setting; did you mean \
+                 `bash_command_timeout`?",
+            ),
+            // A setting of a container, of which this build has none.
+            (
+                "sandbox: {use: local, mounts: [/srv]}",
+                "`sandbox.mounts` has no effect: `sandbox` has no such setting",
+            ),
+            (
                 "summarization: {trigger: [{type: messages, value: 5, valeu: 6}]}",
                 "`summarization.trigger[0].valeu` has no effect: `summarization.trigger[0]` has no such setting; did \
                  you mean `value`?",

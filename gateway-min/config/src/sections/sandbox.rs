@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::node::Node;
-use crate::secret::{FreeForm, Secret};
+use crate::secret::Secret;
 
 /// The `use` of the local sandbox, and the ending of its longer spellings.
 const LOCAL: &str = "local";
@@ -11,16 +11,6 @@ const LOCAL_CLASS: &str = "LocalSandboxProvider";
 
 /// How many shells a sandbox image keeps open.
 const MAX_SHELL_SESSIONS: &str = "MAX_SHELL_SESSIONS";
-
-const KNOWN: [&str; 7] = [
-    "use",
-    "allow_host_bash",
-    "environment",
-    "bash_output_max_chars",
-    "read_file_output_max_chars",
-    "ls_output_max_chars",
-    "bash_command_timeout",
-];
 
 /// What tools run in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,8 +37,6 @@ pub struct Sandbox {
     pub ls_output_max_chars: usize,
     /// Seconds a command may take; at least 1, default 600.
     pub bash_command_timeout: u64,
-    /// All other keys (`image`, `port`, `replicas`, `mounts`, ...), unchanged.
-    pub provider_options: FreeForm,
 }
 
 impl Default for Sandbox {
@@ -61,7 +49,6 @@ impl Default for Sandbox {
             read_file_output_max_chars: 50_000,
             ls_output_max_chars: 20_000,
             bash_command_timeout: 600,
-            provider_options: FreeForm::default(),
         }
     }
 }
@@ -98,7 +85,6 @@ impl Sandbox {
             ),
             ls_output_max_chars: node.int("ls_output_max_chars", default.ls_output_max_chars, 0..),
             bash_command_timeout: node.int("bash_command_timeout", default.bash_command_timeout, 1..),
-            provider_options: node.rest(&KNOWN),
         }
     }
 }
@@ -147,7 +133,6 @@ mod tests {
             read_file_output_max_chars: 50_000,
             ls_output_max_chars: 20_000,
             bash_command_timeout: 600,
-            provider_options: FreeForm::default(),
         };
         assert_eq!(read(&json!({}), |root| Sandbox::read(root, 3)).unwrap(), expected);
         assert_eq!(sandbox(&json!({"use": "local"})).unwrap(), expected);
@@ -171,11 +156,11 @@ mod tests {
     }
 
     #[test]
-    fn every_key_is_read_and_unknown_ones_are_kept() {
+    fn every_key_is_read() {
         let section = sandbox(&json!({
             "use": "local", "allow_host_bash": "true", "environment": {"TOKEN": "t", "N": 5},
             "bash_output_max_chars": 0, "read_file_output_max_chars": 2, "ls_output_max_chars": 3,
-            "bash_command_timeout": 4, "image": "i", "replicas": 2,
+            "bash_command_timeout": 4,
         }))
         .unwrap();
         assert_eq!(section.environment["TOKEN"], Secret::new("t"));
@@ -186,8 +171,6 @@ mod tests {
             (0, 2, 3)
         );
         assert_eq!(section.bash_command_timeout, 4);
-        let options: Vec<&String> = section.provider_options.as_map().keys().collect();
-        assert_eq!(options, ["image", "replicas"]);
     }
 
     #[test]

@@ -299,6 +299,7 @@ impl Config {
 
     /// Rules that need more than one section.
     fn check_across_sections(&self, report: &Report) {
+        self.summarization.warn_if_never_due(&self.models, report);
         if self.database.backend.is_sql() {
             return;
         }

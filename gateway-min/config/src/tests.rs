@@ -242,6 +242,44 @@ fn warnings_come_in_the_order_of_the_steps() {
 }
 
 #[test]
+fn summaries_that_nothing_triggers_are_a_warning_that_names_the_key() {
+    const NO_TRIGGER: &str = "`summarization.trigger` is empty: conversations are summarized only when a client asks for \
+                              it; set one, for example {type: tokens, value: 100000}";
+    let no_window = |models: &str| {
+        format!(
+            "`summarization.trigger` is a fraction of the model's context, and these models have no `context_window`: \
+             {models}; their conversations are summarized only when a client asks for it"
+        )
+    };
+    let fraction = "{type: fraction, value: 0.8}";
+    let models = "models: [{name: a, use: openai, model: x}, {name: b, use: openai, model: x, context_window: 9}, \
+                  {name: c, use: openai, model: x}]";
+    for (yaml, warnings) in [
+        ("summarization: {enabled: true}".to_owned(), vec![NO_TRIGGER.to_owned()]),
+        ("summarization: {enabled: true, trigger: []}".to_owned(), vec![NO_TRIGGER.to_owned()]),
+        (
+            "summarization: {enabled: true}\ndatabase: {backend: memory}".to_owned(),
+            vec![NO_TRIGGER.to_owned()],
+        ),
+        (format!("summarization: {{enabled: true, trigger: {fraction}}}"), vec![no_window("demo")]),
+        (
+            format!("summarization: {{enabled: true, trigger: [{fraction}]}}\n{models}"),
+            vec![no_window("a, c")],
+        ),
+        // One of them applies to every model.
+        (
+            format!("summarization: {{enabled: true, trigger: [{fraction}, {{type: messages, value: 9}}]}}"),
+            Vec::new(),
+        ),
+        ("summarization: {enabled: true, trigger: {type: tokens, value: 9}}".to_owned(), Vec::new()),
+        (format!("summarization: {{enabled: false, trigger: {fraction}}}"), Vec::new()),
+        ("summarization: {enabled: false}".to_owned(), Vec::new()),
+    ] {
+        assert_eq!(load(&yaml).unwrap().warnings, warnings, "{yaml}");
+    }
+}
+
+#[test]
 fn the_options_of_the_process_are_its_own() {
     let options = LoadOptions::from_process(Some("x.yaml".into())).unwrap();
     assert_eq!(options.working_dir, std::env::current_dir().unwrap());

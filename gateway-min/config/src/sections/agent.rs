@@ -5,7 +5,8 @@ use std::ops::Bound;
 
 use serde::{Deserialize, Serialize};
 
-use crate::node::Node;
+use crate::models::Model;
+use crate::node::{Node, Report};
 
 /// `title`: how a thread gets its title.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -276,6 +277,29 @@ impl Summarization {
             ),
             summary_prompt: node.text("summary_prompt"),
             skill_file_read_tool_names: node.texts("skill_file_read_tool_names"),
+        }
+    }
+
+    /// Warns if summaries are enabled and no length of a conversation triggers one. That is no problem: clients can
+    /// still ask for one.
+    pub(crate) fn warn_if_never_due(&self, models: &[Model], report: &Report) {
+        if !self.enabled {
+            return;
+        }
+        if self.trigger.is_empty() {
+            let text = "`summarization.trigger` is empty: conversations are summarized only when a client asks for it; \
+                        set one, for example {type: tokens, value: 100000}";
+            return report.warn(text.to_owned());
+        }
+        let unknown = models.iter().filter(|model| model.context_window.is_none());
+        let unknown: Vec<&str> = unknown.map(|model| model.name.as_str()).collect();
+        let is_fraction = |size: &ContextSize| matches!(size, ContextSize::Fraction(_));
+        if !unknown.is_empty() && self.trigger.iter().all(is_fraction) {
+            report.warn(format!(
+                "`summarization.trigger` is a fraction of the model's context, and these models have no \
+                 `context_window`: {}; their conversations are summarized only when a client asks for it",
+                unknown.join(", ")
+            ));
         }
     }
 }

@@ -369,6 +369,35 @@ async fn a_file_that_cannot_be_read_is_skipped_with_one_warning() {
     assert_eq!(listed(&gateway, "bad").await.len(), 1);
 }
 
+#[tokio::test]
+async fn keys_without_an_effect_in_a_file_are_one_warning_that_names_them() {
+    let gateway = Setup::default().start().await;
+    created(gateway.post(PATH, new("typed")).await);
+    let file = gateway.data().parent().unwrap().join("subagents/typed.json");
+    let mut edited: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    edited["disalowed_tools"] = json!(["bash"]);
+    edited["max_turn"] = json!(5);
+    std::fs::write(&file, edited.to_string()).unwrap();
+    let log = Log::default();
+    let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(log.clone()).finish();
+    let guard = tracing::subscriber::set_default(subscriber);
+    for _ in 0..3 {
+        assert_eq!(listed(&gateway, "typed").await[0]["max_turns"], 50);
+    }
+    drop(guard);
+    let text = log.text();
+    let warnings: Vec<&str> = text.lines().filter(|line| line.contains("keys without an effect")).collect();
+    assert_eq!(warnings.len(), 1, "{text}");
+    assert!(
+        warnings[0].contains("typed") && warnings[0].contains(r#"["disalowed_tools", "max_turn"]"#),
+        "{text}"
+    );
+    // A change over HTTP writes the known ones.
+    put(&gateway, "typed", json!({"max_turns": 5})).await.ok();
+    let stored: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    assert_eq!((stored.get("max_turn"), &stored["max_turns"]), (None, &json!(5)));
+}
+
 /// Scenario 74: what overrides what at dispatch is tested in the crate of the subagents; this is what clients see of it.
 #[tokio::test]
 async fn overrides_are_shown_beside_the_values_that_were_written() {

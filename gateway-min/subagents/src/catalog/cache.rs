@@ -66,17 +66,29 @@ impl Seen {
     }
 }
 
-/// The definition, unless it is unusable, which is logged: once for each content.
+/// The definition, unless it is unusable. That is logged, as are keys that nothing reads: once for each content.
 fn parsed(document: &Document) -> Option<Managed> {
-    Managed::of_document(document)
-        .inspect_err(|problem| {
+    match Managed::of_document(document) {
+        Ok(managed) => {
+            let keys = managed.unknown_keys(document);
+            if !keys.is_empty() {
+                tracing::warn!(
+                    name = document.name,
+                    ?keys,
+                    "the stored definition of a managed subagent has keys without an effect; correct or remove them"
+                );
+            }
+            Some(managed)
+        }
+        Err(problem) => {
             tracing::warn!(
                 name = document.name,
                 problem,
                 "a managed subagent is skipped because its stored definition cannot be used; correct or delete it"
             );
-        })
-        .ok()
+            None
+        }
+    }
 }
 
 /// A digest of the documents. Every part is preceded by its length, so that no two lists look alike.

@@ -12,6 +12,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 use threadkeep_config::{AgentStorageBackend, Config, INHERIT_MODEL};
 use threadkeep_records::{Records, RecordsError};
 
@@ -133,6 +134,15 @@ impl Managed {
             None
         };
         problem.map_or(Ok(managed), |problem| Err(problem.to_owned()))
+    }
+
+    /// The keys of the stored form of this definition that nothing reads, such as misspelt ones.
+    pub(crate) fn unknown_keys(&self, document: &Document) -> Vec<String> {
+        let content = document.content.as_deref().unwrap_or_default();
+        let stored: Map<String, Value> = serde_json::from_slice(content).unwrap_or_default();
+        // Every field is written, also one with its default.
+        let known = serde_json::to_value(self).unwrap_or_default();
+        stored.into_iter().map(|(key, _)| key).filter(|key| known.get(key).is_none()).collect()
     }
 }
 

@@ -96,6 +96,16 @@ fn what_is_not_stored_has_its_default() {
     assert!(Managed::of_document(&capitals).unwrap_err().contains("lowercase"));
 }
 
+#[test]
+fn keys_that_nothing_reads_are_named() {
+    let written = br#"{"name": "a", "description": "d", "system_prompt": "p", "disalowed_tools": ["bash"], "max_turn": 5}"#;
+    let document = Document { name: "a".to_owned(), content: Ok(written.to_vec()) };
+    let managed = Managed::of_document(&document).unwrap();
+    assert_eq!(managed.unknown_keys(&document), ["disalowed_tools", "max_turn"]);
+    let own = Document { content: Ok(managed.to_document()), ..document };
+    assert_eq!(managed.unknown_keys(&own), [""; 0]);
+}
+
 fn managed() -> impl Strategy<Value = Managed> {
     let texts = || prop::collection::vec("[a-z_]{1,8}", 0..4);
     (

@@ -30,6 +30,8 @@ pub(crate) enum Refusal {
 }
 
 impl Refusal {
+    pub(crate) const ALL: [Self; 4] = [Self::HeaderTimeout, Self::BodyTimeout, Self::Displaced, Self::Full];
+
     /// Its name in the metrics.
     pub(crate) fn as_str(self) -> &'static str {
         match self {
@@ -101,7 +103,7 @@ impl Connections {
 
     pub(crate) fn refused(&self, why: Refusal) {
         tracing::debug!(why = why.as_str(), "a connection was closed or refused");
-        self.metrics.refused(why.as_str());
+        self.metrics.refused(why);
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

@@ -1,4 +1,4 @@
-//! Serves HTTP/1.1 on accepted connections, within the limits of the configuration's `server` section.
+//! Serves HTTP/1.1 on accepted connections, within the limits of the configuration's `gateway` section.
 
 use std::error::Error;
 use std::fmt;
@@ -315,8 +315,8 @@ mod tests {
 
         fn refusals(&self, why: &str) -> bool {
             let text = self.metrics.rendered(crate::metrics::Snapshot::default());
-            text.lines()
-                .any(|line| line.starts_with(&format!("threadkeep_refused_total{{reason=\"{why}\"}}")))
+            let counter = format!("threadkeep_refused_total{{reason=\"{why}\"}} ");
+            text.lines().filter_map(|line| line.strip_prefix(&counter)).any(|count| count != "0")
         }
     }
 

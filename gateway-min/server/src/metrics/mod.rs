@@ -23,10 +23,16 @@ pub(crate) use saver::MeteredSaver;
 
 use threadkeep_records::{Commits, RunStatus};
 
+use crate::connections::Refusal;
+
 /// The content type of [`Metrics::rendered`].
 pub(crate) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 /// The prefix of every name.
 const PREFIX: &str = "threadkeep";
+
+/// The states in which runs end.
+const ENDS: [RunStatus; 4] =
+    [RunStatus::Success, RunStatus::Error, RunStatus::Timeout, RunStatus::Interrupted];
 
 /// How a run ended.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -51,6 +57,8 @@ enum CallOutcome {
 }
 
 impl CallOutcome {
+    const ALL: [Self; 4] = [Self::ok, Self::conflict, Self::in_doubt, Self::error];
+
     fn as_str(self) -> &'static str {
         match self {
             Self::ok => "ok",
@@ -72,6 +80,11 @@ struct RefusalLabels {
 struct LookupLabels {
     result: &'static str,
 }
+
+/// The history cache had the path.
+const HIT: &str = "hit";
+/// It had not.
+const MISS: &str = "miss";
 
 /// The status of a batch or of an item.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -189,7 +202,7 @@ impl Metrics {
         let lookups = Family::default();
         of.register("history_cache_lookups", "History cache lookups, by result", lookups.clone());
         let refused = Family::default();
-        let help = "Connections and requests that the limits of the server section ended, by reason";
+        let help = "Connections and requests that the limits of the section `gateway` ended, by reason";
         of.register("refused", help, refused.clone());
         let now = Now::default();
         of.register("connections_open", "Connections of clients", now.connections.clone());
@@ -221,7 +234,7 @@ impl Metrics {
             of.register_with_unit("database_free", help, Unit::Bytes, now.database_free_bytes.clone());
             of.register_collector(Box::new(sqlite::Collected(sqlite)));
         }
-        Self(Arc::new(Inner {
+        let metrics = Self(Arc::new(Inner {
             registry,
             runs,
             run_times,
@@ -234,7 +247,27 @@ impl Metrics {
             lookups,
             refused,
             now,
-        }))
+        }));
+        metrics.begin();
+        metrics
+    }
+
+    /// Creates each counter that has a label. One that begins with what it counts first has no increase by that, and
+    /// no alert sees it.
+    fn begin(&self) {
+        for outcome in ENDS.map(RunStatus::as_str) {
+            drop(self.0.runs.get_or_create(&RunLabels { outcome }));
+            drop(self.0.run_times.get_or_create(&RunLabels { outcome }));
+        }
+        for outcome in CallOutcome::ALL {
+            drop(self.0.commits.get_or_create(&CallLabels { outcome }));
+        }
+        for result in [HIT, MISS] {
+            drop(self.0.lookups.get_or_create(&LookupLabels { result }));
+        }
+        for reason in Refusal::ALL.map(Refusal::as_str) {
+            drop(self.0.refused.get_or_create(&RefusalLabels { reason }));
+        }
     }
 
     /// Counts a run that has ended, `took` after its admission.
@@ -272,13 +305,13 @@ impl Metrics {
     }
 
     fn looked_up(&self, found: bool) {
-        let result = if found { "hit" } else { "miss" };
+        let result = if found { HIT } else { MISS };
         self.0.lookups.get_or_create(&LookupLabels { result }).inc();
     }
 
     /// Counts a connection or a request that a limit ended.
-    pub(crate) fn refused(&self, reason: &'static str) {
-        self.0.refused.get_or_create(&RefusalLabels { reason }).inc();
+    pub(crate) fn refused(&self, why: Refusal) {
+        self.0.refused.get_or_create(&RefusalLabels { reason: why.as_str() }).inc();
     }
 
     /// All metrics as text, with the current state.
@@ -350,7 +383,7 @@ mod tests {
         metrics.replayed(5);
         metrics.looked_up(true);
         metrics.looked_up(false);
-        metrics.refused("full");
+        metrics.refused(Refusal::Full);
         let snapshot = Snapshot {
             connections: 9,
             runs: 2,
@@ -450,6 +483,28 @@ mod tests {
             "# EOF",
         ] {
             assert!(text.lines().any(|found| found == line), "{line}\n{text}");
+        }
+    }
+
+    /// What happens for the first time is an increase from zero; with no zero before it, no alert sees it.
+    #[test]
+    fn what_has_not_happened_yet_is_a_zero() {
+        let text = Metrics::new(None, Arc::default()).rendered(Snapshot::default());
+        let counters: [(&str, &str, &[&str]); 5] = [
+            ("runs_total", "outcome", &["success", "error", "timeout", "interrupted"]),
+            ("run_seconds_count", "outcome", &["success", "error", "timeout", "interrupted"]),
+            ("commit_seconds_count", "outcome", &["ok", "conflict", "in_doubt", "error"]),
+            ("history_cache_lookups_total", "result", &["hit", "miss"]),
+            ("refused_total", "reason", &["header_timeout", "body_timeout", "displaced", "full"]),
+        ];
+        for (name, label, values) in counters {
+            let mut found: Vec<&str> =
+                text.lines().filter(|line| line.starts_with(&format!("threadkeep_{name}{{"))).collect();
+            let mut zeros: Vec<String> =
+                values.iter().map(|value| format!("threadkeep_{name}{{{label}=\"{value}\"}} 0")).collect();
+            found.sort_unstable();
+            zeros.sort_unstable();
+            assert_eq!(found, zeros, "{text}");
         }
     }
 }

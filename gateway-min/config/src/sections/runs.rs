@@ -19,7 +19,8 @@ pub enum RunEventsBackend {
 pub struct RunEvents {
     /// Where they are stored; default memory.
     pub backend: RunEventsBackend,
-    /// The maximum content stored per event, in characters; default 10240.
+    /// The maximum content stored of an event of the category `trace`, in bytes; default 10240. Other events are stored
+    /// whole.
     pub max_trace_content: usize,
     /// Whether token usage is counted per run; default true.
     pub track_token_usage: bool,

@@ -27,9 +27,9 @@ pub(crate) enum ConfigCommand {
     },
     /// Trust the working directory, so that `threadkeep chat` uses its configuration.
     ///
-    /// A configuration decides which programs run and where keys are sent, so look at the files before you trust them.
-    /// The directory's path and the content of its config.yaml and .env are remembered for your user; after an edit they
-    /// have to be trusted again.
+    /// A configuration decides which programs run and where keys are sent, so look at the files before you trust them:
+    /// config.yaml, .env, and the file that SVC_CONFIG_PATH in this .env names. The directory's path and the content of
+    /// these files are remembered for your user; after an edit they have to be trusted again.
     #[command(after_help = "Examples:\n  threadkeep config trust\n  threadkeep config trust --forget")]
     Trust {
         /// Trust it no longer.

@@ -11,11 +11,12 @@
 //! # What an edit changes
 //!
 //! [`ConfigHandle`] follows the file while the gateway runs. Some sections are read once, at start, and a later edit
-//! applies only after a restart: `auth` (the keys follow their file), `server`, `database` (save `checkpoint_graph_cache`),
-//! `run_events`, `stream_bridge`, `run_ownership`, `agent_storage`, `sandbox`, `subagent_runtime`, `subagent_batches`
-//! and `telemetry`. What was built from them keeps their values. The others are read again for each run: `models`,
-//! `tools`, `tool_groups`, `mcp_servers`, `skills`, `subagents`, `acp_agents`, `summarization`, `title`, `loop_detection`, `token_usage`,
-//! `token_budget`, `tool_search`, `verification`, `max_recursion_limit`.
+//! applies only after a restart: `auth` (the keys follow their file), `gateway`, `page`, `database` (save
+//! `checkpoint_graph_cache`), `run_events`, `stream_bridge`, `run_ownership`, `agent_storage`, `sandbox`,
+//! `subagent_runtime`, `subagent_batches` and `telemetry`. What was built from them keeps their values. The others are
+//! read again for each run: `models`, `tools`, `tool_groups`, `mcp_servers`, `skills`, `subagents`, `acp_agents`,
+//! `summarization`, `title`, `loop_detection`, `token_usage`, `token_budget`, `tool_search`, `verification`,
+//! `max_recursion_limit`.
 
 mod database;
 mod environment;

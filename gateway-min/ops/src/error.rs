@@ -18,7 +18,7 @@ pub enum Exit {
     Error = 1,
     /// An invalid command line.
     Usage = 2,
-    /// `verify` found violations.
+    /// `verify` found violations, `delegations verify` records that differ; or a watched batch did not complete.
     Found = 3,
     /// Nothing was changed, because the change was not confirmed.
     Refused = 4,

@@ -29,7 +29,7 @@ pub(crate) enum ThreadsCommand {
     #[command(after_help = "\
 Examples:
   threadkeep threads list
-  threadkeep threads list --sqlite .svc/checkpoints.db --limit 20 --json
+  threadkeep threads list --sqlite .svc/data/checkpoints.db --limit 20 --json
 
 --json prints one document per line, one for each thread.")]
     List {

@@ -15,7 +15,8 @@ pub struct Title {
     pub enabled: bool,
     /// The maximum number of words of a title written by a model; at least 1, default 6.
     pub max_words: usize,
-    /// The longest title in characters; at least 1, default 60.
+    /// The longest title by a model in characters; at least 1, default 60. Without a model the first message is cut to
+    /// this number or 50, whichever is less, with `...` after it.
     pub max_chars: usize,
     /// The model that writes it; `None` cuts the title from the first message.
     pub model_name: Option<String>,

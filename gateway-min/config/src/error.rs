@@ -89,11 +89,11 @@ pub enum ConfigError {
         path: PathBuf,
     },
     /// The home directory of the user is unknown.
-    #[error("cannot determine your own configuration directory; set HOME, or name a file with --config")]
+    #[error("cannot determine your own configuration directory; set HOME")]
     NoHome,
     /// The working directory of the process is unknown.
     #[error(
-        "cannot determine the working directory: {source}; set SVC_PROJECT_ROOT and start in an existing directory"
+        "cannot determine the working directory: {source}; start in a directory that exists and that you may enter"
     )]
     NoWorkingDirectory {
         /// The operating system's error.

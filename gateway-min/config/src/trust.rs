@@ -401,6 +401,8 @@ mod tests {
         assert!(handle.current().sandbox.allow_host_bash);
         let error = ConfigHandle::open_trusted(&place.checkout.options(&[])).unwrap_err();
         assert!(matches!(error, ConfigError::NoHome), "{error}");
+        // Not every command that needs one can name a file.
+        assert!(error.to_string().ends_with("; set HOME"), "{error}");
     }
 
     /// A file of a directory that nobody trusts is not even read.

@@ -198,9 +198,11 @@ impl Default for Database {
 }
 
 impl Database {
-    /// Builds the section from free-form values and a typed delta section, for a caller that configures in code. The
-    /// typed section overrides whatever `section` says about the cadence; a deprecated flat key in it is ignored with a
-    /// warning. Also returns the warnings.
+    /// Builds the section from free-form values and a typed delta section. The typed section overrides whatever `section`
+    /// says about the cadence; a deprecated flat key in it is ignored with a warning. Also returns the warnings.
+    ///
+    /// For programs that configure in code (service reference, "Logged messages"). In a file no section is built already,
+    /// so the gateway and its commands have no use for this.
     ///
     /// # Errors
     /// [`ConfigError::Invalid`] as for a file; errors of the project's `.env`.

@@ -4,7 +4,6 @@
 //! are the base's and which elements are new. So a saver that shares elements can write a list of thousands of elements
 //! by looking only at the few that changed.
 
-use std::collections::HashSet;
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 
@@ -303,12 +302,6 @@ impl ListValue {
             }
             _ => false,
         });
-    }
-
-    /// The ids that several elements have; empty for a keyed list.
-    pub fn duplicate_ids(&self) -> Vec<Arc<str>> {
-        let mut seen = HashSet::new();
-        self.iter().filter_map(Element::id).filter(|id| !seen.insert((*id).clone())).cloned().collect()
     }
 }
 

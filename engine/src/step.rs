@@ -252,6 +252,24 @@ impl StepWriter {
         Ok(self.base.insert(state))
     }
 
+    /// Attaches rows to the state that was just committed: those of tasks that had finished before it and that are
+    /// still its next, so that they are not run again, or what belongs to it otherwise.
+    ///
+    /// Not cancel-safe, like every write here; a crash between the commit and this leaves the rows where they were.
+    ///
+    /// # Errors
+    /// As [`StateAccessor::attach`].
+    pub async fn attach(&mut self, rows: &[TaskWrites]) -> Result<()> {
+        self.settled()?;
+        let Some(base) = self.base.as_mut().filter(|_| !rows.is_empty()) else { return Ok(()) };
+        self.unsettled = true;
+        let attached = self.accessor.attach(&base.key, rows).await;
+        self.unsettled = matches!(attached, Err(Error::InDoubt { .. }));
+        attached?;
+        base.writes.extend_from_slice(rows);
+        Ok(())
+    }
+
     /// Drops the finished tasks of the current superstep, for a run that continues differently.
     pub fn discard(&mut self) {
         self.finished.clear();

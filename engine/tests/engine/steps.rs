@@ -182,6 +182,42 @@ async fn a_finished_task_survives_a_crash_and_is_not_run_again() {
     }
 }
 
+/// Something else is written before the tasks go on: their checkpoint is another one then.
+#[tokio::test]
+async fn what_has_finished_can_be_taken_along_to_the_next_checkpoint() {
+    for mode in [ChannelMode::Full, ChannelMode::Delta] {
+        let store = store(mode, 10);
+        let both = || vec!["n".into(), "n".into()];
+        let mut writer = store.writer().await;
+        writer.commit(Source::Input, both(), Map::new()).await.unwrap();
+        let task = writer.start_task(&"n".into(), 1);
+        let write = writer.write("messages", say("second"), false).unwrap();
+        writer.finish_task(task, vec![write], Durability::Now).await.unwrap();
+        drop(writer);
+
+        let mut writer = store.writer().await;
+        let rows: Vec<_> = writer.recovered().into_iter().cloned().collect();
+        let between = writer.start_task(&"other".into(), 0);
+        let write = writer.write("messages", say("between"), false).unwrap();
+        writer.finish_task(between, vec![write], Durability::WithCommit).await.unwrap();
+        writer.commit(Source::Input, both(), Map::new()).await.unwrap();
+        assert!(writer.recovered().is_empty(), "they are on the checkpoint before");
+        writer.attach(&rows).await.unwrap();
+        assert_eq!(writer.recovered(), rows.iter().collect::<Vec<_>>());
+
+        let mut writer = store.writer().await;
+        assert_eq!(writer.recovered(), rows.iter().collect::<Vec<_>>(), "they are stored");
+        writer.adopt(rows[0].task).unwrap();
+        let task = writer.start_task(&"n".into(), 0);
+        let write = writer.write("messages", say("first"), false).unwrap();
+        writer.finish_task(task, vec![write], Durability::WithCommit).await.unwrap();
+        let state = writer.commit(Source::Loop, Vec::new(), Map::new()).await.unwrap();
+        assert_eq!(ids(state), ["between", "first", "second"]);
+        let read = store.accessor.get(&store.thread, None).await.unwrap().unwrap();
+        assert_eq!(ids(&read), ["between", "first", "second"]);
+    }
+}
+
 #[tokio::test]
 async fn a_failed_task_shows_its_error_and_never_replays() {
     let store = store(ChannelMode::Delta, 10);

@@ -8,6 +8,7 @@ mod tools_step;
 use std::sync::Arc;
 
 use serde_json::{Map, Value as Json, json};
+use threadkeep::checkpoint::TaskWrites;
 use threadkeep::id::NodeName;
 use threadkeep::metadata::Source;
 use threadkeep::state::StateSnapshot;
@@ -28,7 +29,7 @@ use conversation::{Conversation, calls, earlier_summary, messages_of, stamp_run}
 const INPUT: &str = "__input__";
 /// The node that calls the model.
 pub const MODEL: &str = "model";
-const TOOLS: &str = "tools";
+pub(crate) const TOOLS: &str = "tools";
 /// The nodes of the graph, at which a run can stop and with which it can continue.
 pub const NODES: [&str; 2] = [MODEL, TOOLS];
 /// The name that stands for the end of the graph.
@@ -225,6 +226,12 @@ impl Agent {
 
     /// The superstep of the run's input.
     async fn input(&self, session: &mut Session<'_>, input: Input) -> Result<(), AgentError> {
+        // What has finished of the calls with which the run goes on is not made again.
+        let mut rows: Vec<TaskWrites> = Vec::new();
+        if input.goes_on(session.writer.state())? {
+            rows.extend(session.writer.recovered().into_iter().cloned());
+        }
+        rows.extend(input.rows);
         let mut writes = Vec::new();
         for (channel, mut value) in input.writes {
             if channel == "messages" {
@@ -252,6 +259,7 @@ impl Agent {
         let task = session.writer.start_task(&INPUT.into(), 0);
         session.writer.finish_task(task, writes, Durability::WithCommit).await?;
         session.commit(Source::Input, next).await?;
+        session.writer.attach(&rows).await?;
         for message in humans {
             session.added(Added::Human(&message)).await?;
         }

@@ -1,5 +1,6 @@
 //! Runs of an agent on a store.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -95,6 +96,78 @@ async fn a_question_that_was_stored_before_its_run_broke_off_still_ends_the_run(
         assert!(matches!(ended, Ok(Ended::Done { .. })), "{ended:?}");
         assert!(asks(&messages), "the user is asked: {messages:?}");
         assert_eq!(messages.len(), 4, "{messages:?}");
+    }
+}
+
+/// Counts its calls.
+struct Counting(Arc<AtomicUsize>);
+
+#[async_trait]
+impl Tool for Counting {
+    fn spec(&self) -> ToolSpec {
+        let (name, description) = ("count".to_owned(), String::new());
+        ToolSpec { name, description, parameters: json!({"type": "object", "properties": {}}) }
+    }
+
+    async fn call(&self, _: &ToolContext, _: Json) -> Result<ToolOutput, ToolError> {
+        self.0.fetch_add(1, Ordering::SeqCst);
+        Ok(ToolOutput::text("counted"))
+    }
+}
+
+/// Of two calls the first has ended when the run breaks off; a run goes on with this input. Returns how often the first
+/// was made, and the thread's messages.
+async fn changed(mode: ChannelMode, writes: Json, next: Next) -> (usize, Vec<Json>) {
+    let accessor = accessor(mode);
+    let calls = json!([{"name": "count"}, {"name": "slow"}]);
+    let answers = json!([{"tool_calls": calls}, {"text": "Done."}, {"text": "Done again."}]);
+    let counted = Arc::<AtomicUsize>::default();
+    let mut toolbox = Toolbox::new();
+    toolbox.add(Arc::new(Counting(Arc::clone(&counted))));
+    toolbox.add(Arc::new(Slow));
+    let agent = Agent::new(model(&answers), toolbox, ToolContext::new("t", "r", "/nonexistent"));
+    let (ended, _) = run(&agent, &accessor, &mut Storing { fails_for: "slow" }, Some("go")).await;
+    assert!(matches!(ended, Err(AgentError::Observer(_))), "{ended:?}");
+    let Json::Object(writes) = writes else { panic!("channels") };
+    let input = Input { next, ..Input::from(writes) };
+    let mut writer = StepWriter::open(&accessor, &ThreadId::from("t"), None).await.unwrap();
+    let mut observer = Storing { fails_for: "" };
+    let mut session = Session::new(RunTerms::new("r", 10), &mut writer, &mut observer);
+    let ended = agent.run(&mut session, Some(input)).await;
+    assert!(matches!(ended, Ok(Ended::Done { .. })), "{ended:?}");
+    (counted.load(Ordering::SeqCst), conversation(writer.state()).unwrap())
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_change_of_the_state_leaves_the_run_what_has_finished() {
+    for mode in MODES {
+        for next in [Next::Stay, Next::Go(Some(TOOLS.into()))] {
+            let system = json!({"type": "system", "content": "Hurry.", "id": "s"});
+            for writes in [json!({"title": "Seen"}), json!({ "messages": [system] })] {
+                let (counted, messages) = changed(mode, writes, next.clone()).await;
+                assert_eq!(counted, 1, "{mode} {next:?}");
+                let kinds: Vec<&str> = messages.iter().map(message::kind).collect();
+                let kinds: Vec<&str> = kinds.into_iter().filter(|kind| *kind != "system").collect();
+                assert_eq!(kinds, ["human", "ai", "tool", "tool", "ai"], "{mode} {next:?}");
+                let results = messages.iter().filter(|message| message::kind(message) == "tool");
+                let texts: Vec<String> = results.map(message::text).collect();
+                assert_eq!(texts, ["counted", "done"], "{mode} {next:?}");
+            }
+        }
+    }
+}
+
+/// What has finished belongs to an answer that is no longer there.
+#[tokio::test(start_paused = true)]
+async fn the_calls_of_another_answer_are_made() {
+    for mode in MODES {
+        let call = |name: &str| json!({"type": "tool_call", "name": name, "args": {}, "id": name});
+        let answer =
+            json!({"type": "ai", "content": "", "id": "a", "tool_calls": [call("slow"), call("count")]});
+        let (counted, messages) = changed(mode, json!({ "messages": [answer] }), Next::Stay).await;
+        assert_eq!(counted, 2, "{mode}");
+        let results = messages.iter().filter(|message| message::kind(message) == "tool");
+        assert_eq!(results.map(message::text).collect::<Vec<_>>(), ["done", "counted"], "{mode}");
     }
 }
 

@@ -51,7 +51,8 @@ pub enum RunInput {
     /// question to the user it becomes the next human message; at a breakpoint it is stored as a pending write and the
     /// run continues; if nothing waits, the run is refused.
     Resume(Resume),
-    /// `command.update` and `command.goto`: a change of the state, before the run continues.
+    /// `command.update` and `command.goto`: a change of the state, before the run continues. If that is with the tool
+    /// calls at which the thread stopped, what has finished of them is not made again.
     Change(Change),
     /// Nothing: the run continues from the checkpoint.
     Continue,

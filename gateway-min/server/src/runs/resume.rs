@@ -72,6 +72,16 @@ pub(crate) fn resolve<'a>(
     answer.map(Resumed::Answer).ok_or_else(|| ResumeError::NoAnswer(thread.clone()))
 }
 
+/// The row of a value that answers nothing, for the checkpoint from which the run continues.
+///
+/// # Errors
+/// If the value cannot be stored.
+pub(crate) fn row(value: &Json) -> threadkeep::Result<TaskWrites> {
+    let value = ChannelValue::from_json(value)?;
+    let write = Write { channel: RESUME_CHANNEL.into(), value, overwrite: false };
+    Ok(TaskWrites { task: RESUME_TASK, node: RESUME_NODE.into(), index: 0, writes: vec![write] })
+}
+
 /// Stores a value that answers nothing on the checkpoint from which the run continues.
 ///
 /// # Errors
@@ -81,17 +91,14 @@ pub(crate) async fn keep(
     state: &StateSnapshot,
     value: &Json,
 ) -> threadkeep::Result<()> {
-    let value = ChannelValue::from_json(value)?;
-    let write = Write { channel: RESUME_CHANNEL.into(), value, overwrite: false };
-    let row = TaskWrites { task: RESUME_TASK, node: RESUME_NODE.into(), index: 0, writes: vec![write] };
-    accessor.saver().put_writes(&state.key, &row).await
+    accessor.saver().put_writes(&state.key, &row(value)?).await
 }
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Map, json};
 
-    use super::super::request::{RunInput, RunOptions, RunRequest, StreamMode};
+    use super::super::request::{Change, RunInput, RunOptions, RunRequest, StreamMode};
     use super::super::tests::{Gateway, ask, options};
     use super::*;
     use threadkeep_agent::Interrupts;
@@ -155,6 +162,34 @@ mod tests {
             let state = gateway.app.threads.accessor();
             keep(state, &after_tools, &json!("no")).await.unwrap();
             assert_eq!(kept(&gateway, &after_tools).await, [json!("no")], "the later value replaces it");
+        }
+    }
+
+    /// An update beside the value makes a checkpoint of its own, from which the run goes on.
+    #[tokio::test]
+    async fn a_value_beside_an_update_is_kept_where_the_run_went_on() {
+        let script = json!({"rules": [
+            {"answers": [{"tool_calls": [{"name": "ls"}]}, {"text": "done"}]},
+        ]});
+        for mode in ["full", "delta"] {
+            for goto in [None, Some(Some("tools".into()))] {
+                let gateway = Gateway::start(mode, &script).await;
+                let stopping = RunOptions {
+                    interrupt_before: Interrupts::Nodes(vec!["tools".to_owned()]),
+                    ..options([StreamMode::Values])
+                };
+                gateway.run(RunRequest { options: stopping, ..ask("go") }).await;
+                let parked = gateway.head().await.unwrap();
+                let update = Map::from_iter([("title".to_owned(), json!("Seen"))]);
+                let resume = Some(Resume { messages: None, value: json!("yes") });
+                let input = RunInput::Change(Change { update, goto, resume });
+                let (_, row) = gateway.run(RunRequest { input, ..ask("") }).await;
+                assert_eq!(row.status, RunStatus::Success, "{mode}");
+                let history = gateway.history().await;
+                let changed = history.iter().find(|state| state.parent == Some(parked.key.id)).unwrap();
+                assert_eq!(kept(&gateway, changed).await, [json!("yes")], "{mode}");
+                assert_eq!(kept(&gateway, &parked).await, [] as [Json; 0], "{mode}");
+            }
         }
     }
 }

@@ -400,3 +400,30 @@ async fn a_thread_that_was_stopped_among_its_subagents_goes_on_after_a_summary()
         no_slot_is_left(&gateway).await;
     }
 }
+
+/// A process stops in the middle of the subagents. A change of the state in the next one is no new question: its run
+/// goes on with them, and asks none of them twice.
+#[tokio::test]
+async fn an_update_of_a_stopped_run_goes_on_with_its_subagents() {
+    let beside = [json!({}), json!({"resume": "go on"}), json!({"goto": "tools"})];
+    for (at, mut command) in beside.into_iter().enumerate() {
+        command["update"] = json!({"title": "Seen"});
+        for mode in MODES {
+            let name = format!("stopped-update-{at}-{mode}");
+            let (gateway, _) = in_the_middle(Setup::on("sqlite", mode), &name).await;
+            let gateway = gateway.reopen(mode).await;
+            let left = ["completed", "running", "running"];
+            assert_eq!(summary(&gateway, "t").await, of_all(left, 1, false), "{command} {mode}");
+            open(&name);
+            let mut body = delegating(None);
+            body["command"] = command.clone();
+            gateway.post("/api/threads/t/runs/wait", body).await.ok();
+            let expected =
+                ["alpha", "bravo", "charlie"].map(|task| format!("Task Succeeded. Result: Done: {task}"));
+            assert_eq!(results(&gateway, "t").await, expected, "{command} {mode}");
+            assert_eq!(summary(&gateway, "t").await, of_all(["completed"; 3], 1, true), "{command} {mode}");
+            assert_eq!(gateway.state("t").await["values"]["title"], "Seen");
+            assert_eq!(tokens(&gateway, "t").await, (json!(35), json!(ALL_OF_THEM)), "{command} {mode}");
+        }
+    }
+}

@@ -88,7 +88,11 @@ impl Worker<'_> {
             _ => StepWriter::open_known(accessor, head, at?).await?,
         };
         let input = self.input(accessor, writer.state()).await?;
-        if input.is_some() && ledger::has_unfinished(writer.state())? {
+        let turns_away = match &input {
+            Some(input) => !input.goes_on(writer.state())?,
+            None => false,
+        };
+        if turns_away && ledger::has_unfinished(writer.state())? {
             // Nobody goes on with what the thread has turned away from.
             let uncounted = delegator.abandon(accessor, &spec.thread_id, &spec.run_id).await?;
             if !again {
@@ -154,9 +158,15 @@ impl Worker<'_> {
         if let RunInput::Values(values) = &self.spec.input {
             return Ok(Some(values.clone().into()));
         }
+        let mut rows = Vec::new();
         let answer = match self.spec.input.resume() {
             Some(resume) => match resume::resolve(&self.thread, state, resume)? {
                 Resumed::Answer(messages) => Some(messages),
+                // The run goes on from the checkpoint of the change.
+                Resumed::GoOn(_) if matches!(self.spec.input, RunInput::Change(_)) => {
+                    rows.push(resume::row(&resume.value)?);
+                    None
+                }
                 Resumed::GoOn(state) => {
                     resume::keep(accessor, state, &resume.value).await?;
                     None
@@ -180,7 +190,7 @@ impl Worker<'_> {
             None if answer.is_some() => return Ok(Some(writes.into())),
             None => Next::Stay,
         };
-        Ok(Some(Input { writes, next }))
+        Ok(Some(Input { writes, next, rows }))
     }
 
     /// The checkpoint to open: `None` for the head, including after the selected state was written onto the head.

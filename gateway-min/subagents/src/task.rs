@@ -353,7 +353,7 @@ fn stored_definition(row: &ExecutionRow) -> Result<Definition, Failure> {
 }
 
 /// The answer that the call is part of.
-fn answer(context: &ToolContext) -> Option<Json> {
+pub(crate) fn answer(context: &ToolContext) -> Option<Json> {
     let messages = context.state.as_ref()?.json("messages").ok()??;
     messages.as_array()?.iter().rfind(|message| message::kind(message) == "ai").cloned()
 }

@@ -15,6 +15,7 @@ use super::submission::Args;
 use crate::budget::Budget;
 use crate::catalog::{Available, Unavailable};
 use crate::delegator::Delegator;
+use crate::task::answer;
 
 /// What the lead agent's prompt says of batches.
 pub(crate) const BATCHES_PROMPT: &str = "Submit many similar tasks together with the tool `batch_task`, one item for each. \
@@ -199,12 +200,15 @@ fn metadata(json: Json) -> Map<String, Json> {
     }
 }
 
-/// What is the same when a call is repeated after a crash, by whichever run: its place. The model's ids of calls may
-/// repeat, and the run that goes on has another id.
+/// What is the same when a call is repeated after a crash, by whichever run: its place in the answer that has it. The
+/// model's ids of calls may repeat, the run that goes on has another id, and the head may be another one by then: a
+/// title, a goal, a summary or an update leaves the call to be made.
 fn submission_key(context: &ToolContext) -> String {
-    match &context.state {
-        Some(state) => format!("{}:{}:{}", context.thread_id, state.key.id, context.index),
-        None => format!("{}:{}", context.run_id, context.tool_call_id),
+    let answer = answer(context);
+    match (answer.as_ref().and_then(|answer| answer["id"].as_str()), &context.state) {
+        (Some(answer), _) => format!("{}:{answer}:{}", context.thread_id, context.index),
+        (None, Some(state)) => format!("{}:{}:{}", context.thread_id, state.key.id, context.index),
+        (None, None) => format!("{}:{}", context.run_id, context.tool_call_id),
     }
 }
 

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
+use serde_json::{Map, json};
 use threadkeep::id::ThreadId;
+use threadkeep_agent::goal_state;
 use threadkeep_agent::model::scripted::gate;
 use threadkeep_agent::tools::ToolSource;
 use threadkeep_records::{BatchItemStatus, BatchStatus};
@@ -12,7 +14,7 @@ use crate::batches::{
     Between, Held, SECTIONS, WORKER, delete_thread, ended, gate_name, remains, repeated, rows, submitted,
     submitted_with, two_items, two_turns, until_removed, worker,
 };
-use crate::support::House;
+use crate::support::{House, THREAD};
 
 /// A process that is gone while its worker has items: its runtime ends where it stands.
 fn killed_at(house: &House, name: &str) {
@@ -61,11 +63,11 @@ async fn kills_give_no_budget_of_a_batch_back() {
     let gates = ["kill-1", "kill-2"].map(gate_name);
     let mut answers: Vec<_> = (0..8).map(|number| turn(number, 100)).collect();
     for (at, name) in [2, 4].into_iter().zip(&gates) {
-        answers[at]["gate"] = serde_json::json!({"name": name});
+        answers[at]["gate"] = json!({"name": name});
     }
     let sections =
         format!("{LIMITED}\nsubagent_runtime: {{max_running: 2}}\nloop_detection: {{enabled: false}}");
-    let house = submitted(&["a", "b"], serde_json::json!(answers), &sections).await;
+    let house = submitted(&["a", "b"], json!(answers), &sections).await;
     killed_at(&house, &gates[0]);
     gate(&gates[0]).open();
     let next = house.restarted();
@@ -98,17 +100,15 @@ async fn the_tokens_of_a_dead_worker_are_added_once() {
     assert_eq!((sum(&next).await, used(&next).await), (6, 6));
 }
 
-/// The process dies between the write of the batch and that of the call's message.
-#[tokio::test]
-async fn s62_a_call_that_is_repeated_after_a_kill_finds_its_batch() {
-    let house = two_items().await;
+/// A process that dies between the write of the batch and that of the call's message.
+fn killed_between(house: &House) {
     let process = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     std::thread::scope(|threads| {
         threads.spawn(|| {
             let mut observer = Between::default();
             let reached = Arc::clone(&observer.0);
             let held: Vec<_> = std::iter::from_fn(|| house.delegator.admission.try_acquire()).collect();
-            let worker = process.block_on(worker(&house));
+            let worker = process.block_on(worker(house));
             let mut running = Box::pin(house.run_observed("r1", Some("go"), &mut observer));
             process.block_on(async {
                 tokio::select! {
@@ -121,6 +121,23 @@ async fn s62_a_call_that_is_repeated_after_a_kill_finds_its_batch() {
             std::mem::forget((running, worker, held));
         });
     });
+}
+
+#[tokio::test]
+async fn s62_a_call_that_is_repeated_after_a_kill_finds_its_batch() {
+    let house = two_items().await;
+    killed_between(&house);
+    repeated(&house).await;
+}
+
+/// A goal is set before the next run: the call is repeated from another checkpoint.
+#[tokio::test]
+async fn s62_a_call_that_is_repeated_from_another_head_finds_its_batch() {
+    let house = two_items().await;
+    killed_between(&house);
+    house.settled().await;
+    let goal = json!({"objective": "Get it done", "status": "active"});
+    goal_state::set(&house.accessor, &ThreadId::from(THREAD), Map::new(), &goal).await.unwrap();
     repeated(&house).await;
 }
 
@@ -129,7 +146,7 @@ async fn s62_a_call_that_is_repeated_after_a_kill_finds_its_batch() {
 #[tokio::test]
 async fn a_kill_between_a_deletion_and_the_clean_up_of_an_item_leaves_no_checkpoints() {
     let name = gate_name("remains");
-    let house = submitted(&["a"], serde_json::json!([{"text": "never", "gate": {"name": name}}]), "").await;
+    let house = submitted(&["a"], json!([{"text": "never", "gate": {"name": name}}]), "").await;
     // It looks after its leases every ten seconds, and claims at once.
     house.reconfigure(
         "poll_interval_seconds: 0.1, lease_seconds: 10",

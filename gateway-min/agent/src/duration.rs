@@ -124,8 +124,8 @@ impl RunNotes {
 }
 
 /// Writes a duration-only checkpoint on the head of the thread. Returns it, or `None` if there is nothing to note: no
-/// head, no new entries, a run that waits for the user, or a head that keeps moving. With `own`, the head that the run
-/// wrote last, a note is written on that one only.
+/// head, no new entries, a run that waits for the user, tasks left to run, or a head that keeps moving. With `own`, the
+/// head that the caller has read, a note is written on that one only.
 ///
 /// # Errors
 /// The accessor's, except conflicts.
@@ -138,6 +138,10 @@ pub async fn note(
     for _ in 0..ATTEMPTS {
         let Some(head) = accessor.get_loading(thread, None, Load::None).await? else { return Ok(None) };
         if own.is_some_and(|own| own != head.key.id) {
+            return Ok(None);
+        }
+        // Rows of finished tasks are on this head, where the next run looks for them.
+        if !head.next.is_empty() {
             return Ok(None);
         }
         let parked = head.writes.iter().flat_map(|row| &row.writes);
@@ -249,12 +253,14 @@ mod tests {
     use threadkeep::channel::Schema;
     use threadkeep::checkpoint::{ChannelEntry, CheckpointKey, CheckpointTuple, Stored, TaskWrites, Write};
     use threadkeep::id::{ChannelName, IdSource};
+    use threadkeep::metadata::Source;
     use threadkeep::mode::ChannelMode;
     use threadkeep::saver::{
         Capabilities, CheckpointSelector, DeltaHistory, ListQuery, Revision, Rewrite, Saver, StepCommit,
         ThreadImage,
     };
     use threadkeep::state::{HistoryQuery, Update};
+    use threadkeep::step::{Durability, StepWriter};
     use threadkeep::value::ChannelValue;
     use threadkeep_memory::MemorySaver;
 
@@ -335,6 +341,24 @@ mod tests {
         assert_eq!(note(&accessor, &thread, None, &notes("r", 1, "m")).await.unwrap(), None);
         let still = accessor.get(&thread, None).await.unwrap().unwrap();
         assert_eq!((still.key, still.writes), (head.key, vec![row]), "its question is still on the head");
+    }
+
+    /// A run that goes on looks for the rows of finished tasks on the head.
+    #[tokio::test]
+    async fn a_head_with_tasks_left_is_not_noted_over() {
+        for mode in [ChannelMode::Full, ChannelMode::Delta] {
+            let (accessor, thread) = (accessor(mode), ThreadId::from("t"));
+            let mut writer = StepWriter::open(&accessor, &thread, None).await.unwrap();
+            writer.commit(Source::Input, vec!["n".into(), "n".into()], Map::new()).await.unwrap();
+            let task = writer.start_task(&"n".into(), 0);
+            writer.finish_task(task, Vec::new(), Durability::Now).await.unwrap();
+            let head = accessor.get(&thread, None).await.unwrap().unwrap();
+            for own in [None, Some(head.key.id)] {
+                assert_eq!(note(&accessor, &thread, own, &notes("r", 1, "m")).await.unwrap(), None, "{mode}");
+            }
+            let writer = StepWriter::open(&accessor, &thread, None).await.unwrap();
+            assert_eq!(writer.recovered().len(), 1, "{mode}");
+        }
     }
 
     #[tokio::test]

@@ -14,7 +14,7 @@ use threadkeep::metadata::Source;
 use threadkeep::mode::ModeRegister;
 use threadkeep::saver::Load;
 use threadkeep::state::{HistoryQuery, StateSnapshot, Update};
-use threadkeep::step::StepWriter;
+use threadkeep::step::{Durability, StepWriter};
 use threadkeep::value::ChannelValue;
 use threadkeep_agent::duration::RunNotes;
 use threadkeep_agent::goal_state;
@@ -304,6 +304,28 @@ async fn nothing_is_noted_on_a_head_with_tasks_left() {
         let read = gateway.page().await;
         assert_eq!(shown(&read), [(json!("r1"), json!(0))]);
         assert!(read.note.is_none());
+    }
+}
+
+/// The history was read from a settled head. By the time of its note a run was interrupted in the middle of its calls.
+#[tokio::test]
+async fn a_late_note_hides_no_result_of_a_finished_call() {
+    for mode in MODES {
+        let gateway = Gateway::start(mode).await;
+        gateway.turn("r1").await;
+        let accessor = gateway.app.threads.accessor();
+        let mut writer = StepWriter::open(accessor, &gateway.thread, None).await.unwrap();
+        writer.commit(Source::Loop, vec!["tools".into(), "tools".into()], Map::new()).await.unwrap();
+        let task = writer.start_task(&"tools".into(), 0);
+        let result = json!([{"type": "tool", "id": "t", "tool_call_id": "c", "content": "done"}]);
+        let result = vec![writer.write("messages", result, false).unwrap()];
+        writer.finish_task(task, result, Durability::Now).await.unwrap();
+        let left = gateway.checkpoints().await;
+        let late = RunNotes { durations: [("r1".to_owned(), 1)].into(), ..RunNotes::default() };
+        turns::note(Arc::clone(&gateway.app), gateway.thread.clone(), late).await;
+        assert_eq!(gateway.checkpoints().await, left);
+        let writer = StepWriter::open(accessor, &gateway.thread, None).await.unwrap();
+        assert_eq!(writer.recovered().len(), 1, "{mode}: the next run does not repeat it");
     }
 }
 

@@ -10,7 +10,7 @@ use super::conversation::kept;
 use super::{Agent, Conversation, Stepped, TOOLS, calls, earlier_summary, next_step};
 use crate::model::{ChunkAssembler, ModelRequest, message};
 use crate::tools::dangling;
-use crate::tools::loop_detection::{self, STOP_REASON, Verdict, WARNING_NAME};
+use crate::tools::loop_detection::{self, Finding, STOP_REASON, Verdict, WARNING_NAME, WARNINGS_MAX};
 use crate::{Added, AgentError, Origin, Session, TaskInput, View, prompt, title};
 
 impl Agent {
@@ -98,8 +98,9 @@ impl Agent {
     ) -> Result<Option<Json>, AgentError> {
         let tools = self.tools(&conversation.turn).specs();
         let mut messages = dangling::repaired(&conversation.turn);
-        if let Verdict::Warn(finding) = loop_detection::assess(&self.loop_detection, &conversation.turn) {
-            messages.push(message::hidden(WARNING_NAME, finding.warning()));
+        if let Verdict::Warn(findings) = loop_detection::assess(&self.loop_detection, &conversation.turn) {
+            let warnings = findings.iter().take(WARNINGS_MAX).map(Finding::warning);
+            messages.extend(warnings.map(|warning| message::hidden(WARNING_NAME, warning)));
         }
         // At the end, so that a provider's cache of what precedes them stays valid.
         messages.extend(shown);

@@ -89,23 +89,25 @@ impl Journal {
     /// What loop detection did about an answer of the lead agent, or of the named subagent, if anything. A warning is reported once per cause,
     /// because [`assess`](threadkeep_agent::tools::loop_detection::assess) returns it once.
     pub(crate) fn loop_detection(&mut self, subagent: Option<&str>, verdict: &Verdict) {
-        let (action, finding) = match verdict {
+        let (action, findings) = match verdict {
             Verdict::Proceed => return,
-            Verdict::Warn(finding) => ("warn", finding),
-            Verdict::Stop(finding) => ("hard_stop", finding),
+            Verdict::Warn(findings) => ("warn", findings.as_slice()),
+            Verdict::Stop(finding) => ("hard_stop", std::slice::from_ref(finding)),
         };
-        let changes = json!({
-            "detection_layer": finding.layer.as_str(),
-            "tool_names": finding.tool_names,
-            "count": finding.count,
-            "threshold": finding.threshold,
-            "is_subagent": subagent.is_some(),
-            "agent_id": subagent,
-        });
-        let content = json!({
-            "name": "LoopDetectionMiddleware", "hook": "after_model", "action": action, "changes": changes,
-        });
-        self.hold(NewEvent::new("middleware:loop_detection", "middleware", content));
+        for finding in findings {
+            let changes = json!({
+                "detection_layer": finding.layer.as_str(),
+                "tool_names": finding.tool_names,
+                "count": finding.count,
+                "threshold": finding.threshold,
+                "is_subagent": subagent.is_some(),
+                "agent_id": subagent,
+            });
+            let content = json!({
+                "name": "LoopDetectionMiddleware", "hook": "after_model", "action": action, "changes": changes,
+            });
+            self.hold(NewEvent::new("middleware:loop_detection", "middleware", content));
+        }
     }
 
     /// The user's message, or the task of the named subagent, has loaded deferred tools by its words.

@@ -181,6 +181,31 @@ async fn loop_detection_notes_its_warning_and_its_stop_and_no_arguments() {
     }
 }
 
+/// Two tools are called often in the same answers.
+#[tokio::test]
+async fn each_warning_that_falls_due_with_an_answer_is_noted_and_given() {
+    let call = |tool: &str, arg: &str, value: &str| json!({"name": tool, "args": {arg: value}});
+    let calls = |n: &str| json!({"tool_calls": [call("ls", "path", n), call("glob", "pattern", n)]});
+    let directory = tempfile::tempdir().unwrap();
+    let record = directory.path().join("calls.jsonl");
+    let script = json!({
+        "rules": [{"answers": [calls("1"), calls("2"), {"text": "enough"}]}],
+        "record": record,
+    });
+    let often = json!({"warn": 2, "hard_limit": 9});
+    let sections = json!({"loop_detection": {"tool_freq_overrides": {"ls": often, "glob": often}}});
+    let gateway = Setup { script, sections, ..Setup::default() }.start().await;
+    gateway.create("t").await;
+    let run = gateway.ask("t", "go").await;
+    let found = events(&gateway, "t", &run, "?event_types=middleware:loop_detection").await;
+    let tools: Vec<&Value> = found.iter().map(|event| &event["content"]["changes"]["tool_names"]).collect();
+    assert_eq!(tools, [&json!(["glob"]), &json!(["ls"])]);
+    let requests = std::fs::read_to_string(record).unwrap();
+    let warnings: Vec<usize> =
+        requests.lines().map(|request| request.matches("[loop warning]").count()).collect();
+    assert_eq!(warnings, [0, 0, 2], "once, before the last answer");
+}
+
 #[tokio::test]
 async fn a_title_that_the_model_fails_to_give_is_an_error_of_its_own_caller_and_not_of_the_run() {
     let script = json!({"rules": [

@@ -1,10 +1,9 @@
 //! Detects that the model is going round in circles.
 //!
 //! Two signs: the same set of tool calls repeatedly, and one tool called very often with any arguments, both within a
-//! window of the last answers. At the first
-//! threshold the model gets a warning with its next request, at the second the run ends: the tool calls of its last
-//! message are stripped ([`strip_tool_calls`](crate::model::message::strip_tool_calls)) and the run's stop reason is
-//! [`STOP_REASON`].
+//! window of the last answers. At the first threshold the model gets a warning with its next request, and several if an
+//! answer reaches several. At the second the run ends: the tool calls of its last message are stripped
+//! ([`strip_tool_calls`](crate::model::message::strip_tool_calls)) and the run's stop reason is [`STOP_REASON`].
 //!
 //! Everything is computed from the messages of the current turn, so nothing is lost on a restart.
 
@@ -18,6 +17,9 @@ pub const STOP_REASON: &str = "loop_capped";
 /// The name of the hidden message that carries a warning.
 pub const WARNING_NAME: &str = "loop_warning";
 
+/// The maximum number of warnings in one request.
+pub(crate) const WARNINGS_MAX: usize = 4;
+
 /// Arguments that identify a call. Others (a description, a limit) vary without making it a different call.
 const SALIENT_ARGS: [&str; 7] = ["path", "url", "query", "command", "pattern", "glob", "cmd"];
 /// Tools for which every argument counts: different content or a different range of lines is different work.
@@ -28,8 +30,8 @@ const ALL_ARGS_COUNT: [&str; 3] = ["write_file", "str_replace", "read_file"];
 pub enum Verdict {
     /// Nothing.
     Proceed,
-    /// Run its calls, and warn the model with its next request.
-    Warn(Finding),
+    /// Run its calls, and warn the model with its next request of each of these: the set of calls, then tools by name.
+    Warn(Vec<Finding>),
     /// Strip its calls and end the run.
     Stop(Finding),
 }
@@ -108,6 +110,7 @@ pub fn assess(settings: &LoopDetection, messages: &[Value]) -> Verdict {
     let (repeated, frequent) = (assess_repetition(settings, &sets), assess_frequency(settings, &sets));
     match (repeated, frequent) {
         (stop @ Verdict::Stop(_), _) | (_, stop @ Verdict::Stop(_)) => stop,
+        (Verdict::Warn(set), Verdict::Warn(tools)) => Verdict::Warn([set, tools].concat()),
         (warn @ Verdict::Warn(_), _) | (_, warn) => warn,
     }
 }
@@ -125,7 +128,7 @@ fn assess_repetition(settings: &LoopDetection, sets: &[Vec<Call<'_>>]) -> Verdic
     if count >= settings.hard_limit {
         Verdict::Stop(finding(settings.hard_limit))
     } else if counts.reach(settings.warn_threshold) {
-        Verdict::Warn(finding(settings.warn_threshold))
+        Verdict::Warn(vec![finding(settings.warn_threshold)])
     } else {
         Verdict::Proceed
     }
@@ -134,7 +137,7 @@ fn assess_repetition(settings: &LoopDetection, sets: &[Vec<Call<'_>>]) -> Verdic
 fn assess_frequency(settings: &LoopDetection, sets: &[Vec<Call<'_>>]) -> Verdict {
     let Some(last) = sets.last() else { return Verdict::Proceed };
     let window = frequency_window(settings);
-    let mut verdict = Verdict::Proceed;
+    let mut warnings = Vec::new();
     for tool in names(last.iter().map(|call| call.tool)) {
         let counts = Counts::of(sets, window, |set| set.iter().filter(|call| call.tool == tool).count());
         let count = counts.now;
@@ -148,11 +151,11 @@ fn assess_frequency(settings: &LoopDetection, sets: &[Vec<Call<'_>>]) -> Verdict
         if count >= limits.hard_limit {
             return Verdict::Stop(finding(limits.hard_limit));
         }
-        if counts.reach(limits.warn) && verdict == Verdict::Proceed {
-            verdict = Verdict::Warn(finding(limits.warn));
+        if counts.reach(limits.warn) {
+            warnings.push(finding(limits.warn));
         }
     }
-    verdict
+    if warnings.is_empty() { Verdict::Proceed } else { Verdict::Warn(warnings) }
 }
 
 /// How many of the last answers are looked at for the calls of one tool: with fewer than the highest limit, a tool that

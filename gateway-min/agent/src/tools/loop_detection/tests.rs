@@ -43,6 +43,14 @@ fn course(detection: &LoopDetection, answers: &[Value]) -> Vec<&'static str> {
         .collect()
 }
 
+/// The tools of each warning after the last of these answers.
+fn warned(detection: &LoopDetection, answers: &[Value]) -> Vec<Vec<String>> {
+    match super::assess(detection, &turn(answers.iter().cloned())) {
+        Verdict::Warn(findings) => findings.into_iter().map(|finding| finding.tool_names).collect(),
+        verdict => panic!("no warning: {verdict:?}"),
+    }
+}
+
 #[test]
 fn the_same_call_warns_once_at_three_and_stops_at_five() {
     let answers: Vec<Value> = (0..5).map(|_| ls("a")).collect();
@@ -68,8 +76,7 @@ fn different_calls_and_a_final_answer_are_no_loop() {
 fn the_order_of_the_calls_in_an_answer_does_not_matter_but_their_number_does() {
     let (a, b) = (call("ls", json!({"path": "a"})), call("grep", json!({"pattern": "b"})));
     let swapped = [ai(&[a.clone(), b.clone()]), ai(&[b.clone(), a.clone()]), ai(&[a.clone(), b.clone()])];
-    let Verdict::Warn(finding) = assess(&turn(swapped)) else { panic!("no warning") };
-    assert_eq!(finding.tool_names, ["grep", "ls"]);
+    assert_eq!(warned(&LoopDetection::default(), &swapped), [["grep", "ls"]]);
     let doubled = [ai(&[a.clone(), b.clone()]), ai(&[a.clone(), a.clone(), b.clone()]), ai(&[a, b])];
     assert_eq!(assess(&turn(doubled)), Verdict::Proceed);
 }
@@ -175,6 +182,17 @@ fn one_tool_too_often_warns_at_thirty_and_stops_at_fifty() {
     let Verdict::Stop(finding) = assess(&turn(answers)) else { panic!("no stop") };
     assert_eq!((finding.layer.as_str(), finding.count, finding.threshold), ("tool_frequency", 50, 50));
     assert!(finding.stop_notice().contains("ls was called 50 times"));
+}
+
+#[test]
+fn each_sign_that_reaches_its_threshold_with_an_answer_is_warned_of() {
+    let calls = |a: &str, b: &str| ai(&[call("ls", json!({"path": a})), call("grep", json!({"pattern": b}))]);
+    let often: Vec<Value> = (0..30).map(|n| calls(&n.to_string(), &n.to_string())).collect();
+    assert_eq!(warned(&LoopDetection::default(), &often), [["grep"], ["ls"]]);
+    let mut detection = LoopDetection::default();
+    detection.tool_freq_overrides.insert("ls".into(), ToolFrequency { warn: 3, hard_limit: 9 });
+    let same: Vec<Value> = std::iter::repeat_n(calls("a", "b"), 3).collect();
+    assert_eq!(warned(&detection, &same), [vec!["grep", "ls"], vec!["ls"]]);
 }
 
 #[test]

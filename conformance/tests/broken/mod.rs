@@ -170,7 +170,7 @@ impl Broken {
         let base = list.base().and_then(|base| shared.lists.get(&(thread.clone(), base)));
         let (mut elements, mut at) = (Vec::new(), 0);
         for part in list.parts() {
-            let len = match *part {
+            let len = match part {
                 Part::New { len } => {
                     elements.extend(list.iter_from(at).take(len).cloned());
                     len

@@ -175,7 +175,7 @@ fn on_base(list: &ListValue, base: &ListValue) -> Option<ListValue> {
     list.base()?;
     let (mut elements, mut at) = (Vec::new(), 0);
     for part in list.parts() {
-        let (from, start, len) = match *part {
+        let (from, start, len) = match part {
             Part::New { len } => (list, at, len),
             Part::Base { start, len } => (base, start, len),
         };

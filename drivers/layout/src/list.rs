@@ -66,14 +66,14 @@ pub fn draft<'s, S: ListStore>(
 /// Those of the store.
 fn shape<S: ListStore>(store: &mut S, list: &ListValue, base: Option<&Shape>) -> Result<Shape> {
     let mut builder = Builder::default();
-    let base = match base {
-        Some(base) if is_base(store, list, base)? => Some(base),
+    let base = match base.map(|base| (base, list.parts())) {
+        Some((base, parts)) if is_base(store, list, &parts, base)? => Some((base, parts)),
         _ => None,
     };
-    if let Some(base) = base {
+    if let Some((base, parts)) = base {
         let mut at = 0;
-        for part in list.parts() {
-            match *part {
+        for part in parts {
+            match part {
                 Part::Base { start, len } => {
                     builder.take(base, start, len);
                     at += len;
@@ -94,10 +94,10 @@ fn shape<S: ListStore>(store: &mut S, list: &ListValue, base: Option<&Shape>) ->
     builder.finish(|chunk| store.add_chunk(Bytes::copy_from_slice(chunk)))
 }
 
-/// Whether `list` was made from the list that `base` describes: its parts fit, and the elements at their borders are
-/// the same. A version alone does not prove it: a list can be moved to another channel.
-fn is_base<S: ListStore>(store: &mut S, list: &ListValue, base: &Shape) -> Result<bool> {
-    if !parts_fit(list.parts(), base.len()) {
+/// Whether `list`, which has these `parts`, was made from the list that `base` describes: they fit, and the elements at
+/// their borders are the same. A version alone does not prove it: a list can be moved to another channel.
+fn is_base<S: ListStore>(store: &mut S, list: &ListValue, parts: &[Part], base: &Shape) -> Result<bool> {
+    if !parts_fit(parts, base.len()) {
         return Ok(false);
     }
     let mut same = |place: usize, number: Option<u32>| -> Result<bool> {
@@ -105,7 +105,7 @@ fn is_base<S: ListStore>(store: &mut S, list: &ListValue, base: &Shape) -> Resul
         Ok(store.find(element.hash())? == Some(number))
     };
     let mut at = 0;
-    for part in list.parts() {
+    for part in parts {
         let (Part::Base { len, .. } | Part::New { len }) = *part;
         if let Part::Base { start, len } = *part {
             let first = same(at, base.number_at(start))?;

@@ -5,7 +5,7 @@ use serde_json::{Map, Value as Json, json};
 use super::Reducer;
 use crate::error::{Error, Result};
 use crate::id::IdSource;
-use crate::value::{ChannelValue, Element, ListValue};
+use crate::value::{ChannelValue, Edit, Element, ListValue};
 
 /// The name of the channel that accumulates the conversation.
 pub const MESSAGES_CHANNEL: &str = "messages";
@@ -26,10 +26,11 @@ impl Reducer for Messages {
     }
 
     fn reduce(&self, current: ChannelValue, write: &ChannelValue) -> Result<ChannelValue> {
-        let ChannelValue::List(mut list) = current else {
+        let ChannelValue::List(list) = current else {
             // A stored null or other stray value counts as no messages.
             return self.reduce(ListValue::default().into(), write);
         };
+        let mut list = Edit::new(list);
         match write {
             ChannelValue::List(more) => {
                 for message in more.iter() {
@@ -39,7 +40,7 @@ impl Reducer for Messages {
             plain if plain.is_null() => {}
             ChannelValue::Plain(encoded) => fold(&mut list, &Element::from_bytes(encoded.bytes.clone()))?,
         }
-        Ok(list.into())
+        Ok(list.finish().into())
     }
 
     fn prepare(&self, write: Json, ids: &IdSource) -> Result<Json> {
@@ -54,21 +55,20 @@ impl Reducer for Messages {
     }
 }
 
-fn fold(list: &mut ListValue, message: &Element) -> Result<()> {
+fn fold(list: &mut Edit, message: &Element) -> Result<()> {
     let id = message.id().ok_or_else(|| {
         Error::InvalidUpdate("a message reached the messages channel without an id".to_owned())
     })?;
-    let place = if &**id == REMOVE_ALL_MESSAGES { None } else { list.position(id) };
+    let is_everything = &**id == REMOVE_ALL_MESSAGES;
     if message.text("type") != Some("remove") {
-        match place {
-            Some(index) => list.replace(index, message.clone()),
-            None => list.push(message.clone()),
+        if is_everything {
+            list.push(message.clone());
+        } else {
+            list.put(id, message.clone());
         }
-    } else if &**id == REMOVE_ALL_MESSAGES {
-        *list = ListValue::default();
-    } else if let Some(index) = place {
-        list.remove(index);
-    } else {
+    } else if is_everything {
+        *list = Edit::default();
+    } else if !list.remove(id) {
         return Err(Error::InvalidUpdate(format!(
             "cannot remove message {id}: no message of the thread has this id"
         )));

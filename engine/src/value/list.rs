@@ -8,10 +8,12 @@ use std::fmt;
 use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
-use imbl::{HashMap, Vector};
+use imbl::Vector;
 use serde_json::Value as Json;
 
-use super::msgpack;
+use super::origin::Origin;
+use super::places::Places;
+use super::{msgpack, visited};
 use crate::error::Result;
 use crate::id::Version;
 
@@ -115,25 +117,21 @@ pub enum Part {
     },
 }
 
-impl Part {
-    fn len(self) -> usize {
-        match self {
-            Self::Base { len, .. } | Self::New { len } => len,
-        }
-    }
-}
-
 /// A list whose clones share their elements: appending to a list of thousands costs as much as to a list of ten.
 #[derive(Clone, Default)]
 pub struct ListValue {
     elements: Vector<Element>,
-    /// The position of each element id. `None` until the first lookup by id, and again after a removal.
-    places: Option<HashMap<Arc<str>, usize>>,
+    /// `None` until the first lookup by id, and again when it is no longer worth keeping.
+    places: Option<Places>,
     base: Option<Version>,
-    parts: Vec<Part>,
+    origin: Origin,
     /// The bytes of all elements.
     bytes: usize,
 }
+
+/// Removing an element from the middle of a vector moves up to about this many others; copying one costs about as much
+/// as moving one.
+const MOVED: usize = 4096;
 
 impl ListValue {
     /// The number of elements.
@@ -198,49 +196,64 @@ impl ListValue {
 
     /// Appends an element.
     pub fn push(&mut self, element: Element) {
-        // Without positions, no lookup has happened yet.
-        if let Some(places) = &mut self.places
-            && let Some(id) = element.id()
-        {
-            places.entry(id.clone()).or_insert(self.elements.len());
+        // Without places, no lookup has happened yet.
+        if let Some(places) = &mut self.places {
+            places.push(self.elements.len(), &element);
         }
         self.bytes += element.bytes().len();
         self.elements.push_back(element);
-        match self.parts.last_mut() {
-            Some(Part::New { len }) => *len += 1,
-            _ => self.parts.push(Part::New { len: 1 }),
-        }
     }
 
     /// Replaces the element at `index`, which must have the same id, by `element`. Equal bytes change nothing.
     pub fn replace(&mut self, index: usize, element: Element) {
         let Some(old) = self.elements.get(index).filter(|old| **old != element) else { return };
         self.bytes = self.bytes - old.bytes().len() + element.bytes().len();
+        if self.places.is_some() && old.id() != element.id() {
+            self.places = None; // Never leave a wrong place.
+        }
         self.elements.set(index, element);
-        self.splice_part(index, Some(Part::New { len: 1 }));
+        self.origin.replaced(index);
     }
 
     /// Removes the element at `index`.
     pub fn remove(&mut self, index: usize) {
         if index < self.elements.len() {
-            self.bytes -= self.elements.remove(index).bytes().len();
-            self.places = None;
-            self.splice_part(index, None);
+            self.forget(index);
+            self.remove_forgotten(&[index]);
         }
     }
 
-    /// The index of the first element with this id. The first call after loading or a removal visits every element.
+    /// The index of the first element with this id. The first call after loading visits every element, and so does one
+    /// after many removals.
     pub fn position(&mut self, id: &str) -> Option<usize> {
-        let places = self.places.get_or_insert_with(|| {
-            let mut places = HashMap::new();
-            for (index, element) in self.elements.iter().enumerate() {
-                if let Some(id) = element.id() {
-                    places.entry(id.clone()).or_insert(index);
-                }
+        self.places.get_or_insert_with(|| Places::of(self.elements.iter())).position(id)
+    }
+
+    /// Forgets the id of the element at `index`: [`Self::position`] finds the next element with that id, or none.
+    pub(super) fn forget(&mut self, index: usize) {
+        if let (Some(places), Some(element)) = (&mut self.places, self.elements.get(index)) {
+            places.forget(index, element);
+        }
+    }
+
+    /// Removes the elements at these indices, in ascending order and each once, whose ids are forgotten.
+    pub(super) fn remove_forgotten(&mut self, indices: &[usize]) {
+        let removed = indices.iter().filter_map(|&index| self.elements.get(index));
+        self.bytes -= removed.map(|element| element.bytes().len()).sum::<usize>();
+        self.origin.removed(indices);
+        if indices.len() > 1 && indices.len().saturating_mul(MOVED) > self.elements.len() {
+            visited(self.elements.len());
+            let mut next = indices.iter().copied().peekable();
+            let elements = self.elements.iter().enumerate();
+            let kept = elements.filter(|(index, _)| next.next_if_eq(index).is_none());
+            self.elements = kept.map(|(_, element)| element.clone()).collect();
+        } else {
+            for &index in indices.iter().rev() {
+                self.elements.remove(index);
             }
-            places
-        });
-        places.get(id).copied()
+        }
+        let left = self.elements.len();
+        self.places = self.places.take().and_then(|places| places.without(indices, left));
     }
 
     /// The stored value from which this list was made, if a saver holds one. A saver looks that version up in the channel that
@@ -250,67 +263,30 @@ impl ListValue {
         self.base
     }
 
-    /// The list as runs of its base's elements and of new ones, in order. Without a base everything is new.
-    pub fn parts(&self) -> &[Part] {
-        &self.parts
+    /// The list as runs of its base's elements and of new ones, in order. Without a base everything is new. The time that
+    /// it takes depends on the number of runs, not on the length of the list.
+    pub fn parts(&self) -> Vec<Part> {
+        self.origin.parts(self.len())
     }
 
     /// Declares that a saver now holds this list under `version`: from here on changes are relative to it.
     pub fn rebase(&mut self, version: Version) {
         self.base = Some(version);
-        self.parts.clear();
-        if !self.elements.is_empty() {
-            self.parts.push(Part::Base { start: 0, len: self.elements.len() });
-        }
+        self.origin = Origin::base(self.len());
     }
 
     /// Declares that no saver is known to hold any of this list: everything is new.
     pub fn detach(&mut self) {
         self.base = None;
-        self.parts.clear();
-        if !self.elements.is_empty() {
-            self.parts.push(Part::New { len: self.elements.len() });
-        }
-    }
-
-    /// Replaces the element at `index` in `parts` by `with`, splitting its part.
-    fn splice_part(&mut self, index: usize, with: Option<Part>) {
-        let mut before = 0;
-        let Some(at) = self.parts.iter().position(|part| {
-            let inside = index < before + part.len();
-            if !inside {
-                before += part.len();
-            }
-            inside
-        }) else {
-            return;
-        };
-        let (part, offset) = (self.parts[at], index - before);
-        let (head, tail) = match part {
-            Part::Base { start, len } => (
-                Part::Base { start, len: offset },
-                Part::Base { start: start + offset + 1, len: len - offset - 1 },
-            ),
-            Part::New { len } => (Part::New { len: offset }, Part::New { len: len - offset - 1 }),
-        };
-        self.parts.splice(at..=at, [Some(head), with, Some(tail)].into_iter().flatten());
-        self.parts.retain(|part| part.len() > 0);
-        self.parts.dedup_by(|next, prev| match (prev, next) {
-            (Part::New { len }, Part::New { len: more }) => {
-                *len += *more;
-                true
-            }
-            _ => false,
-        });
+        self.origin = Origin::default();
     }
 }
 
 impl FromIterator<Element> for ListValue {
     fn from_iter<I: IntoIterator<Item = Element>>(elements: I) -> Self {
         let elements: Vector<Element> = elements.into_iter().collect();
-        let parts = if elements.is_empty() { Vec::new() } else { vec![Part::New { len: elements.len() }] };
         let bytes = elements.iter().map(|element| element.bytes().len()).sum();
-        Self { elements, places: None, base: None, parts, bytes }
+        Self { elements, bytes, ..Self::default() }
     }
 }
 
@@ -396,7 +372,7 @@ mod tests {
                 prop_assert_eq!(list.iter().cloned().collect::<Vec<_>>(), model.clone());
                 let mut rebuilt = Vec::new();
                 for part in list.parts() {
-                    match *part {
+                    match part {
                         Part::Base { start, len } => rebuilt.extend_from_slice(&base[start..start + len]),
                         Part::New { len } => rebuilt.extend_from_slice(&model[rebuilt.len()..rebuilt.len() + len]),
                     }

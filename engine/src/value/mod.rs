@@ -4,13 +4,18 @@
 //! ([`ListValue`]), so that an element in many values is stored once. Encoding is deterministic: object keys are
 //! sorted, so equal values have equal bytes.
 
+mod edit;
 mod foreign;
 mod list;
 mod msgpack;
+mod numbers;
+mod origin;
+mod places;
 
 use bytes::Bytes;
 use serde_json::Value as Json;
 
+pub(crate) use edit::Edit;
 pub use list::{Element, ElementHash, ListValue, Part};
 
 use crate::error::{Error, Result};
@@ -20,6 +25,21 @@ use crate::error::{Error, Result};
 pub fn decoded_bytes() -> u64 {
     msgpack::decoded()
 }
+
+#[cfg(test)]
+thread_local! {
+    static VISITED: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+}
+
+/// Counts, in tests, the elements of lists that were visited to find one by its id or to remove some: whether the work of
+/// an update depends on the length of a thread shows here first.
+#[cfg(test)]
+fn visited(elements: usize) {
+    VISITED.set(VISITED.get() + elements);
+}
+
+#[cfg(not(test))]
+fn visited(_: usize) {}
 
 /// How to decode the bytes of an [`Encoded`] value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -34,6 +34,7 @@ mod search;
 mod select;
 mod serve;
 pub mod sse;
+mod stamps;
 mod state;
 mod subagent_batches;
 mod subagents;

@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 use threadkeep::Error;
 use threadkeep::channel::MESSAGES_CHANNEL;
 use threadkeep::checkpoint::{CheckpointKey, Write};
-use threadkeep::id::{ChannelName, CheckpointId, Namespace, NodeName, ThreadId};
+use threadkeep::id::{CheckpointId, Namespace, NodeName, ThreadId};
 use threadkeep::saver::Load;
 use threadkeep::state::{StateAccessor, StateSnapshot, TaskView, Update};
 use threadkeep_agent::binding;
@@ -26,9 +26,10 @@ use super::error::{ApiError, OrApiError as _};
 use super::exclusive::exclusively;
 use super::extract::{ApiJson, ApiPath, ApiQuery, ThreadPath, drained};
 use super::fields::{Fields, FromFields, shortened};
-use super::run_body::{SERVER_OWNED, Selected, selector};
+use super::run_body::{Selected, selector};
 use super::schema::{ErrorBody, Gated};
 use super::select::Select;
+use super::stamps::remove_forged_stamps;
 use super::threads::{absent, existing};
 use crate::app::App;
 use threadkeep_records::WriterKind;
@@ -378,7 +379,8 @@ async fn update_state(
     let mut values = body.values.unwrap_or_default();
     values.remove(owned::CHANNEL);
     if let Some(messages) = values.get_mut(MESSAGES_CHANNEL) {
-        remove_forged_stamps(app.threads.accessor(), &thread_id, at, messages).await?;
+        let removed = remove_forged_stamps(app.threads.accessor(), &thread_id, at, messages).await;
+        removed.or_engine(&thread_id, UPDATE_FAILED)?;
     }
     let writes = writes(app.threads.accessor(), values)?;
     let node = NodeName::from(body.as_node.as_deref().unwrap_or(DEFAULT_NODE));
@@ -396,46 +398,6 @@ async fn patch_state(request: Request) -> ApiError {
         StatusCode::NOT_IMPLEMENTED,
         "The metadata of a checkpoint cannot be changed; change the metadata of the thread instead",
     )
-}
-
-/// Removes what only the gateway may note on a message, unless the thread already has the message with the same note: a
-/// client may write back what it has read, but not claim that a message belongs to a run.
-async fn remove_forged_stamps(
-    accessor: &StateAccessor,
-    thread: &ThreadId,
-    at: Option<CheckpointId>,
-    messages: &mut Value,
-) -> Result<(), ApiError> {
-    let stamp = |message: &Value, key: &str| message["additional_kwargs"].get(key).cloned();
-    let sent = match messages {
-        Value::Array(list) => list.as_mut_slice(),
-        message => std::slice::from_mut(message),
-    };
-    let is_noted = |message: &Value| {
-        let mut clean = message.clone();
-        owned::strip_message(&mut clean);
-        clean != *message || SERVER_OWNED.iter().any(|key| stamp(message, key).is_some())
-    };
-    if !sent.iter().any(is_noted) {
-        return Ok(());
-    }
-    let engine = |error: Error| ApiError::from_engine(thread, UPDATE_FAILED, &error);
-    let load = Load::Only([ChannelName::from(MESSAGES_CHANNEL)].into());
-    let base = accessor.get_loading(thread, at, load).await.map_err(engine)?;
-    let held = base.map(|base| base.json(MESSAGES_CHANNEL)).transpose().map_err(engine)?.flatten();
-    let held = held.as_ref().and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
-    for message in sent {
-        let same = held.iter().find(|other| other["id"].is_string() && other["id"] == message["id"]);
-        owned::strip_changed(message, same);
-        for key in SERVER_OWNED {
-            if same.and_then(|same| stamp(same, key)) != stamp(message, key)
-                && let Some(kwargs) = message.get_mut("additional_kwargs").and_then(Value::as_object_mut)
-            {
-                kwargs.remove(key);
-            }
-        }
-    }
-    Ok(())
 }
 
 /// The writes of an update: each replaces the channel's value, whatever its reducer.

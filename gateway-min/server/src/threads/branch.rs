@@ -3,7 +3,7 @@
 //! It has two checkpoints: the state before the turn, so that the turn can be repeated, and the state after it. Both
 //! are written from values, never copied as rows, so the branch does not depend on its source.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::ops::Bound;
 
 use serde_json::{Map, Value as Json};
@@ -48,6 +48,7 @@ pub(crate) async fn turn_end(
     answers: &[String],
 ) -> threadkeep::Result<Option<TurnEnd>> {
     let Some(answer) = answers.last() else { return Ok(None) };
+    let answers: HashSet<&str> = answers.iter().map(String::as_str).collect();
     let mut query = HistoryQuery { limit: Some(PAGE), load: Load::None, ..HistoryQuery::default() };
     let mut newer = Newer::default();
     loop {
@@ -60,7 +61,7 @@ pub(crate) async fn turn_end(
             let id = state.key.id;
             newer.add(state);
             if is_root || wrote {
-                let found = newer.last_with(accessor, thread, answers, id, (is_root, wrote)).await?;
+                let found = newer.last_with(accessor, thread, &answers, id, (is_root, wrote)).await?;
                 if found.is_some() {
                     return Ok(found);
                 }
@@ -115,7 +116,7 @@ impl Newer {
         &self,
         accessor: &StateAccessor,
         thread: &ThreadId,
-        answers: &[String],
+        answers: &HashSet<&str>,
         from: CheckpointId,
         (itself, descendants): (bool, bool),
     ) -> threadkeep::Result<Option<TurnEnd>> {
@@ -163,12 +164,11 @@ enum Stage {
 }
 
 /// Decodes only the messages from the turn's question on.
-fn stage_of(state: &StateSnapshot, answers: &[String]) -> threadkeep::Result<Stage> {
+fn stage_of(state: &StateSnapshot, answers: &HashSet<&str>) -> threadkeep::Result<Stage> {
     let Some(list) = state.value(MESSAGES_CHANNEL).and_then(ChannelValue::as_list) else {
         return Ok(Stage::Elsewhere);
     };
-    let is_answer = |id: &str| answers.iter().any(|answer| answer == id);
-    let with_id = |element: &Element| element.id().is_some_and(|id| is_answer(id));
+    let with_id = |element: &Element| element.id().is_some_and(|id| answers.contains(&**id));
     let Some(first) = list.iter().position(with_id) else { return Ok(Stage::Elsewhere) };
     let mut turn = VecDeque::new();
     for element in list.iter_from(first) {
@@ -185,12 +185,11 @@ fn stage_of(state: &StateSnapshot, answers: &[String]) -> threadkeep::Result<Sta
             break;
         }
     }
-    let turn = Vec::from(turn);
-    Ok(match question_of(&turn, answers) {
+    Ok(match question_of(turn.iter().rev(), answers) {
         Some(question) => Stage::Ended(question),
         None if turn
             .iter()
-            .skip_while(|message| !is_answer(message["id"].as_str().unwrap_or_default()))
+            .skip_while(|message| !answers.contains(message["id"].as_str().unwrap_or_default()))
             .any(|message| kind(message) == "human") =>
         {
             Stage::Elsewhere
@@ -199,19 +198,26 @@ fn stage_of(state: &StateSnapshot, answers: &[String]) -> threadkeep::Result<Sta
     })
 }
 
-/// The id of the user's message before these answers, if the conversation ends with them.
-fn question_of(messages: &[Json], answers: &[String]) -> Option<String> {
-    let place = |id: &String| {
-        messages
-            .iter()
-            .rposition(|message| message["id"] == **id && kind(message) == "ai" && !is_hidden(message))
-    };
-    let places = answers.iter().map(place).collect::<Option<Vec<usize>>>()?;
-    let last = places.into_iter().max()?;
-    if messages[last + 1..].iter().any(|message| matches!(kind(message), "human" | "ai")) {
-        return None;
+/// The id of the user's message before these answers, if the conversation ends with them. There may be any number of
+/// messages and of answers, so the messages, which come from the end, can be gone through only once.
+fn question_of<'m>(messages: impl Iterator<Item = &'m Json>, answers: &HashSet<&str>) -> Option<String> {
+    let mut found = HashSet::new();
+    let mut question = None;
+    for message in messages {
+        let is_answer = kind(message) == "ai" && !is_hidden(message);
+        let id = message["id"].as_str().filter(|id| is_answer && answers.contains(id));
+        if let Some(id) = id {
+            found.insert(id);
+        } else if found.is_empty() && matches!(kind(message), "human" | "ai") {
+            return None;
+        } else if !found.is_empty() && question.is_none() && is_from_user(message) {
+            question = Some(message);
+        }
+        if found.len() == answers.len() && question.is_some() {
+            break;
+        }
     }
-    let question = messages[..last].iter().rfind(|message| is_from_user(message))?;
+    let question = question.filter(|_| found.len() == answers.len())?;
     question["id"].as_str().map(str::to_owned)
 }
 
@@ -320,8 +326,7 @@ mod tests {
     }
 
     fn question(messages: &[Json], answers: &[&str]) -> Option<String> {
-        let answers: Vec<String> = answers.iter().map(|&id| id.to_owned()).collect();
-        question_of(messages, &answers)
+        question_of(messages.iter().rev(), &answers.iter().copied().collect())
     }
 
     #[test]
@@ -342,5 +347,69 @@ mod tests {
         assert_eq!(question(&and(hidden("ai", "a3")), &["a3"]), None, "a hidden answer");
         let prompted = [hidden("human", "h1"), message("ai", "a1")];
         assert_eq!(question(&prompted, &["a1"]), None, "the user did not ask");
+    }
+
+    /// The question as it is defined: each answer is looked for in the whole conversation.
+    fn defined(messages: &[Json], answers: &[&str]) -> Option<String> {
+        let place =
+            |id: &&str| messages.iter().rposition(|m| m["id"] == **id && kind(m) == "ai" && !is_hidden(m));
+        let last = answers.iter().map(place).collect::<Option<Vec<usize>>>()?.into_iter().max()?;
+        if messages[last + 1..].iter().any(|message| matches!(kind(message), "human" | "ai")) {
+            return None;
+        }
+        let question = messages[..last].iter().rfind(|message| is_from_user(message))?;
+        question["id"].as_str().map(str::to_owned)
+    }
+
+    #[test]
+    fn the_question_of_every_short_conversation_is_as_defined() {
+        let mut without_id = message("human", "");
+        without_id["id"] = Json::Null;
+        let any = [
+            message("human", "h1"),
+            message("human", "a1"),
+            hidden("human", "h2"),
+            without_id,
+            message("ai", "a1"),
+            message("ai", "a2"),
+            hidden("ai", "a1"),
+            message("tool", "a2"),
+        ];
+        let mut conversations: Vec<Vec<Json>> = vec![Vec::new()];
+        let mut asked = 0;
+        for _ in 0..4 {
+            let longer =
+                |shorter: &Vec<Json>| any.each_ref().map(|more| [&shorter[..], &[more.clone()]].concat());
+            conversations = conversations.iter().flat_map(longer).collect();
+            for messages in &conversations {
+                for answers in [&["a1"][..], &["a2"], &["a1", "a2", "a1"], &["h1"], &["a1", "absent"]] {
+                    let found = question(messages, answers);
+                    assert_eq!(found, defined(messages, answers), "{answers:?} in {messages:?}");
+                    asked += usize::from(found.is_some());
+                }
+            }
+        }
+        assert!(asked > 100, "{asked}");
+    }
+
+    #[test]
+    fn a_turn_is_gone_through_once_however_many_answers_are_named() {
+        const LEN: usize = 1000;
+        let mut turn = vec![message("human", "h1")];
+        turn.extend((0..LEN).map(|number| message("ai", &format!("a{number}"))));
+        let last = format!("a{}", LEN - 1);
+        let all: Vec<String> = (0..LEN).map(|number| format!("a{number}")).collect();
+        let twice = all.iter().chain(&all);
+        let lists: [Vec<&str>; 3] = [
+            ["a0"].into_iter().cycle().take(10 * LEN).chain([&*last]).collect(),
+            twice.map(String::as_str).collect(),
+            all.iter().map(String::as_str).chain(["absent"]).collect(),
+        ];
+        for (answers, question) in lists.into_iter().zip([Some("h1"), Some("h1"), None]) {
+            let mut looked_at = 0;
+            let messages = turn.iter().rev().inspect(|_| looked_at += 1);
+            assert_eq!(question_of(messages, &answers.into_iter().collect()).as_deref(), question);
+            assert_eq!(looked_at, LEN + 1);
+        }
     }
 }

@@ -1,5 +1,6 @@
 //! Converts the value of a field.
 
+use std::collections::HashSet;
 use std::ops::RangeInclusive;
 
 use serde_json::{Map, Value};
@@ -161,12 +162,9 @@ impl<'p> Field<'p> {
         reason = "the method is not general over the lifetime"
     )]
     pub fn names(self) -> Option<Vec<String>> {
-        let mut names: Vec<String> = Vec::new();
-        for name in self.each(|item| item.text_trimmed())? {
-            if !names.contains(&name) {
-                names.push(name);
-            }
-        }
+        let mut names = self.each(|item| item.text_trimmed())?;
+        let mut seen = HashSet::new();
+        names.retain(|name| seen.insert(name.clone()));
         Some(names)
     }
 

@@ -25,7 +25,7 @@ use super::schema::ErrorBody;
 use super::threads::{absent, has_checkpoint};
 use crate::app::App;
 use crate::auth::Principal;
-use threadkeep_records::WriterKind;
+use threadkeep_records::{CHILD_PREFIX, WriterKind};
 
 const FAILED: &str = "Failed to prune threads";
 const BUSY: &str = "Thread has work in flight. Prune it after the work finishes.";
@@ -92,7 +92,10 @@ async fn prune_threads(
         let mut pruned = Pruned::default();
         for id in body.thread_ids {
             let thread = ThreadId::from(id.as_str());
-            let done = if keeps {
+            // A subagent's checkpoints belong to the thread that delegated, and nothing here knows whose that is.
+            let done = if id.starts_with(CHILD_PREFIX) {
+                Err(absent(&thread))
+            } else if keeps {
                 keep_latest(&app, &caller, &thread).await
             } else {
                 delete(&app, &caller, &thread).await.map(|_| ())

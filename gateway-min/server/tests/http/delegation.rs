@@ -97,6 +97,15 @@ async fn clients_follow_subagents_and_find_what_they_did() {
             assert_eq!(gateway.get(&path).await.status, 422, "no client can name it");
         }
         assert_eq!(gateway.delete(&format!("/api/threads/{child}")).await.status, 404);
+        let stored = if backend == "memory" { None } else { Some(rows(&gateway).await) };
+        for strategy in ["delete", "keep_latest"] {
+            let pruned = json!({"thread_ids": [child], "strategy": strategy});
+            let pruned = gateway.post("/api/threads/prune", pruned).await.ok();
+            assert_eq!(pruned, json!({"pruned_count": 0, "not_found": [child], "busy": []}), "{strategy}");
+        }
+        if let Some(stored) = stored {
+            assert_eq!(rows(&gateway).await, stored, "{backend} {mode}");
+        }
         let found = gateway.post("/api/threads/search", json!({})).await.ok();
         assert_eq!(found.as_array().unwrap().len(), 2, "{found}");
         gateway.delete("/api/threads/t").await.ok();

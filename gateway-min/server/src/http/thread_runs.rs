@@ -56,6 +56,13 @@ impl RunsOf {
         &self.thread
     }
 
+    /// `None` if the thread is gone or no longer the caller's: it may have been deleted and created again, by another
+    /// user. Ask after a read of the thread: a check before it says nothing about what is read.
+    pub(super) async fn check(&self) -> Option<()> {
+        let row = existing(&self.app, &self.thread, FAILED).await.ok()?;
+        row.visible_to(self.caller.sees()).then_some(())
+    }
+
     /// Starts after this event, `<run>:<event>`, or with the active run.
     ///
     /// # Errors

@@ -524,3 +524,47 @@ async fn a_stream_and_a_wait_end_when_their_key_is_revoked_and_those_of_others_g
         assert_eq!(ann.get("/api/threads/stays/runs").await.ok()[0]["status"], "success");
     }
 }
+
+/// A client that reads slowly gets the state in the place of what it missed, but not that of a thread which another
+/// user has created under the same id since.
+#[tokio::test]
+async fn a_stream_with_a_gap_does_not_show_the_thread_that_another_user_has_created_since() {
+    // The oldest frames of the run are dropped; all of them, as soon as another run publishes.
+    for (kept, bridge) in [("some", json!({"queue_maxsize": 2})), ("none", json!({"total_max_bytes": 1}))] {
+        for mode in MODES {
+            let name = format!("auth-gap-{kept}-{mode}");
+            let slowly =
+                json!({"text": "One piece after the other.", "gate": {"name": name, "after_chunks": 1}});
+            let script = json!({"chunk_chars": 4, "rules": [
+                {"when": {"contains": ["slowly"]}, "answers": [slowly]},
+                {"answers": [{"text": "You said: {{input}}"}]},
+            ]});
+            let sections = json!({ "stream_bridge": bridge });
+            let guarded = Guarded::start(Setup { script, sections, ..Setup::on("memory", mode) }).await;
+            let (ann, bob) = (guarded.caller("ann", Role::User), guarded.caller("bob", Role::User));
+            ann.post("/api/threads", json!({"thread_id": "t"})).await.ok();
+            let mut body = question("slowly");
+            body["stream_mode"] = json!(["values", "messages-tuple"]);
+            let run = ann.post("/api/threads/t/runs", body).await.ok();
+            gate(&name).reached().await;
+            let filter = json!({"channels": ["values", "checkpoints", "lifecycle"]});
+            let request = Request::post("/api/threads/t/stream/events").header("x-api-key", &ann.1);
+            let request = request.header("content-type", "application/json");
+            let answer = guarded.gateway.open_answer(request.body(filter.to_string().into()).unwrap()).await;
+            let mut stream = Frames::of(answer);
+            // In the middle of the run, the client stops reading.
+            stream.until("lifecycle").await;
+            gate(&name).open();
+            let run = run["run_id"].as_str().unwrap();
+            ann.get(&format!("/api/threads/t/runs/{run}/join")).await.ok();
+            ann.call(Method::DELETE, "/api/threads/t", None).await.ok();
+            bob.post("/api/threads", json!({"thread_id": "t"})).await.ok();
+            bob.post("/api/threads/t/runs/wait", question("a secret")).await.ok();
+
+            while let Some(frame) = stream.next().await {
+                let shown = frame.data.to_string();
+                assert!(!shown.contains("secret"), "{kept} {mode}: {frame:?}");
+            }
+        }
+    }
+}

@@ -20,8 +20,7 @@ use super::waiting::asked;
 use crate::app::App;
 use crate::http::error::ApiError;
 use crate::http::sse;
-use crate::http::thread_runs::{FAILED, RunsOf, Upcoming};
-use crate::http::threads::existing;
+use crate::http::thread_runs::{RunsOf, Upcoming};
 use crate::streams::bridge::{Event, EventId, Frame, Subscription};
 
 /// A client's place in the event stream of a thread.
@@ -72,7 +71,7 @@ impl Following {
                 match self.runs.next().await? {
                     Upcoming::Run(run, _) => self.current = Some(self.follow(run)),
                     Upcoming::Nothing => {
-                        existing(self.app(), self.runs.thread(), FAILED).await.ok()?;
+                        self.runs.check().await?;
                         return Some(sse::encode(&Frame::Heartbeat));
                     }
                 }
@@ -82,7 +81,7 @@ impl Following {
                 Frame::Event(event) => {
                     let missed = current.translator.last().is_none() && self.has_missed(&event);
                     if missed {
-                        self.snapshot(event.id).await;
+                        self.snapshot(event.id).await?;
                     }
                     if let Some(current) = &mut self.current {
                         self.said.extend(current.translator.frame(&event));
@@ -115,10 +114,11 @@ impl Following {
         first.id.seq > 0 && self.filter.since.is_none_or(|since| since < Place::of(first.id).before())
     }
 
-    /// The state at the head in the place of what is lost before this frame.
-    async fn snapshot(&mut self, first: EventId) {
+    /// The state at the head in the place of what is lost before this frame; `None` if the thread is gone or no longer
+    /// the caller's.
+    async fn snapshot(&mut self, first: EventId) -> Option<()> {
         if !self.filter.wants("values") && !self.filter.wants("checkpoints") {
-            return;
+            return Some(());
         }
         let (app, thread) = (self.app(), self.runs.thread());
         let head = app.threads.accessor().get(thread, None).await;
@@ -129,6 +129,8 @@ impl Following {
         });
         match shown {
             Ok(Some((checkpoint, values))) => {
+                // After the read: the head may be that of another user's thread.
+                self.runs.check().await?;
                 let speaker = Speaker::of("", first);
                 let id = checkpoint["id"].as_str().unwrap_or_default().to_owned();
                 self.said.push_back(speaker.snapshot("checkpoints", &id, Data::Json(checkpoint)));
@@ -137,9 +139,10 @@ impl Following {
             Ok(None) => {}
             Err(error) => tracing::debug!(%thread, %error, "cannot read the state for an event stream"),
         }
+        Some(())
     }
 
-    /// Says how a run ended; `None` if it was deleted with its thread.
+    /// Says how a run ended; `None` if it was deleted with its thread, or that is no longer the caller's.
     async fn conclude(&mut self, current: Current) -> Option<()> {
         let Current { run, mut translator, .. } = current;
         let app = Arc::clone(self.app());
@@ -147,7 +150,7 @@ impl Following {
         let row = match app.runs.ended(&run.run_id).await {
             Ok(Some(row)) => row,
             Ok(None) => {
-                existing(&app, self.runs.thread(), FAILED).await.ok()?;
+                self.runs.check().await?;
                 *run
             }
             Err(error) => {
@@ -161,7 +164,7 @@ impl Following {
             Some(last) if Place::of(last) > Place::of(ended) => last,
             Some(_) => ended,
             None => {
-                self.snapshot(ended).await;
+                self.snapshot(ended).await?;
                 ended
             }
         };

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 
+use super::arguments::parse_arguments;
 use super::message::{ERROR_FALLBACK, ERROR_REASON, ERROR_TYPE};
 use super::{Fallback, ModelChunk, ToolCallChunk, Usage};
 use crate::receipts::sha256;
@@ -125,7 +126,8 @@ impl ChunkAssembler {
 
     /// The whole answer as a serialised assistant message.
     ///
-    /// A call whose arguments are not a JSON object is in `invalid_tool_calls`, with its raw arguments.
+    /// A call whose arguments are not a JSON object, or are nested too deeply, is in `invalid_tool_calls`, with its raw
+    /// arguments.
     pub fn finish(self) -> Value {
         let (mut calls, mut invalid) = (Vec::new(), Vec::new());
         if self.fallback.is_none() {
@@ -171,13 +173,7 @@ fn parse_args(call: &PartialCall) -> Result<Value, String> {
     if call.name.is_none() {
         return Err("the call names no tool".to_owned());
     }
-    if call.args.trim().is_empty() {
-        return Ok(json!({}));
-    }
-    match threadkeep::json::from_str::<Map<String, Value>>(&call.args) {
-        Ok(args) => Ok(Value::Object(args)),
-        Err(error) => Err(format!("the arguments are not a JSON object: {error}")),
-    }
+    parse_arguments(&call.args)
 }
 
 fn additional_kwargs(reasoning: &str, fallback: Option<&Fallback>) -> Value {
@@ -317,6 +313,24 @@ mod tests {
         }
         let (_, message) = assemble(&[call(0, Some("a"), None, "{}"), last("tool_calls")]);
         assert_eq!(message["invalid_tool_calls"][0]["error"], "the call names no tool");
+    }
+
+    /// Stored within a message, they could not be read again.
+    #[test]
+    fn arguments_that_are_nested_too_deeply_make_an_invalid_call() {
+        for (levels, is_valid) in [(64, true), (65, false), (127, false)] {
+            let lists = levels - 1;
+            let args = format!("{{\"a\":{}{}}}", "[".repeat(lists), "]".repeat(lists));
+            let (_, message) = assemble(&[call(0, Some("a"), Some("ls"), &args), last("tool_calls")]);
+            let [calls, invalid] = ["tool_calls", "invalid_tool_calls"].map(|key| &message[key]);
+            if is_valid {
+                assert_eq!((calls[0]["args"].to_string(), invalid), (args, &json!([])), "{levels}");
+            } else {
+                assert_eq!((calls, &invalid[0]["args"]), (&json!([]), &json!(args)), "{levels}");
+                let error = "the arguments are nested more than 64 levels deep";
+                assert_eq!(invalid[0]["error"], error, "{levels}");
+            }
+        }
     }
 
     #[test]

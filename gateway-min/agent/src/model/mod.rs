@@ -10,6 +10,7 @@
 //!
 //! Messages are JSON objects in their wire format; [`message`] reads and builds them.
 
+mod arguments;
 mod assemble;
 mod chunk;
 mod error;
@@ -29,6 +30,7 @@ use threadkeep::value::{Element, ListValue};
 
 use crate::tools::dangling;
 
+pub use arguments::parse_arguments;
 pub use assemble::ChunkAssembler;
 pub use chunk::{Fallback, ModelChunk, ToolCallChunk, Usage};
 pub use error::{ModelError, ModelErrorKind};

@@ -8,6 +8,7 @@
 //! Events belong to a run, and a deleted thread takes both along: an append finds its run's row, or fails. So a late
 //! worker cannot bring back a part of a deleted thread, not even if a new thread has its id.
 
+mod content;
 mod database;
 mod jsonl;
 mod memory;
@@ -18,6 +19,7 @@ use std::sync::Arc;
 use chrono::{DateTime, SubsecRound, Utc};
 use serde_json::Value;
 
+use self::content::{cut_trace, flatten};
 pub(super) use self::database::keep_numbers;
 use self::jsonl::JsonlFeed;
 use self::memory::MemoryFeed;
@@ -365,6 +367,7 @@ impl Events {
         if event.category == TRACE_CATEGORY {
             cut_trace(&mut event, self.max_trace_content);
         }
+        flatten(&mut event);
         Ok(PreparedEvent {
             event_type: event.event_type,
             category: event.category,
@@ -408,20 +411,4 @@ fn check_name(field: &'static str, name: &str, max: usize) -> Result<(), Records
         field,
         problem: format!("'{name}' has {chars} characters, but must have 1 to {max}"),
     })
-}
-
-/// Cuts long content to its first `max` bytes (a JSON value to those of its text), at a character boundary, and notes
-/// that in the metadata.
-fn cut_trace(event: &mut NewEvent, max: usize) {
-    let text = match &event.content {
-        Value::String(text) => text.clone(),
-        Value::Null => return,
-        other => other.to_string(),
-    };
-    if text.len() <= max {
-        return;
-    }
-    event.content = Value::from(&text[..text.floor_char_boundary(max)]);
-    event.metadata.insert("content_truncated".to_owned(), Value::Bool(true));
-    event.metadata.insert("original_byte_length".to_owned(), Value::from(text.len()));
 }

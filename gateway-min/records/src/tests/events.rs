@@ -390,6 +390,35 @@ async fn long_trace_content_is_cut() {
     }
 }
 
+/// JSON is written with any depth, and read with 127 levels at most.
+#[tokio::test]
+async fn deep_content_is_stored_as_its_text() {
+    for backend in BACKENDS {
+        let fixture = with_runs(backend).await;
+        let events = fixture.records.events();
+        let depths = [120, 121, 126, 127, 128, 140];
+        let nested =
+            |depth: usize| (1..depth).fold(json!([]), |inner, _| Value::Array(vec![json!({}), inner]));
+        for depth in depths {
+            let deep = NewEvent::new("llm.ai.response", MESSAGE_CATEGORY, nested(depth));
+            events.append("t", "r", vec![event("x"), deep]).await.unwrap();
+        }
+        let expected = 2 * depths.len();
+        let next = events.append("t", "r", vec![event("x")]).await.unwrap();
+        assert_eq!(next, [i64::try_from(expected).unwrap() + 1], "{backend:?}");
+        assert_eq!(events.count_messages("t").await.unwrap(), depths.len() as u64, "{backend:?}");
+        let rows = events.list(&EventQuery::new("t", "r")).await.unwrap();
+        assert_eq!(rows.len(), expected + 1, "{backend:?}");
+        for (row, depth) in rows.iter().filter(|row| row.category == MESSAGE_CATEGORY).zip(depths) {
+            let (content, metadata) = match depth {
+                120 => (nested(depth), JsonObject::new()),
+                _ => (Value::from(nested(depth).to_string()), object(json!({"content_is_text": true}))),
+            };
+            assert_eq!((&row.content, &row.metadata), (&content, &metadata), "{backend:?} {depth}");
+        }
+    }
+}
+
 #[tokio::test]
 async fn trace_limit_is_a_setting() {
     let clock = TestClock::new();

@@ -1,6 +1,7 @@
 //! The content blocks of a message: text, reasoning, calls of tools.
 
 use serde_json::{Value, json};
+use threadkeep_agent::model::parse_arguments;
 
 /// A block that grows, or a piece of one.
 #[derive(Debug, Clone, PartialEq)]
@@ -93,14 +94,11 @@ impl Block {
             Self::Text(text) => json!({ "type": "text", "text": text }),
             Self::Reasoning(text) => json!({ "type": "reasoning", "reasoning": text }),
             Self::Call { id, name, args, .. } => {
-                let sent = if args.trim().is_empty() { "{}" } else { args };
-                match threadkeep::json::from_str::<Value>(sent) {
-                    Ok(args @ Value::Object(_)) => {
-                        json!({ "type": "tool_call", "id": id, "name": name, "args": args })
-                    }
-                    _ => json!({
-                        "type": "invalid_tool_call", "id": id, "name": name, "args": args,
-                        "error": "The arguments are not a JSON object",
+                // As the stored message has the call.
+                match parse_arguments(args) {
+                    Ok(args) => json!({ "type": "tool_call", "id": id, "name": name, "args": args }),
+                    Err(error) => json!({
+                        "type": "invalid_tool_call", "id": id, "name": name, "args": args, "error": error,
                     }),
                 }
             }
@@ -161,7 +159,10 @@ mod tests {
         }
         assert_eq!(call.finished(), json!({"type": "tool_call", "id": "c", "name": "c", "args": {"q": 1}}));
         assert_eq!(piece(0, "c", " ").finished()["args"], json!({}));
-        assert_eq!(piece(0, "c", "{").finished()["type"], "invalid_tool_call");
+        let deep = format!("{{\"q\":{}{}}}", "[".repeat(64), "]".repeat(64));
+        for args in ["{", "[]", deep.as_str()] {
+            assert_eq!(piece(0, "c", args).finished()["type"], "invalid_tool_call", "{args}");
+        }
         assert!(!call.continues_with(&piece(1, "d", "")));
         assert!(!call.continues_with(&Block::Text("x".into())));
     }

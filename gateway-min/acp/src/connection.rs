@@ -1,8 +1,10 @@
 //! JSON-RPC with an agent, in one task: what it sends is dealt with as it comes, so that nothing queues without bound.
 
+use std::fmt;
 use std::io;
 
 use serde::de::DeserializeOwned;
+use serde_json::value::RawValue;
 use serde_json::{Value as Json, json};
 use threadkeep_agent::tools::HeadAndTail;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _};
@@ -76,7 +78,7 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Connection<R, W> {
         self.queue(&json!({"jsonrpc": "2.0", "method": method, "params": params}));
     }
 
-    fn queue(&mut self, message: &Json) -> usize {
+    fn queue(&mut self, message: &impl fmt::Display) -> usize {
         let line = format!("{message}\n");
         self.outgoing.extend_from_slice(line.as_bytes());
         line.len()
@@ -126,7 +128,7 @@ fn ended() -> io::Error {
 
 enum Received<T> {
     Answer(Result<T, RequestError>),
-    Reply(Json),
+    Reply(String),
     Nothing,
 }
 
@@ -138,12 +140,7 @@ fn received<T: DeserializeOwned>(message: &Incoming<'_>, sent: Sent, dialogue: &
                     .ok_or((INVALID_PARAMS, "Invalid params: options are required")),
                 _ => Err((METHOD_NOT_FOUND, "Method not found")),
             };
-            Received::Reply(match outcome {
-                Ok(result) => json!({"jsonrpc": "2.0", "id": id, "result": result}),
-                Err((code, text)) => {
-                    json!({"jsonrpc": "2.0", "id": id, "error": {"code": code, "message": text}})
-                }
-            })
+            Received::Reply(reply(id, outcome))
         }
         (Some("session/update"), None) => {
             if let Some(text) = message.params.and_then(message_text) {
@@ -158,6 +155,16 @@ fn received<T: DeserializeOwned>(message: &Incoming<'_>, sent: Sent, dialogue: &
         // Another notification, or an answer to a request that nobody waits for.
         (_, _) => Received::Nothing,
     }
+}
+
+/// The answer to the agent's request with this id. The id is repeated as it was sent: its value may be a number that no
+/// type here holds, or nested more deeply than `serde_json` reads.
+fn reply(id: &RawValue, outcome: Result<Json, (i64, &str)>) -> String {
+    let outcome = match outcome {
+        Ok(result) => format!(r#""result":{result}"#),
+        Err((code, text)) => format!(r#""error":{}"#, json!({"code": code, "message": text})),
+    };
+    format!(r#"{{"jsonrpc":"2.0","id":{id},{outcome}}}"#)
 }
 
 fn answered<T: DeserializeOwned>(message: &Incoming<'_>, method: &'static str) -> Result<T, RequestError> {

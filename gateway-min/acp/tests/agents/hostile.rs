@@ -118,6 +118,28 @@ async fn a_call_that_is_dropped_leaves_nothing() {
     scene.assert_nobody_is_left();
 }
 
+/// Also if no number of ours holds it, or if it is nested too deeply to be read.
+#[tokio::test]
+async fn any_id_of_a_request_comes_back_as_it_was_sent() {
+    let deep = format!("{}{}", "[".repeat(200), "]".repeat(200));
+    for id in ["1e999", "12345678901234567890123", "-0.10", "\"a\"", deep.as_str()] {
+        let scene = Scene::new();
+        let sent = |method: &str| {
+            format!(r#"printf '%s\n' '{{"jsonrpc":"2.0","id":{id},"method":"{method}"}}'; hear"#)
+        };
+        let (unknown, permission) = (sent("x"), sent("session/request_permission"));
+        let output = scene.run(&format!("prompted; {unknown}; {permission}; say ok; stop")).await;
+        assert_eq!((output.content.as_str(), output.status), ("ok", ToolStatus::Success), "{id}");
+        let refused = |error: &str| format!(r#"{{"jsonrpc":"2.0","id":{id},"error":{error}}}"#);
+        let expected = [
+            refused(r#"{"code":-32601,"message":"Method not found"}"#),
+            refused(r#"{"code":-32602,"message":"Invalid params: options are required"}"#),
+        ];
+        let heard = scene.heard_text();
+        assert_eq!(heard.lines().skip(3).collect::<Vec<_>>(), expected);
+    }
+}
+
 #[tokio::test]
 async fn a_line_without_an_end_is_refused() {
     let mut scene = Scene::new();

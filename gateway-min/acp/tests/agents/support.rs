@@ -80,8 +80,12 @@ impl Scene {
 
     /// What the agent has heard, message by message.
     pub(crate) fn heard(&self) -> Vec<Json> {
-        let heard = std::fs::read_to_string(self.folder.path().join("heard")).unwrap();
-        heard.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+        self.heard_text().lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    }
+
+    /// The lines that the agent has heard.
+    pub(crate) fn heard_text(&self) -> String {
+        std::fs::read_to_string(self.folder.path().join("heard")).unwrap()
     }
 
     /// Whether a file with this name is in the directory of the scene.

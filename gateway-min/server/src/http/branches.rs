@@ -1,5 +1,6 @@
 //! Branching a thread, and copying it.
 
+use std::io;
 use std::sync::Arc;
 
 use axum::Json;
@@ -162,7 +163,7 @@ async fn make(
         Err(error) => return Err(undone(&app, &branch, error).await),
     };
     let workspace_clone_mode =
-        if found.latest { copy_files(&app, &source, &branch).await } else { "skipped_historical_turn" };
+        if found.latest { branch_files(&app, &source, &branch).await } else { "skipped_historical_turn" };
     // Last, so that no client finds an incomplete branch.
     let new = NewThread {
         thread_id: branch.to_string(),
@@ -232,22 +233,26 @@ async fn undone(app: &App, branch: &ThreadId, error: ApiError) -> ApiError {
         tracing::warn!(thread = %branch, %error, "checkpoints of a failed branch remain");
     }
     if let Err(error) = tokio::fs::remove_dir_all(app.agents.thread_dir(branch.as_str())).await
-        && error.kind() != std::io::ErrorKind::NotFound
+        && error.kind() != io::ErrorKind::NotFound
     {
         tracing::warn!(thread = %branch, %error, "files of a failed branch remain");
     }
     error
 }
 
-/// Copies the thread's files and returns the outcome.
-async fn copy_files(app: &App, from: &ThreadId, to: &ThreadId) -> &'static str {
+/// Copies the thread's files; `false` if it has none.
+async fn copy_files(app: &App, from: &ThreadId, to: &ThreadId) -> io::Result<bool> {
     let (source, target) = (app.agents.thread_dir(from.as_str()), app.agents.thread_dir(to.as_str()));
-    match tokio::task::spawn_blocking(move || tools::copy_workspace(&source, &target)).await {
-        Ok(Ok(true)) => "current_thread_best_effort",
-        Ok(Ok(false)) => "not_found",
-        failed => {
-            let error = failed.map_or_else(|error| error.to_string(), |copied| format!("{copied:?}"));
-            tracing::warn!(thread = %to, error, "could not copy the files of a thread");
+    tokio::task::spawn_blocking(move || tools::copy_workspace(&source, &target)).await?
+}
+
+/// Copies the thread's files for a branch and returns the outcome: a branch may be without them, and says so.
+async fn branch_files(app: &App, from: &ThreadId, to: &ThreadId) -> &'static str {
+    match copy_files(app, from, to).await {
+        Ok(true) => "current_thread_best_effort",
+        Ok(false) => "not_found",
+        Err(error) => {
+            tracing::warn!(thread = %to, %error, "could not copy the files of a thread");
             "failed"
         }
     }
@@ -302,7 +307,10 @@ async fn copy(app: Arc<App>, source: ThreadId, row: ThreadRow) -> Result<ThreadR
         let error: Error = error;
         return Err(undone(&app, &target, ApiError::from_engine(&source, COPY_FAILED, &error)).await);
     }
-    copy_files(&app, &source, &target).await;
+    // A copy has all that the thread has; its answer has no place to say that the files are missing.
+    if let Err(error) = copy_files(&app, &source, &target).await {
+        return Err(undone(&app, &target, ApiError::internal(COPY_FAILED, &error)).await);
+    }
     let new = NewThread {
         thread_id: target.to_string(),
         assistant_id: row.assistant_id,

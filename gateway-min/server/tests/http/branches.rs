@@ -258,3 +258,33 @@ async fn a_copy_has_the_whole_history_and_is_its_own() {
             .refused(404, &format!("Checkpoint {NONE} not found"));
     }
 }
+
+/// A branch says that it has no files; a copy cannot.
+#[tokio::test]
+async fn a_copy_whose_files_cannot_be_copied_is_refused_and_leaves_nothing() {
+    for mode in MODES {
+        let (gateway, ids) = three_turns(Setup::on("sqlite", mode)).await;
+        // A file in the place of the directory, which is no directory for the superuser either.
+        let directory = gateway.thread_dir("t");
+        if directory.exists() {
+            std::fs::remove_dir_all(&directory).unwrap();
+        }
+        std::fs::create_dir_all(directory.parent().unwrap()).unwrap();
+        std::fs::write(&directory, "no directory").unwrap();
+        let rows = async || {
+            let mut rows = gateway.rows().await;
+            rows.retain(|table, _| !table.ends_with("grave"));
+            rows
+        };
+        let before = rows().await;
+        let refused = gateway.post("/api/threads/t/copy", json!({})).await;
+        refused.refused(500, "Failed to copy thread");
+        assert_eq!(rows().await, before, "{mode}");
+        let left = std::fs::read_dir(directory.parent().unwrap()).unwrap().count();
+        assert_eq!(left, 1, "{mode}: the directory of the thread itself");
+        assert_eq!(branch(&gateway, "t", &ids[5]).await["workspace_clone_mode"], "failed", "{mode}");
+
+        std::fs::remove_file(&directory).unwrap();
+        gateway.post("/api/threads/t/copy", json!({})).await.ok();
+    }
+}

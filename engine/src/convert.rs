@@ -37,29 +37,27 @@ pub struct Conversion {
 ///   parent of an existing delta checkpoint, keep their complete values, so that a writer that has read them can
 ///   continue safely.
 ///
-/// What LangGraph wrote stays as it is, because LangGraph does not read another form, and its changes cannot be replayed
-/// here. Where others continue such changes, they stay changes.
+/// What LangGraph wrote stays as it is, because LangGraph does not read another form, and its changes cannot be
+/// replayed here. Where others continue such changes, they stay changes. Where LangGraph only carries on what can be
+/// replayed here, as the messages of the gateway in a graph without messages, its checkpoint gets the complete value in
+/// `full`: a graph reads that as well.
 ///
 /// # Errors
 /// [`Error::BrokenLineage`] if a value cannot be replayed.
 pub fn plan_conversion(image: &ThreadImage, table: &ChannelTable) -> Result<(Rewrite, Conversion)> {
     let lineage = Lineage::new(image);
     let mut replay = Replay::new(&lineage, table);
-    let mut left = image.checkpoints.keys().filter(|place| replay.foreign().are_at(place)).count();
+    let mut left = 0;
     let mut converted: BTreeMap<LocalKey, CheckpointTuple> = BTreeMap::new();
     let heads = lineage.heads();
     let mut put = Vec::new();
     for (place, tuple) in &image.checkpoints {
         let values = replay.values(place, tuple)?;
-        if foreign::wrote(tuple) {
-            left += usize::from(sentinels(tuple).next().is_none());
-            // Not in `converted`: its children store complete values, no changes of its.
-            continue;
-        }
+        let is_theirs = foreign::wrote(tuple);
         let mut new = tuple.clone();
         match table.mode() {
-            ChannelMode::Full => to_full(&mut new, &values, table),
-            ChannelMode::Delta if tuple.metadata.is_delta() => {}
+            ChannelMode::Full => to_full(&mut new, is_theirs, &values, table),
+            ChannelMode::Delta if is_theirs || tuple.metadata.is_delta() => {}
             ChannelMode::Delta => {
                 let parent = tuple.parent.and_then(|id| converted.get(&(place.0.clone(), id)));
                 let seen = heads.get(&place.0) == Some(&place.1)
@@ -67,27 +65,34 @@ pub fn plan_conversion(image: &ThreadImage, table: &ChannelTable) -> Result<(Rew
                 to_delta(&mut new, parent, &values, &mut replay, table, seen)?;
             }
         }
-        if new != *tuple {
+        let is_changed = new != *tuple;
+        left += usize::from(replay.foreign().are_at(place) || (is_theirs && !is_changed));
+        if is_changed {
             put.push(new.clone());
         }
-        converted.insert(place.clone(), new);
+        // The children of LangGraph's store complete values, no changes of its.
+        if !is_theirs {
+            converted.insert(place.clone(), new);
+        }
     }
     let done = Conversion { checkpoints: image.checkpoints.len(), changed: put.len(), left };
     Ok((Rewrite { put, ..Rewrite::default() }, done))
 }
 
-fn to_full(tuple: &mut CheckpointTuple, values: &Values, table: &ChannelTable) {
+fn to_full(tuple: &mut CheckpointTuple, is_theirs: bool, values: &Values, table: &ChannelTable) {
     for (name, entry) in &mut tuple.checkpoint.channels {
+        // How another program's channel is stored is for that program.
+        if table.behaviour(name).is_none() {
+            continue;
+        }
         match &entry.stored {
-            // A snapshot of another program's channel is one for that program.
-            Stored::Snapshot(_) if table.behaviour(name).is_none() => {}
-            Stored::Snapshot(value) => entry.stored = Stored::Value(value.clone()),
+            Stored::Snapshot(value) if !is_theirs => entry.stored = Stored::Value(value.clone()),
             Stored::Sentinel => {
                 if let Some(value) = values.get(name) {
                     entry.stored = Stored::Value(value.clone());
                 }
             }
-            Stored::Value(_) | Stored::Held => {}
+            Stored::Value(_) | Stored::Snapshot(_) | Stored::Held => {}
         }
     }
     let channels = &tuple.checkpoint.channels;

@@ -10,7 +10,7 @@ use serde_json::{Value as Json, json};
 use crate::checkpoint::CheckpointTuple;
 use crate::deletion::{Lineage, sentinels};
 use crate::error::Error;
-use crate::id::{ChannelName, CheckpointId};
+use crate::id::{ChannelName, CheckpointId, Version};
 use crate::saver::LocalKey;
 use crate::value::ChannelValue;
 
@@ -36,6 +36,37 @@ fn belongs_to(frame: &ChannelValue, id: CheckpointId) -> bool {
     frame.to_json().map_or(true, |frame| frame.get(OWNER_KEY) == Some(&owner(id)))
 }
 
+/// Whether LangGraph changed a channel in a checkpoint, which was read with the value of [`FRAME`]. Without a parent
+/// there is nothing that it could have left as it was.
+pub fn changed(tuple: &CheckpointTuple, parent: Option<&CheckpointTuple>, channel: &ChannelName) -> bool {
+    let rows = parent.into_iter().flat_map(|parent| &parent.writes);
+    let is_written = rows
+        .filter(|row| tuple.checkpoint.applied.contains(&row.task))
+        .flat_map(|row| &row.writes)
+        .any(|write| write.channel == *channel);
+    let before = parent.and_then(|parent| version(parent, channel));
+    changed_since(tuple, before, channel, is_written)
+}
+
+/// As [`changed`], with what it needs of the parent: the version of the channel there, and whether the checkpoint
+/// applied a write to the channel.
+///
+/// A version names a value. What LangGraph leaves at the version that it found has the value that it had, whatever its
+/// reducer does, if there is also nothing that a replay would apply.
+pub(crate) fn changed_since(
+    tuple: &CheckpointTuple,
+    before: Option<Version>,
+    channel: &ChannelName,
+    is_written: bool,
+) -> bool {
+    (is_written || version(tuple, channel) != before) && wrote(tuple)
+}
+
+/// The version of a channel at a checkpoint, if it has the channel.
+pub(crate) fn version(tuple: &CheckpointTuple, channel: &ChannelName) -> Option<Version> {
+    tuple.checkpoint.channels.get(channel).map(|entry| entry.version)
+}
+
 /// Whether LangGraph wrote a checkpoint or one of its ancestors, as far as its own channels show: they all keep a frame.
 pub(crate) fn may_follow(tuple: &CheckpointTuple) -> bool {
     tuple.checkpoint.channels.contains_key(FRAME)
@@ -50,8 +81,8 @@ pub(crate) fn not_replayed(tuple: &CheckpointTuple, channel: &ChannelName) -> Er
     }
 }
 
-/// The channels of a thread, by checkpoint, that are stored as changes which only LangGraph can replay: it stored one of the
-/// checkpoints on the way back to the nearest value.
+/// The channels of a thread, by checkpoint, that are stored as changes which only LangGraph can replay: it changed the
+/// channel in one of the checkpoints on the way back to the nearest value.
 #[derive(Debug)]
 pub(crate) struct ForeignChanges(BTreeMap<LocalKey, BTreeSet<ChannelName>>);
 
@@ -67,10 +98,10 @@ impl ForeignChanges {
             if changes.peek().is_none() {
                 continue;
             }
-            let is_foreign = wrote(tuple);
-            let above = tuple.parent.and_then(|parent| found.get(&(at.0.clone(), parent)));
+            let parent = lineage.parent(tuple);
+            let above = parent.and_then(|parent| found.get(&(at.0.clone(), parent.checkpoint.id)));
             let is_theirs = |channel: &&ChannelName| {
-                is_foreign || above.is_some_and(|channels| channels.contains(*channel))
+                changed(tuple, parent, channel) || above.is_some_and(|channels| channels.contains(*channel))
             };
             let theirs: BTreeSet<_> = changes.filter(is_theirs).cloned().collect();
             if !theirs.is_empty() {

@@ -38,47 +38,35 @@ impl Paths<'_> {
         }
     }
 
-    /// Refuses paths to a checkpoint on which LangGraph stored changes: its reducers are not known here.
+    /// Refuses paths to a checkpoint on which LangGraph changed the channel: its reducers are not known here.
     async fn refuse_foreign(self, tuple: &CheckpointTuple, paths: &DeltaHistory) -> Result<()> {
-        if !foreign::may_follow(tuple) {
-            return Ok(());
-        }
         let steps = paths.values().flat_map(|path| &path.steps).map(|step| step.checkpoint);
-        let theirs = self.of_langgraph(&tuple.key(), &steps.collect()).await?;
-        let is_foreign =
-            |path: &ChannelHistory| path.steps.iter().any(|step| theirs.contains(&step.checkpoint));
-        match paths.iter().find(|(_, path)| is_foreign(path)) {
-            Some((channel, _)) => Err(foreign::not_replayed(tuple, channel)),
-            None => Ok(()),
-        }
-    }
-
-    /// Which of these, a checkpoint and ancestors of it, LangGraph wrote.
-    async fn of_langgraph(
-        self,
-        at: &CheckpointKey,
-        steps: &BTreeSet<CheckpointId>,
-    ) -> Result<BTreeSet<CheckpointId>> {
-        let Some(oldest) = steps.first() else { return Ok(BTreeSet::new()) };
-        let by_langgraph: BTreeMap<CheckpointId, bool> = match self {
+        let Some(oldest) = steps.min().filter(|_| foreign::may_follow(tuple)) else { return Ok(()) };
+        let key = tuple.key();
+        let read;
+        let on_the_way: BTreeMap<CheckpointId, &CheckpointTuple> = match self {
             Self::Image(image) => {
-                let tuples = image.checkpoints.values().filter(|tuple| tuple.namespace == at.namespace);
-                tuples.map(|tuple| (tuple.checkpoint.id, foreign::wrote(tuple))).collect()
+                let tuples = image.checkpoints.values().filter(|tuple| tuple.namespace == key.namespace);
+                tuples.map(|tuple| (tuple.checkpoint.id, tuple)).collect()
             }
             Self::Saver(saver) => {
-                let tuples = framed(saver, at, *oldest).await?;
-                tuples.iter().map(|tuple| (tuple.checkpoint.id, foreign::wrote(tuple))).collect()
+                read = framed(saver, &key, oldest).await?;
+                read.iter().map(|tuple| (tuple.checkpoint.id, tuple)).collect()
             }
         };
-        let mut theirs = BTreeSet::new();
-        for step in steps {
-            // One that was removed since its path was read.
-            let gone = || Error::NotFound { thread: at.thread.clone(), checkpoint: *step };
-            if *by_langgraph.get(step).ok_or_else(gone)? {
-                theirs.insert(*step);
+        for (channel, path) in paths {
+            let mut before = path.seed.as_ref().map(|seed| seed.version);
+            for step in &path.steps {
+                // One that was removed since its path was read.
+                let gone = || Error::NotFound { thread: key.thread.clone(), checkpoint: step.checkpoint };
+                let at = on_the_way.get(&step.checkpoint).copied().ok_or_else(gone)?;
+                if foreign::changed_since(at, before, channel, !step.writes.is_empty()) {
+                    return Err(foreign::not_replayed(tuple, channel));
+                }
+                before = foreign::version(at, channel);
             }
         }
-        Ok(theirs)
+        Ok(())
     }
 }
 

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use crate::channel::ChannelTable;
 use crate::checkpoint::{CheckpointTuple, Stored, Write};
-use crate::deletion::Lineage;
+use crate::deletion::{Lineage, cannot_replay};
 use crate::error::{Error, Result};
 use crate::foreign::ForeignChanges;
 use crate::id::{ChannelName, TaskId};
@@ -70,12 +70,6 @@ impl<'a> Replay<'a> {
         applied: &[TaskId],
         name: &ChannelName,
     ) -> Result<Option<ChannelValue>> {
-        let behaviour = self.table.behaviour(name).ok_or_else(|| {
-            Error::InvalidInput(format!(
-                "thread {}: channel {name} is stored as changes, and this program cannot replay it",
-                parent.thread
-            ))
-        })?;
         let mut writes: Vec<&Write> = Vec::new();
         for task in applied {
             let row = parent.writes.iter().find(|row| row.task == *task).ok_or_else(|| {
@@ -87,8 +81,14 @@ impl<'a> Replay<'a> {
             })?;
             writes.extend(row.writes.iter().filter(|write| write.channel == *name));
         }
+        let behaviour = self.table.behaviour(name);
+        let is_held = parent.checkpoint.channels.contains_key(name);
+        // What nothing was written to needs no reducer.
+        if behaviour.is_none() && !(is_held && writes.is_empty()) {
+            return Err(cannot_replay(&parent.thread, name));
+        }
         let place = (parent.namespace.clone(), parent.checkpoint.id);
-        let current = if parent.checkpoint.channels.contains_key(name) {
+        let current = if is_held {
             let value = self.done.get(&place).and_then(|values| values.get(name).cloned());
             Some(value.ok_or_else(|| {
                 let missing = format!("the value of channel {name} cannot be determined");
@@ -97,7 +97,10 @@ impl<'a> Replay<'a> {
         } else {
             None
         };
-        behaviour.apply(name, current, &writes)
+        match behaviour {
+            Some(behaviour) => behaviour.apply(name, current, &writes),
+            None => Ok(current),
+        }
     }
 
     /// Whether replaying these tasks on `parent` gives the value.

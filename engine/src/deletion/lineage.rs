@@ -6,7 +6,7 @@ use crate::channel::ChannelTable;
 use crate::checkpoint::{CheckpointTuple, Stored, TaskWrites, Write};
 use crate::error::{Error, Result};
 use crate::foreign;
-use crate::id::{ChannelName, CheckpointId, Namespace};
+use crate::id::{ChannelName, CheckpointId, Namespace, ThreadId};
 use crate::saver::{LocalKey, ThreadImage};
 use crate::value::ChannelValue;
 
@@ -151,8 +151,9 @@ impl<'a> Lineage<'a> {
     /// The value of a channel at a checkpoint, replayed if it is not stored there; `None` if it was never written.
     ///
     /// # Errors
-    /// [`Error::BrokenLineage`] if something it needs is missing; [`Error::ForeignChanges`] if LangGraph stored something
-    /// of it as changes; those of the channel's reducer.
+    /// [`Error::BrokenLineage`] if something it needs is missing; [`Error::ForeignChanges`] if LangGraph changed it
+    /// since it was last stored as a value; [`Error::InvalidInput`] if `table` does not have the channel and something
+    /// was written to it since; those of the channel's reducer.
     pub fn value(
         &self,
         at: &CheckpointTuple,
@@ -160,12 +161,6 @@ impl<'a> Lineage<'a> {
         table: &ChannelTable,
     ) -> Result<Option<ChannelValue>> {
         let broken = |why: String| Error::broken(&self.image.thread, at.checkpoint.id, why);
-        let behaviour = table.behaviour(channel).ok_or_else(|| {
-            Error::InvalidInput(format!(
-                "thread {}: channel {channel} is stored as changes, and this program cannot replay it",
-                self.image.thread
-            ))
-        })?;
         // From the checkpoint back to the seed, with the writes that each one applied.
         let mut steps: Vec<Vec<&Write>> = Vec::new();
         let mut child = at;
@@ -181,10 +176,11 @@ impl<'a> Lineage<'a> {
                 }
                 Some((Stored::Sentinel | Stored::Held, _)) => {}
             }
-            if foreign::wrote(child) {
+            let parent = self.parent(child);
+            if foreign::changed(child, parent, channel) {
                 return Err(foreign::not_replayed(at, channel));
             }
-            let parent = self.parent(child).ok_or_else(|| {
+            let parent = parent.ok_or_else(|| {
                 broken(format!("the lineage ends at {} without a value of {channel}", child.checkpoint.id))
             })?;
             let mut writes = Vec::new();
@@ -197,10 +193,19 @@ impl<'a> Lineage<'a> {
             child = parent;
         };
         for writes in steps.iter().rev().filter(|writes| !writes.is_empty()) {
+            let behaviour =
+                table.behaviour(channel).ok_or_else(|| cannot_replay(&self.image.thread, channel))?;
             value = behaviour.apply(channel, value, writes)?;
         }
         Ok(value)
     }
+}
+
+/// The error of changes of a channel that the table does not have.
+pub(crate) fn cannot_replay(thread: &ThreadId, channel: &ChannelName) -> Error {
+    Error::InvalidInput(format!(
+        "thread {thread}: channel {channel} is stored as changes, and this program cannot replay it"
+    ))
 }
 
 /// The parent that a checkpoint names, unless that is not older.

@@ -25,7 +25,7 @@ use crate::saver::{LocalKey, Rewrite, Saver, ThreadImage, doubt_or};
 
 pub use copy::copy_thread;
 pub use lineage::Lineage;
-pub(crate) use lineage::sentinels;
+pub(crate) use lineage::{cannot_replay, sentinels};
 pub use prune::{Boundary, Keep, Prune, plan_prune, prune};
 pub use retention::{RetentionPolicy, RetentionReport, enforce, plan_retention};
 pub use runs::{RUN_ID_KEY, delete_for_runs, plan_delete_for_runs};

@@ -435,7 +435,7 @@ impl Messages<'_> {
             None => return Some(0),
             Some(Stored::Value(value) | Stored::Snapshot(value)) => Some(value.clone()),
             // Only LangGraph knows its reducer.
-            Some(Stored::Sentinel) if foreign::wrote(tuple) => None,
+            Some(Stored::Sentinel) if foreign::changed(tuple, parent, &channel) => None,
             Some(Stored::Sentinel) => self.replayed(tuple, parent, &channel).await,
             Some(Stored::Held) => None,
         };

@@ -217,6 +217,46 @@ def test_a_thread_goes_from_one_to_the_other_and_back(
         assert of_graph(saver) == said(*turns), "read from the store alone"
 
 
+class Topic(TypedDict):
+    """A state without messages."""
+
+    topic: str
+
+
+@pytest.mark.parametrize("kind", ["sqlite"])
+@pytest.mark.parametrize("turns", [1, 2, 3])
+def test_a_graph_without_messages_leaves_the_conversation_as_it_is(
+    turns: int, tmp_path: Path, open_saver: Opener, serve: Callable[[], Gateway]
+) -> None:
+    def route(state: Topic) -> dict[str, str]:
+        return {"topic": f"{state['topic']}!"}
+
+    with open_saver() as saver:
+        gateway = serve()
+        builder = StateGraph(Topic)
+        builder.add_node("route", route)
+        builder.add_edge(START, "route")
+        router = builder.compile(checkpointer=saver)
+        asked: list[str] = []
+        for number in range(turns):
+            asked.append(f"!turn {number}")
+            gateway.ask(asked[-1][1:])
+        for text in ["!more", "in between", "!at last"]:
+            router.invoke({"topic": "x"}, CONFIG)
+            assert router.get_state(CONFIG).values == {"topic": "x!"}
+            assert of_gateway(gateway) == said(*asked), "in the gateway"
+            assert of_graph(saver) == said(*asked), "in another graph"
+            asked.append(text)
+            if text[0] == "!":
+                gateway.ask(text[1:])
+            else:
+                chat(saver).invoke({"messages": [("user", text)]}, CONFIG)
+        assert of_gateway(gateway) == said(*asked)
+        history = gateway.call("/api/threads/t/history", {"limit": 1000})
+        assert len(history) == len(list(saver.list(CONFIG)))
+    assert check(tmp_path, "verify", "--all") == "1 thread: no violations.\n"
+
+
 @pytest.mark.parametrize("kind", ["sqlite"])
 def test_a_message_of_the_gateway_is_one_of_langchain(
     open_saver: Opener, serve: Callable[[], Gateway]

@@ -1,4 +1,4 @@
-//! Checkpoints that the gateway wrote.
+//! Checkpoints with messages of the gateway: those that it wrote, and those of graphs that only carry them on.
 //!
 //! In delta mode it stores the changes of `messages`. A graph whose channel of messages is a plain one does not ask for a
 //! replay and would find none at all, so the value is computed here, with the gateway's reducer.
@@ -15,11 +15,24 @@ use threadkeep::saver::{Load, Saver};
 use threadkeep::state::StateAccessor;
 use threadkeep::{Error, Result};
 
+use crate::frame::{self, FRAME};
+use crate::known::CARRIED;
+
 /// The cadence of a table that is only read with.
 const ANY: u64 = 1;
 
-/// Computes the values of a checkpoint that the gateway stored as changes. Others stay as they are. `false` if it carries on
-/// changes of a graph, which has a delta channel and asks for the replay itself.
+/// Whether the messages of a checkpoint, which was read with its frame, are those of the gateway, in its form.
+pub(crate) fn has_messages(tuple: &CheckpointTuple) -> bool {
+    if !wrote(tuple) {
+        return true;
+    }
+    let frame = tuple.checkpoint.channels.get(FRAME).and_then(|entry| entry.stored.value());
+    let notes = frame.and_then(|frame| frame::notes(tuple.checkpoint.id, frame).ok());
+    notes.is_some_and(|notes| notes.contains_key(CARRIED))
+}
+
+/// Computes the messages of the gateway that are stored as changes. Others stay as they are. `false` if the checkpoint
+/// carries on changes of a graph, which has a delta channel and asks for the replay itself.
 ///
 /// # Errors
 /// [`Error::BrokenLineage`] if something that they are computed from is missing; the saver's.
@@ -27,7 +40,7 @@ pub(crate) async fn complete(saver: &Arc<dyn Saver>, tuple: &mut CheckpointTuple
     let is_sentinel = |channel: &ChannelName| {
         tuple.checkpoint.channels.get(channel).is_some_and(|entry| entry.stored == Stored::Sentinel)
     };
-    if !tuple.metadata.delta_marker || wrote(tuple) {
+    if !tuple.metadata.delta_marker || !has_messages(tuple) {
         return Ok(true);
     }
     let table: ChannelTable = Schema::thread_state().compile(ChannelMode::Delta, ANY)?;

@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use threadkeep::channel::MESSAGES_CHANNEL;
 use threadkeep::checkpoint::CheckpointTuple;
-use threadkeep::foreign::wrote;
 use threadkeep::id::{ChannelName, CheckpointId};
 use threadkeep::saver::{CheckpointSelector, ListQuery, Load, Saver};
 use threadkeep::{Error, Result};
@@ -96,7 +95,8 @@ struct Walk {
     seeds: BTreeMap<ChannelName, Seed>,
     /// Newest first.
     steps: BTreeMap<ChannelName, Vec<Vec<Pending>>>,
-    /// Whether the gateway's checkpoints on the way carry on a graph's changes of messages: until one of the graph's.
+    /// Whether the checkpoints on the way that carry on messages of the gateway carry on a graph's changes of them:
+    /// until one with the graph's own.
     carried: bool,
 }
 
@@ -126,7 +126,7 @@ impl Walk {
     /// Goes from the child to its parent. Messages of the gateway are a value there, also if they are stored as changes: a
     /// graph's reducer does not know the gateway's rows.
     async fn enter(&mut self, saver: &Arc<dyn Saver>, mut parent: CheckpointTuple) -> Result<()> {
-        let foreign = self.open.contains(MESSAGES_CHANNEL) && !wrote(&parent);
+        let foreign = self.open.contains(MESSAGES_CHANNEL) && foreign::has_messages(&parent);
         self.carried &= foreign;
         if foreign && !self.carried {
             self.carried = !foreign::complete(saver, &mut parent).await.map_err(|error| match error {
@@ -142,7 +142,7 @@ impl Walk {
         self.step(parent, foreign)
     }
 
-    /// `foreign`: whether the gateway wrote the parent.
+    /// `foreign`: whether the parent has messages of the gateway.
     fn step(&mut self, parent: CheckpointTuple, foreign: bool) -> Result<()> {
         let mut rows = Vec::with_capacity(self.child.checkpoint.applied.len());
         for id in &self.child.checkpoint.applied {

@@ -30,11 +30,14 @@ const HEADS: usize = 4096;
 
 /// The key of the frame's notes under which labels are kept that are not versions of the engine.
 pub(crate) const LABELS: &str = "l";
+/// The key of the frame's notes that says that the messages are those that another program stored, in its form: the
+/// graph only carries them on.
+pub(crate) const CARRIED: &str = "c";
 
 /// A stored checkpoint, as its children need to know it.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Known {
-    /// Whether another program wrote it.
+    /// Whether its messages are another program's: that wrote it, or a graph that only carries them on.
     pub(crate) foreign: bool,
     pub(crate) channels: BTreeMap<ChannelName, KnownChannel>,
     pub(crate) counters: BTreeMap<ChannelName, Counters>,
@@ -63,13 +66,23 @@ pub(crate) struct KnownTask {
     pub(crate) len: usize,
     /// The special channels that it wrote.
     pub(crate) special: BTreeSet<String>,
+    /// The other channels that it wrote.
+    pub(crate) channels: BTreeSet<ChannelName>,
 }
 
 impl KnownTask {
     pub(crate) fn new(row: &TaskWrites) -> Result<Self> {
         let (author, kind) = task::author(row)?;
         let special = task::writes(row).filter(|write| write.is_special()).map(|w| w.channel.to_string());
-        Ok(Self { id: row.task, author, kind, len: task::writes(row).count(), special: special.collect() })
+        let channels = task::writes(row).filter(|write| !write.is_special()).map(|w| w.channel.clone());
+        Ok(Self {
+            id: row.task,
+            author,
+            kind,
+            len: task::writes(row).count(),
+            special: special.collect(),
+            channels: channels.collect(),
+        })
     }
 }
 
@@ -88,7 +101,7 @@ impl Known {
             (name.clone(), KnownChannel { version: entry.version, label, value, snapshot })
         });
         Ok(Self {
-            foreign: notes.is_empty(),
+            foreign: notes.is_empty() || notes.contains_key(CARRIED),
             channels: entries.collect(),
             counters: tuple.metadata.counters.clone(),
             tasks: tuple.writes.iter().map(KnownTask::new).collect::<Result<_>>()?,
@@ -295,6 +308,7 @@ fn add(tasks: &mut Vec<KnownTask>, task: KnownTask) {
         Some(old) => {
             old.len = old.len.max(task.len);
             old.special.extend(task.special);
+            old.channels.extend(task.channels);
         }
         None => tasks.push(task),
     }

@@ -11,7 +11,7 @@ use threadkeep::value::ChannelValue;
 use threadkeep::{Error, Result};
 
 use crate::frame::{self, FRAME, REST, SEEN};
-use crate::known::{Known, KnownChannel, LABELS, is_snapshot, rebased};
+use crate::known::{CARRIED, Known, KnownChannel, KnownTask, LABELS, is_snapshot, rebased};
 use crate::metadata;
 use crate::task::Kind;
 use crate::types::Put;
@@ -55,15 +55,16 @@ pub(crate) fn plan(
     head: Option<CheckpointId>,
     versions: Versions,
 ) -> Result<(StepCommit, Known)> {
+    let given = metadata::counters(&put.metadata);
     let mut plan = Plan {
         put,
         parent,
         versions,
+        applied: applied(put, parent, &given),
         channels: BTreeMap::new(),
         known: Known::default(),
         labels: Map::new(),
     };
-    let given = metadata::counters(&put.metadata);
     let names: BTreeSet<&str> = [&put.held]
         .into_iter()
         .flatten()
@@ -80,14 +81,18 @@ pub(crate) fn plan(
     if !labels.is_empty() {
         notes.insert(LABELS.to_owned(), Json::Object(labels));
     }
+    if plan.known.foreign {
+        notes.insert(CARRIED.to_owned(), Json::Bool(true));
+    }
     plan.private(&names.into_iter().collect::<Vec<_>>(), notes)?;
+    let applied = plan.applied.iter().map(|task| task.id).collect();
     let Plan { channels, known, .. } = plan;
     let step = StepCommit {
         thread: put.place.thread.clone(),
         namespace: put.place.namespace.clone(),
         parent: put.parent,
         expected_head: head,
-        checkpoint: Checkpoint { id: put.id, channels, next: Vec::new(), applied: applied(parent) },
+        checkpoint: Checkpoint { id: put.id, channels, next: Vec::new(), applied },
         metadata,
         writes: Vec::new(),
         flush: Flush::Now,
@@ -95,18 +100,49 @@ pub(crate) fn plan(
     Ok((step, known))
 }
 
-/// The rows that a child of this checkpoint applies, in the order in which LangGraph applies them.
-fn applied(parent: Option<&Known>) -> Vec<threadkeep::id::TaskId> {
-    let rows = parent.into_iter().flat_map(|parent| &parent.tasks);
-    let mut rows: Vec<_> = rows.filter(|task| task.kind != Kind::Special).collect();
+/// The rows that the checkpoint applies, in the order in which LangGraph applies them.
+///
+/// A row that waits under the parent may have written a channel that the put only carries on as changes. At the
+/// parent's version the channel has the parent's value, so a replay must not find the row, unless another channel needs
+/// it.
+fn applied<'p>(
+    put: &Put,
+    parent: Option<&'p Known>,
+    given: &BTreeMap<ChannelName, Counters>,
+) -> Vec<&'p KnownTask> {
+    let Some(parent) = parent else { return Vec::new() };
+    let is_carried = |name: &ChannelName| {
+        parent.counters.contains_key(name)
+            && carries(put, parent.channels.get(name), name.as_str(), given.get(name).copied())
+    };
+    let is_applied = |task: &&KnownTask| {
+        task.kind != Kind::Special
+            && (!task.channels.iter().any(is_carried)
+                || task.channels.iter().any(|name| given.contains_key(name)))
+    };
+    let mut rows: Vec<_> = parent.tasks.iter().filter(is_applied).collect();
     rows.sort_by(|one, other| (&one.author, one.kind).cmp(&(&other.author, other.kind)));
-    rows.into_iter().map(|task| task.id).collect()
+    rows
+}
+
+/// Whether a put leaves a channel as `old`, its parent's, and says nothing else about it: the graph does not have the
+/// channel.
+fn carries(put: &Put, old: Option<&KnownChannel>, name: &str, counters: Option<Counters>) -> bool {
+    let label = old.and_then(|old| old.label.as_ref());
+    label.is_some()
+        && label == put.versions.get(name)
+        && !put.new.contains(name)
+        && !put.values.contains_key(name)
+        && !put.held.contains(name)
+        && counters.is_none()
 }
 
 struct Plan<'p> {
     put: &'p Put,
     parent: Option<&'p Known>,
     versions: Versions,
+    /// The rows that it applies.
+    applied: Vec<&'p KnownTask>,
     channels: BTreeMap<ChannelName, ChannelEntry>,
     known: Known,
     /// The labels that are not the texts of their engine versions.
@@ -130,8 +166,12 @@ impl Plan<'_> {
             Some(label) => named(label).unwrap_or_else(|| version::fresh(version::counter(label))),
             None => version::fresh(old.map_or(0, |old| old.version.counter) + 1),
         };
-        let kept = counters.is_none() && !was_sentinel && !translated;
+        let is_carried = carries(put, old, name, counters);
+        let kept = is_carried || (counters.is_none() && !was_sentinel && !translated);
         let (version, stored) = if let Some(old) = same.filter(|_| kept) {
+            if was_sentinel {
+                self.count(name, Counters::default());
+            }
             (old.version, Stored::Held)
         } else if let Some(value) = put.values.get(name) {
             let value = match (value, old.and_then(|old| old.value.as_ref())) {
@@ -147,23 +187,19 @@ impl Plan<'_> {
             let old = same.filter(|_| !was_sentinel && !translated);
             let old = old.ok_or_else(|| Error::Stale { thread: put.place.thread.clone() })?;
             (old.version, Stored::Held)
-        } else if self.parent.is_some() && (counters.is_some() || (was_sentinel && same.is_some())) {
-            let before = self.parent.and_then(|parent| parent.counters.get(name)).copied();
-            let before = before.unwrap_or_default();
-            // Readers expect at least as many changes as they find: never fewer than the parent claims.
-            let counters = counters.unwrap_or(Counters {
-                updates: before.updates.saturating_add(1),
-                supersteps: before.supersteps.saturating_add(1),
-            });
-            let counters = Counters {
-                updates: counters.updates.max(before.updates),
-                supersteps: counters.supersteps.max(before.supersteps),
-            };
-            self.known.counters.insert(name.into(), counters);
+        } else if let Some(counters) = counters.filter(|_| self.parent.is_some()) {
+            self.count(name, counters);
             (same.map_or_else(new_version, |old| old.version), Stored::Sentinel)
         } else {
             (new_version(), Stored::Value(ChannelValue::absent()))
         };
+        // What a graph changed is in its own form.
+        let is_parents = match stored {
+            Stored::Held => !was_sentinel || !self.is_written(name),
+            Stored::Sentinel => same.is_some() && !self.is_written(name),
+            Stored::Value(_) | Stored::Snapshot(_) => false,
+        };
+        self.known.foreign |= translated && is_parents;
         match label {
             None => {
                 self.labels.insert(name.to_owned(), Json::Null);
@@ -175,6 +211,23 @@ impl Plan<'_> {
         }
         self.entry(name, version, label.cloned(), stored);
         Ok(())
+    }
+
+    /// Whether the checkpoint applies a row that wrote the channel.
+    fn is_written(&self, name: &str) -> bool {
+        self.applied.iter().any(|task| task.channels.contains(name))
+    }
+
+    /// Counts a channel that is stored as changes. Readers expect at least as many changes as they find: never fewer
+    /// than the parent claims and this checkpoint adds, whatever LangGraph gives.
+    fn count(&mut self, name: &str, given: Counters) {
+        let before = self.parent.and_then(|parent| parent.counters.get(name)).copied().unwrap_or_default();
+        let is_written = u64::from(self.is_written(name));
+        let counters = Counters {
+            updates: given.updates.max(before.updates.saturating_add(is_written)),
+            supersteps: given.supersteps.max(before.supersteps.saturating_add(1)),
+        };
+        self.known.counters.insert(name.into(), counters);
     }
 
     /// The private channels. One version for all of them takes the fewest bytes.

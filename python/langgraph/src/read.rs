@@ -8,7 +8,7 @@ use threadkeep::checkpoint::CheckpointTuple;
 use threadkeep::id::ChannelName;
 
 use crate::frame::{self, FRAME, Frame, REST, SEEN};
-use crate::known::{LABELS, is_snapshot, label};
+use crate::known::{CARRIED, LABELS, is_snapshot, label};
 use crate::types::{Place, Tuple};
 use crate::{metadata, task};
 
@@ -25,13 +25,14 @@ pub(crate) fn tuple(stored: &CheckpointTuple) -> Result<Tuple> {
         Some(value) => frame::decode(stored.checkpoint.id, value, &names)?,
         None => None,
     };
-    let foreign = framed.is_none();
+    let has_no_frame = framed.is_none();
     let (mut frame, mut notes) = framed.unwrap_or_else(|| (plain_frame(stored), Map::new()));
     // Another program takes these over: a node that has seen a version still has.
     if let Some(seen) = value_of(SEEN).and_then(|seen| seen.as_list()) {
         frame.seen = frame::nodes(seen)?;
     }
-    frame.rest = value_of(REST).filter(|_| !foreign).cloned();
+    frame.rest = value_of(REST).filter(|_| !has_no_frame).cloned();
+    let foreign = has_no_frame || notes.remove(CARRIED).is_some();
     let labels = notes.remove(LABELS).unwrap_or(Json::Null);
     let metadata = metadata::join(&stored.metadata, &mut notes);
     let mut versions = BTreeMap::new();

@@ -248,7 +248,10 @@ impl LangGraph {
             for (channel, entry) in &mut new.checkpoint.channels {
                 if entry.stored == Stored::Held {
                     let held = parent.and_then(|parent| parent.checkpoint.channels.get(channel));
-                    let held = held.filter(|held| held.version == entry.version);
+                    let is_change = new.metadata.counters.contains_key(channel);
+                    let held = held.filter(|held| {
+                        held.version == entry.version && (held.stored == Stored::Sentinel) == is_change
+                    });
                     let Some(held) = held else { return Ok(false) };
                     *entry = held.clone();
                 }

@@ -95,7 +95,8 @@ pub type Pending = (String, String, ChannelValue);
 /// A stored checkpoint.
 #[derive(Debug, Clone)]
 pub struct Tuple {
-    /// Whether another program wrote it: the gateway, or a command of it. Its messages are JSON objects then.
+    /// Whether its messages are another program's, JSON objects: the gateway's or those of a command of it. That wrote
+    /// the checkpoint, or a graph that only carries them on.
     pub foreign: bool,
     /// Where.
     pub place: Place,

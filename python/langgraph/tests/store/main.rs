@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A test.
 
+mod carried;
 mod lab;
 
 use std::collections::{BTreeMap, BTreeSet};

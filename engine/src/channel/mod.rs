@@ -63,7 +63,7 @@ impl Behaviour {
     }
 
     /// Applies the writes of one superstep to a channel, in live order. `current` is `None` if the channel was never
-    /// written.
+    /// written. An entry without a value ([`ChannelValue::absent`]) is folded as if it never was.
     ///
     /// A replace-style write ([`Write::overwrite`]) wins the superstep: all other writes are dropped, before and after
     /// it. Its null means the empty container. On a union-typed channel without a value it stores the plain value
@@ -97,7 +97,7 @@ impl Behaviour {
             let empty = if overwrite.value.is_null() { reducer.empty() } else { None };
             return Ok(Some(empty.unwrap_or_else(|| overwrite.value.clone())));
         }
-        let mut value = current.or_else(|| reducer.empty());
+        let mut value = current.filter(|value| !value.is_absent()).or_else(|| reducer.empty());
         for write in writes {
             value = Some(match value {
                 Some(value) => reducer.reduce(value, &write.value)?,
@@ -192,6 +192,19 @@ mod tests {
             apply(&channel, None, &[write(json!(1), false), write(json!(2), false)]).unwrap(),
             Some(json!([1, 2]))
         );
+    }
+
+    #[test]
+    fn a_channel_with_a_version_and_no_value_is_folded_as_one_that_was_never_written() {
+        let absent = || Some(ChannelValue::absent());
+        for reducer in [concat(), union()] {
+            let channel = Behaviour::Accumulating(reducer);
+            let writes = [write(json!([1]), false), write(json!([2]), false)];
+            let writes: Vec<_> = writes.iter().collect();
+            let folded = channel.apply(&"c".into(), absent(), &writes).unwrap();
+            assert_eq!(folded, channel.apply(&"c".into(), None, &writes).unwrap());
+            assert_eq!(channel.apply(&"c".into(), absent(), &[]).unwrap(), absent(), "nothing was written");
+        }
     }
 
     #[test]

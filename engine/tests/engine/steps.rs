@@ -6,13 +6,14 @@ use std::sync::Arc;
 use futures::FutureExt as _;
 use serde_json::{Map, Value as Json, json};
 use threadkeep::channel::Schema;
-use threadkeep::checkpoint::Stored;
-use threadkeep::id::{IdSource, ThreadId};
-use threadkeep::metadata::{Counters, Source};
+use threadkeep::checkpoint::{ChannelEntry, Checkpoint, Stored};
+use threadkeep::id::{IdSource, ThreadId, Version};
+use threadkeep::metadata::{Counters, Metadata, Source};
 use threadkeep::mode::ChannelMode;
-use threadkeep::saver::{CheckpointSelector, Saver};
+use threadkeep::saver::{CheckpointSelector, Flush, Saver, StepCommit};
 use threadkeep::state::{HistoryQuery, StateAccessor, StateSnapshot, Update};
 use threadkeep::step::{Durability, StepWriter};
+use threadkeep::value::ChannelValue;
 use threadkeep::{Error, Result};
 use threadkeep_memory::MemorySaver;
 
@@ -87,6 +88,51 @@ async fn a_snapshot_is_stored_every_k_updates_and_a_sentinel_between() {
                 assert_eq!(counters(&state), Some(Counters { updates: since, supersteps: since }));
             }
         }
+    }
+}
+
+/// As a graph of LangGraph leaves channels that it consumed or does not save.
+#[tokio::test]
+async fn channels_with_a_version_and_no_value_are_written_as_if_they_never_were() {
+    let store = store(ChannelMode::Delta, 3);
+    let created = store.accessor.create(&store.thread, Map::new()).await.unwrap();
+    let names = ["todos", "goal", "delegations", "viewed_images", "artifacts", "messages"];
+    let absent = |(counter, name): (u64, &&str)| {
+        let version = Version { counter, random: 7 };
+        ((*name).into(), ChannelEntry { version, stored: Stored::Value(ChannelValue::absent()) })
+    };
+    let commit = StepCommit {
+        thread: store.thread.clone(),
+        namespace: created.key.namespace.clone(),
+        parent: Some(created.key.id),
+        expected_head: Some(created.key.id),
+        checkpoint: Checkpoint {
+            id: store.accessor.ids().checkpoint_after(Some(created.key.id)),
+            channels: (1..).zip(&names).map(absent).collect(),
+            next: Vec::new(),
+            applied: Vec::new(),
+        },
+        metadata: Metadata::new(Source::Loop, 1),
+        writes: Vec::new(),
+        flush: Flush::Now,
+    };
+    store.saver.commit(commit).await.unwrap();
+    let values = [
+        json!([{"content": "do it", "status": "pending"}]),
+        json!({"objective": "reach it"}),
+        json!([{"id": "d", "status": "in_progress"}]),
+        json!({"a.png": {}}),
+        json!(["file"]),
+        say("m"),
+    ];
+    let writes =
+        names.iter().zip(&values).map(|(name, value)| store.accessor.write(name, value.clone(), false));
+    let writes = writes.collect::<Result<_>>().unwrap();
+    let update = Update { at: None, node: "u".into(), writes, extra: Map::new() };
+    store.accessor.update(&store.thread, update).await.unwrap();
+    let read = store.in_mode(ChannelMode::Delta).get(&store.thread, None).await.unwrap().unwrap();
+    for (name, value) in names.iter().zip(values) {
+        assert_eq!(read.json(name).unwrap(), Some(value), "{name}");
     }
 }
 

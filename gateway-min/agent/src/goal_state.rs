@@ -81,8 +81,8 @@ async fn head(accessor: &StateAccessor, thread: &ThreadId) -> Result<Option<Chec
 
 fn goal_of(head: &CheckpointTuple) -> Result<Json> {
     let entry = head.checkpoint.channels.get(CHANNEL);
-    let value = entry.and_then(|entry| entry.stored.value()).map(ChannelValue::to_json);
-    Ok(value.transpose()?.unwrap_or_default())
+    let value = entry.and_then(|entry| entry.stored.value()).filter(|value| !value.is_absent());
+    Ok(value.map(ChannelValue::to_json).transpose()?.unwrap_or_default())
 }
 
 /// How often the goal is written while its head is converted or pruned.
@@ -141,7 +141,7 @@ mod tests {
 
     use threadkeep::channel::Schema;
     use threadkeep::convert::convert;
-    use threadkeep::id::IdSource;
+    use threadkeep::id::{IdSource, Namespace};
     use threadkeep::mode::ChannelMode;
     use threadkeep::saver::Saver;
     use threadkeep::state::Update;
@@ -149,6 +149,42 @@ mod tests {
     use threadkeep_memory::MemorySaver;
 
     use super::*;
+
+    /// As a graph of LangGraph leaves it that does not save its channel `goal`.
+    #[tokio::test]
+    async fn a_goal_without_a_value_is_none_and_can_be_set() {
+        let saver: Arc<dyn Saver> = Arc::new(MemorySaver::new());
+        let table = Arc::new(Schema::thread_state().compile(ChannelMode::Delta, 100).unwrap());
+        let accessor = StateAccessor::new(saver.clone(), table, Arc::new(IdSource::default()));
+        let thread = ThreadId::from("t");
+        let absent = ChannelEntry {
+            version: accessor.ids().version_after(None),
+            stored: Stored::Value(ChannelValue::absent()),
+        };
+        let checkpoint = Checkpoint {
+            id: accessor.ids().checkpoint_after(None),
+            channels: [(CHANNEL.into(), absent)].into(),
+            next: Vec::new(),
+            applied: Vec::new(),
+        };
+        let commit = StepCommit {
+            thread: thread.clone(),
+            namespace: Namespace::root(),
+            parent: None,
+            expected_head: None,
+            checkpoint,
+            metadata: Metadata::new(Source::Loop, 0),
+            writes: Vec::new(),
+            flush: Flush::Now,
+        };
+        saver.commit(commit).await.unwrap();
+        assert_eq!(read(&accessor, &thread).await.unwrap(), Json::Null);
+        clear(&accessor, &thread).await.unwrap();
+        assert_eq!(saver.read_thread(&thread).await.unwrap().checkpoints.len(), 1, "there is none to clear");
+        let goal = new("reach it", 3, DateTime::UNIX_EPOCH);
+        set(&accessor, &thread, Map::new(), &goal).await.unwrap();
+        assert_eq!(read(&accessor, &thread).await.unwrap(), goal);
+    }
 
     #[tokio::test]
     async fn a_goal_is_written_onto_a_head_that_was_converted_since_it_was_read() {

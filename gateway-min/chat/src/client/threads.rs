@@ -87,7 +87,8 @@ pub(crate) struct Head {
 impl Head {
     pub(crate) fn title(&self) -> threadkeep::Result<Option<String>> {
         let entry = self.tuple.checkpoint.channels.get(TITLE);
-        let title = entry.and_then(|entry| entry.stored.value()).map(ChannelValue::to_json).transpose()?;
+        let title = entry.and_then(|entry| entry.stored.value()).filter(|title| !title.is_absent());
+        let title = title.map(ChannelValue::to_json).transpose()?;
         Ok(title.as_ref().and_then(Json::as_str).map(str::to_owned))
     }
 }
@@ -165,4 +166,38 @@ fn checkpoint(state: &StateSnapshot) -> threadkeep::Result<ThreadCheckpoint> {
         values: serialize::values(state)?,
         pending_writes,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+    use threadkeep::checkpoint::{ChannelEntry, Checkpoint, Stored};
+    use threadkeep::id::{CheckpointId, Namespace, Version};
+    use threadkeep::metadata::{Metadata, Source};
+
+    use super::*;
+
+    #[test]
+    fn a_title_without_a_value_is_none() {
+        let title = |value: ChannelValue| {
+            let version = Version { counter: 1, random: 1 };
+            let entry = ChannelEntry { version, stored: Stored::Value(value) };
+            let tuple = CheckpointTuple {
+                thread: "t".into(),
+                namespace: Namespace::root(),
+                checkpoint: Checkpoint {
+                    id: CheckpointId::from_bytes([1; 16]),
+                    channels: [(TITLE.into(), entry)].into(),
+                    next: Vec::new(),
+                    applied: Vec::new(),
+                },
+                parent: None,
+                metadata: Metadata::new(Source::Loop, 0),
+                writes: Vec::new(),
+            };
+            Head { thread: "t".into(), tuple }.title().unwrap()
+        };
+        assert_eq!(title(ChannelValue::absent()), None);
+        assert_eq!(title(ChannelValue::from_json(&json!("a")).unwrap()).as_deref(), Some("a"));
+    }
 }

@@ -130,6 +130,7 @@ async fn measured(backend: Backend, processes: usize, items: usize, scratch: &Pa
     let others = (1..processes).map(|_| Beside::start(location.url().context("a server")?, scratch));
     let others = others.collect::<Result<Vec<_>>>()?;
     let worker = house.worker().await?;
+    house.admit("t").await?;
     let (started, before) = (Instant::now(), Done::by_now(&house));
     house.turn("t", &mut Silent).await?;
     let batches = house.records().batches();
@@ -187,6 +188,7 @@ pub async fn live(items: usize, scratch: &Path) -> Result<Vec<Vec<String>>> {
         }
         let house = House::open(backend, &location, &script, MOST_SLOTS).await?;
         let worker = house.worker().await?;
+        house.admit("t").await?;
         meter::reset_peak();
         let base = meter::resident();
         house.turn("t", &mut Silent).await?;

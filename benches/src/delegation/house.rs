@@ -13,7 +13,9 @@ use threadkeep_agent::model::message;
 use threadkeep_agent::{AgentBuilder, AgentSpec, Ended, Observer, RunTerms, Session};
 use threadkeep_config::{ConfigHandle, Environment, LoadOptions};
 use threadkeep_postgres::Address;
-use threadkeep_records::{ExecutionKind, PostgresTarget, Records, RecordsOptions};
+use threadkeep_records::{
+    Delegating, ExecutionKind, MultitaskStrategy, NewRun, NewThread, PostgresTarget, Records, RecordsOptions,
+};
 use threadkeep_subagents::Delegator;
 use threadkeep_subagents::admission::Admission;
 use threadkeep_subagents::batches::{BatchWorker, Batching};
@@ -47,6 +49,11 @@ pub(super) fn script(tasks: usize, turns: usize) -> Json {
         {"when": {"caller": "subagent"}, "answers": answers},
         {"answers": [{"tool_calls": calls}, {"text": "All is done."}]},
     ]})
+}
+
+/// The id of a thread's run.
+fn run_of(thread: &str) -> String {
+    format!("run of {thread}")
 }
 
 impl House {
@@ -96,6 +103,7 @@ impl House {
             StateAccessor::new(Arc::clone(&store.saver), Arc::new(table), Arc::new(IdSource::default()));
         let delegator = Arc::new(Delegator {
             records,
+            delegating: Delegating::Unrecorded,
             agents: Arc::new(AgentBuilder::new(config.clone(), &current)),
             admission: Admission::new(&current.subagent_runtime),
             catalog: Arc::new(Catalog::new(&current, Arc::new(FileStore::new(directory)))),
@@ -120,9 +128,19 @@ impl House {
         &self.delegator.records
     }
 
+    /// Gives the run of the next [`Self::turn`] of this thread a row: without one it submits no batch.
+    pub(super) async fn admit(&self, thread: &str) -> Result<()> {
+        let records = self.records();
+        let new = NewThread { thread_id: thread.to_owned(), ..NewThread::default() };
+        records.threads().create(new).await?;
+        let run = NewRun { run_id: run_of(thread), thread_id: thread.to_owned(), ..NewRun::default() };
+        records.runs().admit(run, MultitaskStrategy::Reject).await?;
+        Ok(())
+    }
+
     /// A turn of this thread.
     pub(super) async fn turn(&self, thread: &str, observer: &mut dyn Observer) -> Result<()> {
-        let run_id = format!("run of {thread}");
+        let run_id = run_of(thread);
         let spec = AgentSpec {
             run_id: &run_id,
             thread_id: thread,

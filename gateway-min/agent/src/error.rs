@@ -27,8 +27,8 @@ pub enum AgentError {
     /// The observer failed to store what was reported.
     #[error(transparent)]
     Observer(ObserverError),
-    /// A tool could not read a result that it has stored.
-    #[error("the stored result of a tool call cannot be read: {0}; continue the run to deliver it")]
+    /// A tool could not read a result that it has stored, or may not give one to this run.
+    #[error("no result of a tool call was stored: {0}; the next run of the thread makes the call again")]
     Undelivered(String),
 }
 

@@ -66,6 +66,13 @@ pub enum RecordsError {
         waiting: u32,
     },
 
+    /// The run has ended, perhaps by another process, or was deleted: it delegates nothing more.
+    #[error("Run {run_id} has ended or was deleted, so nothing was stored for it; start another run")]
+    RunEnded {
+        /// The run.
+        run_id: String,
+    },
+
     /// The run id is already used.
     #[error("Run {run_id} already exists; use a new run id")]
     DuplicateRun {
@@ -193,6 +200,10 @@ impl RecordsError {
 
     pub(super) fn thread_not_found(thread_id: &str) -> Self {
         Self::NotFound { entity: Entity::Thread, id: thread_id.to_owned() }
+    }
+
+    pub(super) fn run_ended(run_id: &str) -> Self {
+        Self::RunEnded { run_id: run_id.to_owned() }
     }
 
     pub(super) fn run_not_found(run_id: &str) -> Self {

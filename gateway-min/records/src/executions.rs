@@ -12,8 +12,9 @@ use serde::{Deserialize, Serialize};
 use super::codec::{Cells, JsonObject, name_enum, object_text, time_text};
 use super::db::Db;
 use super::error::{Entity, RecordsError};
+use super::opening::{Delegating, open_in};
 use super::query::{FromRow, Row, Sql, query};
-use super::transaction::WriteTx;
+use super::runs::push_active_run;
 use crate::failure::DatabaseError;
 
 name_enum! {
@@ -81,6 +82,8 @@ pub struct NewExecution {
     pub thread_id: String,
     /// The run that delegates.
     pub run_id: String,
+    /// What must hold for it to delegate.
+    pub delegating: Delegating,
     /// The execution that delegates; `None` for the run itself.
     pub parent_execution: Option<String>,
     /// What is delegated.
@@ -245,10 +248,15 @@ impl Executions {
     ///
     /// A copy of a thread has the ids of its source's executions, but not the executions: its attempts are its own, with
     /// numbers after the source's.
+    ///
+    /// # Errors
+    /// [`RecordsError::RunEnded`], or [`RecordsError::NotFound`] for the parent execution, if what delegates may not
+    /// any more ([`Delegating`]): a process that stood still takes no execution from a run that goes on with it, and
+    /// leaves none in a thread that was deleted.
     pub async fn open(&self, new: NewExecution) -> Result<Opened, RecordsError> {
         let now = time_text(self.db.clock.now());
-        let thread_id = new.thread_id.clone();
-        self.db.write(&thread_id, move |tx| Box::pin(async move { open_in(tx, new, &now).await })).await
+        let (db, thread_id) = (self.db.clone(), new.thread_id.clone());
+        self.db.write(&thread_id, move |tx| Box::pin(async move { open_in(&db, tx, new, &now).await })).await
     }
 
     /// The execution got a slot, after this many milliseconds, and works with this model. Nothing happens if it has
@@ -337,27 +345,34 @@ impl Executions {
 
     /// Gives an execution to this run, which counts what was done for it and does not go on with it, and cancels it for
     /// this reason unless it has ended. False, and nothing happens, if it is counted or belongs to yet another run by
-    /// now: of two that ask, one gets it.
+    /// now, as of two that ask one gets it, or if this run may not delegate any more.
     pub async fn take_over(
         &self,
         row: &ExecutionRow,
-        run_id: &str,
+        (run_id, delegating): (&str, Delegating),
         error: &str,
         usage: &BTreeMap<String, ExecutionTokens>,
     ) -> Result<bool, RecordsError> {
-        let sql = query(
-            "UPDATE executions SET run_id = $3, \
-             status = CASE WHEN status IN ('pending', 'running') THEN $4 ELSE status END, \
-             error = CASE WHEN status IN ('pending', 'running') THEN $5 ELSE error END, \
-             usage_json = CASE WHEN status IN ('pending', 'running') THEN $6 ELSE usage_json END, \
-             completed_at = CASE WHEN status IN ('pending', 'running') THEN $7 ELSE completed_at END \
-             WHERE execution_id = $1 AND attempt = $2 AND run_id = $8 \
-             AND (NOT counted OR status IN ('pending', 'running'))",
-        );
-        let sql = sql.bind(&row.execution_id).bind(row.attempt).bind(run_id);
-        let sql = sql.bind(ExecutionStatus::Cancelled.as_str()).bind(error);
-        let sql = sql.bind(object_text(&usage_json(usage))).bind(time_text(self.db.clock.now()));
-        let sql = sql.bind(&row.run_id);
+        let at_work = "status IN ('pending', 'running')";
+        let mut sql = self.db.builder("UPDATE executions SET run_id = ");
+        sql.push_bind(run_id);
+        for (column, value) in [
+            ("status", ExecutionStatus::Cancelled.as_str().to_owned()),
+            ("error", error.to_owned()),
+            ("usage_json", object_text(&usage_json(usage))),
+            ("completed_at", time_text(self.db.clock.now())),
+        ] {
+            sql.push(&format!(", {column} = CASE WHEN {at_work} THEN ")).push_bind(value);
+            sql.push(&format!(" ELSE {column} END"));
+        }
+        sql.push(" WHERE execution_id = ").push_bind(&row.execution_id);
+        sql.push(" AND attempt = ").push_bind(row.attempt).push(" AND run_id = ").push_bind(&row.run_id);
+        sql.push(&format!(" AND (NOT counted OR {at_work})"));
+        if delegating == Delegating::Run {
+            sql.push(" AND ");
+            push_active_run(&mut sql, &row.thread_id, run_id);
+        }
+        let sql = sql.build();
         let taken = self.db.write(&row.thread_id, move |tx| Box::pin(async move { tx.execute(sql).await }));
         Ok(taken.await? > 0)
     }
@@ -445,48 +460,6 @@ impl Executions {
     }
 }
 
-/// [`Executions::open`] in a transaction.
-async fn open_in(tx: &mut WriteTx<'_>, new: NewExecution, now: &str) -> Result<Opened, RecordsError> {
-    let newest = query("SELECT * FROM executions WHERE execution_id = $1 ORDER BY attempt DESC");
-    let attempts: Vec<ExecutionRow> = tx.fetch_all(newest.bind(&new.execution_id)).await?;
-    let last = attempts.first().map_or(0, |row| row.attempt);
-    let own = attempts.into_iter().find(|row| row.thread_id == new.thread_id);
-    let attempt = match own {
-        Some(row) if !row.delivered => {
-            let sql = "UPDATE executions SET run_id = $3 WHERE execution_id = $1 AND attempt = $2";
-            let sql = query(sql).bind(&row.execution_id).bind(row.attempt).bind(&new.run_id);
-            tx.execute(sql).await?;
-            let counted = row.counted || row.run_id == new.run_id;
-            return Ok(Opened { row: ExecutionRow { run_id: new.run_id, ..row }, counted });
-        }
-        _ => last + 1,
-    };
-    let insert = query(
-        "INSERT INTO executions (execution_id, attempt, thread_id, run_id, parent_execution, kind, \
-         tool_call_id, child_thread, agent_name, definition_json, definition_digest, description, status, \
-         usage_json, delivered, counted, deadline, created_at) \
-         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, '{}', FALSE, FALSE, $14, $15) \
-         RETURNING *",
-    )
-    .bind(&new.execution_id)
-    .bind(attempt)
-    .bind(&new.thread_id)
-    .bind(&new.run_id)
-    .bind(&new.parent_execution)
-    .bind(new.kind.as_str())
-    .bind(&new.tool_call_id)
-    .bind(child_thread(&new.execution_id, attempt))
-    .bind(&new.agent_name)
-    .bind(object_text(&new.definition))
-    .bind(&new.definition_digest)
-    .bind(&new.description)
-    .bind(ExecutionStatus::Pending.as_str())
-    .bind(time_text(new.deadline))
-    .bind(now);
-    let row = tx.fetch_optional(insert).await?.ok_or_else(|| missing(&new.execution_id))?;
-    Ok(Opened { row, counted: false })
-}
-
 /// The statement that marks these attempts of a run as counted; `None` if there are none.
 pub(super) fn mark_counted(db: &Db, run_id: &str, attempts: &[(String, i64)]) -> Option<Sql> {
     if attempts.is_empty() {
@@ -506,7 +479,7 @@ pub(super) fn usage_json(usage: &BTreeMap<String, ExecutionTokens>) -> JsonObjec
     usage.iter().map(|(model, tokens)| (model.clone(), serde_json::json!(tokens))).collect()
 }
 
-fn missing(execution_id: &str) -> RecordsError {
+pub(super) fn missing(execution_id: &str) -> RecordsError {
     RecordsError::NotFound { entity: Entity::Execution, id: execution_id.to_owned() }
 }
 

@@ -24,13 +24,13 @@
 //!
 //! # Several processes
 //!
-//! Any number of gateways may use the tables in Postgres at the same time, if each has a [`Lease`]: its rows in `runs`
-//! then say until when it is known to be alive. It renews the rows that it works on ([`Runs::renew`]); any other
-//! gateway, also one without leases, ends rows that are not renewed ([`Runs::recover_expired`]). A program beside gateways
-//! always has a lease, which its reservations renew; it takes a thread from a reservation that is not renewed, because there
-//! may be no gateway. An ended row never changes, so a process that
-//! resumes after a stall cannot end anything. Cancellations are marks in the rows, which the owner polls
-//! ([`Runs::noticed`]).
+//! Any number of gateways may use the tables in Postgres at the same time, if each has a [`Lease`]: its rows in
+//! `runs` then say until when it is known to be alive. It renews the rows that it works on ([`Runs::renew`]); any
+//! other gateway, also one without leases, ends rows that are not renewed ([`Runs::recover_expired`]). A program
+//! beside gateways always has a lease, which its reservations renew; it takes a thread from a reservation that is
+//! not renewed, because there may be no gateway. An ended row never changes, so a process that resumes after a
+//! stall cannot end anything. Nor does it delegate anything: executions and batches are stored only for a run whose
+//! row is active. Cancellations are marks in the rows, which the owner polls ([`Runs::noticed`]).
 //!
 //! # Transactions
 //!
@@ -51,6 +51,7 @@ mod failure;
 #[cfg(any(test, feature = "testing"))]
 mod fault;
 mod form;
+mod opening;
 mod own_thread;
 mod persist;
 mod postgres;
@@ -89,6 +90,7 @@ pub use executions::{
 };
 pub use failure::{DatabaseError, SqliteFailure};
 pub use form::CheckpointForm;
+pub use opening::Delegating;
 pub use own_thread::on_its_own_thread;
 pub use persist::{persistently, until_available};
 pub use postgres::{Changes, Connected, Opener, PostgresTarget};

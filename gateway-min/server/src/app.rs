@@ -35,7 +35,7 @@ use crate::threads::Threads;
 use threadkeep_config::{Backend, Config, ConfigHandle, RunEventsBackend};
 use threadkeep_mcp::McpServers;
 use threadkeep_processes::Guard;
-use threadkeep_records::{BatchStatus, CheckpointForm, Records, RecordsError, RunRow};
+use threadkeep_records::{BatchStatus, CheckpointForm, Delegating, Records, RecordsError, RunRow};
 
 /// How long a stopping gateway waits for its runs.
 const DRAIN: Duration = Duration::from_secs(5);
@@ -206,6 +206,7 @@ impl App {
         let batching = settings.enabled.then(|| Arc::new(Batching::new(settings.clone())));
         let delegator = Arc::new(Delegator {
             records: records.clone(),
+            delegating: Delegating::Run,
             agents: Arc::clone(&agents),
             admission: admission.clone(),
             catalog: Arc::clone(&catalog),

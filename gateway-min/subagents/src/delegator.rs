@@ -7,7 +7,7 @@ use threadkeep::state::{StateAccessor, StateSnapshot};
 use threadkeep_agent::tools::WorkUsage;
 use threadkeep_agent::{Agent, AgentBuilder};
 use threadkeep_config::{Config, ConfigHandle, ReceiptsRenderMode};
-use threadkeep_records::{ExecutionKind, ExecutionRow, Records, RecordsError};
+use threadkeep_records::{Delegating, ExecutionKind, ExecutionRow, Records, RecordsError};
 use tokio::sync::OnceCell;
 use tokio_util::sync::CancellationToken;
 
@@ -35,6 +35,8 @@ const STUCK: &str = "It did not stop, and its end could not be recorded";
 pub struct Delegator {
     /// Where executions are recorded.
     pub records: Records,
+    /// Whether its runs have rows, as a gateway's: [`Delegating::Run`], or [`Delegating::Unrecorded`].
+    pub delegating: Delegating,
     /// Builds the agents.
     pub agents: Arc<AgentBuilder>,
     /// The slots in which subagents run.
@@ -183,7 +185,7 @@ impl Delegator {
     }
 
     /// Makes an execution that nobody goes on with the run's, cancelled for this reason unless it has ended, and returns
-    /// what was done for it. Nothing, if another run was faster.
+    /// what was done for it. Nothing, if another run was faster or this one has ended.
     async fn take_over(
         &self,
         accessor: &StateAccessor,
@@ -193,7 +195,8 @@ impl Delegator {
     ) -> Result<Option<WorkUsage>, CatchUpError> {
         let state = accessor.get(&ThreadId::from(row.child_thread.as_str()), None).await?;
         let progress = Progress::of(state.as_ref())?;
-        let taken = self.records.executions().take_over(row, run_id, error, &progress.by_model()).await?;
+        let run = (run_id, self.delegating);
+        let taken = self.records.executions().take_over(row, run, error, &progress.by_model()).await?;
         Ok(taken.then(|| progress.used(row)))
     }
 }

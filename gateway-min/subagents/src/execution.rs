@@ -228,8 +228,7 @@ impl Work {
         middleware.push(Arc::new(counting));
         let mut toolbox = self.delegator.agents.toolbox().await;
         let config = self.delegator.config.current_async().await;
-        if let Some(external) = External::tool(&self.delegator, &config, Some(self.row.execution_id.clone()))
-        {
+        if let Some(external) = External::tool(&self.delegator, &config, Some(&self.row)) {
             toolbox.add(external);
         }
         toolbox.retain(|tool| self.definition.permits(tool));

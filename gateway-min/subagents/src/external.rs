@@ -13,7 +13,8 @@ use threadkeep_agent::receipts::sha256;
 use threadkeep_agent::tools::{Tool, ToolContext, ToolError, ToolOutput, ToolSpec, ToolStatus};
 use threadkeep_config::{AcpAgent, Config};
 use threadkeep_records::{
-    ExecutionEnd, ExecutionKind, ExecutionRow, ExecutionStatus, NewExecution, RecordsError, persistently,
+    Delegating, ExecutionEnd, ExecutionKind, ExecutionRow, ExecutionStatus, NewExecution, RecordsError,
+    persistently,
 };
 
 use crate::bounds;
@@ -38,18 +39,23 @@ pub(crate) struct External {
     tool: Arc<dyn Tool>,
     /// The execution of the subagent; `None` for the lead agent.
     parent: Option<String>,
+    delegating: Delegating,
 }
 
 impl External {
-    /// The tool, if external agents are configured.
+    /// The tool, if external agents are configured, for the subagent of this execution; `None` for the lead agent.
     pub(crate) fn tool(
         delegator: &Arc<Delegator>,
         config: &Arc<Config>,
-        parent: Option<String>,
+        parent: Option<&ExecutionRow>,
     ) -> Option<Arc<dyn Tool>> {
         let tool = (delegator.external)(config)?;
         let (delegator, config) = (Arc::clone(delegator), Arc::clone(config));
-        Some(Arc::new(Self { delegator, config, tool, parent }))
+        // A batch outlives the run that submitted it.
+        let of_item = parent.is_some_and(|row| row.kind == ExecutionKind::BatchItem);
+        let delegating = if of_item { Delegating::Item } else { delegator.delegating };
+        let parent = parent.map(|row| row.execution_id.clone());
+        Some(Arc::new(Self { delegator, config, tool, parent, delegating }))
     }
 
     /// The row of a call, as a new attempt if one before it has ended.
@@ -69,6 +75,7 @@ impl External {
             execution_id: execution_id(context, None),
             thread_id: context.thread_id.clone(),
             run_id: context.run_id.clone(),
+            delegating: self.delegating,
             parent_execution: self.parent.clone(),
             kind: ExecutionKind::Acp,
             tool_call_id: context.tool_call_id.clone(),
@@ -143,10 +150,12 @@ impl Tool for External {
         if !self.config.acp_agents.contains_key(&name) {
             return self.tool.call(context, args).await;
         }
-        let unrecorded = |error: RecordsError| {
-            ToolError::Failed(format!(
+        let unrecorded = |error: RecordsError| match error {
+            // Another run may go on with the call: a failed result would be stored for good.
+            RecordsError::RunEnded { .. } => ToolError::Undelivered(error.to_string()),
+            error => ToolError::Failed(format!(
                 "the call of the external agent could not be recorded: {error}. Try again later"
-            ))
+            )),
         };
         let row = self.open(context, &name, &prompt).await.map_err(unrecorded)?;
         let output = self.tool.call(context, args).await;

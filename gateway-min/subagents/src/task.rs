@@ -11,7 +11,7 @@ use threadkeep::id::ThreadId;
 use threadkeep::state::StateAccessor;
 use threadkeep_agent::model::message;
 use threadkeep_agent::tools::{Report, Tool, ToolContext, ToolError, ToolOutput, ToolSpec, ToolStatus};
-use threadkeep_records::{ExecutionKind, ExecutionRow, NewExecution, Opened};
+use threadkeep_records::{ExecutionKind, ExecutionRow, NewExecution, Opened, RecordsError};
 use tokio::sync::OnceCell;
 
 use crate::acceptance::Criteria;
@@ -91,7 +91,7 @@ enum Failure {
     Refused(Box<TaskOutcome>),
     /// For a reason that nobody expected.
     Unexpected { class: &'static str, detail: String },
-    /// Because its result, which is stored, cannot be read.
+    /// Because its result, which is stored, cannot be read, or because its run has ended and another one goes on with it.
     Undelivered(String),
     /// Because its run ends before it, and the next one goes on with both.
     LeftToNextRun,
@@ -100,6 +100,10 @@ enum Failure {
 impl From<ExecutionError> for Failure {
     fn from(error: ExecutionError) -> Self {
         let class = match error {
+            // Another run may go on with the call: a failed result would be stored for good.
+            ExecutionError::Records(ref ended @ RecordsError::RunEnded { .. }) => {
+                return Self::Undelivered(ended.to_string());
+            }
             ExecutionError::Records(_) => "RunStoreError",
             ExecutionError::TakenOver { .. } => "RuntimeError",
             ExecutionError::Engine(ref error) => error.class_name(),
@@ -280,6 +284,7 @@ impl Task {
             execution_id: execution_id(context, entry),
             thread_id: context.thread_id.clone(),
             run_id: context.run_id.clone(),
+            delegating: self.delegator.delegating,
             parent_execution: None,
             kind: ExecutionKind::Task,
             tool_call_id: context.tool_call_id.clone(),

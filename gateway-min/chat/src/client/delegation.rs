@@ -6,7 +6,7 @@ use threadkeep_acp::external_agents;
 use threadkeep_agent::AgentBuilder;
 use threadkeep_config::{Config, ConfigHandle};
 use threadkeep_processes::Guard;
-use threadkeep_records::{OperationKind, Records, RecordsOptions};
+use threadkeep_records::{Delegating, OperationKind, Records, RecordsOptions};
 use threadkeep_storage::is_served;
 use threadkeep_subagents::Delegator;
 use threadkeep_subagents::admission::{self, Admission};
@@ -122,6 +122,7 @@ impl Delegation {
         let delegator = || async {
             Arc::new(Delegator {
                 records: records.clone(),
+                delegating: Delegating::Unrecorded,
                 agents: Arc::clone(&self.agents),
                 admission: self.slots.clone(),
                 catalog: Arc::new(Catalog::new(&self.at_start, configured_store(&self.at_start, records))),

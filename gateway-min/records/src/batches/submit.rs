@@ -7,6 +7,7 @@ use super::{BatchRow, BatchStatus, Batches, ItemCounts, not_found};
 use crate::codec::{JsonObject, object_text};
 use crate::error::{Entity, RecordsError};
 use crate::query::{Builder, query};
+use crate::runs::push_active_run;
 use crate::transaction::WriteTx;
 
 /// How many items one statement inserts.
@@ -66,11 +67,12 @@ pub struct SubmittedBatch {
 }
 
 impl Batches {
-    /// Stores a batch with its items. If the thread's owner has a batch with this key, that one is returned and nothing is
-    /// stored, whatever its items are.
+    /// Stores a batch with its items, for a run that is active. If the thread's owner has a batch with this key, that
+    /// one is returned and nothing is stored, whatever its items are.
     ///
     /// # Errors
-    /// [`RecordsError::Invalid`] if there is no item.
+    /// [`RecordsError::Invalid`] if there is no item. [`RecordsError::RunEnded`]: the thread may be deleted by then,
+    /// and its id another user's.
     pub async fn submit(&self, new: NewBatch) -> Result<SubmittedBatch, RecordsError> {
         if new.items.is_empty() {
             let problem = "a batch has at least one item".to_owned();
@@ -83,9 +85,11 @@ impl Batches {
     }
 
     async fn insert(&self, tx: &mut WriteTx<'_>, new: NewBatch) -> Result<SubmittedBatch, RecordsError> {
-        let owner = query("SELECT thread_id, user_id FROM threads_meta WHERE thread_id = $1");
-        let owner: Option<(String, Option<String>)> = tx.fetch_optional(owner.bind(&new.thread_id)).await?;
-        let user_id = owner.and_then(|(_, user_id)| user_id);
+        let mut owner = self.db.builder("SELECT thread_id, user_id FROM threads_meta WHERE thread_id = ");
+        owner.push_bind(&new.thread_id).push(" AND ");
+        push_active_run(&mut owner, &new.thread_id, &new.run_id);
+        let owner: Option<(String, Option<String>)> = tx.fetch_optional(owner.build()).await?;
+        let (_, user_id) = owner.ok_or_else(|| RecordsError::run_ended(&new.run_id))?;
         let mut sql = self.db.builder("SELECT ");
         self.now().push(&mut sql);
         let now: Option<(String,)> = tx.fetch_optional(sql.build()).await?;

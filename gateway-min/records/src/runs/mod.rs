@@ -324,6 +324,14 @@ pub struct Runs {
     pub(super) reserved: Arc<Mutex<BTreeSet<String>>>,
 }
 
+/// Appends: this run of this thread is active. In a transaction of the thread it stays so until that ends: nobody
+/// ends the run or deletes the thread meanwhile.
+pub(crate) fn push_active_run(sql: &mut Builder, thread_id: &str, run_id: &str) {
+    sql.push("EXISTS (SELECT 1 FROM runs WHERE run_id = ").push_bind(run_id);
+    sql.push(" AND thread_id = ").push_bind(thread_id);
+    sql.push(" AND operation_kind = 'run' AND status IN ('pending', 'running'))");
+}
+
 /// The condition of a [`RunRow::reported_status`].
 fn push_status(sql: &mut Builder, status: Option<RunStatus>) {
     match status {

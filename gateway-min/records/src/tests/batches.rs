@@ -26,6 +26,26 @@ pub(super) fn batch(id: &str, items: usize, live: u32, running: u32) -> NewBatch
     }
 }
 
+/// Submits a batch for a run that is at work.
+pub(super) async fn submit(records: &Records, new: NewBatch) -> SubmittedBatch {
+    begin_run(records, &new.thread_id, &new.run_id).await;
+    records.batches().submit(new).await.unwrap()
+}
+
+/// Creates a thread and starts a run, unless that exists.
+pub(super) async fn begin_run(records: &Records, thread_id: &str, run_id: &str) {
+    let new = NewThread { thread_id: thread_id.to_owned(), ..NewThread::default() };
+    records.threads().create(new).await.unwrap();
+    if records.runs().get(run_id).await.unwrap().is_none() {
+        start(records, thread_id, run_id).await;
+    }
+}
+
+/// Ends the run of [`batch`], so that its thread can be deleted.
+async fn end_run(records: &Records) {
+    records.runs().finish("r", &end(RunStatus::Success)).await.unwrap();
+}
+
 fn item(key: &str) -> NewBatchItem {
     NewBatchItem { key: key.to_owned(), prompt: format!("do {key}"), acceptance_criteria: None }
 }
@@ -76,6 +96,7 @@ pub(super) fn execution(fixture: &Fixture, claim: &Claim) -> Launch {
         execution_id: claim.item_id.clone(),
         thread_id: "t".to_owned(),
         run_id: "r".to_owned(),
+        delegating: Delegating::Item,
         parent_execution: None,
         kind: ExecutionKind::BatchItem,
         tool_call_id: "call_0".to_owned(),
@@ -92,6 +113,7 @@ pub(super) fn execution(fixture: &Fixture, claim: &Claim) -> Launch {
 async fn a_batch_of_5000_is_submitted_with_a_few_statements_and_once() {
     let fixture = fixture().await;
     let records = &fixture.records;
+    begin_run(records, "t", "r").await;
     let before = records.commits().statements();
     let submitted = records.batches().submit(batch("b", 5000, 100, 3)).await.unwrap();
     assert!(submitted.is_new);
@@ -102,7 +124,7 @@ async fn a_batch_of_5000_is_submitted_with_a_few_statements_and_once() {
     // The same key again, with other items: the first one, as it is by now.
     claim(records, "b", "a", 1).await;
     let again = NewBatch { id: "other".into(), ..batch("b", 2, 1, 1) };
-    let again = records.batches().submit(again).await.unwrap();
+    let again = submit(records, again).await;
     assert!(!again.is_new);
     assert_eq!((again.batch.id.as_str(), again.batch.total_items), ("b", 5000));
     assert_eq!((again.counts.of(Leased), again.counts.of(Queued)), (1, 99));
@@ -115,7 +137,7 @@ async fn a_batch_of_5000_is_submitted_with_a_few_statements_and_once() {
 async fn s50_windows_limit_what_is_live_and_what_is_at_work() {
     let fixture = fixture().await;
     let records = &fixture.records;
-    records.batches().submit(batch("b", 4, 2, 1)).await.unwrap();
+    submit(records, batch("b", 4, 2, 1)).await;
     let claimed = records.batches().claim("b", "a", LEASE, 9, true).await.unwrap().unwrap();
     assert_eq!(claimed.batch.status, BatchStatus::Running);
     assert_eq!(claimed.items.iter().map(|item| item.item_key.as_str()).collect::<Vec<_>>(), ["k0"]);
@@ -129,7 +151,7 @@ async fn s50_windows_limit_what_is_live_and_what_is_at_work() {
 async fn s51_an_expired_lease_is_claimed_again_and_fails_after_the_last_attempt() {
     let fixture = fixture().await;
     let records = &fixture.records;
-    records.batches().submit(batch("b", 1, 1, 1)).await.unwrap();
+    submit(records, batch("b", 1, 1, 1)).await;
     let first = claim(records, "b", "a", 1).await.remove(0);
     let new = execution(&fixture, &first.claim);
     let opened = records.batches().launch(&first.claim, LEASE, new).await.unwrap().unwrap();
@@ -159,7 +181,7 @@ async fn s51_an_expired_lease_is_claimed_again_and_fails_after_the_last_attempt(
 async fn s62_leases_of_a_process_that_is_gone_are_ended() {
     let fixture = fixture().await;
     let (records, batches) = (&fixture.records, fixture.records.batches());
-    batches.submit(batch("b", 3, 3, 3)).await.unwrap();
+    submit(records, batch("b", 3, 3, 3)).await;
     let (gone, alike) = (worker_name("p"), worker_name("pp"));
     let first = claim(records, "b", &format!("{gone}:7"), 1).await.remove(0);
     let other = claim(records, "b", &format!("{alike}:7"), 1).await.remove(0);
@@ -179,7 +201,7 @@ async fn s62_leases_of_a_process_that_is_gone_are_ended() {
 async fn s52_nothing_late_counts() {
     let fixture = fixture().await;
     let (records, batches) = (&fixture.records, fixture.records.batches());
-    batches.submit(batch("b", 2, 2, 2)).await.unwrap();
+    submit(records, batch("b", 2, 2, 2)).await;
     let mut late = claim(records, "b", "a", 2).await;
     let (late, cancelled) = (late.remove(0).claim, late.remove(0).claim);
     // Also before anybody else has it.
@@ -229,7 +251,7 @@ async fn s53_failures_are_tried_again_and_the_items_decide_how_the_batch_ends() 
         (["yes", "yes"], BatchStatus::Completed),
     ] {
         let id = format!("b-{}", ends.join("-"));
-        batches.submit(batch(&id, 2, 2, 2)).await.unwrap();
+        submit(records, batch(&id, 2, 2, 2)).await;
         for attempt in 1..=2 {
             for item in claim(records, &id, &format!("a{attempt}"), 2).await {
                 assert_eq!(item.claim.attempt, attempt);
@@ -256,7 +278,7 @@ async fn s53_failures_are_tried_again_and_the_items_decide_how_the_batch_ends() 
 async fn an_execution_that_did_not_end_goes_on_with_the_next_attempt() {
     let fixture = fixture().await;
     let (records, batches) = (&fixture.records, fixture.records.batches());
-    batches.submit(batch("b", 1, 1, 1)).await.unwrap();
+    submit(records, batch("b", 1, 1, 1)).await;
     for (attempt, expected) in [(1, ExecutionStatus::Running), (2, ExecutionStatus::Failed)] {
         let claim = claim(records, "b", &format!("a{attempt}"), 1).await.remove(0).claim;
         let new = execution(&fixture, &claim);
@@ -274,7 +296,7 @@ async fn an_execution_that_did_not_end_goes_on_with_the_next_attempt() {
 async fn s52_of_ends_that_are_written_together_each_counts_by_its_own_claim() {
     let fixture = fixture().await;
     let (records, batches) = (&fixture.records, fixture.records.batches());
-    batches.submit(NewBatch { max_attempts: 1, ..batch("b", 3, 3, 3) }).await.unwrap();
+    submit(records, NewBatch { max_attempts: 1, ..batch("b", 3, 3, 3) }).await;
     let claimed = claim(records, "b", "a", 3).await;
     let row = batches
         .launch(&claimed[0].claim, LEASE, execution(&fixture, &claimed[0].claim))
@@ -309,7 +331,7 @@ async fn s52_of_ends_that_are_written_together_each_counts_by_its_own_claim() {
 async fn s54_a_released_item_has_its_attempt_back() {
     let fixture = fixture().await;
     let (records, batches) = (&fixture.records, fixture.records.batches());
-    batches.submit(batch("b", 1, 1, 1)).await.unwrap();
+    submit(records, batch("b", 1, 1, 1)).await;
     for name in ["a", "b", "c"] {
         let item = claim(records, "b", name, 1).await.remove(0);
         assert_eq!(item.claim.attempt, 1);
@@ -327,7 +349,7 @@ async fn s54_a_released_item_has_its_attempt_back() {
 async fn s55_a_paused_batch_starts_nothing_and_ends_what_runs() {
     let fixture = fixture().await;
     let (records, batches) = (&fixture.records, fixture.records.batches());
-    batches.submit(batch("b", 2, 2, 1)).await.unwrap();
+    submit(records, batch("b", 2, 2, 1)).await;
     let item = claim(records, "b", "a", 1).await.remove(0);
     assert_eq!(batches.pause("b").await.unwrap().unwrap().status, BatchStatus::Paused);
     let new = execution(&fixture, &item.claim);
@@ -352,7 +374,7 @@ async fn s55_a_paused_batch_starts_nothing_and_ends_what_runs() {
 async fn an_expired_lease_of_a_paused_batch_is_recovered() {
     let fixture = fixture().await;
     let (records, batches) = (&fixture.records, fixture.records.batches());
-    batches.submit(NewBatch { max_attempts: 1, ..batch("b", 1, 1, 1) }).await.unwrap();
+    submit(records, NewBatch { max_attempts: 1, ..batch("b", 1, 1, 1) }).await;
     claim(records, "b", "a", 1).await;
     batches.pause("b").await.unwrap();
     fixture.pass_seconds(40).await;
@@ -368,7 +390,7 @@ async fn an_expired_lease_of_a_paused_batch_is_recovered() {
 async fn s57_only_failed_items_of_batches_that_are_not_cancelled_are_tried_again() {
     let fixture = fixture().await;
     let (records, batches) = (&fixture.records, fixture.records.batches());
-    batches.submit(NewBatch { max_attempts: 1, ..batch("b", 3, 3, 3) }).await.unwrap();
+    submit(records, NewBatch { max_attempts: 1, ..batch("b", 3, 3, 3) }).await;
     let claimed = claim(records, "b", "a", 3).await;
     let new = execution(&fixture, &claimed[0].claim);
     let opened = batches.launch(&claimed[0].claim, LEASE, new).await.unwrap().unwrap();
@@ -428,7 +450,7 @@ async fn s57_only_failed_items_of_batches_that_are_not_cancelled_are_tried_again
 async fn cancelling_ends_items_and_executions_at_once() {
     let fixture = fixture().await;
     let (records, batches) = (&fixture.records, fixture.records.batches());
-    batches.submit(batch("b", 3, 3, 2)).await.unwrap();
+    submit(records, batch("b", 3, 3, 2)).await;
     let claimed = claim(records, "b", "a", 2).await;
     let new = execution(&fixture, &claimed[0].claim);
     let opened = batches.launch(&claimed[0].claim, LEASE, new).await.unwrap().unwrap();
@@ -451,7 +473,7 @@ async fn cancelling_ends_items_and_executions_at_once() {
 async fn a_page_of_results_has_a_few_megabytes_however_long_they_are() {
     let fixture = fixture().await;
     let (records, batches) = (&fixture.records, fixture.records.batches());
-    batches.submit(batch("b", 8, 8, 8)).await.unwrap();
+    submit(records, batch("b", 8, 8, 8)).await;
     // In bytes; a character of the texts has three.
     let lengths = [1_500_000, 1_500_000, 1_500_000, 0, 6_000_000, 3];
     for (claimed, length) in claim(records, "b", "a", 6).await.iter().zip(lengths) {
@@ -477,7 +499,7 @@ async fn a_page_of_results_has_a_few_megabytes_however_long_they_are() {
 async fn a_page_of_items_skips_none_when_others_change_their_status() {
     let fixture = fixture().await;
     let (records, batches) = (&fixture.records, fixture.records.batches());
-    batches.submit(batch("b", 6, 6, 6)).await.unwrap();
+    submit(records, batch("b", 6, 6, 6)).await;
     claim(records, "b", "a", 1).await;
     let first = batches.items_after("b", Some(Queued), None, 2).await.unwrap();
     assert_eq!(first.iter().map(|item| item.position).collect::<Vec<_>>(), [1, 2]);
@@ -492,7 +514,7 @@ async fn a_page_of_items_skips_none_when_others_change_their_status() {
 async fn s58_results_are_in_the_export_alone_and_pages_are_complete() {
     let fixture = fixture().await;
     let (records, batches) = (&fixture.records, fixture.records.batches());
-    batches.submit(batch("b", 1200, 1200, 1000)).await.unwrap();
+    submit(records, batch("b", 1200, 1200, 1000)).await;
     let first = claim(records, "b", "a", 1).await.remove(0);
     assert!(batches.finalize(&first.claim, succeeded("long result"), None).await.unwrap());
     let item = items(records, "b").await.remove(0);
@@ -520,17 +542,55 @@ async fn s58_results_are_in_the_export_alone_and_pages_are_complete() {
     assert_eq!(batches.items("b", Some(Succeeded), 0, 500).await.unwrap().len(), 1);
     assert_eq!(batches.items("b", Some(Running), 0, 500).await.unwrap().len(), 0);
     let newest = NewBatch { submission_key: "other".into(), ..batch("c", 1, 1, 1) };
-    batches.submit(newest).await.unwrap();
+    submit(records, newest).await;
     assert_eq!(batches.of_thread("t", 20).await.unwrap().len(), 2);
     assert_eq!(batches.of_thread("t", 1).await.unwrap().len(), 1);
     assert_eq!(batches.of_thread("other", 20).await.unwrap().len(), 0);
+}
+
+/// A process stood still before it submitted a batch: its run was ended, and its thread deleted. Nobody could reach
+/// the batch then but the next user who takes the thread's id.
+#[tokio::test]
+async fn a_batch_of_a_run_that_has_ended_is_not_stored() {
+    let fixture = fixture().await;
+    let (records, batches) = (&fixture.records, fixture.records.batches());
+    let before = submit(records, batch("before", 1, 1, 1)).await.batch;
+    let late = async || {
+        let error = batches.submit(batch("late", 2, 2, 2)).await.unwrap_err();
+        assert!(matches!(error, RecordsError::RunEnded { .. }), "{error}");
+        assert_eq!(
+            error.to_string(),
+            "Run r has ended or was deleted, so nothing was stored for it; start another run"
+        );
+        assert_eq!(batches.get("late").await.unwrap(), None);
+    };
+    records.runs().recover_orphans(fixture.clock.now(), TimeDelta::zero()).await.unwrap();
+    late().await;
+    // The run that goes on with the call finds what was stored before.
+    begin_run(records, "t", "r2").await;
+    let again = NewBatch { run_id: "r2".into(), ..batch("again", 1, 1, 1) };
+    let again = NewBatch { submission_key: "before".into(), ..again };
+    let again = batches.submit(again).await.unwrap();
+    assert_eq!((again.is_new, again.batch.id), (false, before.id));
+    records.runs().finish("r2", &end(RunStatus::Success)).await.unwrap();
+    let reservation = records.runs().reserve("t", WriterKind::Delete).await.unwrap();
+    records.delete_thread(reservation).await.unwrap();
+    late().await;
+    // Another user's.
+    begin_run(records, "t", "r3").await;
+    late().await;
+    // A run of another thread.
+    begin_run(records, "u", "r4").await;
+    let foreign = NewBatch { run_id: "r4".into(), ..batch("late", 2, 2, 2) };
+    let error = batches.submit(foreign).await.unwrap_err();
+    assert!(matches!(error, RecordsError::RunEnded { .. }), "{error}");
 }
 
 /// Several processes claim at once: each item once, and none is left while there is room.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn claims_of_several_processes_never_overlap() {
     let fixture = fixture().await;
-    fixture.records.batches().submit(batch("b", 60, 60, 50)).await.unwrap();
+    submit(&fixture.records, batch("b", 60, 60, 50)).await;
     let mut workers = Vec::new();
     for worker in 0..5 {
         let records = fixture.reopen(EventBackend::Memory).await;
@@ -563,7 +623,7 @@ async fn the_last_items_end_the_batch_also_if_they_end_together() {
     let fixture = fixture().await;
     for round in 0..10 {
         let id = format!("b{round}");
-        fixture.records.batches().submit(batch(&id, 8, 8, 8)).await.unwrap();
+        submit(&fixture.records, batch(&id, 8, 8, 8)).await;
         let mut ends = Vec::new();
         for item in claim(&fixture.records, &id, "a", 8).await {
             let records = fixture.records.clone();
@@ -582,11 +642,11 @@ async fn the_last_items_end_the_batch_also_if_they_end_together() {
 async fn a_large_batch_is_deleted_with_its_thread_and_its_workers_notice() {
     let fixture = fixture().await;
     let (records, batches) = (&fixture.records, fixture.records.batches());
-    create_thread(records, "t").await;
-    let others = NewBatch { thread_id: "kept".into(), ..batch("kept", 2, 2, 2) };
-    batches.submit(others).await.unwrap();
-    batches.submit(batch("b", 5000, 100, 10)).await.unwrap();
+    let others = NewBatch { thread_id: "kept".into(), run_id: "of kept".into(), ..batch("kept", 2, 2, 2) };
+    submit(records, others).await;
+    submit(records, batch("b", 5000, 100, 10)).await;
     let claimed = claim(records, "b", "a", 10).await;
+    end_run(records).await;
     let reservation = records.runs().reserve("t", WriterKind::Delete).await.unwrap();
     records.delete_thread(reservation).await.unwrap();
     assert!(batches.held(claimed.iter().map(|item| item.claim.clone()).collect()).await.unwrap().is_empty());
@@ -607,8 +667,8 @@ async fn a_large_batch_is_deleted_with_its_thread_and_its_workers_notice() {
 async fn items_that_may_be_at_work_are_noted_when_their_thread_is_deleted() {
     let fixture = fixture().await;
     let (records, batches) = (&fixture.records, fixture.records.batches());
-    create_thread(records, "t").await;
-    batches.submit(batch("b", 4, 4, 4)).await.unwrap();
+    submit(records, batch("b", 4, 4, 4)).await;
+    end_run(records).await;
     let claimed = claim(records, "b", "a", 3).await;
     let mut launched = Vec::new();
     for item in &claimed[..2] {
@@ -639,7 +699,7 @@ async fn items_that_may_be_at_work_are_noted_when_their_thread_is_deleted() {
 async fn the_tokens_of_a_batch_are_those_of_its_executions_each_once() {
     let fixture = fixture().await;
     let (records, batches) = (&fixture.records, fixture.records.batches());
-    batches.submit(batch("b", 2, 2, 2)).await.unwrap();
+    submit(records, batch("b", 2, 2, 2)).await;
     let sum = async || batches.tokens("b").await.unwrap();
     assert_eq!(sum().await, ExecutionTokens::default());
     let tokens = |n: u64| ExecutionTokens { input_tokens: n, output_tokens: 1, total_tokens: n + 1 };
@@ -692,7 +752,7 @@ async fn the_tokens_of_a_batch_are_those_of_its_executions_each_once() {
 async fn attempts_that_others_ended_are_found_until_they_are_counted() {
     let fixture = fixture().await;
     let (records, batches) = (&fixture.records, fixture.records.batches());
-    batches.submit(batch("b", 3, 3, 3)).await.unwrap();
+    submit(records, batch("b", 3, 3, 3)).await;
     let found = async |seconds| {
         let found = batches.uncounted(TimeDelta::seconds(seconds)).await.unwrap();
         found.into_iter().map(|item| (item.batch_id, item.row.child_thread)).collect::<Vec<_>>()

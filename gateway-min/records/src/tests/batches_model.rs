@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use chrono::TimeDelta;
 use proptest::prelude::*;
 
-use super::batches::{batch, execution, failed, succeeded};
+use super::batches::{batch, execution, failed, submit, succeeded};
 use super::support::*;
 use crate::*;
 
@@ -149,7 +149,7 @@ impl Checked {
         match step {
             Step::Submit { items, live, running } => {
                 let new = batch(&id(self.model.batches.len()), items, live, running);
-                assert!(batches.submit(new).await.unwrap().is_new);
+                assert!(submit(&self.fixture.records, new).await.is_new);
                 let pending = || Item { status: BatchItemStatus::Pending, attempt: 0, lease: None };
                 self.model.batches.push(Batch {
                     status: BatchStatus::Queued,

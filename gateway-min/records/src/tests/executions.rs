@@ -11,6 +11,7 @@ fn new(fixture: &Fixture, id: &str) -> NewExecution {
         execution_id: id.to_owned(),
         thread_id: "t".to_owned(),
         run_id: "r1".to_owned(),
+        delegating: Delegating::Unrecorded,
         parent_execution: None,
         kind: ExecutionKind::Task,
         tool_call_id: "call_0".to_owned(),
@@ -117,7 +118,10 @@ async fn what_no_run_goes_on_with_is_cancelled_and_a_deleted_thread_takes_all() 
     executions.open(elsewhere).await.unwrap();
     let used = end(ExecutionStatus::Cancelled).usage;
     for (row, taken) in [(&ended, true), (&left, true), (&ended, false), (&left, false)] {
-        let abandoned = executions.take_over(row, "r2", "the run is over", &used).await.unwrap();
+        let abandoned = executions
+            .take_over(row, ("r2", Delegating::Unrecorded), "the run is over", &used)
+            .await
+            .unwrap();
         assert_eq!(abandoned, taken, "of two that ask, one gets it");
     }
     let rows = executions.of_thread("t").await.unwrap();
@@ -130,7 +134,13 @@ async fn what_no_run_goes_on_with_is_cancelled_and_a_deleted_thread_takes_all() 
     executions.counted("t", "r2", &[("ended".to_owned(), 2)]).await.unwrap();
     assert!(!executions.of_thread("t").await.unwrap()[0].counted, "another attempt");
     executions.counted("t", "r2", &[("ended".to_owned(), 1)]).await.unwrap();
-    assert!(!executions.take_over(&rows[0], "r3", "the run is over", &used).await.unwrap(), "counted");
+    assert!(
+        !executions
+            .take_over(&rows[0], ("r3", Delegating::Unrecorded), "the run is over", &used)
+            .await
+            .unwrap(),
+        "counted"
+    );
     assert_eq!(executions.of_thread("u").await.unwrap()[0].status, ExecutionStatus::Pending);
 
     fixture
@@ -159,6 +169,74 @@ async fn a_run_that_an_execution_was_taken_from_decides_nothing_about_it() {
     assert_eq!((seen.status, seen.run_id.as_str()), (ExecutionStatus::Pending, "r2"));
     let ended = executions.finish(&taken, end(ExecutionStatus::Completed)).await.unwrap();
     assert_eq!(ended.status, ExecutionStatus::Completed);
+}
+
+/// A process that stood still has lost its run. The execution that the next run goes on with stays that one's, and
+/// the stale run opens none.
+#[tokio::test]
+async fn a_run_that_has_ended_takes_no_execution_and_opens_none() {
+    let fixture = fixture().await;
+    let (records, executions) = (&fixture.records, fixture.records.executions());
+    let of = |run: &str, id: &str| NewExecution {
+        run_id: run.to_owned(),
+        delegating: Delegating::Run,
+        ..new(&fixture, id)
+    };
+    let refused = async |run: &str, id: &str| {
+        let error = executions.open(of(run, id)).await.unwrap_err();
+        assert!(matches!(error, RecordsError::RunEnded { .. }), "{error}");
+    };
+    refused("r1", "e").await;
+    create_thread(records, "t").await;
+    start(records, "t", "r1").await;
+    executions.open(of("r1", "e")).await.unwrap();
+    records.runs().recover_orphans(fixture.clock.now(), TimeDelta::zero()).await.unwrap();
+    start(records, "t", "r2").await;
+    let row = executions.open(of("r2", "e")).await.unwrap().row;
+    assert_eq!(row.run_id, "r2", "that goes on with it");
+    refused("r1", "e").await;
+    refused("r1", "other").await;
+    let none = BTreeMap::new();
+    let taken = executions.take_over(&row, ("r1", Delegating::Run), "the run is over", &none);
+    assert!(!taken.await.unwrap());
+    assert_eq!(executions.of_thread("t").await.unwrap(), [listed(row.clone())]);
+    let taken = executions.take_over(&row, ("r2", Delegating::Run), "the run is over", &none);
+    assert!(taken.await.unwrap());
+    // A run of another thread.
+    create_thread(records, "u").await;
+    start(records, "u", "r3").await;
+    refused("r3", "e").await;
+}
+
+/// Of a thread that was deleted nothing is shown to the next user who takes its id.
+#[tokio::test]
+async fn late_executions_of_a_deleted_thread_are_refused() {
+    let fixture = fixture().await;
+    let (records, executions) = (&fixture.records, fixture.records.executions());
+    create_thread(records, "t").await;
+    start(records, "t", "r1").await;
+    let batch_item = NewExecution { kind: ExecutionKind::BatchItem, ..new(&fixture, "item") };
+    let item = executions.open(batch_item).await.unwrap().row;
+    let of_run = || NewExecution { delegating: Delegating::Run, ..new(&fixture, "e") };
+    let of_item = |id: &str| NewExecution {
+        delegating: Delegating::Item,
+        parent_execution: Some("item".to_owned()),
+        ..new(&fixture, id)
+    };
+    executions.open(of_run()).await.unwrap();
+    records.runs().finish("r1", &super::support::end(RunStatus::Success)).await.unwrap();
+    executions.open(of_item("call")).await.unwrap();
+    executions.finish(&item, end(ExecutionStatus::Completed)).await.unwrap();
+    let ended = executions.open(of_item("late")).await.unwrap_err();
+    assert_eq!(ended.to_string(), "Execution item not found", "it has ended");
+    let reservation = records.runs().reserve("t", WriterKind::Delete).await.unwrap();
+    records.delete_thread(reservation).await.unwrap();
+    create_thread(records, "t").await;
+    start(records, "t", "of another user").await;
+    let late = executions.open(of_run()).await.unwrap_err();
+    assert!(matches!(late, RecordsError::RunEnded { .. }), "{late}");
+    assert!(executions.open(of_item("call")).await.unwrap_err().is_not_found());
+    assert_eq!(executions.of_thread("t").await.unwrap(), []);
 }
 
 /// A copied thread has the ledger of its source, and with it the ids of the source's executions.
@@ -193,7 +271,9 @@ async fn the_sums_of_a_run_and_what_they_contain_are_written_together() {
     }
     let rows = executions.of_thread("t").await.unwrap();
     let foreign = rows.into_iter().find(|row| row.execution_id == "foreign").unwrap();
-    assert!(executions.take_over(&foreign, "r2", "", &BTreeMap::new()).await.unwrap());
+    assert!(
+        executions.take_over(&foreign, ("r2", Delegating::Unrecorded), "", &BTreeMap::new()).await.unwrap()
+    );
     let counted = async || -> BTreeMap<String, bool> {
         let rows = executions.of_thread("t").await.unwrap();
         rows.into_iter().map(|row| (row.execution_id, row.counted)).collect()

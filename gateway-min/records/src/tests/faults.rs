@@ -182,6 +182,7 @@ async fn batches() {
     let (records, batches) = (&fixture.records, fixture.records.batches());
     let lease = TimeDelta::seconds(30);
     let new_batch = || NewBatch { max_attempts: 1, ..super::batches::batch("b", 3, 3, 3) };
+    super::batches::begin_run(records, "t", "r").await;
     // The owner, the time, the batch, the items, and reading both.
     every_statement_fails_once(records, 7, async || batches.submit(new_batch()).await).await;
     // The batch, the promotion, the claim, the batch, the commit.

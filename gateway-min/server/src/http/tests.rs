@@ -31,8 +31,8 @@ use crate::app::App;
 use crate::telemetry::recent::{ERRORS, Recent};
 use threadkeep_config::{ConfigHandle, Environment, KeyFile, LoadOptions, Role};
 use threadkeep_records::{
-    ExecutionKind, MultitaskStrategy, NewEvent, NewExecution, NewRun, NewThread, RunEnd, RunQuery, RunStatus,
-    ThreadStatus, WriterKind,
+    Delegating, ExecutionKind, MultitaskStrategy, NewEvent, NewExecution, NewRun, NewThread, RunEnd,
+    RunQuery, RunStatus, ThreadStatus, WriterKind,
 };
 
 const MODES: [&str; 2] = ["full", "delta"];
@@ -544,6 +544,7 @@ async fn a_thread_that_changes_while_it_is_deleted_keeps_its_subagents() {
             execution_id: "e".into(),
             thread_id: "t".into(),
             run_id: "r".into(),
+            delegating: Delegating::Unrecorded,
             parent_execution: None,
             kind: ExecutionKind::Task,
             tool_call_id: "c".into(),

@@ -3,7 +3,8 @@
 use chrono::TimeDelta;
 use threadkeep::mode::ChannelMode;
 use threadkeep_records::{
-    BatchItemStatus, ItemEnd, ItemResult, JsonObject, NewBatch, NewBatchItem, Records, RecordsOptions,
+    BatchItemStatus, ItemEnd, ItemResult, JsonObject, MultitaskStrategy, NewBatch, NewBatchItem, NewRun,
+    NewThread, Records, RecordsOptions, RunEnd,
 };
 
 use super::store::{Store, TALK};
@@ -28,7 +29,13 @@ async fn submitted(store: &Store) -> Records {
         execution_spec: JsonObject::new(),
         items: vec![item("a"), item("b")],
     };
+    // Only a run that is active submits one.
+    let thread = NewThread { thread_id: TALK.to_owned(), ..NewThread::default() };
+    records.threads().create(thread).await.unwrap();
+    let run = NewRun { run_id: "r".to_owned(), thread_id: TALK.to_owned(), ..NewRun::default() };
+    records.runs().admit(run, MultitaskStrategy::Reject).await.unwrap();
     records.batches().submit(new).await.unwrap();
+    records.runs().finish("r", &RunEnd::failed("done")).await.unwrap();
     end(&records, "one").await;
     records
 }

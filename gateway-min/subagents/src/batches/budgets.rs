@@ -167,10 +167,12 @@ mod tests {
     use threadkeep_agent::Tokens;
     use threadkeep_config::TokenBudget;
     use threadkeep_records::{
-        ExecutionKind, JsonObject, Launch, NewBatch, NewBatchItem, NewExecution, Records, RecordsOptions,
+        Delegating, ExecutionKind, JsonObject, Launch, NewBatch, NewBatchItem, NewExecution, Records,
+        RecordsOptions,
     };
 
     use super::*;
+    use crate::batches::begin_run;
 
     fn tokens(total: u64) -> BTreeMap<String, ExecutionTokens> {
         let tokens = ExecutionTokens { input_tokens: total, output_tokens: 0, total_tokens: total };
@@ -199,6 +201,7 @@ mod tests {
             execution_spec: JsonObject::new(),
             items: (0..number).map(item).collect(),
         };
+        begin_run(records).await;
         batches.submit(new).await.unwrap();
         let claimed = batches.claim("b", "w", TimeDelta::hours(1), number, true).await.unwrap().unwrap();
         let mut rows = Vec::new();
@@ -207,6 +210,7 @@ mod tests {
                 execution_id: item.claim.item_id.clone(),
                 thread_id: "t".into(),
                 run_id: "r".into(),
+                delegating: Delegating::Item,
                 parent_execution: None,
                 kind: ExecutionKind::BatchItem,
                 tool_call_id: "c".into(),

@@ -120,6 +120,7 @@ mod tests {
     };
 
     use super::*;
+    use crate::batches::begin_run;
 
     const ITEMS: usize = 40;
 
@@ -144,6 +145,7 @@ mod tests {
             execution_spec: JsonObject::new(),
             items: (0..ITEMS).map(item).collect(),
         };
+        begin_run(&records).await;
         batches.submit(new).await.unwrap();
         let claimed = batches.claim("b", "w", TimeDelta::hours(1), ITEMS, true).await.unwrap().unwrap();
         let endings = Endings::new(batches.clone());

@@ -11,7 +11,7 @@ use threadkeep_agent::AgentError;
 use threadkeep_agent::model::message;
 use threadkeep_agent::tools::Reports;
 use threadkeep_records::{
-    BatchRow, ClaimedItem, Ended, ExecutionEnd, ExecutionKind, ExecutionRow, ExecutionStatus,
+    BatchRow, ClaimedItem, Delegating, Ended, ExecutionEnd, ExecutionKind, ExecutionRow, ExecutionStatus,
     ExecutionTokens, ItemEnd, ItemResult, Launch, NewExecution, OperationKind, persistently,
 };
 use tokio::task::JoinHandle;
@@ -202,6 +202,7 @@ impl AtWork {
             execution_id: self.item.claim.item_id.clone(),
             thread_id: self.batch.thread_id.clone(),
             run_id: self.batch.run_id.clone(),
+            delegating: Delegating::Item,
             parent_execution: None,
             kind: ExecutionKind::BatchItem,
             tool_call_id: self.batch.tool_call_id.clone(),

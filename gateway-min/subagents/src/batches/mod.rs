@@ -35,6 +35,16 @@ pub(crate) use budgets::ItemBudget;
 pub(crate) use tools::{BATCHES_PROMPT, BatchStatusTool, BatchTask, CancelBatch};
 pub use worker::BatchWorker;
 
+/// A thread `t` with a run `r` that is active: only such a run submits batches.
+#[cfg(test)]
+async fn begin_run(records: &threadkeep_records::Records) {
+    use threadkeep_records::{MultitaskStrategy, NewRun, NewThread};
+    let thread = NewThread { thread_id: "t".into(), ..NewThread::default() };
+    records.threads().create(thread).await.unwrap();
+    let run = NewRun { run_id: "r".into(), thread_id: "t".into(), ..NewRun::default() };
+    records.runs().admit(run, MultitaskStrategy::Reject).await.unwrap();
+}
+
 /// What the batches of a process share: the tools that submit them and the worker that works on them.
 #[derive(Debug)]
 pub struct Batching {

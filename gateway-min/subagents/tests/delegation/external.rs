@@ -182,6 +182,28 @@ async fn a_call_that_its_process_did_not_survive_is_made_again() {
     );
 }
 
+/// A process stood still before it delegated: its run has ended, and another one goes on with the call. It stores
+/// no result, and no execution.
+#[tokio::test]
+async fn a_run_that_has_ended_stores_nothing_of_what_it_delegates() {
+    for call in [call("coder", "work"), task("Work", "general-purpose")] {
+        let script = lead(&[call], vec![subagent(json!([{"text": "ok"}]))]);
+        let house = house(script, AGENTS, &Arc::default()).await.recorded();
+        let error = house.run("r1", Some("Go"), &mut Seen::default()).await.unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "no result of a tool call was stored: Run r1 has ended or was deleted, so nothing was stored for it; start \
+             another run; the next run of the thread makes the call again"
+        );
+        assert_eq!((house.results().await, house.executions().await), (vec![], vec![]));
+        house.begin("r2").await;
+        house.run("r2", None, &mut Seen::default()).await.unwrap();
+        let results = house.results().await;
+        assert_eq!((results.len(), &results[0]["status"]), (1, &json!("success")), "{results:?}");
+        assert_eq!(house.executions().await[0].run_id, "r2");
+    }
+}
+
 /// A batch goes on without the run that submitted it, and so does what its items have asked external agents for.
 #[tokio::test]
 async fn the_call_of_a_batch_item_is_left_alone_by_the_runs_of_its_thread() {

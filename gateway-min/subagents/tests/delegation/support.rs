@@ -14,7 +14,10 @@ use threadkeep_agent::model::message;
 use threadkeep_agent::tools::{Tool, ToolSource, WorkUsage};
 use threadkeep_agent::{AgentBuilder, AgentError, AgentSpec, Ended, Observer, RunTerms, Session, Tokens};
 use threadkeep_config::{ConfigHandle, Environment, LoadOptions};
-use threadkeep_records::{Clock, ExecutionRow, NewRun, Records, RecordsOptions};
+use threadkeep_records::{
+    Clock, Delegating, ExecutionRow, MultitaskStrategy, NewRun, NewThread, Records, RecordsOptions, RunEnd,
+    RunStatus,
+};
 use threadkeep_subagents::Delegator;
 use threadkeep_subagents::admission::Admission;
 use threadkeep_subagents::batches::Batching;
@@ -143,6 +146,7 @@ impl House {
         let batches = settings.enabled.then(|| Arc::new(Batching::new(settings.clone())));
         let delegator = Delegator {
             records,
+            delegating: Delegating::Unrecorded,
             agents: Arc::new(AgentBuilder::new(config.clone(), &current)),
             admission: Admission::new(&current.subagent_runtime),
             catalog: Arc::new(Catalog::new(&current, Arc::new(FileStore::new(directory.path())))),
@@ -167,6 +171,13 @@ impl House {
         let delegator = Arc::get_mut(&mut self.delegator).expect("nobody else has it yet");
         delegator.external =
             Arc::new(move |config| (!config.acp_agents.is_empty()).then(|| Arc::clone(&tool)));
+        self
+    }
+
+    /// The same process as a gateway, whose runs have rows.
+    pub(crate) fn recorded(mut self) -> Self {
+        let delegator = Arc::get_mut(&mut self.delegator).expect("nobody else has it yet");
+        delegator.delegating = Delegating::Run;
         self
     }
 
@@ -222,6 +233,9 @@ impl House {
         observer: &mut dyn Observer,
         cancel: CancellationToken,
     ) -> Result<Ended, AgentError> {
+        if self.delegator.batches.is_some() {
+            self.begin(run).await;
+        }
         let spec = AgentSpec {
             run_id: run,
             thread_id: THREAD,
@@ -250,7 +264,23 @@ impl House {
         });
         let ended = agent.run(&mut session, input).await;
         self.count(run).await;
+        if self.delegator.batches.is_some() {
+            let end = RunEnd { status: RunStatus::Success, error: None, ..RunEnd::failed("") };
+            self.delegator.records.runs().finish(run, &end).await.unwrap();
+        }
         ended
+    }
+
+    /// Gives a run a row, as a gateway does: only such a run submits batches. Ends that of a run whose process has died.
+    pub(crate) async fn begin(&self, run: &str) {
+        let (threads, runs) = (self.delegator.records.threads(), self.delegator.records.runs());
+        threads.create(NewThread { thread_id: THREAD.into(), ..NewThread::default() }).await.unwrap();
+        if let Some(dead) = runs.active_for_thread(THREAD).await.unwrap() {
+            runs.finish(&dead.run_id, &RunEnd::failed("its process has died")).await.unwrap();
+        }
+        let new = NewRun { run_id: run.into(), thread_id: THREAD.into(), ..NewRun::default() };
+        runs.admit(new, MultitaskStrategy::Reject).await.unwrap();
+        runs.start(run).await.unwrap();
     }
 
     /// Does what the end of a run's record does: its sums contain what was done for its executions.

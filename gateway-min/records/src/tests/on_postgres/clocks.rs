@@ -2,7 +2,7 @@
 
 use chrono::TimeDelta;
 
-use super::batches::{batch, execution, succeeded};
+use super::batches::{batch, execution, submit, succeeded};
 use super::support::*;
 use crate::*;
 
@@ -18,7 +18,7 @@ async fn s51_clocks_that_are_hours_apart_change_no_lease() {
     };
     let processes = [open(-3).await, open(3).await];
     let [late, early] = processes.each_ref().map(Records::batches);
-    late.submit(batch("b", 3, 3, 3)).await.unwrap();
+    submit(&processes[0], batch("b", 3, 3, 3)).await;
     let mut claims = Vec::new();
     for (number, batches) in [late, early, late].into_iter().enumerate() {
         let claimed = batches.claim("b", &format!("w{number}"), LEASE, 1, true).await.unwrap().unwrap();

@@ -2,7 +2,7 @@
 
 use chrono::TimeDelta;
 
-use super::batches::{batch, failed, succeeded};
+use super::batches::{batch, failed, submit, succeeded};
 use super::support::*;
 use crate::query::Sql;
 use crate::*;
@@ -31,7 +31,7 @@ async fn s48_a_full_disk_takes_no_part_of_a_batch_and_no_part_of_an_end() {
         }
         large
     };
-    batches.submit(batch("b", 2, 2, 2)).await.unwrap();
+    submit(records, batch("b", 2, 2, 2)).await;
     let claimed = batches.claim("b", "a", LEASE, 2, true).await.unwrap().unwrap().items;
     let before = dump(records).await;
     allow(records, 1).await;

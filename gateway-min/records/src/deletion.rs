@@ -2,10 +2,10 @@
 
 use super::Records;
 use super::db::detached;
-use super::error::{Entity, RecordsError};
+use super::error::RecordsError;
 use super::events::keep_numbers;
 use super::query::query;
-use super::runs::{Reservation, RunRow, WriterKind, select_run};
+use super::runs::{Reservation, RunRow, WriterKind, lost, select_run};
 
 /// What [`Records::delete_thread`] deleted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,7 +21,8 @@ pub struct DeletedThread {
 impl Records {
     /// Deletes all records of the reserved thread, including the reservation. The work continues if the future is
     /// dropped; after an error nothing is deleted and the thread is released. Only batches are an exception: first they
-    /// are cancelled, and their items deleted a number at a time.
+    /// are cancelled, and their items deleted a number at a time. Each of these transactions looks for the reservation, so
+    /// that a process that stood still takes nothing of what came after it.
     ///
     /// # Errors
     /// [`RecordsError::Invalid`] if the reservation is not for a deletion, [`RecordsError::NotFound`] if it was recovered
@@ -68,14 +69,14 @@ impl Records {
 
     async fn delete_reserved(&self, reservation: Reservation) -> Result<DeletedThread, RecordsError> {
         let thread_id = reservation.thread_id();
-        self.batches.cancel_of_thread(thread_id).await?;
-        self.batches.delete_items_of_thread(thread_id).await?;
+        self.batches.cancel_of_thread(&reservation).await?;
+        self.batches.delete_items_of_thread(&reservation).await?;
         let (thread, row) = (thread_id.to_owned(), reservation.row_id().to_owned());
         let remains = self.batches.note_remains(thread_id);
         let deleted = self.db.write(thread_id, move |tx| {
             Box::pin(async move {
                 if tx.execute(query("DELETE FROM runs WHERE run_id = $1").bind(&row)).await? == 0 {
-                    return Err(RecordsError::NotFound { entity: Entity::Reservation, id: row });
+                    return Err(lost(&row));
                 }
                 let runs = tx.execute(query("DELETE FROM runs WHERE thread_id = $1").bind(&thread)).await?;
                 let events = query("DELETE FROM run_events WHERE thread_id = $1").bind(&thread);

@@ -173,6 +173,11 @@ impl RecordsError {
         matches!(self, Self::Conflict { .. })
     }
 
+    /// Whether it says that a [reservation](crate::Reservation) was lost to another process.
+    pub fn is_lost_reservation(&self) -> bool {
+        matches!(self, Self::NotFound { entity: Entity::Reservation, .. })
+    }
+
     /// Whether the database is unavailable, or cannot be written now, so that the same call may succeed later.
     pub fn is_unavailable(&self) -> bool {
         matches!(self, Self::Unavailable { .. } | Self::ReadOnly { .. } | Self::InDoubt { .. })

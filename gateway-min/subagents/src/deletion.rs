@@ -1,28 +1,160 @@
-//! Deletes a conversation with those of its subagents.
+//! Deletes a conversation with those of its subagents, and its working directory.
+//!
+//! A process that stands still in a deletion may lose its reservation, and another one use the thread meanwhile. So
+//! nothing is deleted that may have come after that: the conversation is deleted as it was seen, and each further
+//! part only after a look whether the thread is still reserved.
+
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
 
 use threadkeep::id::ThreadId;
 use threadkeep::state::{SeenThread, StateAccessor};
-use threadkeep_records::Records;
+use threadkeep_records::{Records, RecordsError, Reservation};
 
-use crate::delegator::CatchUpError;
+/// Where the working directories of deleted threads are until they are removed, beside those of threads. No thread has
+/// this name.
+const DELETED: &str = ".deleted";
 
-/// Deletes the checkpoints of `thread`, which were seen, then those of its subagents. Not the records: they come after
-/// everything else, so that a deletion that failed can be repeated.
+/// Why the contents of a thread could not be deleted.
+#[derive(Debug, thiserror::Error)]
+pub enum DeletionError {
+    /// The checkpoints could not be deleted.
+    #[error(transparent)]
+    Engine(#[from] threadkeep::Error),
+    /// The records could not be read or written, or the reservation was lost.
+    #[error(transparent)]
+    Records(#[from] RecordsError),
+    /// The working directory could not be removed.
+    #[error("cannot remove {}: {source}", directory.display())]
+    Directory {
+        /// The directory.
+        directory: PathBuf,
+        /// The operating system's error.
+        source: io::Error,
+    },
+}
+
+impl DeletionError {
+    /// Whether somebody else has used the thread, or may: what is left of it was not deleted.
+    pub fn is_overtaken(&self) -> bool {
+        match self {
+            Self::Engine(error) => matches!(error, threadkeep::Error::Stale { .. }),
+            Self::Records(error) => error.is_lost_reservation(),
+            Self::Directory { .. } => false,
+        }
+    }
+}
+
+/// Deletes the checkpoints of the reserved thread, which were seen, then those of its subagents. Not the records:
+/// they come after everything else, so that a deletion that failed can be repeated.
 ///
 /// # Errors
-/// [`threadkeep::Error::Stale`] if somebody else has written to the thread since: it stays whole, with its subagents. What
-/// the stores return.
+/// [`threadkeep::Error::Stale`] if somebody else has written to the thread since: it stays whole, with its subagents.
+/// [`RecordsError::NotFound`] if the reservation was lost since. What the stores return.
 pub async fn delete_checkpoints(
     records: &Records,
     accessor: &StateAccessor,
-    thread: &ThreadId,
+    reservation: &Reservation,
     seen: SeenThread,
-) -> Result<(), CatchUpError> {
+) -> Result<(), DeletionError> {
     accessor.delete_seen(seen).await?;
     // From now on no worker begins another item of the thread.
-    records.batches().cancel_of_thread(thread.as_str()).await?;
-    for child in records.executions().child_threads(thread.as_str()).await? {
+    records.batches().cancel_of_thread(reservation).await?;
+    let children = records.executions().child_threads(reservation.thread_id()).await?;
+    // If it is held after they were read, no later run has any of them.
+    reservation.ensure_held().await?;
+    for child in children {
         accessor.delete_thread(&ThreadId::from(child.as_str())).await?;
     }
     Ok(())
+}
+
+/// Removes the working directory of the reserved thread; false if it has none.
+///
+/// All processes share it, and the file system knows no reservations. So it is moved away first, which is one step;
+/// if the thread is still reserved after that, nobody else has written to it.
+///
+/// # Errors
+/// [`DeletionError::Directory`]; [`RecordsError::NotFound`] if the reservation was lost: the directory stays, or is
+/// put back.
+pub async fn remove_directory(reservation: &Reservation, directory: &Path) -> Result<bool, DeletionError> {
+    reservation.ensure_held().await?;
+    remove_moved(reservation, directory).await
+}
+
+async fn remove_moved(reservation: &Reservation, directory: &Path) -> Result<bool, DeletionError> {
+    let failed = |source| DeletionError::Directory { directory: directory.to_owned(), source };
+    let (Some(all), Some(name)) = (directory.parent(), directory.file_name()) else {
+        return Err(failed(ErrorKind::InvalidInput.into()));
+    };
+    let deleted = all.join(DELETED).join(name);
+    let moved = deleted.join(reservation.row_id());
+    let exists = tokio::fs::try_exists(directory).await.map_err(failed)?;
+    if exists {
+        tokio::fs::create_dir_all(&deleted).await.map_err(failed)?;
+        tokio::fs::rename(directory, &moved).await.map_err(failed)?;
+        if let Err(error) = reservation.ensure_held().await {
+            put_back(&moved, directory).await;
+            return Err(error.into());
+        }
+    }
+    // With what an earlier deletion, which was cut off, has left.
+    match tokio::fs::remove_dir_all(&deleted).await {
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(failed(error)),
+        _ => Ok(exists),
+    }
+}
+
+/// Gives a directory its name again, unless another one has it by now.
+async fn put_back(moved: &Path, directory: &Path) {
+    if let Err(error) = tokio::fs::rename(moved, directory).await {
+        let (moved, directory) = (moved.display(), directory.display());
+        tracing::error!(
+            %moved, %directory, %error,
+            "the deletion of a thread was overtaken by another process, and the files moved for it could not be put back; \
+             move them yourself"
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use chrono::TimeDelta;
+    use threadkeep_records::{RecordsOptions, WriterKind};
+
+    use super::*;
+
+    /// Another process takes the thread for free just before the directory is moved, or after: its files stay.
+    #[tokio::test]
+    async fn a_directory_is_put_back_if_the_reservation_is_lost() {
+        let home = tempfile::tempdir().unwrap();
+        let directory = home.path().join("threads").join("t");
+        let file = directory.join("sub").join("file.txt");
+        let write = |text: &str| {
+            std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+            std::fs::write(&file, text).unwrap();
+        };
+        let records = Records::open_memory(RecordsOptions::default()).await.unwrap();
+        let reserve = async || records.runs().reserve("t", WriterKind::Delete).await.unwrap();
+        let reservation = reserve().await;
+        records.runs().recover_orphans(records.now(), TimeDelta::zero()).await.unwrap();
+        write("of a later run");
+        let refused = remove_directory(&reservation, &directory).await.unwrap_err();
+        assert!(refused.is_overtaken(), "{refused}");
+        let refused = remove_moved(&reservation, &directory).await.unwrap_err();
+        assert!(refused.is_overtaken(), "{refused}");
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), "of a later run");
+        // Where another directory is by then, both are kept.
+        let moved = home.path().join("threads").join(DELETED).join("t").join("moved");
+        std::fs::create_dir_all(moved.join("sub")).unwrap();
+        put_back(&moved, &directory).await;
+        assert!(moved.exists() && file.exists());
+
+        // One who holds the thread removes it, with what others have left.
+        let reservation = reserve().await;
+        assert!(remove_directory(&reservation, &directory).await.unwrap());
+        assert!(!directory.exists() && !moved.exists());
+        assert!(!remove_directory(&reservation, &directory).await.unwrap(), "there is none");
+        reservation.release().await.unwrap();
+    }
 }

@@ -31,6 +31,6 @@ mod task;
 mod watched;
 
 pub use delegator::{CatchUpError, Delegator, limit_tokens};
-pub use deletion::delete_checkpoints;
+pub use deletion::{DeletionError, delete_checkpoints, remove_directory};
 pub use prompts::TASK_TOOL;
 pub use recheck::recheck;

@@ -4,6 +4,7 @@ use super::rows::ITEM_COLUMNS;
 use super::{BatchItemRow, BatchRow, BatchStatus, Batches, ITEM_CANCELLED, NOT_ENDED};
 use crate::error::RecordsError;
 use crate::query::query;
+use crate::runs::{Reservation, ensure_held};
 use crate::transaction::WriteTx;
 
 /// How many items of a deleted thread one transaction deletes.
@@ -58,42 +59,48 @@ impl Batches {
     /// batch.
     pub async fn cancel(&self, batch_id: &str) -> Result<Option<BatchRow>, RecordsError> {
         let (this, batch_id) = (self.clone(), batch_id.to_owned());
-        let cancelled = self.db.write_rows(move |tx| {
-            Box::pin(async move {
-                let batch: Option<BatchRow> = tx.fetch_optional(this.lock(&batch_id)).await?;
-                let Some(batch) = batch else { return Ok(None) };
-                if batch.status.is_terminal() {
-                    return this.set_status(tx, &batch.id, batch.status).await;
-                }
-                let now = this.now();
-                let mut executions =
-                    this.db.builder("UPDATE executions SET status = 'cancelled', delivered = TRUE, error = ");
-                executions.push_bind(ITEM_CANCELLED).push(", completed_at = ");
-                now.push(&mut executions);
-                executions.push(" WHERE NOT delivered AND thread_id = ").push_bind(&batch.thread_id);
-                executions.push(" AND execution_id IN (SELECT id FROM subagent_batch_items WHERE batch_id = ");
-                executions.push_bind(&batch.id).push(" AND status NOT IN ('succeeded', 'failed'))");
-                tx.queue(executions.build())?;
-                let mut items = this.db.builder(
-                    "UPDATE subagent_batch_items SET status = 'cancelled', lease_owner = NULL, lease_expires_at = NULL, \
-                     error = ",
-                );
-                items.push_bind(ITEM_CANCELLED);
-                for column in ["cancel_requested_at", "completed_at", "updated_at"] {
-                    items.push(", ").push(column).push(" = ");
-                    now.push(&mut items);
-                }
-                items.push(" WHERE batch_id = ").push_bind(&batch.id).push(" AND status IN ").push(NOT_ENDED);
-                tx.queue(items.build())?;
-                let mut sql = this.db.builder("UPDATE subagent_batches SET status = 'cancelled', completed_at = ");
-                now.push(&mut sql);
-                sql.push(", updated_at = ");
-                now.push(&mut sql);
-                sql.push(" WHERE id = ").push_bind(&batch.id).push(" RETURNING *");
-                tx.fetch_and_commit(sql.build()).await
-            })
-        });
+        let cancelled =
+            self.db.write_rows(move |tx| Box::pin(async move { this.cancel_in(tx, &batch_id).await }));
         cancelled.await
+    }
+
+    /// [`Self::cancel`] in a transaction, which it commits.
+    async fn cancel_in(
+        &self,
+        tx: &mut WriteTx<'_>,
+        batch_id: &str,
+    ) -> Result<Option<BatchRow>, RecordsError> {
+        let batch: Option<BatchRow> = tx.fetch_optional(self.lock(batch_id)).await?;
+        let Some(batch) = batch else { return Ok(None) };
+        if batch.status.is_terminal() {
+            return self.set_status(tx, &batch.id, batch.status).await;
+        }
+        let now = self.now();
+        let mut executions =
+            self.db.builder("UPDATE executions SET status = 'cancelled', delivered = TRUE, error = ");
+        executions.push_bind(ITEM_CANCELLED).push(", completed_at = ");
+        now.push(&mut executions);
+        executions.push(" WHERE NOT delivered AND thread_id = ").push_bind(&batch.thread_id);
+        executions.push(" AND execution_id IN (SELECT id FROM subagent_batch_items WHERE batch_id = ");
+        executions.push_bind(&batch.id).push(" AND status NOT IN ('succeeded', 'failed'))");
+        tx.queue(executions.build())?;
+        let mut items = self.db.builder(
+            "UPDATE subagent_batch_items SET status = 'cancelled', lease_owner = NULL, lease_expires_at = NULL, \
+             error = ",
+        );
+        items.push_bind(ITEM_CANCELLED);
+        for column in ["cancel_requested_at", "completed_at", "updated_at"] {
+            items.push(", ").push(column).push(" = ");
+            now.push(&mut items);
+        }
+        items.push(" WHERE batch_id = ").push_bind(&batch.id).push(" AND status IN ").push(NOT_ENDED);
+        tx.queue(items.build())?;
+        let mut sql = self.db.builder("UPDATE subagent_batches SET status = 'cancelled', completed_at = ");
+        now.push(&mut sql);
+        sql.push(", updated_at = ");
+        now.push(&mut sql);
+        sql.push(" WHERE id = ").push_bind(&batch.id).push(" RETURNING *");
+        tx.fetch_and_commit(sql.build()).await
     }
 
     /// Tries a failed item again, as if it were new. Its batch goes on: a paused one stays paused.
@@ -133,20 +140,32 @@ impl Batches {
         retried.await
     }
 
-    /// Cancels the batches of a thread, so that no worker starts another of their items: the first part of the thread's
-    /// deletion. Several transactions.
-    pub async fn cancel_of_thread(&self, thread_id: &str) -> Result<(), RecordsError> {
+    /// Cancels the batches of the reserved thread, so that no worker starts another of their items: the first part of the
+    /// thread's deletion. Several transactions, each of which looks for the reservation.
+    ///
+    /// # Errors
+    /// [`RecordsError::NotFound`] if the reservation was recovered in the meantime: the batches of later runs go on.
+    pub async fn cancel_of_thread(&self, deletion: &Reservation) -> Result<(), RecordsError> {
+        let thread_id = deletion.thread_id();
         let sql = "SELECT id FROM subagent_batches WHERE thread_id = $1 AND status IN ('queued', 'running', 'paused')";
         let batches: Vec<(String,)> = self.db.fetch_all(query(sql).bind(thread_id)).await?;
         for (batch_id,) in batches {
-            self.cancel(&batch_id).await?;
+            let (this, row) = (self.clone(), deletion.row_id().to_owned());
+            let cancelled = self.db.write(thread_id, move |tx| {
+                Box::pin(async move {
+                    ensure_held(tx, &row).await?;
+                    this.cancel_in(tx, &batch_id).await
+                })
+            });
+            cancelled.await?;
         }
         Ok(())
     }
 
-    /// Deletes the items of a thread's batches. Several transactions: one for many thousands of prompts and results would
-    /// keep other writers waiting.
-    pub(crate) async fn delete_items_of_thread(&self, thread_id: &str) -> Result<(), RecordsError> {
+    /// Deletes the items of the reserved thread's batches. Several transactions: one for many thousands of prompts and
+    /// results would keep other writers waiting. Each looks for the reservation.
+    pub(crate) async fn delete_items_of_thread(&self, deletion: &Reservation) -> Result<(), RecordsError> {
+        let thread_id = deletion.thread_id();
         let items = query(
             "SELECT i.id, i.batch_id FROM subagent_batch_items i JOIN subagent_batches b \
             ON b.id = i.batch_id WHERE b.thread_id = $1 ORDER BY i.batch_id, i.id LIMIT $2",
@@ -160,8 +179,15 @@ impl Batches {
             let ids: Vec<String> = found.into_iter().map(|(id, _)| id).collect();
             let mut sql = self.db.builder("DELETE FROM subagent_batch_items WHERE ");
             sql.push_text_in("id", &ids);
-            let sql = sql.build();
-            self.db.unflushed().write_rows(move |tx| Box::pin(tx.execute(sql))).await?;
+            let (sql, row) = (sql.build(), deletion.row_id().to_owned());
+            let db = self.db.unflushed();
+            let deleted = db.write(thread_id, move |tx| {
+                Box::pin(async move {
+                    ensure_held(tx, &row).await?;
+                    tx.execute(sql).await
+                })
+            });
+            deleted.await?;
         }
     }
 

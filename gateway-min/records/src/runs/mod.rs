@@ -25,6 +25,7 @@ pub use lease::{Lease, Noticed};
 pub use lifecycle::{CancelOutcome, DecideOutcome, FinishOutcome, RunEnd, StartOutcome};
 pub use recovery::{LEASE_EXPIRED_ERROR, RECOVERY_ERROR, RECOVERY_STOP_REASON, Recovered};
 pub use reservation::{Reservation, WriterKind};
+pub(crate) use reservation::{ensure_held, lost};
 use serde_json::Value;
 
 use super::codec::{Cells, JsonObject, name_enum, page_offset};

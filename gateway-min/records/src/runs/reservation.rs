@@ -14,11 +14,12 @@ use super::lifecycle::promotion;
 use super::{Lease, MultitaskStrategy, NewRun, OperationKind, RunRow, RunStatus, Runs, SELECT_HOLDER};
 use crate::codec::time_text;
 use crate::db::detached;
-use crate::error::RecordsError;
+use crate::error::{Entity, RecordsError};
 use crate::failure::DatabaseError;
 use crate::own_thread::on_its_own_thread;
 use crate::persist::until_available;
 use crate::query::{Sql, query};
+use crate::transaction::WriteTx;
 
 /// The writers other than runs that hold a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,9 +77,16 @@ impl Reservation {
     /// # Errors
     /// Those of the database.
     pub async fn is_held(&self) -> Result<bool, RecordsError> {
-        let sql = query("SELECT thread_id FROM runs WHERE run_id = $1 AND operation_kind <> 'run'");
-        let row: Option<(String,)> = self.runs.db.fetch_optional(sql.bind(&self.row_id)).await?;
+        let row: Option<(String,)> = self.runs.db.fetch_optional(query(HELD).bind(&self.row_id)).await?;
         Ok(row.is_some())
+    }
+
+    /// An error unless [`Self::is_held`].
+    ///
+    /// # Errors
+    /// [`RecordsError::NotFound`] if it was recovered in the meantime; those of the database.
+    pub async fn ensure_held(&self) -> Result<(), RecordsError> {
+        if self.is_held().await? { Ok(()) } else { Err(lost(&self.row_id)) }
     }
 
     /// Releases the thread, to the first waiting run if there is one. After an error, or if the future is dropped,
@@ -89,8 +97,8 @@ impl Reservation {
         Ok(())
     }
 
-    /// The id of the row.
-    pub(crate) fn row_id(&self) -> &str {
+    /// Its id, which no other reservation has.
+    pub fn row_id(&self) -> &str {
         &self.row_id
     }
 
@@ -98,6 +106,20 @@ impl Reservation {
     pub(crate) fn forget(mut self) {
         self.held = false;
     }
+}
+
+/// The reservation `$1`.
+const HELD: &str = "SELECT thread_id FROM runs WHERE run_id = $1 AND operation_kind <> 'run'";
+
+/// [`Reservation::ensure_held`] in a transaction of its thread: then nobody takes the thread before that has ended.
+pub(crate) async fn ensure_held(tx: &mut WriteTx<'_>, row_id: &str) -> Result<(), RecordsError> {
+    let row: Option<(String,)> = tx.fetch_optional(query(HELD).bind(row_id)).await?;
+    row.map(drop).ok_or_else(|| lost(row_id))
+}
+
+/// The error of a writer that has lost its thread.
+pub(crate) fn lost(row_id: &str) -> RecordsError {
+    RecordsError::NotFound { entity: Entity::Reservation, id: row_id.to_owned() }
 }
 
 impl Drop for Reservation {

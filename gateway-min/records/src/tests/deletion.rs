@@ -119,6 +119,30 @@ async fn deletion_needs_its_own_reservation() {
     assert_eq!(dump(records).await, before);
 }
 
+/// A process stood still in a deletion, and another one has freed the thread: what was stored since stays.
+#[tokio::test]
+async fn a_deletion_that_has_lost_its_reservation_takes_no_batch_of_a_later_run() {
+    let fixture = fixture().await;
+    let (records, batches) = (&fixture.records, fixture.records.batches());
+    full_thread(records, "t").await;
+    let stale = records.runs().reserve("t", WriterKind::Delete).await.unwrap();
+    records.runs().recover_orphans(fixture.clock.now(), chrono::TimeDelta::zero()).await.unwrap();
+    super::batches::submit(records, super::batches::batch("b", 2, 2, 2)).await;
+    let lease = chrono::TimeDelta::seconds(35);
+    let claimed = batches.claim("b", "a", lease, 1, true).await.unwrap().unwrap().items.remove(0);
+    assert!(batches.finalize(&claimed.claim, super::batches::succeeded("x"), None).await.unwrap());
+    let before = dump(records).await;
+    let error = batches.cancel_of_thread(&stale).await.unwrap_err();
+    assert!(error.is_lost_reservation(), "{error}");
+    assert!(stale.ensure_held().await.unwrap_err().is_lost_reservation());
+    let error = batches.delete_items_of_thread(&stale).await.unwrap_err();
+    assert!(error.is_lost_reservation(), "{error}");
+    let error = records.delete_thread(stale).await.unwrap_err();
+    assert!(error.is_lost_reservation(), "{error}");
+    assert_eq!(dump(records).await, before);
+    assert_eq!(batches.get("b").await.unwrap().unwrap().status, BatchStatus::Running);
+}
+
 #[tokio::test]
 async fn late_events_of_a_deleted_thread_are_refused() {
     for backend in [EventBackend::Memory, EventBackend::Database, EventBackend::Jsonl] {

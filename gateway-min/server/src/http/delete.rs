@@ -1,12 +1,10 @@
 //! Deletes a thread and everything that belongs to it.
 
-use std::io;
 use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
 use serde::Serialize;
-use threadkeep::Error;
 use threadkeep::id::ThreadId;
 use threadkeep::state::SeenThread;
 use utoipa::ToSchema;
@@ -23,7 +21,7 @@ use super::threads::{absent, has_checkpoint};
 use crate::app::App;
 use crate::auth::Principal;
 use threadkeep_records::{CHILD_PREFIX, Reservation, WriterKind};
-use threadkeep_subagents::{CatchUpError, delete_checkpoints};
+use threadkeep_subagents::{DeletionError, delete_checkpoints, remove_directory};
 
 pub(super) const BUSY: &str = "Thread has work in flight. Delete it after the work finishes.";
 const DELETE_FAILED: &str = "Failed to delete thread";
@@ -100,10 +98,8 @@ pub(super) async fn delete(app: &App, caller: &Principal, thread: &ThreadId) -> 
         check_thread(app, caller, thread).await?;
         let seen = app.threads.accessor().look(thread).await.or_internal(DELETE_FAILED)?;
         // A process that stood still may have lost its reservation; then it saw what somebody else has made since.
-        if !reservation.is_held().await.or_internal(DELETE_FAILED)? {
-            return Err(ApiError::conflict(BUSY));
-        }
-        delete_contents(app, thread, seen).await
+        reservation.ensure_held().await.map_err(|error| failed(&error.into()))?;
+        delete_contents(app, &reservation, seen).await
     };
     match deleted.await {
         Ok(message) => delete_records(app, reservation).await.map(|()| message),
@@ -116,29 +112,39 @@ pub(super) async fn delete(app: &App, caller: &Principal, thread: &ThreadId) -> 
     }
 }
 
-/// Deletes the checkpoints that were seen, those of the subagents, then the working directory. The records go last, so that a deletion that failed
-/// here can be repeated.
+/// Deletes the checkpoints of the reserved thread that were seen, those of the subagents, then the working
+/// directory. The records go last, so that a deletion that failed here can be repeated.
 pub(super) async fn delete_contents(
     app: &App,
-    thread: &ThreadId,
+    reservation: &Reservation,
     seen: SeenThread,
 ) -> Result<String, ApiError> {
-    match delete_checkpoints(&app.records, app.threads.accessor(), thread, seen).await {
-        Err(CatchUpError::Engine(Error::Stale { .. })) => return Err(ApiError::conflict(BUSY)),
-        done => done.or_internal(DELETE_FAILED)?,
-    }
-    if !Pattern::THREAD_ID.matches(thread.as_str()) {
+    let deleted = delete_checkpoints(&app.records, app.threads.accessor(), reservation, seen).await;
+    deleted.map_err(|error| failed(&error))?;
+    let thread = reservation.thread_id();
+    if !Pattern::THREAD_ID.matches(thread) {
         // Such an id could name a directory outside the state directory.
         return Ok("Skipped local data cleanup for legacy thread ID".to_owned());
     }
-    match tokio::fs::remove_dir_all(app.agents.thread_dir(thread.as_str())).await {
-        Ok(()) => Ok(format!("Deleted local thread data for {thread}")),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(format!("No local data for {thread}")),
-        Err(error) => Err(ApiError::internal(DELETE_FAILED, &error)),
-    }
+    let removed = remove_directory(reservation, &app.agents.thread_dir(thread)).await;
+    Ok(if removed.map_err(|error| failed(&error))? {
+        format!("Deleted local thread data for {thread}")
+    } else {
+        format!("No local data for {thread}")
+    })
 }
 
 async fn delete_records(app: &App, reservation: Reservation) -> Result<(), ApiError> {
     let deleted = app.records.delete_thread(reservation).await;
-    deleted.map(|_| ()).or_internal(DELETE_FAILED)
+    deleted.map(|_| ()).map_err(|error| failed(&error.into()))
+}
+
+/// The response to a deletion that failed, or that another process has overtaken.
+fn failed(error: &DeletionError) -> ApiError {
+    match error {
+        overtaken if overtaken.is_overtaken() => ApiError::conflict(BUSY),
+        DeletionError::Engine(error) => ApiError::internal(DELETE_FAILED, error),
+        DeletionError::Records(error) => ApiError::internal(DELETE_FAILED, error),
+        DeletionError::Directory { .. } => ApiError::internal(DELETE_FAILED, error),
+    }
 }

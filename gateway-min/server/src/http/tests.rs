@@ -558,14 +558,15 @@ async fn a_thread_that_changes_while_it_is_deleted_keeps_its_subagents() {
         let child = ThreadId::from(row.child_thread.as_str());
         accessor.create(&child, Map::new()).await.unwrap();
 
+        let reservation = gateway.app.threads.reserve("t", WriterKind::Delete).await.unwrap();
         let seen = accessor.look(&gateway.thread).await.unwrap();
         gateway.turn("r1").await;
-        let refused = delete_contents(&gateway.app, &gateway.thread, seen).await.unwrap_err();
+        let refused = delete_contents(&gateway.app, &reservation, seen).await.unwrap_err();
         assert_eq!(refused.into_response().status(), 409, "{mode}");
         assert!(accessor.get(&child, None).await.unwrap().is_some(), "{mode}");
 
         let seen = accessor.look(&gateway.thread).await.unwrap();
-        delete_contents(&gateway.app, &gateway.thread, seen).await.unwrap();
+        delete_contents(&gateway.app, &reservation, seen).await.unwrap();
         assert!(accessor.get(&gateway.thread, None).await.unwrap().is_none(), "{mode}");
         assert!(accessor.get(&child, None).await.unwrap().is_none(), "{mode}");
     }

@@ -321,7 +321,7 @@ pub(crate) async fn delete_thread(house: &House) {
     let (records, thread) = (&house.delegator.records, ThreadId::from(THREAD));
     let reservation = records.runs().reserve(THREAD, WriterKind::Delete).await.unwrap();
     let seen = house.accessor.look(&thread).await.unwrap();
-    delete_checkpoints(records, &house.accessor, &thread, seen).await.unwrap();
+    delete_checkpoints(records, &house.accessor, &reservation, seen).await.unwrap();
     records.delete_thread(reservation).await.unwrap();
 }
 

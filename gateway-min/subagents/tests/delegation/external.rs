@@ -7,7 +7,7 @@ use serde_json::{Value as Json, json};
 use threadkeep::id::ThreadId;
 use threadkeep_agent::Ended;
 use threadkeep_agent::tools::{Tool, ToolContext, ToolError, ToolOutput, ToolSpec, ToolStatus};
-use threadkeep_records::{ExecutionKind, ExecutionRow, ExecutionStatus};
+use threadkeep_records::{ExecutionKind, ExecutionRow, ExecutionStatus, WriterKind};
 use threadkeep_subagents::external::{ENDING, TIMED_OUT};
 use threadkeep_subagents::{delete_checkpoints, recheck};
 use tokio::sync::Notify;
@@ -98,7 +98,9 @@ async fn each_call_has_a_row_that_says_how_it_ended() {
     assert_eq!(recheck(row, None, &[]).unwrap(), Vec::<String>::new());
     let thread = ThreadId::from(THREAD);
     let seen = house.accessor.look(&thread).await.unwrap();
-    delete_checkpoints(&house.delegator.records, &house.accessor, &thread, seen).await.unwrap();
+    let records = &house.delegator.records;
+    let reservation = records.runs().reserve(THREAD, WriterKind::Delete).await.unwrap();
+    delete_checkpoints(records, &house.accessor, &reservation, seen).await.unwrap();
 }
 
 #[tokio::test]

@@ -27,7 +27,8 @@ use super::left::left_by;
 use super::{Gateway, On, SAVERS, ask, everywhere, from, go_on, options};
 use crate::runs::request::{Resume, RunInput, RunOptions, RunRequest, StreamMode};
 use threadkeep_records::{
-    CancelAction, CancelOutcome, LEASE_EXPIRED_ERROR, MultitaskStrategy, RunEnd, RunRow, RunStatus,
+    CancelAction, CancelOutcome, Delegating, ExecutionKind, LEASE_EXPIRED_ERROR, MultitaskStrategy,
+    NewExecution, RunEnd, RunRow, RunStatus,
 };
 
 fn script(gate: &str) -> Json {
@@ -735,6 +736,52 @@ async fn a_thread_is_deleted_as_it_was_seen_or_not_at_all() {
         goes_on(&gateway).await;
         assert_eq!(deleted(&gateway).await.0, 200);
         assert!(gateway.head().await.is_none() && !file.exists());
+    }
+}
+
+/// A process stands still in a deletion, after it has deleted the checkpoints. Another one takes the thread for
+/// free, and a run writes a file: that stays.
+#[tokio::test]
+async fn a_deletion_that_was_overtaken_removes_no_file_of_a_later_run() {
+    for on in everywhere() {
+        let (gateway, faults) = faulty(on, "none").await;
+        let records = gateway.app.records.clone();
+        let new = NewExecution {
+            execution_id: "e".into(),
+            thread_id: "t".into(),
+            run_id: "r".into(),
+            delegating: Delegating::Unrecorded,
+            parent_execution: None,
+            kind: ExecutionKind::Task,
+            tool_call_id: "c".into(),
+            agent_name: "general-purpose".into(),
+            definition: serde_json::Map::new(),
+            definition_digest: String::new(),
+            description: "work".into(),
+            deadline: records.now(),
+        };
+        records.executions().open(new).await.unwrap();
+        let file = gateway.app.agents.thread_dir("t").join("later.txt");
+        let meanwhile = {
+            let file = file.clone();
+            async move {
+                let later = records.now() + chrono::TimeDelta::hours(1);
+                records.runs().recover_orphans(later, chrono::TimeDelta::zero()).await.unwrap();
+                std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+                std::fs::write(&file, "later").unwrap();
+            }
+        };
+        // The first write deletes the thread's checkpoints, the second those of its subagent.
+        let second = faults.clone();
+        faults.before_write(async move { second.before_write(meanwhile) });
+        let (status, answer) = deleted(&gateway).await;
+        let busy = "Thread has work in flight. Delete it after the work finishes.";
+        assert_eq!((status, &answer["detail"]), (409, &json!(busy)), "{on:?}");
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), "later", "{on:?}");
+        let (_, row) = gateway.run(ask("next")).await;
+        assert_eq!(row.status, RunStatus::Success, "{on:?}: {:?}", row.error);
+        assert_eq!(deleted(&gateway).await.0, 200, "{on:?}");
+        assert!(gateway.head().await.is_none() && !file.exists(), "{on:?}");
     }
 }
 

@@ -1,8 +1,9 @@
 //! Leases: a process owns its rows for a limited time, and renews them to show that it is alive. A gateway that is the only
 //! one has none; a program beside a gateway always has.
 //!
-//! A row never changes its owner. A process that considers an owner dead ends the row ([`super::recovery`]), and an
-//! ended row never changes: so an owner that comes back too late cannot change it.
+//! A process that considers an owner dead ends the row ([`super::recovery`]), and an ended row never changes. A run that
+//! is still to be rolled back it takes over instead: the row gets another owner. Only the owner of a row writes what its
+//! run has used and how that ends, so one that comes back too late changes nothing.
 
 use std::collections::BTreeSet;
 use std::sync::{MutexGuard, PoisonError};
@@ -75,9 +76,14 @@ impl FromRow for Noticed {
 }
 
 impl Runs {
+    /// The terms on which this process owns rows, if there may be other processes.
+    pub fn lease(&self) -> Option<&Lease> {
+        self.lease.as_deref()
+    }
+
     /// The name under which this process owns rows, if there may be other processes.
     pub fn owner(&self) -> Option<&str> {
-        self.lease.as_ref().map(|lease| lease.owner.as_str())
+        self.lease().map(|lease| lease.owner.as_str())
     }
 
     /// Renews the leases of these runs and of all reservations held by this process, if it has a lease. Rows of others and

@@ -87,6 +87,8 @@ pub enum DecideOutcome {
     /// The run had already ended with this status, possibly ended by another process; nothing changed. It no longer
     /// belongs to this process: write nothing for it.
     AlreadyTerminal(RunStatus),
+    /// Another process has taken the run over, to roll it back; nothing changed. Write nothing for it.
+    TakenOver,
 }
 
 /// The result of [`Runs::finish`].
@@ -102,6 +104,8 @@ pub enum FinishOutcome {
     CancelRequested(CancelAction),
     /// The run had already ended with this status; nothing changed.
     AlreadyTerminal(RunStatus),
+    /// Another process has taken the run over, to roll it back, and ends it; nothing changed.
+    TakenOver,
 }
 
 /// The columns of [`RunTotals`] as parameters, which [`bind_totals`] binds after two others.
@@ -121,14 +125,22 @@ macro_rules! startable {
     };
 }
 
+/// The process in this parameter has the row; null is the one that has no leases.
+macro_rules! owned {
+    ($owner:literal) => {
+        concat!("owner_worker_id IS NOT DISTINCT FROM ", $owner)
+    };
+}
+
 /// The run `$1` can end, or be decided to end, with the status in this parameter: unless that was decided before, a
 /// cancelled run does not end as a success, and one whose rollback was accepted does not end before that is settled, as
-/// the second parameter says.
+/// the second parameter says. Only the process in the third one ends it: another one may have taken it over.
 macro_rules! endable {
-    ($status:literal, $settled:literal) => {
+    ($status:literal, $settled:literal, $owner:literal) => {
         concat!(
-            "run_id = $1 AND operation_kind = 'run' AND status IN ('pending', 'running') \
-             AND (cancel_action IS NULL OR decided_status IS NOT NULL \
+            "run_id = $1 AND operation_kind = 'run' AND status IN ('pending', 'running') AND ",
+            owned!($owner),
+            " AND (cancel_action IS NULL OR decided_status IS NOT NULL \
              OR (",
             $status,
             " <> 'success' AND (cancel_action <> 'rollback' OR ",
@@ -192,18 +204,21 @@ impl Runs {
         started.await
     }
 
-    /// Stores the run's usage so far; `false`, without a change, if it is not `running`.
+    /// Stores the run's usage so far; `false`, without a change, if it is not `running`, or another process's.
     pub async fn progress(&self, run_id: &str, totals: &RunTotals) -> Result<bool, RecordsError> {
         let sql = bind_totals(
             query(concat!(
                 "UPDATE runs SET updated_at = $2, ",
                 set_totals!(),
-                " WHERE run_id = $1 AND operation_kind = 'run' AND status = 'running' RETURNING run_id"
+                " WHERE run_id = $1 AND operation_kind = 'run' AND status = 'running' AND ",
+                owned!("$14"),
+                " RETURNING run_id"
             ))
             .bind(run_id)
             .bind(time_text(self.db.clock.now())),
             totals,
         );
+        let sql = sql.bind(self.owner());
         let db = self.db.unflushed();
         let counted = mark_counted(&self.db, run_id, &totals.executions);
         let changed = db.write_of_run(run_id, move |tx| {
@@ -249,7 +264,8 @@ impl Runs {
     /// Stores how a running run will end. It keeps its thread until [`Runs::finish`], so that its remaining writes come
     /// before anyone else's; clients still see it as running. A cancelled run cannot be decided as a `success`, and one
     /// that is to be rolled back not at all before that is [settled](RunEnd::rollback_settled), so that no accepted
-    /// cancellation is lost to a run that was just finishing or failing; a decided run accepts no cancellation.
+    /// cancellation is lost to a run that was just finishing or failing; a decided run accepts no cancellation. Only the
+    /// run's owner decides.
     ///
     /// # Errors
     /// [`RecordsError::NotFound`]; [`RecordsError::Invalid`] if `end.status` is an active one.
@@ -271,16 +287,16 @@ impl Runs {
                 set_totals!(),
                 ", decided_status = $14, error = $15, stop_reason = $16, \
                  left_checkpoint = COALESCE($17, left_checkpoint) WHERE ",
-                endable!("$14", "$18"),
+                endable!("$14", "$18", "$19"),
                 " RETURNING run_id"
             ))
             .bind(run_id)
             .bind(time_text(self.db.clock.now())),
             &end.totals,
         );
-        let sql = bind_end(sql, end);
+        let sql = bind_end(sql, end).bind(self.owner());
         let counted = mark_counted(&self.db, run_id, &end.totals.executions);
-        let id = run_id.to_owned();
+        let (id, owner) = (run_id.to_owned(), self.owner().map(str::to_owned));
         let db = self.db.unflushed();
         let decided = db.write_of_run(run_id, move |tx| {
             Box::pin(async move {
@@ -292,9 +308,10 @@ impl Runs {
                     Some(_) => tx.fetch_optional(sql).await?,
                 };
                 if decided.is_none() {
-                    return Ok(match refusal(tx, &id).await? {
+                    return Ok(match refusal(tx, &id, owner.as_deref()).await? {
                         Refusal::Cancelled(action) => DecideOutcome::CancelRequested(action),
                         Refusal::Terminal(status) => DecideOutcome::AlreadyTerminal(status),
+                        Refusal::TakenOver => DecideOutcome::TakenOver,
                     });
                 }
                 if let Some(counted) = counted {
@@ -306,8 +323,9 @@ impl Runs {
         decided.await
     }
 
-    /// Ends an active run, sets the resulting status of its thread if the run has worked on it, and passes the thread
-    /// to the first waiting run. A cancelled run ends only as [`Runs::decide`] says, unless its end was decided before.
+    /// Ends an active run of this process, sets the resulting status of its thread if the run has worked on it, and
+    /// passes the thread to the first waiting run. A cancelled run ends only as [`Runs::decide`] says, unless its end
+    /// was decided before.
     ///
     /// # Errors
     /// [`RecordsError::NotFound`]; [`RecordsError::Invalid`] if `end.status` is an active one.
@@ -320,20 +338,20 @@ impl Runs {
                 set_totals!(),
                 ", status = $14, error = $15, stop_reason = $16, waiting = FALSE, \
                  left_checkpoint = COALESCE($17, left_checkpoint) WHERE ",
-                endable!("$14", "$18"),
+                endable!("$14", "$18", "$19"),
                 " RETURNING run_id"
             ))
             .bind(run_id)
             .bind(&now),
             &end.totals,
         );
-        let sql = bind_end(sql, end);
+        let sql = bind_end(sql, end).bind(self.owner());
         let counted = mark_counted(&self.db, run_id, &end.totals.executions);
         let display_name = end.display_name.as_deref();
         let thread =
             set_thread(THREAD_OF_ENDABLE, run_id, ThreadStatus::after(end.status), display_name, &now);
-        let thread = thread.bind(end.status.as_str()).bind(end.rollback_settled);
-        let id = run_id.to_owned();
+        let thread = thread.bind(end.status.as_str()).bind(end.rollback_settled).bind(self.owner());
+        let (id, owner) = (run_id.to_owned(), self.owner().map(str::to_owned));
         let finished = self.db.write_of_run(run_id, move |tx| {
             Box::pin(async move {
                 tx.queue(thread)?;
@@ -350,9 +368,10 @@ impl Runs {
                     },
                 };
                 if ended.is_none() {
-                    return Ok(match refusal(tx, &id).await? {
+                    return Ok(match refusal(tx, &id, owner.as_deref()).await? {
                         Refusal::Cancelled(action) => FinishOutcome::CancelRequested(action),
                         Refusal::Terminal(status) => FinishOutcome::AlreadyTerminal(status),
+                        Refusal::TakenOver => FinishOutcome::TakenOver,
                     });
                 }
                 Ok(FinishOutcome::Finished { promoted: promoted.map(|(run_id,)| run_id) })
@@ -370,13 +389,15 @@ impl Runs {
 enum Refusal {
     Cancelled(CancelAction),
     Terminal(RunStatus),
+    TakenOver,
 }
 
-/// Why the row did not change, although it may do so in [`endable`]'s states.
-async fn refusal(tx: &mut WriteTx<'_>, run_id: &str) -> Result<Refusal, RecordsError> {
+/// Why the row did not change, although its `owner` may change it in [`endable`]'s states.
+async fn refusal(tx: &mut WriteTx<'_>, run_id: &str, owner: Option<&str>) -> Result<Refusal, RecordsError> {
     let run = existing(tx, run_id).await?;
     match run.cancel_action {
         _ if !run.status.is_active() => Ok(Refusal::Terminal(run.status)),
+        _ if run.owner_worker_id.as_deref() != owner => Ok(Refusal::TakenOver),
         Some(action) => Ok(Refusal::Cancelled(action)),
         None => Err(DatabaseError::Internal(format!("run {run_id} changed meanwhile; try again")).into()),
     }
@@ -400,9 +421,10 @@ async fn existing(tx: &mut WriteTx<'_>, run_id: &str) -> Result<RunRow, RecordsE
 
 /// The thread of the run `$1`, if that can start.
 const THREAD_OF_STARTABLE: &str = concat!("(SELECT thread_id FROM runs WHERE ", startable!(), ")");
-/// The thread of the run `$1`, if that has worked on it and can end with the status `$5`, settled as `$6` says.
+/// The thread of the run `$1` of the process `$7`, if that run has worked on it and can end with the status `$5`,
+/// settled as `$6` says.
 const THREAD_OF_ENDABLE: &str =
-    concat!("(SELECT thread_id FROM runs WHERE status = 'running' AND ", endable!("$5", "$6"), ")");
+    concat!("(SELECT thread_id FROM runs WHERE status = 'running' AND ", endable!("$5", "$6", "$7"), ")");
 
 /// The statement that sets the status of this thread, and its title, unless that stays.
 fn set_thread(

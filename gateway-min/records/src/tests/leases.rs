@@ -301,7 +301,7 @@ async fn runs_that_were_cancelled_ended_or_followed_are_told() {
     for cancelled in ["cancelled", "both"] {
         b.runs().request_cancel(cancelled, CancelAction::Interrupt).await.unwrap();
     }
-    b.runs().finish("ended", &end(RunStatus::Error)).await.unwrap();
+    a.runs().finish("ended", &end(RunStatus::Error)).await.unwrap();
     for followed in ["followed", "both", "ended", "not-there-yet"] {
         b.runs().follow(followed).await.unwrap();
     }

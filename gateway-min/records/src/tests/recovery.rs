@@ -242,7 +242,7 @@ async fn a_run_that_is_to_be_rolled_back_is_taken_over_and_keeps_its_thread() {
     }
     wait(&dead, "asked", "waiting", MultitaskStrategy::Rollback).await;
     live.runs().request_cancel("waiting", CancelAction::Rollback).await.unwrap();
-    live.runs().decide("decided", &end(RunStatus::Success)).await.unwrap();
+    dead.runs().decide("decided", &end(RunStatus::Success)).await.unwrap();
     live.runs().request_cancel("decided", CancelAction::Rollback).await.unwrap();
     live.runs().request_cancel("interrupted", CancelAction::Interrupt).await.unwrap();
     fixture.clock.advance_seconds(31);
@@ -263,4 +263,53 @@ async fn a_run_that_is_to_be_rolled_back_is_taken_over_and_keeps_its_thread() {
     assert_eq!(ids(&again.rollbacks), BTreeSet::from(["asked".to_owned()]));
     dead.runs().finish("asked", &settled(RunStatus::Error)).await.unwrap();
     assert_eq!(thread(&live, "asked").await.status, ThreadStatus::Error);
+}
+
+/// It stood still while its run was taken over, and does not know it: what it says of the run changes nothing.
+#[tokio::test]
+async fn a_run_that_was_taken_over_is_ended_by_its_new_owner_alone() {
+    let fixture = fixture().await;
+    let (own, other) = (fixture.owner("own").await, fixture.owner("other").await);
+    create_thread(&own, "t").await;
+    start(&own, "t", "r").await;
+    other.runs().request_cancel("r", CancelAction::Rollback).await.unwrap();
+    wait(&other, "t", "next", MultitaskStrategy::Interrupt).await;
+    let found = other.runs().recover_owner(fixture.clock.now(), "own").await.unwrap();
+    assert_eq!(found.rollbacks.len(), 1);
+    let taken = dump(&own).await;
+    // Also if it says that there is nothing to restore.
+    for late in [end(RunStatus::Success), end(RunStatus::Error), settled(RunStatus::Interrupted)] {
+        let late = RunEnd { left_checkpoint: Some("late".to_owned()), ..late };
+        assert_eq!(own.runs().decide("r", &late).await.unwrap(), DecideOutcome::TakenOver);
+        assert_eq!(own.runs().finish("r", &late).await.unwrap(), FinishOutcome::TakenOver);
+    }
+    let used = RunTotals { total_tokens: 7, ..RunTotals::default() };
+    assert!(!own.runs().progress("r", &used).await.unwrap());
+    assert_eq!(dump(&own).await, taken);
+    assert!(other.runs().progress("r", &used).await.unwrap());
+    let rolled_back = settled(RunStatus::Error);
+    assert_eq!(other.runs().decide("r", &rolled_back).await.unwrap(), DecideOutcome::Decided);
+    let finished = other.runs().finish("r", &rolled_back).await.unwrap();
+    assert_eq!(finished, FinishOutcome::Finished { promoted: Some("next".to_owned()) });
+    let late = own.runs().decide("r", &rolled_back).await.unwrap();
+    assert_eq!(late, DecideOutcome::AlreadyTerminal(RunStatus::Error));
+}
+
+/// A gateway without leases takes it over from one that had some, and the other way round.
+#[tokio::test]
+async fn the_owner_without_a_name_ends_its_runs_alone_too() {
+    let fixture = fixture().await;
+    let (unnamed, named) = (&fixture.records, fixture.owner("named").await);
+    for (thread_id, first, next) in [("to none", &named, unnamed), ("from none", unnamed, &named)] {
+        create_thread(first, thread_id).await;
+        start(first, thread_id, thread_id).await;
+        first.runs().request_cancel(thread_id, CancelAction::Rollback).await.unwrap();
+        fixture.clock.advance_seconds(31);
+        let found = next.runs().recover_orphans(fixture.clock.now(), TimeDelta::zero()).await.unwrap();
+        assert_eq!(found.rollbacks.len(), 1, "{thread_id}");
+        let rolled_back = settled(RunStatus::Error);
+        assert_eq!(first.runs().finish(thread_id, &rolled_back).await.unwrap(), FinishOutcome::TakenOver);
+        let finished = next.runs().finish(thread_id, &rolled_back).await.unwrap();
+        assert_eq!(finished, FinishOutcome::Finished { promoted: None }, "{thread_id}");
+    }
 }

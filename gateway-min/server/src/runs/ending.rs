@@ -63,6 +63,10 @@ impl Runs {
             } else {
                 // Deleted with its thread.
                 let Some(row) = runs.get(run_id).await? else { return Ok(()) };
+                if row.owner_worker_id.as_deref() != runs.owner() {
+                    // The process that has taken it over ends it.
+                    return Ok(());
+                }
                 let rolls_back =
                     row.cancel_action == Some(CancelAction::Rollback) && row.decided_status.is_none();
                 if rolls_back && row.status.is_active() && !row.waiting {

@@ -21,8 +21,8 @@ pub(super) enum RunError {
         /// The checkpoint.
         checkpoint: CheckpointId,
     },
-    /// Another process took the run for lost and ended it.
-    #[error("another process has ended the run")]
+    /// Another process took the run for lost, and ended it or took it over.
+    #[error("another process has ended the run, or taken it over")]
     TakenOver,
     /// The run's row could not be read.
     #[error(transparent)]

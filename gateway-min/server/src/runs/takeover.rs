@@ -9,7 +9,7 @@ use serde_json::Map;
 use threadkeep::id::{CheckpointId, TaskId, ThreadId};
 use threadkeep::saver::Load;
 use threadkeep::state::{HistoryQuery, StateAccessor, StateSnapshot};
-use threadkeep_records::{RecordsError, RunEnd, RunRow};
+use threadkeep_records::{FinishOutcome, RecordsError, RunEnd, RunRow};
 use tokio::time::Instant;
 
 use super::Runs;
@@ -71,9 +71,15 @@ impl Runs {
             rollback_settled: true,
             ..RunEnd::failed(&error)
         };
-        if let Err(error) = self.finish(&row.run_id, &end).await {
-            tracing::error!(run_id = row.run_id, %error, "cannot end a run that was rolled back");
-            self.bury(&row.run_id, Some(end)).await;
+        match self.finish(&row.run_id, &end).await {
+            Ok(FinishOutcome::TakenOver) => {
+                tracing::warn!(run_id = row.run_id, "another process rolls the run back again");
+            }
+            Ok(_) => {}
+            Err(error) => {
+                tracing::error!(run_id = row.run_id, %error, "cannot end a run that was rolled back");
+                self.bury(&row.run_id, Some(end)).await;
+            }
         }
     }
 
@@ -102,7 +108,7 @@ impl Runs {
         let thread = ThreadId::from(row.thread_id.as_str());
         let mut head = accessor.known_head(&thread).await?;
         // Only its owner writes to the thread, so the head stays until this process is taken for dead too.
-        if !self.still_has(row).await? {
+        if !self.still_has(&row.run_id).await? {
             return Err(RunError::TakenOver);
         }
         let Some(before) = Before::find(accessor, &thread, &row.run_id).await? else { return Ok(head.id()) };
@@ -113,9 +119,9 @@ impl Runs {
     }
 
     /// Whether the run is active, and this process's.
-    async fn still_has(&self, row: &RunRow) -> Result<bool, RecordsError> {
+    pub(super) async fn still_has(&self, run_id: &str) -> Result<bool, RecordsError> {
         let runs = self.records.runs();
-        let found = runs.get(&row.run_id).await?;
+        let found = runs.get(run_id).await?;
         Ok(found.is_some_and(|row| row.status.is_active() && row.owner_worker_id.as_deref() == runs.owner()))
     }
 }

@@ -86,9 +86,13 @@ impl Worker<'_> {
             self.undo_edit(accessor, &end).await;
             decided = self.decide(&end).await?;
         }
-        if let DecideOutcome::AlreadyTerminal(status) = decided {
+        if matches!(decided, DecideOutcome::AlreadyTerminal(_) | DecideOutcome::TakenOver) {
             // Another process considered this one dead; from now on this run must not write.
-            tracing::error!(run_id = self.spec.run_id, %status, "the run was ended by another process");
+            tracing::error!(
+                run_id = self.spec.run_id,
+                ?decided,
+                "another process has ended the run, or taken it over"
+            );
             self.leave();
             return Ok(());
         }
@@ -156,9 +160,8 @@ impl Worker<'_> {
         if !self.spec.edits || end.status == RunStatus::Success || self.restored {
             return;
         }
-        // What another process has ended no longer belongs to this one.
-        let row = persistently(|| self.runs.records.runs().get(&self.spec.run_id)).await;
-        if row.is_ok_and(|row| row.is_some_and(|row| row.status.is_active())) {
+        // What another process has ended or taken over no longer belongs to this one.
+        if persistently(|| self.runs.still_has(&self.spec.run_id)).await.unwrap_or(false) {
             self.restore(accessor).await;
         }
     }
@@ -214,7 +217,7 @@ impl Worker<'_> {
             self.runs.metrics.run_ended(status, self.guard.control.entered.elapsed());
             spans::run_ended(status);
         }
-        self.taken_over |= matches!(outcome, FinishOutcome::AlreadyTerminal(_));
+        self.taken_over |= matches!(outcome, FinishOutcome::AlreadyTerminal(_) | FinishOutcome::TakenOver);
         Ok(())
     }
 

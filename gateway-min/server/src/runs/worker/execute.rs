@@ -9,6 +9,7 @@ use threadkeep::state::{KnownHead, RollbackPoint, StateAccessor, StateSnapshot};
 use threadkeep::step::StepWriter;
 use threadkeep_agent::tools::WorkUsage;
 use threadkeep_agent::{Ended, Input, Next, RunTerms, Session};
+use threadkeep_records::persistently;
 use threadkeep_subagents::ledger;
 
 use super::{Worker, restoring};
@@ -141,12 +142,11 @@ impl Worker<'_> {
     /// Checks that the run is still this process's, after its head was read: then no other process wrote to the thread
     /// between the run's start and that read, and from there on each write carries the head.
     async fn still_owned(&self) -> Result<(), RunError> {
-        let runs = self.runs.records.runs();
-        if runs.owner().is_none() {
+        if self.runs.records.runs().owner().is_none() {
             return Ok(());
         }
-        let row = runs.get(&self.spec.run_id).await?;
-        if row.is_some_and(|row| row.status.is_active()) { Ok(()) } else { Err(RunError::TakenOver) }
+        let has = persistently(|| self.runs.still_has(&self.spec.run_id)).await?;
+        if has { Ok(()) } else { Err(RunError::TakenOver) }
     }
 
     /// The agent's input; `None` continues with the thread's next nodes.

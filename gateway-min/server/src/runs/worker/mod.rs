@@ -189,7 +189,7 @@ struct Worker<'a> {
     workspace: Option<Snapshot>,
     /// Whether the state is the one from before the run.
     restored: bool,
-    /// Whether another process has ended the run.
+    /// Whether another process has ended the run, or taken it over.
     taken_over: bool,
     /// How its row ends, once everything else is written.
     ends_as: Option<RunEnd>,

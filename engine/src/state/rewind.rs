@@ -20,12 +20,16 @@ const ATTEMPTS: usize = 8;
 
 /// The state before a run, to which a cancelled run is rolled back: the head with its pending writes, or nothing.
 #[derive(Debug, Clone)]
-pub struct RollbackPoint(Option<StateSnapshot>);
+pub struct RollbackPoint {
+    state: Option<StateSnapshot>,
+    /// Whether the run is another process's, which may be about to write.
+    elsewhere: bool,
+}
 
 impl RollbackPoint {
     /// The captured head; `None` if the thread had no checkpoint.
     pub fn snapshot(&self) -> Option<&StateSnapshot> {
-        self.0.as_ref()
+        self.state.as_ref()
     }
 }
 
@@ -35,11 +39,13 @@ impl StateAccessor {
     /// # Errors
     /// [`Error::Conflict`] if another writer moved the head, and as [`StateAccessor::get`].
     pub async fn capture(&self, head: &mut KnownHead) -> Result<RollbackPoint> {
-        self.get_known(head).await.map(RollbackPoint)
+        let state = self.get_known(head).await?;
+        Ok(RollbackPoint { state, elsewhere: false })
     }
 
-    /// The state that a head was captured in before a run of another process, from which the tasks `since` have run. Without
-    /// a checkpoint: that the thread had none.
+    /// The state that a head was captured in before a run of another process, from which the tasks `since` have run.
+    /// Without a checkpoint: that the thread had none. That process may still be about to write: [`Self::restore`] moves
+    /// the head in any case, so that it gets [`Error::Conflict`].
     ///
     /// # Errors
     /// [`Error::NotFound`], and as [`StateAccessor::get`].
@@ -49,13 +55,13 @@ impl StateAccessor {
         at: Option<CheckpointId>,
         since: &[TaskId],
     ) -> Result<RollbackPoint> {
-        let Some(at) = at else { return Ok(RollbackPoint(None)) };
+        let Some(at) = at else { return Ok(RollbackPoint { state: None, elsewhere: true }) };
         let found = self.get(thread, Some(at)).await?;
         let mut found = found.ok_or_else(|| Error::NotFound { thread: thread.clone(), checkpoint: at })?;
         // Nothing is pending at the end of a graph: what ran from there was the run's.
         let ended = found.next.is_empty();
         found.writes.retain(|row| !ended && !since.contains(&row.task));
-        Ok(RollbackPoint(Some(found)))
+        Ok(RollbackPoint { state: Some(found), elsewhere: true })
     }
 
     /// Prepares a run that resumes from `selected`. In delta mode the selected state is written onto the known head as
@@ -90,8 +96,8 @@ impl StateAccessor {
     /// Restores the captured state after a cancelled run, as a new head. `head` is the run's known head: the last one
     /// it wrote. In delta mode the state is written onto it; in full mode it forks from the captured checkpoint. The
     /// next nodes are restored, and pending writes of the captured head are attached to the restored one. A thread that
-    /// had no checkpoint loses everything that the run created. Where nothing was written since, nothing is written.
-    /// Returns the restored head.
+    /// had no checkpoint loses everything that the run created. Where nothing was written since, nothing is written,
+    /// unless the run is another process's ([`Self::captured_at`]). Returns the restored head.
     ///
     /// Not cancel-safe: a dropped call may have restored the state without its pending writes.
     ///
@@ -104,7 +110,7 @@ impl StateAccessor {
         point: &RollbackPoint,
         extra: Map<String, Json>,
     ) -> Result<Option<StateSnapshot>> {
-        let Some(captured) = &point.0 else {
+        let Some(captured) = &point.state else {
             self.delete_known(head).await?;
             return Ok(None);
         };
@@ -114,7 +120,8 @@ impl StateAccessor {
             thread: captured.key.thread.clone(),
             checkpoint: captured.key.id,
         })?;
-        if settled && found.key == captured.key && found.writes == captured.writes {
+        let unchanged = found.key == captured.key && found.writes == captured.writes;
+        if settled && unchanged && !point.elsewhere {
             return Ok(Some(found));
         }
         let (base, writes) = match self.table.mode() {

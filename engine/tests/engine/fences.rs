@@ -100,6 +100,27 @@ async fn a_rollback_beside_a_turn_of_somebody_else_is_a_conflict_and_changes_not
     }
 }
 
+/// Its run was taken over and has nothing to restore. The process that had it stood still before its first write.
+#[tokio::test]
+async fn a_rollback_for_another_process_fences_out_a_write_that_is_still_to_come() {
+    for store in stores() {
+        say(&store, "before").await;
+        let before = store.process().get(&store.thread, None).await.unwrap().unwrap();
+        let run = store.process();
+        let mut late = StepWriter::open_known(&run, store.known().await, None).await.unwrap();
+        let (there, mut head) = (store.process(), store.known().await);
+        let point = there.captured_at(&store.thread, head.id(), &[]).await.unwrap();
+        let restored = there.restore(&mut head, &point, Map::new()).await.unwrap().unwrap();
+        assert!(restored.key.id > before.key.id, "{:?}", store.mode);
+        let image = store.image().await;
+        conflict(turn(&mut late, "too late").await);
+        assert_eq!(store.image().await, image);
+        let read = store.process().get(&store.thread, None).await.unwrap().unwrap();
+        assert_eq!((&read.key, read.values().unwrap()), (&restored.key, before.values().unwrap()));
+        assert_eq!(read.next, before.next);
+    }
+}
+
 #[tokio::test]
 async fn a_rollback_of_a_first_run_deletes_what_the_run_made_and_nothing_else() {
     for store in stores() {

@@ -159,6 +159,8 @@ impl Agent {
     async fn steps(&self, session: &mut Session<'_>, input: Option<Input>) -> Result<Ended, AgentError> {
         let mut resumed = input.as_ref().is_none_or(|input| input.next == Next::Stay);
         match input {
+            // It may have ended, and its thread be another's by now.
+            Some(_) if session.terms.cancel.is_cancelled() => return Ok(Ended::Cancelled),
             Some(input) => {
                 let span = spans::superstep(INPUT, next_step(session.writer.state()));
                 self.input(session, input).instrument(span).await?;

@@ -211,3 +211,19 @@ async fn a_turn_begins_with_its_question_also_after_a_summary() {
         assert_eq!(kinds, ["human", "ai", "human", "ai"], "the first turn is in the summary");
     }
 }
+
+#[tokio::test]
+async fn a_run_that_was_cancelled_before_its_first_step_stores_nothing() {
+    for mode in MODES {
+        let accessor = accessor(mode);
+        let context = ToolContext::new("t", "r", "/nonexistent");
+        let agent = Agent::new(model(&json!([{"text": "Yes."}])), Toolbox::new(), context);
+        let mut writer = StepWriter::open(&accessor, &ThreadId::from("t"), None).await.unwrap();
+        let (terms, mut observer) = (RunTerms::new("r", 10), Storing { fails_for: "" });
+        terms.cancel.cancel();
+        let mut session = Session::new(terms, &mut writer, &mut observer);
+        let input = Map::from_iter([("messages".to_owned(), json!([message::human("go")]))]);
+        assert_eq!(agent.run(&mut session, Some(input.into())).await.unwrap(), Ended::Cancelled);
+        assert_eq!(accessor.get(&ThreadId::from("t"), None).await.unwrap(), None);
+    }
+}

@@ -101,7 +101,7 @@ impl Runs {
         }
     }
 
-    /// Returns the head that is left; `None` if the thread has no checkpoint.
+    /// Returns the head that is left, a new one; `None` if the thread has no checkpoint.
     async fn restore_before(&self, row: &RunRow) -> Result<Option<CheckpointId>, RunError> {
         // An edited cadence keeps runs from starting; this one has run, and its rollback was accepted.
         let accessor = self.threads.accessor();
@@ -111,7 +111,12 @@ impl Runs {
         if !self.still_has(&row.run_id).await? {
             return Err(RunError::TakenOver);
         }
-        let Some(before) = Before::find(accessor, &thread, &row.run_id).await? else { return Ok(head.id()) };
+        let before = match (Before::find(accessor, &thread, &row.run_id).await?, head.id()) {
+            (Some(before), _) => before,
+            // Its process may be about to write. It finds another head then.
+            (None, Some(head)) => Before { head: Some(head), since: Vec::new() },
+            (None, None) => return Ok(None),
+        };
         let point = accessor.captured_at(&thread, before.head, &before.since).await?;
         let extra = point.snapshot().map(|state| restoring(state.key.id, &state.metadata.extra));
         accessor.restore(&mut head, &point, extra.unwrap_or_default()).await?;
@@ -126,7 +131,7 @@ impl Runs {
     }
 }
 
-/// The state before a run that has written something.
+/// The state before a run.
 struct Before {
     /// The head; none if the thread had no checkpoint.
     head: Option<CheckpointId>,

@@ -82,6 +82,10 @@ impl Worker<'_> {
         }
         delegator.equip(&mut agent, accessor, spec.delegates(), None).await?;
         spans::run_model(agent.model.name());
+        if self.guard.control.cancel.is_cancelled() {
+            return Ok(Ended::Cancelled);
+        }
+        self.owned_before_a_write().await?;
         let at = self.linearized(accessor, &mut head).await;
         self.head = Some(head.clone());
         let mut writer = match (&self.rollback, spec.checkpoint) {
@@ -100,6 +104,7 @@ impl Worker<'_> {
                 self.count(&uncounted);
             }
         }
+        self.owned_before_a_write().await?;
         let (records, run_id) = (&self.runs.records, &spec.run_id);
         let progress =
             progress::report(self.reporter.usage.watch(), self.runs.progress_every, |totals| async move {
@@ -147,6 +152,18 @@ impl Worker<'_> {
         }
         let has = persistently(|| self.runs.still_has(&self.spec.run_id)).await?;
         if has { Ok(()) } else { Err(RunError::TakenOver) }
+    }
+
+    /// The same before the run's first writes, if the last look was longer ago than leases are renewed. A process that
+    /// ends this run does not move the head, so nothing else keeps these writes out.
+    async fn owned_before_a_write(&mut self) -> Result<(), RunError> {
+        let now = self.runs.records.now();
+        let lease = self.runs.records.runs().lease();
+        if lease.is_some_and(|lease| now - self.owned_at > lease.length / 3) {
+            self.still_owned().await?;
+            self.owned_at = now;
+        }
+        Ok(())
     }
 
     /// The agent's input; `None` continues with the thread's next nodes.

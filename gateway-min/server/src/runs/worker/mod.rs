@@ -9,6 +9,7 @@ pub(super) use conclude::ROLLED_BACK;
 
 use std::sync::Arc;
 
+use chrono::{DateTime, Utc};
 use serde_json::{Map, Value as Json, json};
 use threadkeep::id::{CheckpointId, ThreadId};
 use threadkeep::metadata::RESTORED_KEY;
@@ -122,6 +123,7 @@ async fn work(runs: Arc<Runs>, spec: RunSpec, publisher: Arc<Publisher>, frames:
             usage: UsageLedger::default(),
         },
         thread: ThreadId::from(spec.thread_id.as_str()),
+        owned_at: runs.records.now(),
         first_head: None,
         head: None,
         left: None,
@@ -174,6 +176,8 @@ struct Worker<'a> {
     thread: ThreadId,
     guard: &'a RunGuard,
     reporter: Reporter,
+    /// When the run was last known to be this process's: just before it was started, or its row read.
+    owned_at: DateTime<Utc>,
     /// The head that was read before the run started: that it could start then shows that no other process had taken its
     /// thread, and wrote to it, before the read.
     first_head: Option<threadkeep::Result<KnownHead>>,

@@ -1,6 +1,7 @@
 //! Every write and every read of a run, a rollback, a resume, a compaction and a branch fails once: what remains is
 //! what was acknowledged before, every checkpoint of the thread can be read, and the thread can continue.
 
+mod late;
 mod records;
 mod saver;
 mod takeover;
@@ -28,7 +29,7 @@ use super::{Gateway, On, SAVERS, ask, everywhere, from, go_on, options};
 use crate::runs::request::{Resume, RunInput, RunOptions, RunRequest, StreamMode};
 use threadkeep_records::{
     CancelAction, CancelOutcome, Delegating, ExecutionKind, LEASE_EXPIRED_ERROR, MultitaskStrategy,
-    NewExecution, RunEnd, RunRow, RunStatus,
+    NewExecution, Records, RunEnd, RunRow, RunStatus,
 };
 
 fn script(gate: &str) -> Json {
@@ -53,12 +54,17 @@ fn script(gate: &str) -> Json {
 
 /// A gateway whose saver fails on demand, with one turn in its thread.
 async fn faulty(on: On, gate: &str) -> (Gateway, Faults) {
+    faulty_with(on, gate, None).await
+}
+
+/// The same with these records.
+async fn faulty_with(on: On, gate: &str, records: Option<Records>) -> (Gateway, Faults) {
     let faults = Faults::default();
     let wrap = {
         let faults = faults.clone();
         move |inner| Arc::new(FaultySaver { inner, faults }) as Arc<dyn Saver>
     };
-    let parts = Parts { wrap_saver: Box::new(wrap), ..Parts::default() };
+    let parts = Parts { wrap_saver: Box::new(wrap), records, ..Parts::default() };
     let gateway = Gateway::start_with(on, 3, &script(gate), parts).await;
     gateway.run(ask("first")).await;
     (gateway, faults)

@@ -1,0 +1,190 @@
+//! A process that stands still before the first write of a run, while another one ends the run or takes it over: when
+//! it goes on, the run writes nothing. The processes of these tests do not look at the rows of their runs now and then.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::time::Duration;
+
+use chrono::{TimeDelta, Utc};
+use futures::future::BoxFuture;
+use tempfile::TempDir;
+
+use super::super::frames;
+use super::*;
+use threadkeep_records::{Clock, DATABASE_FILE, EventBackend, Lease, NewRun, RECOVERY_ERROR, RecordsOptions};
+
+/// Two processes: the first one's saver fails on demand, and the other one uses it, too.
+struct Two {
+    own: Gateway,
+    other: Gateway,
+    faults: Faults,
+    /// How many minutes the first one's clock is ahead. Its leases have an hour.
+    ahead: Arc<AtomicI64>,
+    _dir: TempDir,
+}
+
+impl Two {
+    /// With one turn in the thread.
+    async fn start(on @ (_, mode): On, gate: &str) -> Self {
+        let dir = TempDir::new().unwrap();
+        let ahead = Arc::new(AtomicI64::new(0));
+        let (own, faults) = faulty_with(on, gate, Some(process(&dir, "own", &ahead).await)).await;
+        let saver = Arc::clone(own.app.threads.accessor().saver());
+        let parts = Parts {
+            wrap_saver: Box::new(move |_| saver),
+            records: Some(process(&dir, "other", &Arc::default()).await),
+            ..Parts::default()
+        };
+        let other = Gateway::start_with(("memory", mode), 3, &script(gate), parts).await;
+        Self { own, other, faults, ahead, _dir: dir }
+    }
+
+    /// What the other process does to take over the run of the thread, which is to be rolled back.
+    fn take_over(&self) -> BoxFuture<'static, Vec<RunRow>> {
+        let records = self.other.app.records.clone();
+        Box::pin(async move {
+            let run = records.runs().active_for_thread("t").await.unwrap().unwrap();
+            let accepted = records.runs().request_cancel(&run.run_id, CancelAction::Rollback).await.unwrap();
+            assert_eq!(accepted, CancelOutcome::Accepted);
+            let found = records.runs().recover_owner(records.now(), "own").await.unwrap();
+            assert_eq!(found.rollbacks.len(), 1);
+            found.rollbacks
+        })
+    }
+}
+
+async fn process(dir: &TempDir, owner: &str, ahead: &Arc<AtomicI64>) -> Records {
+    let (hour, ahead) = (Duration::from_hours(1), Arc::clone(ahead));
+    let clock = Clock::from_fn(move || Utc::now() + TimeDelta::minutes(ahead.load(Ordering::SeqCst)));
+    let options = RecordsOptions {
+        clock,
+        event_backend: EventBackend::Memory,
+        lease: Some(Lease::new(owner, hour, hour)),
+        ..RecordsOptions::default()
+    };
+    Records::open(&dir.path().join(DATABASE_FILE), options).await.unwrap()
+}
+
+/// Does this before the first read of a run that has started.
+fn before_read_of_started(faults: &Faults, records: Records, what: BoxFuture<'static, ()>) {
+    let again = faults.clone();
+    faults.before_read(async move {
+        let run = records.runs().active_for_thread("t").await.unwrap();
+        if run.is_some_and(|run| run.status == RunStatus::Running) {
+            what.await;
+        } else {
+            before_read_of_started(&again, records, what);
+        }
+    });
+}
+
+const FIRST: [&str; 2] = ["first", "You said: first"];
+
+/// The other process finds nothing of the run to restore, and moves the head: the first write expects another one.
+#[tokio::test]
+async fn a_run_that_was_rolled_back_elsewhere_before_its_first_write_writes_nothing() {
+    for on in everywhere() {
+        let two = Two::start(on, "none").await;
+        let (taking, runs) = (two.take_over(), Arc::clone(&two.other.app.runs));
+        two.faults.before_write(async move {
+            let found = taking.await;
+            let run_id = found[0].run_id.clone();
+            runs.roll_back(found);
+            runs.ended(&run_id).await.unwrap();
+        });
+        let (_, row) = two.own.run(ask("late")).await;
+        let ended = (row.status, row.error.as_deref());
+        assert_eq!(ended, (RunStatus::Error, Some("Rolled back by user")), "{on:?}");
+        assert_eq!(said(&two.own.head().await.unwrap()), FIRST, "{on:?}");
+        let left = left_by(&two.own, &row).await;
+        assert_eq!(left.map(|messages| messages.len()), Some(2), "{on:?}");
+        goes_on(&two.own).await;
+    }
+}
+
+/// Nothing moves the head for a run that is only ended: it looks at its row, because its first write comes late.
+#[tokio::test]
+async fn a_run_that_was_ended_elsewhere_long_before_its_first_write_writes_nothing() {
+    for on in everywhere() {
+        let two = Two::start(on, "none").await;
+        let before = count(&two.own).await;
+        let (records, ahead) = (two.other.app.records.clone(), Arc::clone(&two.ahead));
+        let ending = async move {
+            // More than a third of a lease has passed.
+            ahead.store(21, Ordering::SeqCst);
+            let found = records.runs().recover_owner(records.now(), "own").await.unwrap();
+            assert_eq!(found.runs.len(), 1);
+        };
+        before_read_of_started(&two.faults, two.own.app.records.clone(), Box::pin(ending));
+        let (_, row) = two.own.run(ask("late")).await;
+        assert_eq!(row.error.as_deref(), Some(RECOVERY_ERROR), "{on:?}");
+        assert_eq!(count(&two.own).await, before, "{on:?}");
+        goes_on(&two.own).await;
+    }
+}
+
+/// Neither its question nor, in delta mode, the state that it should resume from.
+#[tokio::test]
+async fn a_run_that_is_cancelled_before_its_first_write_writes_nothing() {
+    for on in everywhere() {
+        let (gateway, faults) = faulty(on, "none").await;
+        let older = gateway.head().await.unwrap();
+        gateway.run(ask("second")).await;
+        let before = gateway.history().await;
+        let (records, runs) = (gateway.app.records.clone(), Arc::clone(&gateway.app.runs));
+        let cancelling = async move {
+            let run = records.runs().active_for_thread("t").await.unwrap().unwrap();
+            let accepted = runs.cancel(&run.run_id, CancelAction::Interrupt).await.unwrap();
+            assert_eq!(accepted, CancelOutcome::Accepted);
+        };
+        before_read_of_started(&faults, gateway.app.records.clone(), Box::pin(cancelling));
+        let (_, row) = gateway.run(from(&older, ask("late"))).await;
+        assert_eq!(row.status, RunStatus::Interrupted, "{on:?}");
+        assert_eq!(gateway.history().await, before, "{on:?}");
+        goes_on(&gateway).await;
+    }
+}
+
+/// It reads the head again, because a pass removed the one that it had read. By then the other process has the run, and
+/// has not rolled it back yet.
+#[tokio::test]
+async fn a_run_that_was_taken_over_does_not_go_on_from_another_head() {
+    for on in everywhere() {
+        let two = Two::start(on, "none").await;
+        let (taking, there) = (two.take_over(), two.own.app.threads.accessor().clone());
+        let (taken, found) = tokio::sync::oneshot::channel();
+        two.faults.before_write(async move {
+            remove_note(&there).await;
+            taken.send(taking.await).unwrap();
+        });
+        let created = two.own.create(ask("late")).await.unwrap();
+        let run_id = created.run.run_id.clone();
+        frames(created.stream).await;
+        assert_eq!(said(&two.own.head().await.unwrap()), FIRST, "{on:?}");
+        let row = two.own.app.records.runs().get(&run_id).await.unwrap().unwrap();
+        assert!(row.status.is_active(), "{on:?}: the other process ends it");
+        two.other.app.runs.roll_back(found.await.unwrap());
+        assert_eq!(two.other.row(&run_id).await.error.as_deref(), Some("Rolled back by user"), "{on:?}");
+        assert_eq!(said(&two.own.head().await.unwrap()), FIRST, "{on:?}");
+        goes_on(&two.own).await;
+    }
+}
+
+/// Its task could not write how the run ends, and somebody else does so in its place.
+#[tokio::test]
+async fn a_run_that_was_taken_over_is_not_ended_for_its_former_process() {
+    let two = Two::start(("memory", "full"), "none").await;
+    let runs = two.own.app.records.runs();
+    let run = NewRun { run_id: "gone".into(), thread_id: "t".into(), ..NewRun::default() };
+    runs.admit(run, MultitaskStrategy::Reject).await.unwrap();
+    runs.start("gone").await.unwrap();
+    let found = two.take_over().await;
+    let ends = RunEnd { rollback_settled: true, ..RunEnd::failed("late") };
+    for end in [Some(ends), None] {
+        two.own.app.runs.bury("gone", end).await;
+        assert_eq!(runs.get("gone").await.unwrap().as_ref(), found.first());
+    }
+    two.other.app.runs.roll_back(found);
+    assert_eq!(two.other.row("gone").await.error.as_deref(), Some("Rolled back by user"));
+    goes_on(&two.own).await;
+}

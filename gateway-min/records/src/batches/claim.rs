@@ -95,6 +95,9 @@ impl Batches {
     /// expired are given back first, also if `most` is 0 or the batch is paused; those without an attempt left fail.
     ///
     /// `None` if there is no such batch, or another process is claiming some of it and `waits` is false.
+    ///
+    /// # Errors
+    /// After [`RecordsError::InDoubt`], what was claimed has to be given back: [`Self::release_unanswered`].
     pub async fn claim(
         &self,
         batch_id: &str,

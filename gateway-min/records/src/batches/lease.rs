@@ -200,6 +200,25 @@ impl Batches {
         self.changes(&self.db, sql.build()).await
     }
 
+    /// Gives back what a [claim](Self::claim) whose answer was lost may have got under this name, as if it had not been
+    /// made: nobody works on these items. Waits for that claim, if it is still under way.
+    pub async fn release_unanswered(&self, batch_id: &str, owner: &str) -> Result<(), RecordsError> {
+        let mut sql =
+            self.db.builder("UPDATE subagent_batch_items SET status = 'queued', attempt = attempt - 1, ");
+        sql.push("lease_owner = NULL, lease_expires_at = NULL, started_at = NULL, updated_at = ");
+        self.now().push(&mut sql);
+        sql.push(" WHERE status = 'leased' AND batch_id = ").push_bind(batch_id);
+        sql.push(" AND lease_owner = ").push_bind(owner);
+        let (lock, sql) = (self.locked(batch_id, Lock::Exclusive), sql.build());
+        let released = self.db.write_rows(move |tx| {
+            Box::pin(async move {
+                tx.queue(lock)?;
+                tx.run_and_commit::<(String,)>(vec![sql]).await.map(drop)
+            })
+        });
+        released.await
+    }
+
     /// Whether the item of a claim exists: its thread was not deleted.
     pub async fn exists(&self, item_id: &str) -> Result<bool, RecordsError> {
         let sql = query("SELECT id FROM subagent_batch_items WHERE id = $1").bind(item_id);

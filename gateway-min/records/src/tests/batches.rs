@@ -345,6 +345,39 @@ async fn s54_a_released_item_has_its_attempt_back() {
     }
 }
 
+/// The answer to a claim was lost: nobody knows which items it got, and nobody works on them.
+#[tokio::test]
+async fn what_a_claim_without_an_answer_got_is_given_back_with_its_attempts() {
+    let fixture = fixture().await;
+    let (records, batches) = (&fixture.records, fixture.records.batches());
+    create_thread(records, "t").await;
+    start(records, "t", "r").await;
+    batches.submit(batch("b", 4, 4, 4)).await.unwrap();
+    let known = claim(records, "b", "known", 2).await;
+    let launch = execution(&fixture, &known[0].claim);
+    assert!(batches.launch(&known[0].claim, LEASE, launch).await.unwrap().is_some());
+    for happens in [true, false] {
+        if happens {
+            records.doubt_commit(1);
+        } else {
+            records.lose_commit(1);
+        }
+        let claimed = batches.claim("b", "lost", LEASE, 1, true).await;
+        assert!(matches!(claimed, Err(RecordsError::InDoubt { .. })), "{claimed:?}");
+        let expected = if happens { Leased } else { Queued };
+        assert_eq!(statuses(records, "b").await, [Running, Leased, expected, Queued]);
+        // Again, as after an answer that was lost.
+        for _ in 0..2 {
+            batches.release_unanswered("b", "lost").await.unwrap();
+        }
+        let rows = items(records, "b").await;
+        assert_eq!(statuses(records, "b").await, [Running, Leased, Queued, Queued]);
+        assert_eq!(rows.iter().map(|row| row.attempt).collect::<Vec<_>>(), [1, 1, 0, 0]);
+        assert_eq!(rows[2].started_at, None);
+    }
+    assert_eq!(claim(records, "b", "next", 1).await[0].claim.attempt, 1);
+}
+
 #[tokio::test]
 async fn s55_a_paused_batch_starts_nothing_and_ends_what_runs() {
     let fixture = fixture().await;

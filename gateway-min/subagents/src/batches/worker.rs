@@ -135,9 +135,9 @@ impl Worker {
 
     /// Claims items until it is stopped.
     async fn claim_all(self: Arc<Self>) {
-        let mut turns = Turns::default();
+        let (mut turns, mut unanswered) = (Turns::default(), Vec::new());
         while !self.stop.is_cancelled() {
-            let found = match self.pass(&mut turns).await {
+            let found = match self.pass(&mut turns, &mut unanswered).await {
                 Ok(found) => found,
                 Err(error) => {
                     tracing::warn!(%error, "no items of batches could be claimed; trying again");
@@ -153,11 +153,30 @@ impl Worker {
                 }
             }
         }
+        if let Err(error) = self.give_back(&mut unanswered).await {
+            tracing::warn!(%error, "items of batches that nobody works on are claimed when their leases have expired");
+        }
         self.batching.working.store(false, Ordering::Release);
     }
 
+    /// Gives back what claims without an answer may have got. Once a lease has expired, any worker does.
+    async fn give_back(&self, unanswered: &mut Vec<Unanswered>) -> Result<(), RecordsError> {
+        while let Some(Unanswered { batch_id, owner, until }) = unanswered.last() {
+            if Instant::now() < *until {
+                self.delegator.records.batches().release_unanswered(batch_id, owner).await?;
+            }
+            unanswered.pop();
+        }
+        Ok(())
+    }
+
     /// Gives every batch with claimable items one turn. Returns whether anything was claimed.
-    async fn pass(self: &Arc<Self>, turns: &mut Turns) -> Result<bool, RecordsError> {
+    async fn pass(
+        self: &Arc<Self>,
+        turns: &mut Turns,
+        unanswered: &mut Vec<Unanswered>,
+    ) -> Result<bool, RecordsError> {
+        self.give_back(unanswered).await?;
         let batches = self.delegator.records.batches();
         let mut claimable = batches.claimable().await?;
         turns.order(&mut claimable);
@@ -168,7 +187,12 @@ impl Worker {
             // Without another batch to turn to, there is nothing better to do than to wait for another process's claim.
             let (asked, waits) = (Instant::now(), turns.waits_for(batch_id) || claimable.len() == 1);
             let length = self.leases.length();
-            let Some(claimed) = batches.claim(batch_id, &owner, length, slots.len(), waits).await? else {
+            let claimed = batches.claim(batch_id, &owner, length, slots.len(), waits).await;
+            if let Err(RecordsError::InDoubt { .. }) = claimed {
+                let until = Instant::now() + self.leases.renewal() * 3;
+                unanswered.push(Unanswered { batch_id: batch_id.clone(), owner: owner.clone(), until });
+            }
+            let Some(claimed) = claimed? else {
                 // Another process is at it; if it has no other batch to turn to, this one waits for it.
                 turns.skipped.insert(batch_id.clone());
                 found = true;
@@ -202,6 +226,14 @@ impl Worker {
         slots.extend((0..free / batches).map_while(|_| admission.try_acquire()));
         Some(slots)
     }
+}
+
+/// A claim whose answer was lost. Nobody works on what it got.
+struct Unanswered {
+    batch_id: String,
+    owner: String,
+    /// When the lease of that is over.
+    until: Instant,
 }
 
 /// Whose turn it is: the batch that has waited longest for one.

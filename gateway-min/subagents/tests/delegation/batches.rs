@@ -22,6 +22,9 @@ use crate::support::{House, Seen, THREAD, lead, subagent};
 
 pub(crate) const SECTIONS: &str =
     "subagent_batches: {enabled: true, poll_interval_seconds: 0.1, lease_seconds: 10}";
+/// The first attempt is the last.
+const LAST_ATTEMPT: &str =
+    "subagent_batches: {enabled: true, poll_interval_seconds: 0.1, lease_seconds: 10, max_attempts: 1}";
 pub(crate) const WORKER: &str = "subagent:general-purpose";
 
 fn call(items: Json) -> Json {
@@ -237,7 +240,7 @@ async fn an_orderly_stop_gives_items_back_and_the_next_process_goes_on_at_once()
 #[tokio::test]
 async fn a_result_that_cannot_be_written_at_once_is_written_when_the_database_is_back() {
     let name = gate_name("written-later");
-    let house = submitted(&["a"], two_turns(&name), "").await;
+    let house = submitted_with(&["a"], two_turns(&name), LAST_ATTEMPT).await;
     let worker = worker(&house).await;
     gate(&name).reached().await;
     let records = &house.delegator.records;
@@ -248,6 +251,20 @@ async fn a_result_that_cannot_be_written_at_once_is_written_when_the_database_is
     assert_eq!(records.left_to_fail(), 0);
     let row = rows(&house).await.remove(0);
     assert_eq!((row.status, row.attempt, row.error), (BatchItemStatus::Succeeded, 1, None));
+}
+
+/// What it got is leased under a name that nobody works under.
+#[tokio::test]
+async fn a_claim_whose_answer_is_lost_costs_no_attempt() {
+    let house = submitted_with(&["a"], json!([{"text": "done"}]), LAST_ATTEMPT).await;
+    house.delegator.records.doubt_commit(1);
+    let worker = worker(&house).await;
+    let batch = ended(&house).await;
+    worker.stop().await;
+    assert!(!house.delegator.records.fail_statement(0), "an answer was lost");
+    let row = rows(&house).await.remove(0);
+    assert_eq!((row.status, row.attempt, row.error), (BatchItemStatus::Succeeded, 1, None));
+    assert_eq!(batch.status, BatchStatus::Completed);
 }
 
 /// Its leases are renewed on another thread: a process that is busy for long is not dead.

@@ -17,6 +17,9 @@ pub const COUNTERS_KEY: &str = "counters_since_delta_snapshot";
 /// whatever its parent. In delta mode it is written onto what it replaces.
 pub const RESTORED_KEY: &str = "svc_restored_checkpoint_id";
 
+/// The metadata key of a checkpoint that rolls a run back: the id of the run.
+pub const ROLLED_BACK_KEY: &str = "svc_rolled_back_run_id";
+
 /// The pseudo-node whose writes mark a duration-only checkpoint.
 pub const DURATION_NODE: &str = "runtime_run_duration";
 

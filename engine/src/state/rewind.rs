@@ -43,8 +43,8 @@ impl StateAccessor {
         Ok(RollbackPoint { state, elsewhere: false })
     }
 
-    /// The state that a head was captured in before a run of another process, from which the tasks `since` have run.
-    /// Without a checkpoint: that the thread had none. That process may still be about to write: [`Self::restore`] moves
+    /// The state that a head was captured in before a run of another process, with the rows of the tasks that had finished
+    /// before it. Without a checkpoint: that the thread had none. That process may still be about to write: [`Self::restore`] moves
     /// the head in any case, so that it gets [`Error::Conflict`].
     ///
     /// # Errors
@@ -53,14 +53,14 @@ impl StateAccessor {
         &self,
         thread: &ThreadId,
         at: Option<CheckpointId>,
-        since: &[TaskId],
+        finished_before: impl Fn(TaskId) -> bool,
     ) -> Result<RollbackPoint> {
         let Some(at) = at else { return Ok(RollbackPoint { state: None, elsewhere: true }) };
         let found = self.get(thread, Some(at)).await?;
         let mut found = found.ok_or_else(|| Error::NotFound { thread: thread.clone(), checkpoint: at })?;
         // Nothing is pending at the end of a graph: what ran from there was the run's.
         let ended = found.next.is_empty();
-        found.writes.retain(|row| !ended && !since.contains(&row.task));
+        found.writes.retain(|row| !ended && finished_before(row.task));
         Ok(RollbackPoint { state: Some(found), elsewhere: true })
     }
 

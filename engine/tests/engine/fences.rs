@@ -109,7 +109,7 @@ async fn a_rollback_for_another_process_fences_out_a_write_that_is_still_to_come
         let run = store.process();
         let mut late = StepWriter::open_known(&run, store.known().await, None).await.unwrap();
         let (there, mut head) = (store.process(), store.known().await);
-        let point = there.captured_at(&store.thread, head.id(), &[]).await.unwrap();
+        let point = there.captured_at(&store.thread, head.id(), |_| true).await.unwrap();
         let restored = there.restore(&mut head, &point, Map::new()).await.unwrap().unwrap();
         assert!(restored.key.id > before.key.id, "{:?}", store.mode);
         let image = store.image().await;

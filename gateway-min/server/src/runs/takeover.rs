@@ -6,7 +6,9 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use serde_json::Map;
+use threadkeep::deletion::RUN_ID_KEY;
 use threadkeep::id::{CheckpointId, TaskId, ThreadId};
+use threadkeep::metadata::ROLLED_BACK_KEY;
 use threadkeep::saver::Load;
 use threadkeep::state::{HistoryQuery, StateAccessor, StateSnapshot};
 use threadkeep_records::{FinishOutcome, RecordsError, RunEnd, RunRow};
@@ -15,7 +17,7 @@ use tokio::time::Instant;
 use super::Runs;
 use super::control::RunGuard;
 use super::error::RunError;
-use super::worker::{ROLLED_BACK, restoring};
+use super::worker::{ROLLED_BACK, rolling_back};
 
 /// Checkpoints read at once while looking for the state before a run.
 const PAGE: usize = 20;
@@ -117,8 +119,13 @@ impl Runs {
             (None, Some(head)) => Before { head: Some(head), since: Vec::new() },
             (None, None) => return Ok(None),
         };
-        let point = accessor.captured_at(&thread, before.head, &before.since).await?;
-        let extra = point.snapshot().map(|state| restoring(state.key.id, &state.metadata.extra));
+        let noted = self.records.runs().finished_before(&row.run_id).await?;
+        let finished_before = |task: TaskId| match &noted {
+            Some(noted) => noted.contains(&task.to_string()),
+            None => !before.since.contains(&task),
+        };
+        let point = accessor.captured_at(&thread, before.head, finished_before).await?;
+        let extra = point.snapshot().map(|state| rolling_back(&row.run_id, state));
         accessor.restore(&mut head, &point, extra.unwrap_or_default()).await?;
         Ok(head.id())
     }
@@ -153,7 +160,10 @@ impl Before {
             let ended = page.len() < PAGE;
             for state in page {
                 before = Some(state.key.id);
-                if state.metadata.extra.get("run_id").is_some_and(|named| named == run_id) {
+                // A rollback of it that was cut off has written its checkpoint, and perhaps not all rows under that.
+                let is_of_run =
+                    |key: &str| state.metadata.extra.get(key).is_some_and(|named| named == run_id);
+                if is_of_run(RUN_ID_KEY) || is_of_run(ROLLED_BACK_KEY) {
                     first = Some(state);
                     continue;
                 }

@@ -4,7 +4,7 @@ use chrono::{DateTime, Utc};
 use threadkeep::state::StateAccessor;
 
 use super::turn::NeverStarts;
-use super::{Outcome, Worker, restoring};
+use super::{Outcome, Worker, rolling_back};
 use crate::telemetry::spans;
 use threadkeep_records::{
     CancelAction, DecideOutcome, FinishOutcome, LEASE_EXPIRED_ERROR, RecordsError, RunEnd, RunStatus,
@@ -182,7 +182,7 @@ impl Worker<'_> {
             tracing::warn!(run_id, "not rolled back: the state before the run was not captured");
             return false;
         };
-        let captured = point.snapshot().map(|state| restoring(state.key.id, &state.metadata.extra));
+        let captured = point.snapshot().map(|state| rolling_back(run_id, state));
         let restored = accessor.restore(head, point, captured.unwrap_or_default()).await;
         let shown = restored.and_then(|state| match state {
             Some(state) if self.spec.edits => self.reporter.frames.values(&state),

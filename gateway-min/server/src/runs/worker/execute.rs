@@ -61,7 +61,10 @@ impl Worker<'_> {
         }
         self.workspace = self.look_at_workspace().await;
         match accessor.capture(&mut head).await {
-            Ok(point) => self.rollback = Some(point),
+            Ok(point) => {
+                self.note_finished_before(&point).await?;
+                self.rollback = Some(point);
+            }
             Err(error @ Error::Conflict { .. }) => return Err(error.into()),
             Err(error) => {
                 tracing::warn!(run_id = spec.run_id, %error, "no rollback possible: cannot read the state before the run");
@@ -152,6 +155,16 @@ impl Worker<'_> {
         }
         let has = persistently(|| self.runs.still_has(&self.spec.run_id)).await?;
         if has { Ok(()) } else { Err(RunError::TakenOver) }
+    }
+
+    /// Notes which rows were there before the run adds some, for a process that has to roll it back. There are none, and it
+    /// adds none, where nothing is left to run.
+    async fn note_finished_before(&self, point: &RollbackPoint) -> Result<(), RunError> {
+        let Some(state) = point.snapshot().filter(|state| !state.next.is_empty()) else { return Ok(()) };
+        let tasks: Vec<String> = state.writes.iter().map(|row| row.task.to_string()).collect();
+        let runs = self.runs.records.runs();
+        persistently(|| runs.note_finished_before(&self.spec.run_id, &tasks)).await?;
+        Ok(())
     }
 
     /// The same before the run's first writes, if the last look was longer ago than leases are renewed. A process that

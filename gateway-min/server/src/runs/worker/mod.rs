@@ -12,7 +12,7 @@ use std::sync::Arc;
 use chrono::{DateTime, Utc};
 use serde_json::{Map, Value as Json, json};
 use threadkeep::id::{CheckpointId, ThreadId};
-use threadkeep::metadata::RESTORED_KEY;
+use threadkeep::metadata::{RESTORED_KEY, ROLLED_BACK_KEY};
 use threadkeep::state::{KnownHead, RollbackPoint, StateSnapshot};
 use threadkeep_agent::tools::Snapshot;
 use threadkeep_agent::{AgentSpec, Breakpoints, DEFAULT_AGENT, Durability, Ended, binding};
@@ -239,6 +239,13 @@ impl Worker<'_> {
         drop(lock);
         Ok(())
     }
+}
+
+/// The metadata of the checkpoint that rolls a run back to this state.
+pub(super) fn rolling_back(run_id: &str, state: &StateSnapshot) -> Map<String, Json> {
+    let mut extra = restoring(state.key.id, &state.metadata.extra);
+    extra.insert(ROLLED_BACK_KEY.to_owned(), run_id.into());
+    extra
 }
 
 /// The metadata of a checkpoint that restores the state of this one.

@@ -18,6 +18,8 @@ use threadkeep::{Error, Result};
 pub(super) enum Fault {
     /// Nothing was executed.
     Refused,
+    /// The store was unavailable; nothing was executed.
+    Away,
     /// It was executed, but the response was lost.
     InDoubt,
 }
@@ -120,6 +122,9 @@ impl Faults {
         match fault {
             None => write.await,
             Some(Fault::Refused) => Err(refused()),
+            Some(Fault::Away) => {
+                Err(Error::Unavailable { saver: "faulty", reason: "injected fault".to_owned() })
+            }
             Some(Fault::InDoubt) => {
                 write.await?;
                 Err(Error::InDoubt { saver: "faulty", reason: "injected fault".to_owned() })

@@ -3,13 +3,19 @@
 use std::time::Duration;
 
 use serde_json::json;
+use threadkeep::checkpoint::TaskWrites;
 use threadkeep::id::ThreadId;
+use threadkeep::metadata::Source;
 use threadkeep::saver::Load;
 use threadkeep::state::Update;
+use threadkeep::step::StepWriter;
+use threadkeep_agent::Interrupts;
 use threadkeep_records::{CancelAction, MultitaskStrategy, NewRun, RunRow, RunStatus, RunTotals};
 
-use super::super::{Gateway, everywhere, frames};
+use super::super::{Gateway, ask, everywhere, frames, options};
+use super::saver::Fault;
 use super::{faulty, goes_on, said};
+use crate::runs::request::{RunOptions, RunRequest, StreamMode};
 
 /// A run that has written a message and is to be rolled back, whose process is gone.
 async fn left(gateway: &Gateway) -> RunRow {
@@ -71,6 +77,56 @@ async fn a_rollback_is_carried_out_although_the_cadence_was_edited() {
         database["checkpoint_delta"]["snapshot_frequency"] = json!(3);
         gateway.configure("database", &database);
         goes_on(&gateway).await;
+    }
+}
+
+/// In the middle of a superstep of which one task had finished before the run, and one in it: before the run's first
+/// checkpoint, after it, and with a store that goes away in the middle of the rollback.
+#[tokio::test]
+async fn a_rollback_that_is_taken_over_leaves_just_the_rows_of_before_the_run() {
+    for on in everywhere() {
+        for (commits, is_cut_off) in [(false, false), (true, false), (false, true), (true, true)] {
+            let (gateway, faults) = faulty(on, "none").await;
+            let stopping = RunOptions {
+                interrupt_before: Interrupts::Nodes(vec!["tools".to_owned()]),
+                ..options([StreamMode::Values])
+            };
+            gateway.run(RunRequest { options: stopping, ..ask("two tools") }).await;
+            let (accessor, thread) = (gateway.app.threads.accessor(), ThreadId::from("t"));
+            let head = gateway.head().await.unwrap();
+            let [earlier, own] = [0, 1].map(|index| TaskWrites {
+                task: accessor.ids().task(),
+                node: "tools".into(),
+                index,
+                writes: Vec::new(),
+            });
+            accessor.saver().put_writes(&head.key, &earlier).await.unwrap();
+            let runs = gateway.app.records.runs();
+            let run = NewRun { run_id: "gone".into(), thread_id: "t".into(), ..NewRun::default() };
+            runs.admit(run, MultitaskStrategy::Reject).await.unwrap();
+            runs.start("gone").await.unwrap();
+            runs.note_finished_before("gone", &[earlier.task.to_string()]).await.unwrap();
+            accessor.saver().put_writes(&head.key, &own).await.unwrap();
+            if commits {
+                let mut writer = StepWriter::open(accessor, &thread, None).await.unwrap();
+                writer.adopt(earlier.task).unwrap();
+                writer.adopt(own.task).unwrap();
+                let extra = json!({"run_id": "gone"}).as_object().unwrap().clone();
+                writer.commit(Source::Loop, Vec::new(), extra).await.unwrap();
+            }
+            runs.request_cancel("gone", CancelAction::Rollback).await.unwrap();
+            let row = runs.get("gone").await.unwrap().unwrap();
+            if is_cut_off {
+                // The first is the checkpoint, the second the row under it.
+                faults.write(2, Fault::Away);
+            }
+            let row = rolled_back(&gateway, row).await;
+            assert!(!faults.disarm(), "{on:?} {commits}");
+            assert_eq!(row.error.as_deref(), Some("Rolled back by user"), "{on:?} {commits}");
+            let left = gateway.head().await.unwrap();
+            assert_eq!((&left.writes, &left.next), (&vec![earlier], &head.next), "{on:?} {commits} {is_cut_off}");
+            assert_eq!(said(&left), said(&head));
+        }
     }
 }
 

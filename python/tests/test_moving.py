@@ -18,7 +18,7 @@ from langgraph.graph import START, StateGraph
 from langgraph.types import Send
 
 from graphs import conversation, play, shown
-from kit import at, made, put, read, writes
+from kit import at, made, put, read, replayed, writes
 from threadkeep import ThreadkeepError, UnavailableError
 from threadkeep.langgraph import SqliteSaver
 from threadkeep.langgraph._moving import _PostgresSource, _SqliteSource, move
@@ -125,6 +125,24 @@ def test_a_value_that_was_changed_in_place_is_moved(old: Any, version: Any, tmp_
 
 def name(config: Any) -> str:
     return str(config["configurable"]["checkpoint_id"])
+
+
+def test_writes_of_a_task_that_have_two_paths_are_moved(old: Any, tmp_path: Path) -> None:
+    opener, address = old
+    counted = {"source": "update", "step": 1, "parents": {}, "counters_since_delta_snapshot": {"d": [1, 1]}}
+    with opener() as theirs:
+        theirs.setup()
+        root = put(theirs, at(), made({"d": _DeltaSnapshot([])}))
+        theirs.put_writes(root, [("d", ["a"])], "t", "p1")
+        # As of an update of a finished task: LangGraph gives it the task's id, and its savers add what it has more.
+        theirs.put_writes(root, [("d", ["a"]), ("d", ["b"]), ("d", ["c"])], "t", "p2")
+        child = put(theirs, root, made({}, {"d": 2}), counted)
+        expected = replayed(theirs, child)
+    new = str(tmp_path / "new.db")
+    status, said = run(address, new)
+    assert (status, said.count("and are equal")) == (0, 1), said
+    with SqliteSaver.from_conn_string(new) as ours:
+        assert replayed(ours, child) == expected == (_DeltaSnapshot([]), [["a"], ["b"], ["c"]])
 
 
 class Old(TypedDict):

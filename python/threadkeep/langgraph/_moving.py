@@ -302,11 +302,13 @@ def _move_row(store: Store | None, thread: str, row: _Row, put: _Put, moved: Rep
     if parent is not None and (learn := store.learn(thread, row.namespace, parent)):
         learn.wait()
     store.put_moved(checked).wait()
-    # LangGraph keeps a stored special write if it comes among others: so each kind comes alone.
-    parts: dict[tuple[str, str, bool], list[tuple[str, str, bytes]]] = {}
+    # LangGraph keeps a stored special write if it comes among others: so each kind comes alone. All others of a task come in
+    # one call, by position, whatever their paths: an update adds to what the node has written, under a path of its own.
+    parts: dict[tuple[str, bool], tuple[str, list[tuple[str, str, bytes]]]] = {}
     for task, path, channel, tag, value in row.writes:
-        parts.setdefault((task, path, channel in WRITES_IDX_MAP), []).append((channel, tag, value))
-    for (task, path, _), writes in parts.items():
+        _, writes = parts.setdefault((task, channel in WRITES_IDX_MAP), (path, []))
+        writes.append((channel, tag, value))
+    for (task, _), (path, writes) in parts.items():
         tasks.add(task)
         store.put_moved_writes(thread, row.namespace, row.id, task, path, writes).wait()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import operator
 import os
 import subprocess
 import sys
@@ -347,3 +348,44 @@ def test_what_the_gateway_does_not_know_of_a_thread_stays(
     with open_saver() as saver:
         assert shown(conversation(saver).get_state(CONFIG)) == last
         assert len(list(saver.list(at()))) > 20
+
+
+class Plain(TypedDict):
+    """A state whose messages are no objects of LangChain."""
+
+    messages: Annotated[list[Any], operator.add]
+
+
+OWN_MESSAGES: list[Any] = [
+    {"role": "user", "content": "question"},
+    {"type": "picture", "id": "1", "content": "of a cat"},
+    {"type": "ai", "content": "without an id"},
+    {"type": "ai", "id": "2", "content": {"no": "text"}},
+    {"type": "tool", "id": "3", "content": "of no call"},
+    {"type": ["human"], "id": "4", "content": "x"},
+    "text",
+    {},
+]
+
+
+@pytest.mark.parametrize("kind", ["sqlite"])
+def test_messages_that_are_plain_dictionaries_stay_as_they_are_beside_the_gateway(
+    open_saver: Opener, serve: Callable[[], Gateway]
+) -> None:
+    with open_saver() as saver:
+        builder = StateGraph(Plain)
+        builder.add_node("answer", lambda _: {"messages": [{"role": "assistant", "content": "answer"}]})
+        builder.add_edge(START, "answer")
+        graph = builder.compile(checkpointer=saver)
+        graph.invoke({"messages": OWN_MESSAGES}, CONFIG)
+        gateway = serve()
+        gateway.call("/api/threads", {"thread_id": "t", "if_exists": "do_nothing"})
+        gateway.call("/api/threads/t/state", {"values": {"title": "of the gateway"}})
+        head = graph.get_state(CONFIG)
+        assert head.metadata["source"] == "update"
+        expected = [*OWN_MESSAGES, {"role": "assistant", "content": "answer"}]
+        assert head.values["messages"] == expected
+        assert next(graph.get_state_history(CONFIG)).values["messages"] == expected
+        last = graph.invoke({"messages": [{"role": "user", "content": "more"}]}, CONFIG)
+        expected += [{"role": "user", "content": "more"}, {"role": "assistant", "content": "answer"}]
+        assert last["messages"] == graph.get_state(CONFIG).values["messages"] == expected

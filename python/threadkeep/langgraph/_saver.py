@@ -358,9 +358,23 @@ def _messages(found: Any) -> Any:
 
 
 def _message(item: Any) -> Any:
+    """LangChain's message, if this is one that the gateway wrote. Other dictionaries are the graph's own."""
     if not isinstance(item, dict):
         return item
-    return messages_from_dict([{"type": item["type"], "data": item}])[0]
+    data = cast(dict[str, Any], item)
+    # Each message of the gateway has these; a message that it did not change has any form.
+    has_form = (
+        data.get("type") in ("human", "ai", "system", "tool")
+        and isinstance(data.get("id"), str)
+        and isinstance(data.get("content"), (str, list))
+    )
+    if not has_form:
+        return data
+    try:
+        return messages_from_dict([{"type": data["type"], "data": data}])[0]
+    except (KeyError, TypeError, ValueError):
+        # LangChain refuses it, so it is none of its messages.
+        return data
 
 
 def _configurable(config: RunnableConfig) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import uuid
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
-from copy import deepcopy
+from copy import copy, deepcopy
 from dataclasses import make_dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -40,10 +40,11 @@ from threadkeep.langgraph import SqliteSaver
 class Counting:
     """A serializer that counts its calls."""
 
-    def __init__(self) -> None:
-        self.serde = JsonPlusSerializer()
+    def __init__(self, serde: JsonPlusSerializer | None = None) -> None:
+        self.serde = serde or JsonPlusSerializer()
         self.dumped = self.loaded = 0
         self.sizes: list[int] = []
+        self.loaded_sizes: list[int] = []
         dumps, loads = self.serde.dumps_typed, self.serde.loads_typed
 
         def dumps_typed(value: Any) -> tuple[str, bytes]:
@@ -54,6 +55,7 @@ class Counting:
 
         def loads_typed(data: tuple[str, bytes]) -> Any:
             self.loaded += 1
+            self.loaded_sizes.append(len(data[1]))
             return loads(data)
 
         self.serde.dumps_typed = dumps_typed  # type: ignore[method-assign]
@@ -95,6 +97,59 @@ def test_a_message_is_serialized_once(open_saver: Opener) -> None:
         assert counting.dumped == 4 and counting.sizes[-1] < counting.sizes[0] / 10, "and not again"
         assert len(list(saver.list(at()))) == 4
         assert counting.loaded == 3
+
+
+def test_a_message_is_serialized_once_in_strict_mode(open_saver: Opener) -> None:
+    counting = Counting(JsonPlusSerializer(allowed_msgpack_modules=[]))
+    with open_saver() as saver:
+        saver.serde = counting.serde
+        config = put(saver, at(), made({"messages": conversation(30)}))
+        whole = counting.sizes[0]
+        for turn in range(3):
+            # As LangGraph does for each call of a graph.
+            clone = saver.with_allowlist([("a", "B")])
+            assert clone.serde is not saver.serde
+            messages = read(clone, config).checkpoint["channel_values"]["messages"]
+            messages.append(HumanMessage("new", id=f"new {turn}"))
+            config = put(clone, config, made({"messages": messages}, {"messages": turn + 2}))
+        # The first call knows nothing: the saver's own serializer allows less.
+        assert counting.loaded_sizes[0] == whole and counting.sizes[1] > whole
+        assert len(counting.loaded_sizes) == 3 and max(counting.loaded_sizes[1:]) < whole / 10
+        assert len(counting.sizes) == 4 and max(counting.sizes[2:]) < whole / 10
+        assert read(saver, config).checkpoint["channel_values"]["messages"] == messages
+
+
+def test_copies_of_a_saver_share_what_they_know_only_if_they_do_the_same(tmp_path: Path) -> None:
+    class Own(JsonPlusSerializer):
+        pass
+
+    with SqliteSaver.from_conn_string(str(tmp_path / "checkpoints.db")) as saver:
+
+        def codec(serde: Any) -> Any:
+            clone = copy(saver)
+            clone.serde = serde
+            return clone._codec_of()
+
+        alike: list[Callable[[], Any]] = [
+            JsonPlusSerializer,
+            lambda: JsonPlusSerializer(allowed_msgpack_modules=[]),
+            lambda: JsonPlusSerializer(allowed_msgpack_modules=[("a", "B"), ("c", "D")]),
+            lambda: JsonPlusSerializer(allowed_json_modules=[("a", "B")]),
+            lambda: JsonPlusSerializer(pickle_fallback=True),
+        ]
+        codecs = [codec(make()) for make in alike]
+        assert [codec(make()) for make in alike] == codecs and len(set(codecs)) == len(codecs)
+        alone: list[Callable[[], Any]] = [
+            Own,
+            lambda: Counting().serde,
+            lambda: JsonPlusSerializer(__unpack_ext_hook__=lambda code, data: None),
+        ]
+        for make in alone:
+            one, other = make(), make()
+            assert codec(one) is codec(one) is not codec(other)
+        for number in range(40):
+            codec(JsonPlusSerializer(allowed_msgpack_modules=[("a", str(number))]))
+        assert len(saver._codecs) == 8
 
 
 def test_an_input_is_stored_once(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Hashable, Iterator, Mapping, Sequence
 from typing import Any, Literal, SupportsIndex, cast
 
 from langchain_core.messages import messages_from_dict
@@ -34,6 +34,10 @@ Fence = Literal["fork", "error"]
 fails with :class:`threadkeep.ConflictError`."""
 
 _Tuples = list[RawTuple]
+# Codecs by what their serializers do. Each holds its serializer: the identity of one that exists is not that of another.
+_Codecs = dict[Hashable, tuple[SerializerProtocol, Codec]]
+# How many of them a saver and its copies keep: allowlists differ by graph and by subgraph, and each codec has caches.
+_CODECS = 8
 
 # The key under which a config carries the head that its reader saw with the checkpoint that it names, as JSON: thread,
 # namespace, id and head. A run that goes on from there passes it to its put. LangGraph keeps keys with underscores out of
@@ -57,6 +61,7 @@ class ThreadkeepSaver(BaseCheckpointSaver[str]):
 
     _store: Store
     _codec: tuple[SerializerProtocol, Codec] | None
+    _codecs: _Codecs
 
     def __init__(self, store: Store, *, serde: SerializerProtocol | None = None) -> None:
         super().__init__(serde=serde)
@@ -67,6 +72,7 @@ class ThreadkeepSaver(BaseCheckpointSaver[str]):
             )
         self._store = store
         self._codec = None
+        self._codecs = {}
 
     def __copy__(self) -> Self:
         clone = object.__new__(type(self))
@@ -344,10 +350,40 @@ class ThreadkeepSaver(BaseCheckpointSaver[str]):
     def _codec_of(self) -> Codec:
         # A copy of a saver may have another serializer.
         if self._codec is None or self._codec[0] is not self.serde:
-            # Other serializers may not give a list the bytes of its elements.
-            elements = type(self.serde) is JsonPlusSerializer
-            self._codec = (self.serde, Codec(self.serde, _DeltaSnapshot, _messages, elements))
+            self._codec = (self.serde, self._known_codec(self.serde))
         return self._codec[1]
+
+    def _known_codec(self, serde: SerializerProtocol) -> Codec:
+        """The codec of a serializer, shared by the copies of a saver: in strict mode LangGraph makes one for each call, with
+        an equal serializer of its own, and what was serialized or read before would be unknown to it."""
+        key = _likeness(serde)
+        found = self._codecs.get(key)
+        if found is None:
+            # Other serializers may not give a list the bytes of its elements.
+            codec = Codec(serde, _DeltaSnapshot, _messages, type(serde) is JsonPlusSerializer)
+            found = self._codecs.setdefault(key, (serde, codec))
+            # In one step, because other threads may add some meanwhile.
+            for old in list(self._codecs)[:-_CODECS]:
+                self._codecs.pop(old, None)
+        return found[1]
+
+
+def _likeness(serde: SerializerProtocol) -> Hashable:
+    """Equal for serializers that do the same: those of LangGraph with equal settings. Any other is like itself alone."""
+    if type(serde) is not JsonPlusSerializer:
+        return id(serde)
+    settings: dict[str, Any] = dict(vars(serde))
+    if not settings.get("_custom_unpack_ext_hook"):
+        # It is made of the settings.
+        settings.pop("_unpack_ext_hook", None)
+    for name, value in settings.items():
+        if isinstance(value, set):
+            settings[name] = frozenset(cast(set[Any], value))
+    try:
+        return frozenset(settings.items())
+    except TypeError:
+        # Somebody has added what cannot be compared.
+        return id(serde)
 
 
 def _messages(found: Any) -> Any:

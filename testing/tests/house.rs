@@ -265,7 +265,7 @@ fn each_setting_is_read_by_somebody_or_listed_as_not_read() {
     assert!(all.len() > 100, "only {} settings were found", all.len());
     let is_in =
         |path: &str, list: &[&str]| list.iter().any(|of| path == *of || path.starts_with(&format!("{of}.")));
-    let mut places = BTreeSet::new();
+    let mut places: BTreeSet<&(&str, &str, &str)> = BTreeSet::new();
     let mut is_read = |path: &str, field: &str| {
         let (section, _) = path.rsplit_once('.').unwrap_or_default();
         let of_section = READ_AS.iter().filter(|(of, ..)| *of == section);

@@ -308,9 +308,23 @@ async fn a_number_never_names_another_message() {
 /// Calls end in any order. A result has the number of its place in the conversation.
 #[tokio::test]
 async fn a_result_has_the_number_of_its_call() {
-    let house =
-        House::new(two_calls(bash("until test -e d; do sleep 0.05; done"), bash("touch d")), BASH).await;
-    let seen = house.ask("go").await;
+    let first = bash("until test -e stored; do sleep 0.05; done");
+    let house = House::new(two_calls(first, json!({"name": "ls", "args": {}})), BASH).await;
+    // The first call ends once the result of the second is stored.
+    let stored = async {
+        let row = loop {
+            match house.executions().await.pop() {
+                Some(row) => break row,
+                None => tokio::task::yield_now().await,
+            }
+        };
+        let head = CheckpointSelector::head(&ThreadId::from(row.child_thread.as_str()));
+        while house.accessor.saver().get(&head).await.unwrap().is_none_or(|head| head.writes.is_empty()) {
+            tokio::task::yield_now().await;
+        }
+        std::fs::write(house.delegator.agents.thread_dir(THREAD).join("stored"), "").unwrap();
+    };
+    let (seen, ()) = tokio::join!(house.ask("go"), stored);
     let numbers: Vec<u64> = numbered(&seen).into_iter().map(|(number, _)| number).collect();
     assert_eq!(numbers, [1, 3, 2, 4]);
     let totals: Vec<u64> = seen.events.iter().filter_map(|event| event["total_messages"].as_u64()).collect();

@@ -124,7 +124,11 @@ async fn a_rollback_that_is_taken_over_leaves_just_the_rows_of_before_the_run() 
             assert!(!faults.disarm(), "{on:?} {commits}");
             assert_eq!(row.error.as_deref(), Some("Rolled back by user"), "{on:?} {commits}");
             let left = gateway.head().await.unwrap();
-            assert_eq!((&left.writes, &left.next), (&vec![earlier], &head.next), "{on:?} {commits} {is_cut_off}");
+            assert_eq!(
+                (&left.writes, &left.next),
+                (&vec![earlier], &head.next),
+                "{on:?} {commits} {is_cut_off}"
+            );
             assert_eq!(said(&left), said(&head));
         }
     }

@@ -376,9 +376,10 @@ def _likeness(serde: SerializerProtocol) -> Hashable:
     if not settings.get("_custom_unpack_ext_hook"):
         # It is made of the settings.
         settings.pop("_unpack_ext_hook", None)
-    for name, value in settings.items():
-        if isinstance(value, set):
-            settings[name] = frozenset(cast(set[Any], value))
+    for name in ("_allowed_json_modules", "_allowed_msgpack_modules"):
+        allowed = settings.get(name)
+        if allowed and allowed is not True:
+            settings[name] = frozenset(allowed)
     try:
         return frozenset(settings.items())
     except TypeError:

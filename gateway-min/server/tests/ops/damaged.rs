@@ -184,7 +184,7 @@ async fn a_damaged_thread_does_not_end_the_import_of_a_directory() {
     }
     saver.close().await;
     let said = store.run(&["import", &dir]);
-    assert!(said.code == 1 && said.err.contains(&damaged), "{said:?}");
+    assert!(said.out.contains("1 thread was imported") && said.out.contains("already"), "{said:?}");
     let listed = store.run(&["checkpoints", "list", "--thread", "new", "--json"]);
     assert!(listed.code == 0 && !listed.out.is_empty(), "{said:?}, {listed:?}");
 }
@@ -214,7 +214,10 @@ async fn a_thread_that_cannot_be_replayed_does_not_end_a_pass() {
     let said = store.run(&[&["prune", "apply", "--all", "--yes"][..], &keep].concat());
     assert!(said.code == 1 && said.err.contains("thread a: "), "{said:?}");
     assert!(said.err.contains("1 of 3 threads could not be"), "{said:?}");
-    for (thread, left) in [("a", 2), (TALK, 1), (OTHER, 1)] {
-        assert_eq!(store.image(thread).await.checkpoints.len(), left, "{thread}");
+    assert_eq!(store.image("a").await.checkpoints.len(), 2);
+    for thread in [TALK, OTHER] {
+        let image = store.image(thread).await;
+        let namespaces: BTreeSet<_> = image.checkpoints.keys().map(|(namespace, _)| namespace).collect();
+        assert_eq!(image.checkpoints.len(), namespaces.len(), "the head of each namespace of {thread}");
     }
 }

@@ -138,7 +138,9 @@ impl ImportCommand {
             let threads = things(threads, "thread");
             out.line(format!("{threads} {verb} imported, with {} checkpoints.", number(total)))?;
             if there > 0 {
-                out.line(format!("{} threads exist already and were left as they are.", number(there)))?;
+                let (exist, were) = if there == 1 { ("exists", "was") } else { ("exist", "were") };
+                let there = things(there, "thread");
+                out.line(format!("{there} {exist} already and {were} left unchanged."))?;
             }
         }
         stopped?;

@@ -378,8 +378,9 @@ mod tests {
         let mut conversations: Vec<Vec<Json>> = vec![Vec::new()];
         let mut asked = 0;
         for _ in 0..4 {
-            let longer =
-                |shorter: &Vec<Json>| any.each_ref().map(|more| [&shorter[..], &[more.clone()]].concat());
+            let longer = |shorter: &Vec<Json>| {
+                any.each_ref().map(|more| [&shorter[..], std::slice::from_ref(more)].concat())
+            };
             conversations = conversations.iter().flat_map(longer).collect();
             for messages in &conversations {
                 for answers in [&["a1"][..], &["a2"], &["a1", "a2", "a1"], &["h1"], &["a1", "absent"]] {

@@ -14,9 +14,10 @@ use threadkeep::deletion::{
 use threadkeep::id::{CheckpointId, IdSource, Namespace, ThreadId};
 use threadkeep::metadata::{DURATION_NODE, RESTORED_KEY, Source};
 use threadkeep::mode::ChannelMode;
-use threadkeep::saver::{CheckpointSelector, Saver, ThreadImage};
+use threadkeep::saver::{CheckpointSelector, Flush, Saver, StepCommit, ThreadImage};
 use threadkeep::state::{HistoryQuery, StateAccessor, StateSnapshot, Update};
 use threadkeep::step::{Durability, StepWriter};
+use threadkeep::value::ChannelValue;
 use threadkeep_memory::MemorySaver;
 use threadkeep_sqlite::{Options, SqliteSaver};
 
@@ -241,16 +242,51 @@ async fn a_link_stays_if_a_task_has_rows_under_it_and_under_its_parent() {
     for store in stores() {
         let head = store.turns(1).await.remove(0);
         let (first, second) = (store.note().await, store.note().await);
-        let task = IdSource::default().task();
-        for (at, text) in [(&head, "parent's"), (&second, "link's")] {
-            let message = json!([{"type": "human", "content": text, "id": text}]);
-            let writes = vec![store.accessor.write("messages", message, false).unwrap()];
-            let row = TaskWrites { task, node: "n".into(), index: 0, writes };
-            store.saver.put_writes(&at.key, &row).await.unwrap();
-            let mut writer = StepWriter::open(&store.accessor, &store.thread, Some(at.key.id)).await.unwrap();
-            writer.adopt(task).unwrap();
-            writer.commit(Source::Loop, Vec::new(), Map::new()).await.unwrap();
+        let mut fork = StepWriter::open(&store.accessor, &store.thread, Some(head.key.id)).await.unwrap();
+        let message = |text: &str| json!([{"type": "human", "content": text, "id": text}]);
+        let task = fork.start_task(&"n".into(), 0);
+        let id = task.id;
+        let write = fork.write("messages", message("parent's"), false).unwrap();
+        fork.finish_task(task, vec![write], Durability::WithCommit).await.unwrap();
+        fork.commit(Source::Loop, Vec::new(), Map::new()).await.unwrap();
+
+        // A child of the link that applies a row of the same task.
+        let (image, ids) = (store.image().await, IdSource::default());
+        let link = &image.checkpoints[&(Namespace::root(), second.key.id)];
+        let mut checkpoint = link.checkpoint.clone();
+        checkpoint.id = ids.checkpoint_after(fork.state().map(|state| state.key.id));
+        checkpoint.applied = vec![id];
+        for (name, entry) in &mut checkpoint.channels {
+            entry.stored = Stored::Held;
+            if name.as_str() == "messages" {
+                entry.version = ids.version_after(Some(entry.version));
+                let whole = second.json("messages").unwrap().unwrap();
+                let whole = [whole.as_array().unwrap().as_slice(), &[message("link's")[0].clone()]].concat();
+                entry.stored = match store.accessor.table().mode() {
+                    ChannelMode::Full => Stored::Value(ChannelValue::from_json(&json!(whole)).unwrap()),
+                    ChannelMode::Delta => Stored::Sentinel,
+                };
+            }
         }
+        let mut metadata = link.metadata.clone();
+        metadata.extra = Map::new().into();
+        for counters in metadata.counters.values_mut() {
+            counters.updates += 1;
+            counters.supersteps += 1;
+        }
+        let write = store.accessor.write("messages", message("link's"), false).unwrap();
+        let step = StepCommit {
+            thread: store.thread.clone(),
+            namespace: Namespace::root(),
+            parent: Some(second.key.id),
+            expected_head: fork.state().map(|state| state.key.id),
+            checkpoint,
+            metadata,
+            writes: vec![TaskWrites { task: id, node: "n".into(), index: 0, writes: vec![write] }],
+            flush: Flush::Now,
+        };
+        store.saver.commit(step).await.unwrap();
+
         let before = store.states().await;
         let graft = RetentionPolicy { graft_duration_links: true, ..RetentionPolicy::default() };
         let gone = store.enforce(&graft).await.deleted_checkpoint_ids;

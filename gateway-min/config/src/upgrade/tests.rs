@@ -247,7 +247,7 @@ fn a_file_means_the_same_before_and_after() {
         "",
         "database: {checkpoint_channel_mode: delta, checkpoint_delta_snapshot_frequency: 3}\n",
         "database:\n  backend: memory\nmodels:\n  - {name: a, use: scripted, model: b, script: s.json}\n",
-        "summarization:\n  enabled: true\nsubagents:\n  token_budget: {max_tokens: 5000}\n  agents: {bash: {max_turns: 3}}\n",
+        "summarization:\n  enabled: true\n  trigger: {type: tokens, value: 9000}\nsubagents:\n  token_budget: {max_tokens: 5000}\n  agents: {bash: {max_turns: 3}}\n",
         "sandbox: {use: local, allow_host_bash: true}\nloop_detection: {tool_freq_overrides: {bash: {warn: 60, hard_limit: 90}}}\n",
         "acp_agents: {x: {command: c, description: d}}\nother: {kept: 1}\nmax_recursion_limit: 7\n",
         "auth:\n  enabled: true\nrun_events:\n  backend: db\n",

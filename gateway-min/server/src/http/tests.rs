@@ -436,7 +436,6 @@ async fn a_writer_right_after_a_read_waits_for_the_note_of_the_read() {
             ("DELETE", format!("{t}/goal"), none.clone()),
             ("POST", format!("{t}/branches"), json!({"message_id": "a-r1"})),
             ("POST", format!("{t}/copy"), json!({})),
-            ("POST", format!("{t}/compact"), json!({})),
             (
                 "POST",
                 "/api/threads/prune".to_owned(),

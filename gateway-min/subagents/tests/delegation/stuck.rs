@@ -407,7 +407,7 @@ async fn a_stored_result_is_delivered_although_its_store_fails_at_first() {
         let mut ended = next.run("r2", None, &mut seen).await;
         if failures == 2 {
             let error = ended.unwrap_err().to_string();
-            assert!(error.contains("continue the run"), "{error}");
+            assert!(error.contains("makes the call again"), "{error}");
             assert_eq!(
                 next.results().await,
                 Vec::<Json>::new(),

@@ -176,21 +176,31 @@ impl LangGraph {
             filter: search.filter.clone(),
             load: search.load.clone(),
         };
-        let mut found = Vec::new();
+        let (mut found, mut least) = (Vec::new(), PAGE);
         loop {
             let left = request.limit.map(|limit| limit.saturating_sub(found.len()));
             // Of a page, few may match that the saver does not choose itself.
             query.limit = match request.id {
-                None => left.map(|left| if search.chooses { left } else { left.max(PAGE) }),
+                None => left.map(|left| if search.chooses { left } else { left.max(least) }),
                 // Each namespace may have one of this id, and a page would end between them.
                 Some(_) => None,
             };
             if left == Some(0) {
                 return Ok(found);
             }
-            let page = self.saver.list(&query).await?;
-            query.before = page.last().map(|tuple| tuple.checkpoint.id);
+            let mut page = self.saver.list(&query).await?;
             let is_last = query.limit.is_none_or(|limit| page.len() < limit);
+            // What the saver chooses is complete with the limit.
+            if !is_last && !search.chooses && query.namespace.is_none() {
+                // The next page begins below an id, which several namespaces may have: it must not be cut in two.
+                let last = page.last().map(|tuple| tuple.checkpoint.id);
+                page.truncate(page.iter().position(|tuple| Some(tuple.checkpoint.id) == last).unwrap_or(0));
+                if page.is_empty() {
+                    least = least.max(left.unwrap_or_default()) * 2;
+                    continue;
+                }
+            }
+            query.before = page.last().map(|tuple| tuple.checkpoint.id);
             for tuple in page {
                 if search.matches(&tuple)? {
                     found.push(tuple);

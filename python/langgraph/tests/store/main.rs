@@ -15,7 +15,7 @@ use threadkeep::id::{TaskId, Version};
 use threadkeep::metadata::{Counters, Metadata, Source};
 use threadkeep::saver::{CheckpointSelector, Flush, Saver, StepCommit};
 use threadkeep::value::ChannelValue;
-use threadkeep_langgraph::{Frame, ListRequest, Put, Strategy};
+use threadkeep_langgraph::{Frame, ListRequest, Place, Put, Strategy};
 
 use crate::lab::{Lab, Meanwhile, text};
 
@@ -370,4 +370,48 @@ async fn changes_that_the_gateway_carries_on_are_looked_at_once() {
     assert_eq!(replay.seed.as_ref().map(|seed| &seed.value), Some(&text("seed")));
     assert_eq!(replay.writes.len(), 1);
     assert_eq!(lab.beside.paths.load(Ordering::Relaxed), 1, "paths read for ten checkpoints");
+}
+
+#[tokio::test]
+async fn a_page_does_not_end_between_equal_ids_of_two_namespaces() {
+    let lab = Lab::new();
+    let nested = Place::new("t", "nested");
+    let step = |place: &Place, n: u8, wanted: bool| Put {
+        place: place.clone(),
+        id: lab.id(n),
+        parent: None,
+        seen: None,
+        frame: Frame::default(),
+        versions: BTreeMap::new(),
+        new: BTreeSet::new(),
+        values: BTreeMap::new(),
+        held: BTreeSet::new(),
+        snapshots: BTreeSet::new(),
+        // Not what a saver decides.
+        metadata: json!({"step": n, "wanted": [wanted]}).as_object().unwrap().clone(),
+    };
+    let filter = json!({"wanted": [true]}).as_object().unwrap().clone();
+    for wanted in [&lab.place, &nested] {
+        let lab = lab.thread("t");
+        lab.graphs.delete_thread(&lab.place.thread).await.unwrap();
+        // The newest id is of one namespace only, so a page of an even length ends at the first one of an id.
+        for n in 0..=200 {
+            for place in [&lab.place, &nested] {
+                if n < 200 || *place == lab.place {
+                    lab.graphs.put(&step(place, n, place == wanted)).await.unwrap();
+                }
+            }
+        }
+        for limit in [201, 300] {
+            let request =
+                ListRequest { limit: Some(limit), filter: filter.clone(), ..ListRequest::default() };
+            for thread in [None, Some(lab.place.thread.clone())] {
+                let listed = lab.graphs.list(&ListRequest { thread, ..request.clone() }).await.unwrap();
+                let found: BTreeSet<_> = listed.iter().map(|tuple| tuple.id).collect();
+                let expected = if *wanted == nested { 200 } else { 201 };
+                assert_eq!((listed.len(), found.len()), (expected, expected), "{wanted:?}, limit {limit}");
+                assert!(listed.iter().all(|tuple| tuple.place == *wanted));
+            }
+        }
+    }
 }

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import operator
 import os
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
 import pytest
 from langchain_core.messages import HumanMessage
@@ -15,6 +16,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.checkpoint.serde.types import ERROR, INTERRUPT, RESUME, _DeltaSnapshot
+from langgraph.graph import START, StateGraph
 
 from conftest import Opener
 from graphs import conversation
@@ -311,6 +313,76 @@ def test_a_copy_of_a_checkpoint_that_another_writer_overtook_is_a_conflict(open_
         assert name(root) == name(list(saver.list(at()))[-1].config)
 
 
+class Noted(TypedDict, total=False):
+    text: str
+    notes: Annotated[list[str], operator.add]
+
+
+class Shown(TypedDict):
+    text: str
+
+
+def with_memory(saver: Any) -> Any:
+    """A graph with a subgraph that remembers, once a thread, what it was given."""
+    inner = (
+        StateGraph(Noted)
+        .add_node("note", lambda state: {"notes": [state["text"]]})
+        .add_node("say", lambda state: {"text": ", ".join(state["notes"])})
+        .add_edge(START, "note")
+        .add_edge("note", "say")
+        .compile(checkpointer=True)
+    )
+    return (
+        StateGraph(Shown)
+        .add_node("first", lambda state: {"text": f"{state['text']}!"})
+        .add_node("sub", inner)
+        .add_edge(START, "first")
+        .add_edge("first", "sub")
+        .compile(checkpointer=saver)
+    )
+
+
+@pytest.mark.parametrize("fence", ["fork", "error"])
+def test_going_back_across_a_subgraph_that_remembers_is_no_conflict(open_saver: Opener, fence: str) -> None:
+    config: Any = {"configurable": {"thread_id": "t"}}
+    with open_saver(fence=fence) as saver:
+        graph = with_memory(saver)
+        assert graph.invoke({"text": "one"}, config) == {"text": "one!"}
+        assert graph.invoke({"text": "two"}, config) == {"text": "one!, two!"}
+        newer, older = [state.config for state in graph.get_state_history(config) if state.next == ("sub",)]
+        assert graph.invoke(None, newer) == {"text": "one!, two!"}, "it had a checkpoint then"
+        assert graph.invoke(None, older) == {"text": "one!"}, "it had none"
+        assert graph.invoke({"text": "three"}, config) == {"text": "one!, three!"}
+
+
+@pytest.mark.parametrize("fence", ["fork", "error"])
+async def test_going_back_across_a_subgraph_that_remembers_is_no_conflict_in_an_event_loop(
+    open_async: Opener, fence: str
+) -> None:
+    config: Any = {"configurable": {"thread_id": "t"}}
+    async with open_async(fence=fence) as saver:
+        graph = with_memory(saver)
+        for text in ("one", "two"):
+            await graph.ainvoke({"text": text}, config)
+        places = [state.config async for state in graph.aget_state_history(config) if state.next == ("sub",)]
+        assert [await graph.ainvoke(None, place) for place in places] == [{"text": "one!, two!"}, {"text": "one!"}]
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+def test_a_listed_checkpoint_that_another_writer_overtook_is_fenced(open_saver: Opener) -> None:
+    with open_saver(fence="error") as saver, open_saver(fence="error") as other:
+        for namespace in ("", "sub"):
+            root = put(saver, at(namespace=namespace), made({"a": 0}))
+            head = put(saver, root, made({"a": 1}))
+            listed = list(saver.list(at(namespace=namespace)))
+            assert [name(found.config) for found in listed] == [name(head), name(root)]
+            # Each says which head was there, so a fork of an older one is none that was overtaken.
+            fork = put(saver, listed[1].config, made({"a": 2}))
+            with pytest.raises(ConflictError):
+                put(other, listed[1].config, made({"a": 3}))
+            assert name(read(saver, at(namespace=namespace)).config) == name(fork)
+
+
 def test_checkpoints_of_another_thread_are_put_as_any_others(open_saver: Opener) -> None:
     with open_saver(fence="error") as saver:
         config = at("source")
@@ -521,7 +593,7 @@ def test_a_checkpoint_that_is_put_again_is_replaced(open_saver: Opener, fence: s
             assert found.pending_writes == [("t", "a", 3)]
         assert read(saver, child).checkpoint["channel_values"] == {"a": 3, "b": ["kept"]}
         last = put(saver, child, made({"a": 4, "b": ["kept"]}, {"a": 4, "b": 1}, **BESIDES), new={"a": 4})
-        assert [found.config for found in saver.list(at())] == [last, child, config, root]
+        assert [name(found.config) for found in saver.list(at())] == [name(one) for one in (last, child, config, root)]
 
 
 @FENCES

@@ -1,6 +1,6 @@
 //! Reading checkpoints.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use futures::future::BoxFuture;
 use futures::{FutureExt, StreamExt, TryStreamExt, stream};
@@ -108,6 +108,26 @@ impl LangGraph {
     /// # Errors
     /// [`Error::Stale`] if others keep deleting what is found, so that there may be more than would be answered. The saver's.
     pub async fn list(&self, request: &ListRequest) -> Result<Vec<Tuple>> {
+        let listed = self.whole_list(request).await?;
+        match self.fence {
+            Fence::Fork => Ok(listed),
+            Fence::Error => self.with_heads(listed).await,
+        }
+    }
+
+    /// Adds the heads that a run sees which goes on from one of these, as a subgraph does whose run goes back in time.
+    async fn with_heads(&self, mut listed: Vec<Tuple>) -> Result<Vec<Tuple>> {
+        let places: HashSet<Place> = listed.iter().map(|tuple| tuple.place.clone()).collect();
+        let heads: Vec<BoxFuture<'_, _>> = places.iter().map(|place| self.read_head(place).boxed()).collect();
+        let heads: Vec<Option<CheckpointId>> = stream::iter(heads).buffered(AT_ONCE).try_collect().await?;
+        let heads: HashMap<&Place, Option<CheckpointId>> = places.iter().zip(heads).collect();
+        for tuple in &mut listed {
+            tuple.head = heads.get(&tuple.place).copied().flatten();
+        }
+        Ok(listed)
+    }
+
+    async fn whole_list(&self, request: &ListRequest) -> Result<Vec<Tuple>> {
         let mut search = Search::new(request);
         for _ in 1..ATTEMPTS {
             let (listed, gone) = self.listed(&search).await?;

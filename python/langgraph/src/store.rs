@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use threadkeep::checkpoint::{CheckpointKey, CheckpointTuple, Stored};
-use threadkeep::id::{ChannelName, CheckpointId, ThreadId};
+use threadkeep::id::{ChannelName, CheckpointId, Namespace, ThreadId};
 use threadkeep::saver::{self, CheckpointSelector, Load, Rewrite, Saver};
 use threadkeep::{Error, Result};
 
@@ -112,7 +112,12 @@ impl LangGraph {
     fn expected(&self, put: &Put, head: Option<CheckpointId>) -> Option<CheckpointId> {
         match self.fence {
             Fence::Fork => head,
-            Fence::Error => put.seen.or(put.parent),
+            Fence::Error => match put.seen.or(put.parent) {
+                // A subgraph with a history of its own, where a run goes back to before it began: nothing was read, so no
+                // config says which head its author saw. The run itself is fenced in the root namespace.
+                None if put.place.namespace != Namespace::root() => head,
+                seen => seen,
+            },
         }
     }
 

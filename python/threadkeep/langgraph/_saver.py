@@ -108,16 +108,7 @@ class ThreadkeepSaver(BaseCheckpointSaver[str]):
     def _tuple(self, config: RunnableConfig, raw: RawTuple | None) -> CheckpointTuple | None:
         if raw is None:
             return None
-        found = _decoded(raw, self._decoder(share=False))
-        head = raw.head()
-        if head is None:
-            return found
-        # A copy is put on the parent of what it copies, or on none.
-        if found.parent_config:
-            found = found._replace(parent_config=_seen_at(found.parent_config, head))
-        if get_checkpoint_id(config) or not found.parent_config:
-            found = found._replace(config=_seen_at(found.config, head))
-        return found
+        return _decoded(raw, self._decoder(share=False), is_head=not get_checkpoint_id(config))
 
     def list(
         self,
@@ -465,13 +456,22 @@ def _json(value: Mapping[str, Any]) -> bytes:
         raise InvalidInputError(f"metadata: {error}") from error
 
 
-def _decoded(raw: RawTuple, decoder: Decoder) -> CheckpointTuple:
+def _decoded(raw: RawTuple, decoder: Decoder, *, is_head: bool = False) -> CheckpointTuple:
+    """What was read. ``is_head``: the head was asked for, which needs no head beside it."""
     thread, namespace, checkpoint_id, parent = raw.place()
     checkpoint, metadata, writes = raw.decode(decoder)
+    config = _config(thread, namespace, checkpoint_id)
+    parent_config = _config(thread, namespace, parent) if parent else None
+    if head := raw.head():
+        # A copy is put on the parent of what it copies, or on none.
+        if not is_head or parent_config is None:
+            config = _seen_at(config, head)
+        if parent_config is not None:
+            parent_config = _seen_at(parent_config, head)
     return CheckpointTuple(
-        config=_config(thread, namespace, checkpoint_id),
+        config=config,
         checkpoint=cast(Checkpoint, checkpoint),
         metadata=cast(CheckpointMetadata, metadata),
-        parent_config=_config(thread, namespace, parent) if parent else None,
+        parent_config=parent_config,
         pending_writes=writes,
     )

@@ -303,6 +303,7 @@ impl Store {
         namespace: &str,
         parent: Option<&str>,
         seen: Option<&str>,
+        run: Option<u64>,
         checkpoint: &Bound<'_, PyDict>,
         metadata_json: &[u8],
         new_versions: &Bound<'_, PyDict>,
@@ -361,7 +362,8 @@ impl Store {
             metadata: metadata(metadata_json)?,
             place,
         };
-        Ok(self.call(move |graphs| async move { graphs.put(&put).await.map(|()| Output::Nothing) }))
+        Ok(self
+            .call(move |graphs| async move { graphs.of_run(run).put(&put).await.map(|()| Output::Nothing) }))
     }
 
     #[expect(clippy::too_many_arguments, reason = "LangGraph's, and its place in pieces")]
@@ -370,6 +372,7 @@ impl Store {
         thread: &str,
         namespace: &str,
         id: &str,
+        run: Option<u64>,
         writes: Vec<Bound<'_, PyAny>>,
         task: String,
         path: String,
@@ -384,14 +387,16 @@ impl Store {
         }
         let id = place.id(id).map_err(exception)?;
         let put = PutWrites { place, id, task, path, writes: encoded };
-        Ok(self.call(move |graphs| async move { graphs.put_writes(&put).await.map(|()| Output::Nothing) }))
+        Ok(self.call(move |graphs| async move {
+            graphs.of_run(run).put_writes(&put).await.map(|()| Output::Nothing)
+        }))
     }
 
-    fn get(&self, thread: &str, namespace: &str, id: Option<&str>) -> PyResult<Call> {
+    fn get(&self, thread: &str, namespace: &str, id: Option<&str>, run: Option<u64>) -> PyResult<Call> {
         let place = place(thread, namespace);
         let id = id.map(|id| place.id(id).map_err(exception)).transpose()?;
         Ok(self.call(move |graphs| async move {
-            graphs.get(&place, id).await.map(|found| Output::Tuple(found.map(Box::new)))
+            graphs.of_run(run).get(&place, id).await.map(|found| Output::Tuple(found.map(Box::new)))
         }))
     }
 

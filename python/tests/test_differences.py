@@ -7,19 +7,23 @@ import copy
 import operator
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from threading import Barrier, Event
 from typing import Annotated, Any, TypedDict
 
 import pytest
 from langchain_core.messages import HumanMessage
+from langgraph.channels.delta import DeltaChannel
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.checkpoint.serde.types import ERROR, INTERRUPT, RESUME, _DeltaSnapshot
 from langgraph.graph import START, StateGraph
+from langgraph.types import Command, interrupt
 
 from conftest import Opener
-from graphs import conversation
+from graphs import append, conversation
 from kit import NULL_TASK, at, made, put, read, replayed, writes
 from threadkeep import ConflictError, InvalidInputError
 from threadkeep.langgraph import SqliteSaver
@@ -44,15 +48,21 @@ def test_a_child_applies_what_its_parent_has_in_the_order_of_paths(open_saver: O
         assert writes(saver, root)[0] == ("z", "d", ["late"])
 
 
-def test_a_longer_list_of_a_task_adds_what_it_has_more(open_saver: Opener) -> None:
+def test_the_longest_list_of_a_task_is_shown(open_saver: Opener) -> None:
+    def shown(*expected: tuple[str, Any]) -> None:
+        assert writes(saver, root) == [(NULL_TASK, channel, value) for channel, value in expected]
+
     with open_saver() as saver:
         root = put(saver, at(), made({"a": 1}))
         saver.put_writes(root, [("a", 1)], NULL_TASK)
         saver.put_writes(root, [("a", 1), ("b", 2)], NULL_TASK)
-        saver.put_writes(root, [("a", "other"), ("b", "other"), ("a", 3), (RESUME, "yes")], NULL_TASK)
+        shown(("a", 1), ("b", 2))
+        saver.put_writes(root, [("a", "other"), ("b", "other")], NULL_TASK)
         saver.put_writes(root, [("a", 1)], NULL_TASK)
-        expected = [(RESUME, "yes"), ("a", 1), ("b", 2), ("a", 3)]
-        assert writes(saver, root) == [(NULL_TASK, channel, value) for channel, value in expected]
+        shown(("a", 1), ("b", 2))
+        # A list that nobody put is never shown.
+        saver.put_writes(root, [("a", "other"), ("b", "other"), ("a", 3), (RESUME, "yes")], NULL_TASK)
+        shown((RESUME, "yes"), ("a", "other"), ("b", "other"), ("a", 3))
 
 
 def test_a_task_that_runs_again_for_another_child_may_write_more(open_saver: Opener) -> None:
@@ -77,8 +87,8 @@ def runs_again(opened: Callable[[], Any]) -> None:
             saver = opened()
             saver.put_writes(root, [("d", [f"a {n}"]) for n in range(more)], "a", "p")
             saver.put_writes(root, [("d", ["b"])], "b", "p")
-            # A shorter list has nothing new.
-            saver.put_writes(root, [("d", ["other"])], "a", "p")
+            # The beginning of it again.
+            saver.put_writes(root, [("d", ["a 0"])], "a", "p")
             assert writes(saver, root) == [*(("a", "d", [f"a {n}"]) for n in range(more)), ("b", "d", ["b"])]
         expected.append([value for *_, value in writes(opened(), root)])
         children.append(put(opened(), root, made({}, {"d": 2}), COUNTED))
@@ -86,23 +96,115 @@ def runs_again(opened: Callable[[], Any]) -> None:
             assert replayed(opened(), child) == (_DeltaSnapshot(["seed"]), history)
 
 
+def test_runs_that_write_other_things_for_one_task_replay_their_own(open_saver: Opener) -> None:
+    with open_saver() as saver:
+        root = put(saver, at(), made({"d": _DeltaSnapshot(["seed"])}))
+        children = []
+        for texts in (["one"], ["two"], ["three", "four"], ["five"]):
+            saver.put_writes(root, [("d", [text]) for text in texts], "t", "p")
+            children.append(put(saver, root, made({}, {"d": 2}), COUNTED))
+        expected = [[["one"]], [["two"]], [["three"], ["four"]], [["five"]]]
+        assert [replayed(saver, one)[1] for one in children] == expected
+        assert [value for *_, value in writes(saver, root)] == [["three"], ["four"]]
+
+
+# What two processes do, in which order: each puts writes of the task, then a checkpoint.
+ORDERS = ["write one, put one, write two, put two", "write one, write two, put one, put two", "write one, write two, put two, put one"]
+
+
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
-def test_writes_that_another_process_settled_with_fewer_are_a_conflict(open_saver: Opener) -> None:
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("lengths", [(1, 1), (1, 2), (2, 1)])
+def test_processes_that_write_other_things_for_one_task_replay_their_own(
+    open_saver: Opener, order: str, lengths: tuple[int, int]
+) -> None:
     with open_saver() as saver, open_saver() as other:
         root = put(saver, at(), made({"d": _DeltaSnapshot(["seed"])}))
-        other.put_writes(root, [("d", ["one"])], "a", "p")
-        theirs = put(other, root, made({}, {"d": 2}), COUNTED)
-        # This saver has not seen that.
-        saver.put_writes(root, [("d", ["one"]), ("d", ["two"])], "a", "p")
-        with pytest.raises(ConflictError):
-            put(saver, root, made({}, {"d": 3}), COUNTED)
-        assert read(saver, at()).config == theirs
-        # A run that reads it again has all that it writes.
-        read(saver, root)
-        saver.put_writes(root, [("d", ["one"]), ("d", ["two"])], "a", "p")
-        ours = put(saver, root, made({}, {"d": 3}), COUNTED)
-        assert replayed(saver, ours) == (_DeltaSnapshot(["seed"]), [["one"], ["two"]])
-        assert replayed(other, theirs) == (_DeltaSnapshot(["seed"]), [["one"]])
+        read(other, root)
+        children: dict[str, Any] = {}
+        lists = {
+            who: [("d", [f"{who} {n}"]) for n in range(length)] for who, length in zip(["one", "two"], lengths, strict=True)
+        }
+        for step in order.split(", "):
+            what, who = step.split()
+            of = saver if who == "one" else other
+            if what == "write":
+                of.put_writes(root, lists[who], "t", "p")
+            else:
+                children[who] = put(of, root, made({}, {"d": 2}), COUNTED)
+        for reader in (saver, other):
+            for who, child in children.items():
+                assert replayed(reader, child)[1] == [value for _, value in lists[who]], who
+
+
+class Asked(TypedDict):
+    log: Annotated[list[Any], DeltaChannel(append)]
+
+
+def test_two_answers_at_one_time_are_two_branches(open_saver: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+    config: Any = {"configurable": {"thread_id": "t"}}
+    both_read, stored, both_stored = Barrier(2), set[str](), Event()
+
+    def ask(_: Asked) -> dict[str, Any]:
+        answer = interrupt("what?")
+        both_read.wait(600)
+        return {"log": [answer]}
+
+    def last(_: Asked) -> dict[str, Any]:
+        interrupt("go on?")
+        # The checkpoints come once the writes of both answers are stored.
+        assert both_stored.wait(600)
+        return {"log": ["last"]}
+
+    with open_saver() as saver:
+        builder = StateGraph(Asked).add_node("ask", ask).add_node("last", last)
+        graph = builder.add_edge(START, "ask").add_edge(START, "last").compile(checkpointer=saver)
+        graph.invoke({"log": ["start"]}, config)
+        questions = {one.name: one.interrupts[0].id for one in graph.get_state(config).tasks}
+        put_writes = saver.put_writes
+
+        def noted(config: Any, writes: Any, task_id: str, task_path: str = "") -> None:
+            put_writes(config, writes, task_id, task_path)
+            stored.update(value[0] for channel, value in writes if channel == "log" and value[0] in ("yes", "no"))
+            if len(stored) == 2:
+                both_stored.set()
+
+        monkeypatch.setattr(saver, "put_writes", noted)
+
+        def answered(answer: str) -> Any:
+            return graph.invoke(Command(resume={questions["ask"]: answer, questions["last"]: "yes"}), config)["log"]
+
+        with ThreadPoolExecutor(2) as threads:
+            results = list(threads.map(answered, ["yes", "no"]))
+        assert results == [["start", answer, "last"] for answer in ("yes", "no")]
+        ends = [state.values["log"] for state in graph.get_state_history(config) if not state.next]
+        assert sorted(ends) == sorted(results)
+
+
+def test_an_answer_has_nothing_of_an_update_that_came_meanwhile(open_saver: Opener) -> None:
+    config: Any = {"configurable": {"thread_id": "t"}}
+    answering, updated = Event(), Event()
+
+    def ask(_: Asked) -> dict[str, Any]:
+        answer = interrupt("what?")
+        if answer == "yes":
+            answering.set()
+            assert updated.wait(600)
+        return {"log": [answer]}
+
+    with open_saver() as saver:
+        graph = StateGraph(Asked).add_node("ask", ask).add_edge(START, "ask").compile(checkpointer=saver)
+        graph.invoke({"log": ["start"]}, config)
+        with ThreadPoolExecutor(1) as threads:
+            answered = threads.submit(lambda: graph.invoke(Command(resume="yes"), config)["log"])
+            assert answering.wait(600)
+            # The update is stored under the checkpoint that the other run goes on from, as a task that this does not have.
+            other = graph.invoke(Command(resume="no", update={"log": ["note"]}), config)["log"]
+            updated.set()
+            results = [answered.result(600), other]
+        assert results == [["start", "yes"], ["start", "note", "no"]]
+        ends = [state.values["log"] for state in graph.get_state_history(config) if not state.next]
+        assert sorted(ends) == sorted(results)
 
 
 def test_a_write_may_be_any_pair(open_saver: Opener) -> None:

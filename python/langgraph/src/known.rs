@@ -119,12 +119,6 @@ impl Known {
         self.foreign && channel == MESSAGES_CHANNEL
     }
 
-    /// Whether it has the rows of an earlier state of it, with all their writes.
-    pub(crate) fn has_rows_of(&self, before: &Self) -> bool {
-        let has = |old: &KnownTask| self.tasks.iter().any(|row| row.id == old.id && row.len >= old.len);
-        before.tasks.iter().all(has)
-    }
-
     /// What to load of the checkpoint so that [`Self::complete`] has the rest.
     pub(crate) fn missing(&self) -> Load {
         let missing = self

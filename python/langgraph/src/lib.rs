@@ -14,6 +14,7 @@ mod put;
 mod read;
 mod reading;
 mod removal;
+mod runs;
 mod steps;
 mod store;
 mod task;

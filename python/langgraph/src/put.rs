@@ -12,10 +12,10 @@ use threadkeep::{Error, Result};
 
 use crate::frame::{self, FRAME, REST, SEEN};
 use crate::known::{CARRIED, Known, KnownChannel, KnownTask, LABELS, is_snapshot, rebased};
-use crate::metadata;
-use crate::task::Kind;
+use crate::runs::Rows;
 use crate::types::Put;
 use crate::version::{self, Label};
+use crate::{metadata, runs};
 
 /// The channels whose values a put has to bring: those that are new, and those that the parent does not hold.
 pub(crate) fn needs(
@@ -45,13 +45,14 @@ pub(crate) enum Versions {
     Fresh,
 }
 
-/// The commit of a put, and what is known of its checkpoint once it is stored.
+/// The commit of a put, and what is known of its checkpoint once it is stored. `rows` are those of its run.
 ///
 /// # Errors
 /// [`Error::Stale`] if the parent does not hold what the put leaves to it.
 pub(crate) fn plan(
     put: &Put,
     parent: Option<&Known>,
+    rows: &Rows,
     head: Option<CheckpointId>,
     versions: Versions,
 ) -> Result<(StepCommit, Known)> {
@@ -60,7 +61,7 @@ pub(crate) fn plan(
         put,
         parent,
         versions,
-        applied: applied(put, parent, &given),
+        applied: applied(put, parent, rows, &given),
         channels: BTreeMap::new(),
         known: Known::default(),
         labels: Map::new(),
@@ -108,6 +109,7 @@ pub(crate) fn plan(
 fn applied<'p>(
     put: &Put,
     parent: Option<&'p Known>,
+    rows: &Rows,
     given: &BTreeMap<ChannelName, Counters>,
 ) -> Vec<&'p KnownTask> {
     let Some(parent) = parent else { return Vec::new() };
@@ -116,12 +118,10 @@ fn applied<'p>(
             && carries(put, parent.channels.get(name), name.as_str(), given.get(name).copied())
     };
     let is_applied = |task: &&KnownTask| {
-        task.kind != Kind::Special
-            && (!task.channels.iter().any(is_carried)
-                || task.channels.iter().any(|name| given.contains_key(name)))
+        !task.channels.iter().any(is_carried) || task.channels.iter().any(|name| given.contains_key(name))
     };
-    let mut rows: Vec<_> = parent.tasks.iter().filter(is_applied).collect();
-    rows.sort_by(|one, other| (&one.author, one.kind).cmp(&(&other.author, other.kind)));
+    let mut rows = runs::applied(&parent.tasks, rows);
+    rows.retain(is_applied);
     rows
 }
 

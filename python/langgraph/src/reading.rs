@@ -76,6 +76,7 @@ impl LangGraph {
             Some(_) => None,
         };
         let _known = self.memory.learned(&key, Known::new(&found)?, since);
+        self.runs.read(&key, self.run, found.writes.iter().map(|row| row.task));
         Ok(self.shown(found).await?.map(|shown| Tuple { head, ..shown }))
     }
 

@@ -7,13 +7,14 @@ use std::time::Instant;
 
 use threadkeep::checkpoint::{CheckpointKey, CheckpointTuple, Stored};
 use threadkeep::id::{ChannelName, CheckpointId, Namespace, ThreadId};
-use threadkeep::saver::{self, CheckpointSelector, Load, Rewrite, Saver};
+use threadkeep::saver::{self, CheckpointSelector, Load, Rewrite, Saver, StepCommit};
 use threadkeep::{Error, Result};
 
 use crate::frame::{FRAME, REST, SEEN};
 use crate::known::{Known, Memory};
 use crate::put::{Versions, needs, plan};
 use crate::read;
+use crate::runs::{Rows, Runs};
 use crate::steps::after;
 use crate::types::{Place, Put, PutWrites, Tuple};
 use crate::version::Label;
@@ -37,6 +38,9 @@ pub struct LangGraph {
     pub(crate) saver: Arc<dyn Saver>,
     pub(crate) fence: Fence,
     pub(crate) memory: Arc<Memory>,
+    pub(crate) runs: Arc<Runs>,
+    /// The run whose calls these are.
+    pub(crate) run: Option<u64>,
     waiting: Arc<WaitingRoom>,
 }
 
@@ -49,13 +53,34 @@ impl fmt::Debug for LangGraph {
 impl LangGraph {
     /// LangGraph's checkpoints on this saver.
     pub fn new(saver: Arc<dyn Saver>, fence: Fence) -> Self {
-        Self { saver, fence, memory: Arc::default(), waiting: Arc::default() }
+        Self {
+            saver,
+            fence,
+            memory: Arc::default(),
+            runs: Arc::default(),
+            run: None,
+            waiting: Arc::default(),
+        }
     }
 
     /// The same checkpoints on another saver of the same store, which was closed and opened again.
     #[must_use]
     pub fn on(&self, saver: Arc<dyn Saver>) -> Self {
-        Self { saver, fence: self.fence, memory: self.memory.clone(), waiting: self.waiting.clone() }
+        Self { saver, ..self.of_run(self.run) }
+    }
+
+    /// The same checkpoints, for the calls of one run of several at one time: a checkpoint that it puts applies what it wrote.
+    /// `None` stands for one run after the other.
+    #[must_use]
+    pub fn of_run(&self, run: Option<u64>) -> Self {
+        Self {
+            saver: self.saver.clone(),
+            fence: self.fence,
+            memory: self.memory.clone(),
+            runs: self.runs.clone(),
+            run,
+            waiting: self.waiting.clone(),
+        }
     }
 
     /// The channels with a value whose value a put has to bring: the others are taken from its parent. `None` if the
@@ -143,37 +168,22 @@ impl LangGraph {
     /// Stores a checkpoint, and the writes that wait for it. A checkpoint that exists is replaced.
     ///
     /// # Errors
-    /// [`Error::Conflict`] if the thread moved on and the fence is [`Fence::Error`], if its head is newer than this
-    /// checkpoint, or if a child of its parent that another process stored applies fewer writes of a task than this process
-    /// has put. [`Error::Stale`] if the parent changed since [`Self::needs`] was asked: ask again. The saver's.
+    /// [`Error::Conflict`] if the thread moved on and the fence is [`Fence::Error`], or if its head is newer than this
+    /// checkpoint. [`Error::Stale`] if the parent changed since [`Self::needs`] was asked: ask again. The saver's.
     pub async fn put(&self, put: &Put) -> Result<()> {
         let key = put.place.key(put.id);
         let is_new = self.memory.begins_put(&key);
         for attempt in 0..ATTEMPTS {
-            let mut before = None;
             if attempt > 0
                 && let Some(parent) = put.parent
             {
-                let parent = put.place.key(parent);
-                before = self.memory.checkpoint(&parent);
-                self.memory.forget(&parent);
+                self.memory.forget(&put.place.key(parent));
             }
             let (parent, head) = (self.parent(put).await?, self.head(put).await?);
-            if let (Some(before), Some(parent)) = (before, &parent)
-                && !parent.has_rows_of(&before)
-            {
-                // Another process has settled a row of this run with fewer writes.
-                return Err(Error::Conflict {
-                    thread: key.thread,
-                    namespace: key.namespace,
-                    expected: put.parent,
-                    found: head,
-                });
-            }
             let expected = self.expected(put, head);
             let mut is_late = head.max(expected) >= Some(put.id);
             if !is_late {
-                let (step, known) = plan(put, parent.as_deref(), expected, Versions::Named)?;
+                let (step, known) = self.planned(put, parent.as_deref(), expected, Versions::Named)?;
                 let since = self.memory.expect(&key);
                 match saver::commit(&*self.saver, step).await {
                     Ok(_) => {
@@ -206,6 +216,20 @@ impl LangGraph {
         Err(Error::Stale { thread: key.thread })
     }
 
+    fn planned(
+        &self,
+        put: &Put,
+        parent: Option<&Known>,
+        head: Option<CheckpointId>,
+        versions: Versions,
+    ) -> Result<(StepCommit, Known)> {
+        let rows = match put.parent {
+            Some(id) => self.runs.of(&put.place.key(id), self.run),
+            None => Rows::default(),
+        };
+        plan(put, parent, &rows, head, versions)
+    }
+
     /// Whether a commit that succeeded has stored this: each has versions of its own.
     async fn is_stored(&self, key: &CheckpointKey, known: &Known) -> Result<bool> {
         let at = CheckpointSelector::at(key).loading(Load::None);
@@ -220,7 +244,7 @@ impl LangGraph {
     async fn put_late(&self, put: &Put, parent: Option<&Known>) -> Result<bool> {
         let key = put.place.key(put.id);
         // The checkpoint may have other values under the versions of this put.
-        let (step, _) = plan(put, parent, None, Versions::Fresh)?;
+        let (step, _) = self.planned(put, parent, None, Versions::Fresh)?;
         for _ in 0..ATTEMPTS {
             let image = self.saver.read_thread(&key.thread).await?;
             let at = (key.namespace.clone(), key.id);
@@ -319,6 +343,7 @@ impl LangGraph {
     /// Forgets what is known of a thread. What waits for its checkpoints was acknowledged: it goes only with the thread.
     pub(crate) fn forget(&self, thread: &ThreadId, deleted: &Result<()>) {
         self.memory.forget_thread(thread);
+        self.runs.forget(thread);
         if deleted.is_ok() {
             self.waiting.forget(thread);
         }

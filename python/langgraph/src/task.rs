@@ -1,10 +1,12 @@
 //! LangGraph's rows and the engine's.
 //!
-//! A task has one row of special writes (errors, interrupts, answers), which LangGraph may replace at any time, and one of
-//! ordinary writes. Once a child has applied the ordinary row, it is final. If the task then runs again for another child and
-//! writes more, what it has more is a further row: the first child keeps its history, and the other one has all writes.
+//! A task has one row of special writes (errors, interrupts, answers), which LangGraph may replace at any time, and a row for
+//! each list of ordinary writes that was put for it: the same list again is the same row, and any other one leaves it as it is
+//! ([`runs`]).
 
-use serde_json::{Value as Json, json};
+use std::collections::BTreeSet;
+
+use serde_json::{Map, Value as Json, json};
 use threadkeep::Result;
 use threadkeep::checkpoint::{
     ERROR_CHANNEL, INTERRUPT_CHANNEL, RESUME_CHANNEL, SCHEDULED_CHANNEL, TaskWrites, Write,
@@ -12,13 +14,17 @@ use threadkeep::checkpoint::{
 use threadkeep::id::TaskId;
 use threadkeep::value::ChannelValue;
 
+use crate::known::KnownTask;
+use crate::runs;
 use crate::types::Pending;
 
 /// The channel of a row's first write where its task or its path do not fit into the row: a private one.
 const TASK: &str = "__threadkeep_task__";
 /// Distinguishes the id of a task's special row from that of its ordinary one.
 const SPECIAL: [u8; 16] = *b"threadkeep spec.";
-/// Distinguishes the ids of its further rows, together with their positions.
+/// Distinguishes the ids of its ordinary rows, together with what they have.
+const OWN: [u8; 16] = *b"threadkeep list.";
+/// Distinguishes the ids of further rows of a list, as older versions stored it, together with their positions.
 const FURTHER: [u8; 16] = *b"threadkeep more.";
 
 /// The order in which LangGraph lists special writes; before ordinary ones.
@@ -40,8 +46,32 @@ pub(crate) struct Author {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Kind {
     Special,
-    /// The ordinary ones from this position on: 0, or where the rows end that are final.
+    /// A part of a list of ordinary ones, from this position on: of older versions, and of other programs.
     Ordinary(usize),
+    /// A whole list of ordinary ones, and its [`likeness`].
+    Own(u64),
+}
+
+/// A hash of what a list has.
+pub(crate) fn likeness(writes: &[(String, ChannelValue)]) -> u64 {
+    let mut hasher = blake3::Hasher::new();
+    let mut part = |kind: u8, bytes: &[u8]| {
+        hasher.update(&[kind]).update(&(bytes.len() as u64).to_be_bytes()).update(bytes);
+    };
+    for (channel, value) in writes {
+        part(0, channel.as_bytes());
+        match value {
+            ChannelValue::Plain(encoded) => part(1, &encoded.bytes[..]),
+            ChannelValue::List(list) => {
+                part(2, &(list.len() as u64).to_be_bytes());
+                for element in list.iter() {
+                    part(3, &element.hash()[..]);
+                }
+            }
+        }
+    }
+    let hash = hasher.finalize();
+    hash.as_bytes().first_chunk().map_or(0, |first| u64::from_be_bytes(*first))
 }
 
 /// The id of a row.
@@ -53,12 +83,15 @@ pub(crate) fn row_id(task: &str, kind: Kind) -> TaskId {
     });
     match kind {
         Kind::Ordinary(0) => id,
-        Kind::Ordinary(from) => {
-            let from = (from as u128).to_be_bytes();
-            mask(mask(id, FURTHER), from)
-        }
+        Kind::Ordinary(from) => mask(mask(id, FURTHER), (from as u128).to_be_bytes()),
+        Kind::Own(likeness) => own(id, likeness),
         Kind::Special => mask(id, SPECIAL),
     }
+}
+
+/// The id of a list's row, or from that, of its task.
+fn own(id: TaskId, likeness: u64) -> TaskId {
+    mask(mask(id, OWN), u128::from(likeness).to_be_bytes())
 }
 
 fn mask(id: TaskId, with: [u8; 16]) -> TaskId {
@@ -78,20 +111,25 @@ pub(crate) fn row(author: &Author, kind: Kind, writes: Vec<(String, ChannelValue
     // them where a run stores its writes at its end, would be names without number.
     let path = author.path.as_str();
     let named = !path.contains('-') && !path.starts_with("~~") && path.len() <= 64;
-    let mut all = Vec::with_capacity(writes.len() + 1);
+    let mut note = Map::new();
     let from = match kind {
         Kind::Ordinary(from) => from,
-        Kind::Special => 0,
+        Kind::Special | Kind::Own(_) => 0,
     };
-    let plain = from == 0 && plain_id(&author.task).is_some();
-    if !named || !plain {
-        let task = if plain { Json::Null } else { json!(author.task) };
-        let noted = if named { Json::Null } else { json!(path) };
-        let mut note = json!({ "task": task, "path": noted });
-        if from > 0 {
-            note["from"] = json!(from);
-        }
-        let value = ChannelValue::from_json(&note)?;
+    if from > 0 || plain_id(&author.task).is_none() {
+        note.insert("task".to_owned(), json!(author.task));
+    }
+    if !named {
+        note.insert("path".to_owned(), json!(path));
+    }
+    match kind {
+        Kind::Ordinary(from) if from > 0 => drop(note.insert("from".to_owned(), json!(from))),
+        Kind::Own(likeness) => drop(note.insert("list".to_owned(), json!(likeness))),
+        Kind::Ordinary(_) | Kind::Special => {}
+    }
+    let mut all = Vec::with_capacity(writes.len() + 1);
+    if !note.is_empty() {
+        let value = ChannelValue::from_json(&Json::Object(note))?;
         all.push(Write { channel: TASK.into(), value, overwrite: false });
     }
     let writes = writes.into_iter();
@@ -104,18 +142,24 @@ pub(crate) fn row(author: &Author, kind: Kind, writes: Vec<(String, ChannelValue
 pub(crate) fn author(row: &TaskWrites) -> Result<(Author, Kind)> {
     let mut path = row.node.to_string();
     let mut task = None;
-    let mut from = 0;
+    let mut ordinary = Kind::Ordinary(0);
     if let Some(first) = row.writes.first().filter(|write| write.channel.as_str() == TASK) {
         let json = first.value.to_json()?;
         task = json["task"].as_str().map(str::to_owned);
-        from = json["from"].as_u64().and_then(|from| usize::try_from(from).ok()).unwrap_or(0);
+        if let Some(from) = json["from"].as_u64().and_then(|from| usize::try_from(from).ok()) {
+            ordinary = Kind::Ordinary(from);
+        }
+        if let Some(likeness) = json["list"].as_u64() {
+            ordinary = Kind::Own(likeness);
+        }
         if let Some(long) = json["path"].as_str() {
             long.clone_into(&mut path);
         }
     }
-    let kind = if writes(row).all(Write::is_special) { Kind::Special } else { Kind::Ordinary(from) };
+    let kind = if writes(row).all(Write::is_special) { Kind::Special } else { ordinary };
     let task = task.unwrap_or_else(|| match kind {
         Kind::Ordinary(_) => row.task.to_string(),
+        Kind::Own(likeness) => own(row.task, likeness).to_string(),
         Kind::Special => mask(row.task, SPECIAL).to_string(),
     });
     Ok((Author { path, task }, kind))
@@ -126,17 +170,18 @@ pub(crate) fn writes(row: &TaskWrites) -> impl Iterator<Item = &Write> {
     row.writes.iter().filter(|write| write.channel.as_str() != TASK)
 }
 
-/// The writes of all rows, by path, task and position.
+/// The writes that readers are shown, by path, task and position.
 pub(crate) fn pending(rows: &[TaskWrites]) -> Result<Vec<Pending>> {
-    let mut sorted = Vec::with_capacity(rows.len());
-    for row in rows {
-        sorted.push((author(row)?, row));
-    }
-    sorted.sort_by(|(one, _), (other, _)| one.cmp(other));
+    let tasks = rows.iter().map(KnownTask::new).collect::<Result<Vec<_>>>()?;
+    let shown: BTreeSet<TaskId> =
+        runs::shown(tasks.iter(), &BTreeSet::new()).into_iter().map(|task| task.id).collect();
+    let is_shown = |task: &KnownTask| task.kind == Kind::Special || shown.contains(&task.id);
+    let mut sorted: Vec<_> = tasks.iter().zip(rows).filter(|(task, _)| is_shown(task)).collect();
+    sorted.sort_by(|(one, _), (other, _)| (&one.author, one.kind).cmp(&(&other.author, other.kind)));
     let mut all = Vec::new();
-    for ((author, kind), row) in sorted {
+    for (KnownTask { author, kind, .. }, row) in sorted {
         let mut writes: Vec<&Write> = writes(row).collect();
-        if kind == Kind::Special {
+        if *kind == Kind::Special {
             let place = |write: &Write| SPECIAL_ORDER.iter().position(|name| *name == write.channel.as_str());
             writes.sort_by_key(|write| place(write));
         }
@@ -167,6 +212,7 @@ mod tests {
                 for (kind, channel) in [
                     (Kind::Ordinary(0), "messages"),
                     (Kind::Ordinary(3), "messages"),
+                    (Kind::Own(u64::MAX - 1), "messages"),
                     (Kind::Special, ERROR_CHANNEL),
                 ] {
                     let by = Author { path: path.to_owned(), task: task.to_owned() };

@@ -1,17 +1,15 @@
 //! Storing what a task wrote.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
 
+use threadkeep::Result;
 use threadkeep::checkpoint::{CheckpointKey, TaskWrites};
-use threadkeep::saver::{CheckpointSelector, Load};
 use threadkeep::value::ChannelValue;
-use threadkeep::{Error, Result};
 
 use crate::known::{Known, KnownTask};
 use crate::steps::after;
-use crate::store::{ATTEMPTS, LangGraph};
-use crate::task::{Author, Kind, is_special, row};
+use crate::store::LangGraph;
+use crate::task::{Author, Kind, is_special, likeness, row};
 use crate::types::PutWrites;
 
 type Write = (String, ChannelValue);
@@ -20,7 +18,7 @@ impl LangGraph {
     /// Stores writes of a task under a checkpoint that exists.
     ///
     /// # Errors
-    /// [`Error::NotFound`] if it does not exist; the saver's.
+    /// [`threadkeep::Error::NotFound`] if it does not exist; the saver's.
     pub(crate) async fn store_writes(&self, key: &CheckpointKey, put: &PutWrites) -> Result<()> {
         let (special, ordinary): (Vec<_>, Vec<_>) =
             put.writes.iter().cloned().partition(|(channel, _)| is_special(channel));
@@ -39,7 +37,8 @@ impl LangGraph {
         if ordinary.is_empty() {
             return Ok(());
         }
-        match self.store_ordinary(key, &by, ordinary, &known).await {
+        let kind = Kind::Own(likeness(&ordinary));
+        match self.store_ordinary(key, &row(&by, kind, ordinary)?).await {
             Err(error) if first => {
                 Err(after(&format!("the special writes of task {} are stored", put.task), error))
             }
@@ -52,59 +51,12 @@ impl LangGraph {
         self.memory.wrote(key, row)
     }
 
-    /// Stores ordinary writes. Those that are stored already stay, and what this put has more is added: to the task's last
-    /// row, or, if a child has applied that one, as a further row.
-    async fn store_ordinary(
-        &self,
-        key: &CheckpointKey,
-        by: &Author,
-        writes: Vec<Write>,
-        known: &Arc<Known>,
-    ) -> Result<()> {
-        let from = |at: usize| row(by, Kind::Ordinary(at), writes[at..].to_vec());
-        let Some((last, end)) = last_row(&known.tasks, &by.task) else {
-            return self.store_row(key, &from(0)?).await;
-        };
-        // A put that has no more than what is stored is a repeat, but its checkpoint may be gone.
-        self.saver.put_writes(key, &from(if last < writes.len() { last } else { 0 })?).await?;
-        if writes.len() <= end {
-            return Ok(());
-        }
-        self.store_further(key, by, &writes)
-            .await
-            .map_err(|error| after(&format!("some writes of task {} may be stored", by.task), error))
+    /// Stores a list of ordinary writes. One that is stored is not changed, whichever run it is of.
+    async fn store_ordinary(&self, key: &CheckpointKey, row: &TaskWrites) -> Result<()> {
+        self.store_row(key, row).await?;
+        self.runs.wrote(key, self.run, &KnownTask::new(row)?);
+        Ok(())
     }
-
-    /// Stores what a put has more than the rows of its task, after it was added to the last row in vain: the saver does not
-    /// say whether that one was final.
-    async fn store_further(&self, key: &CheckpointKey, by: &Author, writes: &[Write]) -> Result<()> {
-        let from = |at: usize| row(by, Kind::Ordinary(at), writes[at..].to_vec());
-        for _ in 0..ATTEMPTS {
-            let stored = CheckpointSelector::at(key).loading(Load::None);
-            let stored = self.saver.get(&stored).await?;
-            let stored =
-                stored.ok_or_else(|| Error::NotFound { thread: key.thread.clone(), checkpoint: key.id })?;
-            let mut tasks = Vec::with_capacity(stored.writes.len());
-            for row in &stored.writes {
-                self.memory.wrote(key, row)?;
-                tasks.push(KnownTask::new(row)?);
-            }
-            match last_row(&tasks, &by.task) {
-                Some((_, end)) if end < writes.len() => self.saver.put_writes(key, &from(end)?).await?,
-                _ => return Ok(()),
-            }
-        }
-        Err(Error::Stale { thread: key.thread.clone() })
-    }
-}
-
-/// Where the last row of a task's ordinary writes begins, and where it ends.
-fn last_row(tasks: &[KnownTask], task: &str) -> Option<(usize, usize)> {
-    let rows = tasks.iter().filter(|row| row.author.task == task).filter_map(|row| match row.kind {
-        Kind::Ordinary(from) => Some((from, from + row.len)),
-        Kind::Special => None,
-    });
-    rows.max()
 }
 
 /// The special channels that a task wrote.

@@ -44,6 +44,9 @@ _CODECS = 8
 # metadata.
 _HEAD = "__threadkeep_head__"
 
+# The key under which LangGraph passes the runtime of a run along with its configs.
+_RUNTIME = "__pregel_runtime"
+
 # How often a put starts again if others keep changing its parent.
 _ATTEMPTS = 16
 
@@ -103,7 +106,7 @@ class ThreadkeepSaver(BaseCheckpointSaver[str]):
 
     def _get(self, config: RunnableConfig) -> Call[RawTuple | None]:
         thread, namespace = _place(config)
-        return self._store.get(thread, namespace, get_checkpoint_id(config) or None)
+        return self._store.get(thread, namespace, get_checkpoint_id(config) or None, _run(config))
 
     def _tuple(self, config: RunnableConfig, raw: RawTuple | None) -> CheckpointTuple | None:
         if raw is None:
@@ -244,6 +247,7 @@ class ThreadkeepSaver(BaseCheckpointSaver[str]):
             namespace,
             get_checkpoint_id(config) or None,
             _seen(config),
+            _run(config),
             cast(dict[str, Any], checkpoint),
             _json(get_checkpoint_metadata(config, metadata)),
             new_versions,
@@ -274,7 +278,9 @@ class ThreadkeepSaver(BaseCheckpointSaver[str]):
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str
     ) -> Call[None]:
         checkpoint_id = str(_configurable(config)["checkpoint_id"])
-        return self._store.put_writes(*_place(config), checkpoint_id, writes, task_id, task_path, self._codec_of())
+        return self._store.put_writes(
+            *_place(config), checkpoint_id, _run(config), writes, task_id, task_path, self._codec_of()
+        )
 
     # Deleting.
 
@@ -443,6 +449,12 @@ def _seen(config: RunnableConfig) -> str | None:
     parent = get_checkpoint_id(config) or read
     # A config may have been changed since, to name another checkpoint or another thread.
     return str(head) if (thread, namespace, read) == (*_place(config), parent) else None
+
+
+def _run(config: RunnableConfig) -> int | None:
+    """Which run a call is of, among those at this time: each run of a graph has a runtime of its own in its configs."""
+    runtime = _configurable(config).get(_RUNTIME)
+    return None if runtime is None else id(runtime)
 
 
 # Made once: `json.dumps` makes one for each call.

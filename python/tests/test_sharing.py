@@ -152,6 +152,30 @@ def test_copies_of_a_saver_share_what_they_know_only_if_they_do_the_same(tmp_pat
         assert len(saver._codecs) == 8
 
 
+class Gone(BaseModel):
+    a: str
+
+
+def test_a_dictionary_is_stored_as_one_also_if_it_was_read_in_place_of_an_object(open_saver: Opener) -> None:
+    open_serde, strict = JsonPlusSerializer(), JsonPlusSerializer(allowed_msgpack_modules=[])
+
+    def stored(saver: Any) -> list[Any]:
+        """What others read once a process that may not make the class has put what it read."""
+        saver.serde = open_serde
+        config = put(saver, at(), made({"items": [Gone(a="x" * 40), {"b": "y" * 40}]}))
+        saver.serde = strict
+        for version in range(2, 5):
+            items = read(saver, config).checkpoint["channel_values"]["items"]
+            assert items == [{"a": "x" * 40}, {"b": "y" * 40}]
+            config = put(saver, config, made({"items": items}, {"items": version}))
+        saver.serde = open_serde
+        found: list[Any] = read(saver, config).checkpoint["channel_values"]["items"]
+        return found
+
+    with open_saver() as saver:
+        assert stored(saver) == stored(InMemorySaver()) == [{"a": "x" * 40}, {"b": "y" * 40}]
+
+
 def test_an_input_is_stored_once(tmp_path: Path) -> None:
     chance = random.Random(1)
 

@@ -262,9 +262,9 @@ fn add(generations: &mut [Generation; 2], entry: Arc<Entry>) -> Forgotten {
     (old, replaced, young.by_object.insert(hash(&entry.parts.key), entry))
 }
 
-/// Whether some of its bytes may be an extension type of MessagePack. One whose class could not be made was deserialized to the
-/// dictionary of its fields, and that is serialized as a dictionary. Bytes of other things may look like one: then the object is
-/// serialized once to learn it.
+/// Whether some of its bytes may be an extension type of MessagePack. One whose class could not be made was
+/// deserialized to the dictionary of its fields, and that is serialized as a dictionary. Bytes of other things may look
+/// like one: then the object is serialized once to learn it.
 fn may_have_extensions(element: &Element) -> bool {
     element.bytes().iter().any(|byte| matches!(byte, 0xc7..=0xc9 | 0xd4..=0xd8))
 }

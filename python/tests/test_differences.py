@@ -198,7 +198,8 @@ def test_an_answer_has_nothing_of_an_update_that_came_meanwhile(open_saver: Open
         with ThreadPoolExecutor(1) as threads:
             answered = threads.submit(lambda: graph.invoke(Command(resume="yes"), config)["log"])
             assert answering.wait(600)
-            # The update is stored under the checkpoint that the other run goes on from, as a task that this does not have.
+            # The update is stored under the checkpoint that the other run goes on from, as a task that this does not
+            # have.
             other = graph.invoke(Command(resume="no", update={"log": ["note"]}), config)["log"]
             updated.set()
             results = [answered.result(600), other]

@@ -336,9 +336,9 @@ pub trait Saver: Send + Sync {
     /// - `namespaces_are_separate`: equal ids in two namespaces are two checkpoints.
     async fn get(&self, at: &CheckpointSelector) -> Result<Option<CheckpointTuple>>;
 
-    /// Lists checkpoints, newest first. Which of several namespaces comes first at an id that they share is open, and so is
-    /// which of them a limit leaves out there: who reads page by page, each [before](ListQuery::before) the last id of the
-    /// one before it, reads that id to its end first.
+    /// Lists checkpoints, newest first. Which of several namespaces comes first at an id that they share is open, and
+    /// so is which of them a limit leaves out there: who reads page by page, each [before](ListQuery::before) the last
+    /// id of the one before it, reads that id to its end first.
     ///
     /// - `list_is_newest_first`
     /// - `list_before_is_exclusive`

@@ -1,9 +1,9 @@
 //! Which rows of its parent a checkpoint applies.
 //!
-//! LangGraph makes a task's id of its checkpoint, so two runs that go on from one checkpoint have tasks of the same ids, and may
-//! write different things for them. Each list of writes is a row of its own. A run's child applies the rows of that run. A task
-//! that the run did not write for has finished before: of the rows that were there when the run read the checkpoint, the child
-//! applies what a reader is shown.
+//! LangGraph makes a task's id of its checkpoint, so two runs that go on from one checkpoint have tasks of the same
+//! ids, and may write different things for them. Each list of writes is a row of its own. A run's child applies the
+//! rows of that run. A task that the run did not write for has finished before: of the rows that were there when the
+//! run read the checkpoint, the child applies what a reader is shown.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroUsize;
@@ -19,8 +19,9 @@ use crate::task::Kind;
 /// Checkpoints under which the rows of runs are remembered. A run puts its child soon after its last row.
 const CHECKPOINTS: usize = 4096;
 
-/// The ordinary rows that readers are shown, one list a task: the longest, because LangGraph puts the writes of a task again
-/// with more at the end, and of equally long ones the first. For a task of which one of `own` is there, that one instead.
+/// The ordinary rows that readers are shown, one list a task: the longest, because LangGraph puts the writes of a task
+/// again with more at the end, and of equally long ones the first. For a task of which one of `own` is there, that one
+/// instead.
 pub(crate) fn shown<'t>(
     tasks: impl Iterator<Item = &'t KnownTask>,
     own: &BTreeSet<TaskId>,

@@ -69,8 +69,8 @@ impl LangGraph {
         Self { saver, ..self.of_run(self.run) }
     }
 
-    /// The same checkpoints, for the calls of one run of several at one time: a checkpoint that it puts applies what it wrote.
-    /// `None` stands for one run after the other.
+    /// The same checkpoints, for the calls of one run of several at one time: a checkpoint that it puts applies what it
+    /// wrote. `None` stands for one run after the other.
     #[must_use]
     pub fn of_run(&self, run: Option<u64>) -> Self {
         Self {
@@ -138,8 +138,8 @@ impl LangGraph {
         match self.fence {
             Fence::Fork => head,
             Fence::Error => match put.seen.or(put.parent) {
-                // A subgraph with a history of its own, where a run goes back to before it began: nothing was read, so no
-                // config says which head its author saw. The run itself is fenced in the root namespace.
+                // A subgraph with a history of its own, where a run goes back to before it began: nothing was read, so
+                // no config says which head its author saw. The run itself is fenced in the root namespace.
                 None if put.place.namespace != Namespace::root() => head,
                 seen => seen,
             },

@@ -1,8 +1,8 @@
 //! LangGraph's rows and the engine's.
 //!
-//! A task has one row of special writes (errors, interrupts, answers), which LangGraph may replace at any time, and a row for
-//! each list of ordinary writes that was put for it: the same list again is the same row, and any other one leaves it as it is
-//! ([`runs`]).
+//! A task has one row of special writes (errors, interrupts, answers), which LangGraph may replace at any time, and a
+//! row for each list of ordinary writes that was put for it: the same list again is the same row, and any other one
+//! leaves it as it is ([`runs`]).
 
 use std::collections::BTreeSet;
 

@@ -11,6 +11,7 @@ use std::time::Duration;
 use threadkeep::id::ThreadId;
 use threadkeep_records::{ExecutionEnd, ExecutionStatus, persistently};
 use tokio::task::JoinHandle;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::execution::{CANCELLED, ExecutionError, Work};
@@ -100,7 +101,7 @@ impl Watched {
         let failed = match ended {
             Ok(Ok(outcome)) => return Ok(outcome),
             Ok(Err(error @ ExecutionError::TakenOver { .. })) => {
-                drop(self.work.announce(ExecutionStatus::Cancelled));
+                let _ = self.work.announce(ExecutionStatus::Cancelled).await;
                 return Err(NoOutcome::TakenOver(error));
             }
             Ok(Err(error)) => Ok(error),
@@ -165,9 +166,12 @@ impl Work {
         self: &Arc<Self>,
         status: ExecutionStatus,
     ) -> Result<Option<TaskOutcome>, NoOutcome> {
+        let until = Instant::now() + ENDS_WITHIN;
+        // If it wakes up and is faster, it says so itself.
+        let announced = self.announce(status);
         let ended = self.end_stuck(status).await;
-        // If it woke up and was faster, it has said so itself. Extensions may take longer than the run can wait.
-        drop(self.announce(status));
+        // Extensions may take longer than the run can wait.
+        let _ = tokio::time::timeout_at(until, announced).await;
         ended
     }
 

@@ -23,7 +23,8 @@ const NEAR: usize = 8;
 /// A saver that resolves the path of a checkpoint from a known path, if that ends at most a few supersteps earlier: it
 /// reads each checkpoint between them instead of walking back to the last snapshot.
 ///
-/// Every answer is the inner saver's. A known path is used only if the inner saver still has the checkpoint at which it
+/// Every answer is the inner saver's. Only a read of a single channel is resolved from a known path: those of several channels
+/// may have been stored by reads of different moments. A known path is used only if the inner saver still has the checkpoint at which it
 /// ends, with a sentinel of the same version; if anything is wrong on the way, the call goes to the inner saver, which
 /// reports it. Rows older than a known path's end are not read again.
 ///
@@ -202,7 +203,8 @@ impl Saver for CachedSaver {
             Some(reach) if reach < at.id => None,
             _ => self.tuple(at, at.id, channels).await?,
         };
-        let Some(target) = target else {
+        // Known paths of several channels may be of different moments, and a read is of one.
+        let Some(target) = target.filter(|target| sentinels(target, channels).count() <= 1) else {
             return self.purging(&at.thread, self.inner.delta_history(at, channels, reach).await).await;
         };
         let known = self.known(at, &target, channels).await;

@@ -24,7 +24,8 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tower::Service as _;
 
-use crate::connections::{Connection, Connections, Exchange, Refusal};
+use crate::connections::{Connection, Connections, Exchange};
+use crate::metrics::Refusal;
 
 /// The maximum size of a request's head.
 const MAX_HEAD_BYTES: usize = 64 * 1024;

@@ -2,6 +2,7 @@
 
 mod cache;
 mod records;
+mod refusal;
 mod saver;
 mod sqlite;
 
@@ -19,11 +20,10 @@ use threadkeep_storage::{FileSize, SqliteSaver};
 use threadkeep_subagents::admission::Counts;
 
 pub(crate) use cache::MeteredCache;
+pub(crate) use refusal::Refusal;
 pub(crate) use saver::MeteredSaver;
 
 use threadkeep_records::{Commits, RunStatus};
-
-use crate::connections::Refusal;
 
 /// The content type of [`Metrics::rendered`].
 pub(crate) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";

@@ -340,7 +340,12 @@ impl Held {
         runs: Vec<(String, Vec<PreparedEvent>)>,
         user_id: Option<String>,
     ) -> Result<Appended, RecordsError> {
-        blocking(move || self.file.append(runs, user_id)).await
+        blocking(move || {
+            // All of it, so that the stripe is held until this has ended, also if nobody waits for it.
+            let Self { file, _stripe } = self;
+            file.append(runs, user_id)
+        })
+        .await
     }
 
     /// Releases the file after `error`; one that was created for nothing is removed.

@@ -167,9 +167,11 @@ impl Work {
         status: ExecutionStatus,
     ) -> Result<Option<TaskOutcome>, NoOutcome> {
         let until = Instant::now() + ENDS_WITHIN;
+        // Once its end is announced, it no longer shows.
+        let stuck_as = self.standing();
         // If it wakes up and is faster, it says so itself.
         let announced = self.announce(status);
-        let ended = self.end_stuck(status).await;
+        let ended = self.end_stuck(status, stuck_as).await;
         // Extensions may take longer than the run can wait.
         let _ = tokio::time::timeout_at(until, announced).await;
         ended
@@ -181,9 +183,12 @@ impl Work {
         tokio::spawn(async move { work.stopped(status).await })
     }
 
-    async fn end_stuck(&self, status: ExecutionStatus) -> Result<Option<TaskOutcome>, NoOutcome> {
+    async fn end_stuck(
+        &self,
+        status: ExecutionStatus,
+        stuck_as: ExecutionStatus,
+    ) -> Result<Option<TaskOutcome>, NoOutcome> {
         let id = &self.row.execution_id;
-        let stuck_as = self.standing();
         tracing::error!(
             execution_id = id,
             status = stuck_as.as_str(),

@@ -17,16 +17,17 @@ impl FromRow for Finished {
 }
 
 impl Runs {
-    /// Notes which tasks had finished at the head from which the run goes on, before the run adds any.
+    /// Notes which tasks had finished at the head from which the run goes on, before the run adds any. Only the run's owner
+    /// does: who has taken it over reads this.
     ///
     /// # Errors
-    /// [`RecordsError::NotFound`] if the run is not running.
+    /// [`RecordsError::NotFound`] if the run is not running, or another process's.
     pub async fn note_finished_before(&self, run_id: &str, tasks: &[String]) -> Result<(), RecordsError> {
         let sql = query(
             "UPDATE runs SET finished_before = $2 WHERE run_id = $1 AND operation_kind = 'run' AND status = 'running' \
-             RETURNING run_id",
+             AND owner_worker_id IS NOT DISTINCT FROM $3 RETURNING run_id",
         );
-        let sql = sql.bind(run_id).bind(serde_json::json!(tasks).to_string());
+        let sql = sql.bind(run_id).bind(serde_json::json!(tasks).to_string()).bind(self.owner());
         let noted = self.db.write_of_run(run_id, move |tx| {
             Box::pin(async move { tx.fetch_and_commit::<(String,)>(sql).await })
         });

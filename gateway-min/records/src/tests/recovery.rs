@@ -285,6 +285,8 @@ async fn a_run_that_was_taken_over_is_ended_by_its_new_owner_alone() {
     }
     let used = RunTotals { total_tokens: 7, ..RunTotals::default() };
     assert!(!own.runs().progress("r", &used).await.unwrap());
+    assert!(own.runs().note_finished_before("r", &[]).await.unwrap_err().is_not_found());
+    assert_eq!(own.runs().finished_before("r").await.unwrap(), None);
     assert_eq!(dump(&own).await, taken);
     assert!(other.runs().progress("r", &used).await.unwrap());
     let rolled_back = settled(RunStatus::Error);

@@ -6,19 +6,9 @@ use axum::body::to_bytes;
 use regex::Regex;
 use serde_json::{Value as Json, json};
 
-use super::{Gateway, ask, options};
+use super::{Gateway, STREAM_MODES, ask, options};
 use crate::http::sse;
 use crate::runs::request::{RunRequest, StreamMode};
-
-const ALL: [StreamMode; 7] = [
-    StreamMode::Values,
-    StreamMode::MessagesTuple,
-    StreamMode::Updates,
-    StreamMode::Debug,
-    StreamMode::Tasks,
-    StreamMode::Checkpoints,
-    StreamMode::Custom,
-];
 
 /// A turn with a tool call, streamed in few chunks.
 fn script() -> Json {
@@ -53,16 +43,16 @@ async fn transcript(mode: &'static str, modes: &[StreamMode]) -> String {
 
 #[tokio::test]
 async fn the_transcript_of_each_stream_mode() {
-    for mode in ALL {
+    for mode in STREAM_MODES {
         insta::assert_snapshot!(mode.event(), transcript("full", &[mode]).await);
     }
-    insta::assert_snapshot!("all", transcript("full", &ALL).await);
+    insta::assert_snapshot!("all", transcript("full", &STREAM_MODES).await);
 }
 
 /// No event says the mode, or what belongs to it.
 #[tokio::test]
 async fn delta_mode_streams_what_full_mode_streams() {
-    for mode in ALL {
+    for mode in STREAM_MODES {
         assert_eq!(transcript("delta", &[mode]).await, transcript("full", &[mode]).await);
     }
 }

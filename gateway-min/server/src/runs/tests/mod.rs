@@ -45,6 +45,15 @@ pub(super) struct Gateway {
 pub(super) type On = (&'static str, &'static str);
 
 /// Every saver.
+const STREAM_MODES: [StreamMode; 7] = [
+    StreamMode::Values,
+    StreamMode::MessagesTuple,
+    StreamMode::Updates,
+    StreamMode::Debug,
+    StreamMode::Tasks,
+    StreamMode::Checkpoints,
+    StreamMode::Custom,
+];
 pub(super) const SAVERS: [&str; 3] = ["memory", "sqlite", "postgres"];
 
 /// Every saver in both modes.

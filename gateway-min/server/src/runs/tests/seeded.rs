@@ -49,20 +49,11 @@ async fn conversation(backend: &'static str, mode: &'static str) -> (String, Str
         ..Parts::default()
     };
     let gateway = Gateway::start_with((backend, mode), 3, &delegating(), parts).await;
-    let all = [
-        StreamMode::Values,
-        StreamMode::MessagesTuple,
-        StreamMode::Updates,
-        StreamMode::Debug,
-        StreamMode::Tasks,
-        StreamMode::Checkpoints,
-        StreamMode::Custom,
-    ];
     let question = json!([{"type": "human", "content": "go", "id": "question"}]);
     let request = RunRequest {
         input: RunInput::Values(Map::from_iter([("messages".to_owned(), question)])),
         delegation: Delegation { enabled: true, max_concurrent: 3, max_total: 6 },
-        options: RunOptions { stream_subgraphs: true, ..options(all) },
+        options: RunOptions { stream_subgraphs: true, ..options(STREAM_MODES) },
         ..go_on()
     };
     let created = gateway.create(request).await.unwrap();

@@ -256,6 +256,17 @@ async fn doubted_everywhere(happens: bool) -> usize {
     unreachable!()
 }
 
+/// Records with a run, and its journal.
+async fn begun(options: RecordsOptions) -> (Records, Journal) {
+    let records = Records::open_memory(options).await.unwrap();
+    let thread = NewThread { thread_id: "t".into(), ..NewThread::default() };
+    records.threads().create(thread).await.unwrap();
+    let run = NewRun { run_id: "r".into(), thread_id: "t".into(), ..NewRun::default() };
+    records.runs().admit(run, MultitaskStrategy::Reject).await.unwrap();
+    let journal = Journal::new(records.clone(), "t", "r");
+    (records, journal)
+}
+
 /// Polls a future when it is woken, this many times at most; its output if it is ready by then.
 async fn polled<F: Future>(future: F, times: usize) -> Option<F::Output> {
     let (mut future, mut left) = (std::pin::pin!(future), times);
@@ -278,12 +289,7 @@ async fn events_whose_write_is_given_up_are_stored_once() {
             let directory = tempfile::tempdir().unwrap();
             let event_directory = directory.path().to_owned();
             let options = RecordsOptions { event_backend, event_directory, ..RecordsOptions::default() };
-            let records = Records::open_memory(options).await.unwrap();
-            let thread = NewThread { thread_id: "t".into(), ..NewThread::default() };
-            records.threads().create(thread).await.unwrap();
-            let run = NewRun { run_id: "r".into(), thread_id: "t".into(), ..NewRun::default() };
-            records.runs().admit(run, MultitaskStrategy::Reject).await.unwrap();
-            let mut journal = Journal::new(records.clone(), "t", "r");
+            let (records, mut journal) = begun(options).await;
             for n in 0..19 {
                 journal.human_input(&json!({"id": n})).await.unwrap();
             }
@@ -307,12 +313,7 @@ async fn events_whose_write_is_given_up_are_stored_once() {
 async fn events_in_doubt_are_looked_for_again_and_stored_once() {
     for happens in [true, false] {
         let options = RecordsOptions { event_backend: EventBackend::Database, ..RecordsOptions::default() };
-        let records = Records::open_memory(options).await.unwrap();
-        let thread = NewThread { thread_id: "t".into(), ..NewThread::default() };
-        records.threads().create(thread).await.unwrap();
-        let run = NewRun { run_id: "r".into(), thread_id: "t".into(), ..NewRun::default() };
-        records.runs().admit(run, MultitaskStrategy::Reject).await.unwrap();
-        let mut journal = Journal::new(records.clone(), "t", "r");
+        let (records, mut journal) = begun(options).await;
         for n in 0..25 {
             if n == 19 {
                 if happens {

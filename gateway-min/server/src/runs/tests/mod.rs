@@ -44,7 +44,7 @@ pub(super) struct Gateway {
 /// Where and how a gateway stores its threads: `database.backend` and `database.checkpoint_channel_mode`.
 pub(super) type On = (&'static str, &'static str);
 
-/// Every saver.
+/// Every stream mode.
 const STREAM_MODES: [StreamMode; 7] = [
     StreamMode::Values,
     StreamMode::MessagesTuple,
@@ -54,6 +54,8 @@ const STREAM_MODES: [StreamMode; 7] = [
     StreamMode::Checkpoints,
     StreamMode::Custom,
 ];
+
+/// Every saver.
 pub(super) const SAVERS: [&str; 3] = ["memory", "sqlite", "postgres"];
 
 /// Every saver in both modes.

@@ -157,16 +157,6 @@ impl Worker<'_> {
         if has { Ok(()) } else { Err(RunError::TakenOver) }
     }
 
-    /// Notes which rows were there before the run adds some, for a process that has to roll it back. There are none, and it
-    /// adds none, where nothing is left to run.
-    async fn note_finished_before(&self, point: &RollbackPoint) -> Result<(), RunError> {
-        let Some(state) = point.snapshot().filter(|state| !state.next.is_empty()) else { return Ok(()) };
-        let tasks: Vec<String> = state.writes.iter().map(|row| row.task.to_string()).collect();
-        let runs = self.runs.records.runs();
-        persistently(|| runs.note_finished_before(&self.spec.run_id, &tasks)).await?;
-        Ok(())
-    }
-
     /// The same before the run's first writes, if the last look was longer ago than leases are renewed. A process that
     /// ends this run does not move the head, so nothing else keeps these writes out.
     async fn owned_before_a_write(&mut self) -> Result<(), RunError> {
@@ -176,6 +166,16 @@ impl Worker<'_> {
             self.still_owned().await?;
             self.owned_at = now;
         }
+        Ok(())
+    }
+
+    /// Notes which rows were there before the run adds some, for a process that has to roll it back. There are none, and it
+    /// adds none, where nothing is left to run.
+    async fn note_finished_before(&self, point: &RollbackPoint) -> Result<(), RunError> {
+        let Some(state) = point.snapshot().filter(|state| !state.next.is_empty()) else { return Ok(()) };
+        let tasks: Vec<String> = state.writes.iter().map(|row| row.task.to_string()).collect();
+        let runs = self.runs.records.runs();
+        persistently(|| runs.note_finished_before(&self.spec.run_id, &tasks)).await?;
         Ok(())
     }
 

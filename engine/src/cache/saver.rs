@@ -23,10 +23,10 @@ const NEAR: usize = 8;
 /// A saver that resolves the path of a checkpoint from a known path, if that ends at most a few supersteps earlier: it
 /// reads each checkpoint between them instead of walking back to the last snapshot.
 ///
-/// Every answer is the inner saver's. Only a read of a single channel is resolved from a known path: those of several channels
-/// may have been stored by reads of different moments. A known path is used only if the inner saver still has the checkpoint at which it
-/// ends, with a sentinel of the same version; if anything is wrong on the way, the call goes to the inner saver, which
-/// reports it. Rows older than a known path's end are not read again.
+/// Every answer is the inner saver's. Only a read of a single channel is resolved from a known path: those of several
+/// channels may have been stored by reads of different moments. A known path is used only if the inner saver still has
+/// the checkpoint at which it ends, with a sentinel of the same version; if anything is wrong on the way, the call goes
+/// to the inner saver, which reports it. Rows older than a known path's end are not read again.
 ///
 /// A thread is purged from the cache when it is deleted or rewritten, as pruning does. A rewrite that only removes
 /// checkpoints and rows, as the deletion of runs does, does not change the remaining paths, so the entries stay, unless
@@ -201,10 +201,11 @@ impl Saver for CachedSaver {
         // The path of a page starts before the nearest values; one read of the saver serves all of it.
         let target = match reach {
             Some(reach) if reach < at.id => None,
+            // Known paths of several channels may be of different moments, and a read is of one.
+            _ if channels.len() > 1 => None,
             _ => self.tuple(at, at.id, channels).await?,
         };
-        // Known paths of several channels may be of different moments, and a read is of one.
-        let Some(target) = target.filter(|target| sentinels(target, channels).count() <= 1) else {
+        let Some(target) = target else {
             return self.purging(&at.thread, self.inner.delta_history(at, channels, reach).await).await;
         };
         let known = self.known(at, &target, channels).await;

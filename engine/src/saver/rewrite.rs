@@ -143,8 +143,8 @@ impl Rewrite {
             }
             let outline = Outline::of(tuple);
             // What is damaged so already may be put again, so that the rest of its thread can be pruned.
-            let already = stored.get(&place).and_then(|stored| repeated(&stored.tasks)).is_some();
-            if let Some(task) = repeated(&outline.tasks).filter(|_| !already) {
+            let is_new = || stored.get(&place).is_none_or(|stored| repeated(&stored.tasks).is_none());
+            if let Some(task) = repeated(&outline.tasks).filter(|_| is_new()) {
                 return refuse(id, &format!("task {task} has two rows of writes under it"));
             }
             stored.insert(place, outline);

@@ -1,8 +1,11 @@
-//! The channel mode: freezing it per process, and the gate that keeps a `full` process away from delta checkpoints.
+//! The channel mode: freezing it per process, injecting its marker, and the gate that keeps a `full` process away from
+//! delta checkpoints.
 
 use std::fmt;
 use std::str::FromStr;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+
+use serde_json::{Map, Value as Json};
 
 use crate::checkpoint::CheckpointTuple;
 use crate::error::{CADENCE_RECONFIGURATION, Error, FREQUENCY_NOT_POSITIVE, MODE_RECONFIGURATION, Result};
@@ -10,6 +13,8 @@ use crate::metadata::Metadata;
 
 /// Default cadence: updates between two snapshots (service reference, "Marker constants").
 pub const DEFAULT_SNAPSHOT_FREQUENCY: u64 = 10;
+/// The `configurable` key of a run configuration that names the mode (service reference, "Marker constants").
+pub const INTERNAL_CHECKPOINT_MODE_KEY: &str = "__svc_checkpoint_channel_mode";
 /// The checkpoint metadata key of the delta marker (service reference, "Marker constants").
 pub const CHECKPOINT_MODE_METADATA_KEY: &str = "svc_checkpoint_channel_mode";
 
@@ -135,6 +140,31 @@ fn positive(frequency: i64) -> Result<u64> {
         .ok_or_else(|| Error::InvalidInput(FREQUENCY_NOT_POSITIVE.to_owned()))
 }
 
+/// Injects the mode into a run configuration: `configurable` always names it; `metadata` carries the marker in delta
+/// mode and has it removed in full mode (service reference, "Marker constants").
+pub fn inject(mode: ChannelMode, config: &mut Map<String, Json>) {
+    edit_section(config, "configurable", |section| {
+        section.insert(INTERNAL_CHECKPOINT_MODE_KEY.into(), mode.as_str().into());
+    });
+    edit_section(config, "metadata", |section| match mode {
+        ChannelMode::Delta => {
+            section.insert(CHECKPOINT_MODE_METADATA_KEY.into(), mode.as_str().into());
+        }
+        ChannelMode::Full => {
+            section.remove(CHECKPOINT_MODE_METADATA_KEY);
+        }
+    });
+}
+
+fn edit_section(config: &mut Map<String, Json>, key: &str, edit: impl FnOnce(&mut Map<String, Json>)) {
+    let mut section = match config.remove(key) {
+        Some(Json::Object(section)) => section,
+        _ => Map::new(),
+    };
+    edit(&mut section);
+    config.insert(key.into(), Json::Object(section));
+}
+
 /// The gate on a checkpoint's metadata, as a snapshot read and the pre-write check apply it.
 ///
 /// # Errors
@@ -157,6 +187,8 @@ pub fn gate_tuple(mode: ChannelMode, tuple: Option<&CheckpointTuple>) -> Result<
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
     use crate::metadata::{Counters, Source};
 
@@ -207,6 +239,23 @@ mod tests {
         assert_eq!(register.frequency(None).unwrap(), 7);
         assert_eq!(register.frequency(Some(3)).unwrap(), 3);
         assert!(register.frequency(Some(0)).is_err());
+    }
+
+    #[test]
+    fn injection_names_the_mode_and_sets_or_removes_the_marker() {
+        let mut config = json!({"metadata": {"svc_checkpoint_channel_mode": "delta", "a": 1}});
+        let map = config.as_object_mut().unwrap();
+        inject(ChannelMode::Full, map);
+        assert_eq!(
+            Json::Object(map.clone()),
+            json!({"configurable": {"__svc_checkpoint_channel_mode": "full"}, "metadata": {"a": 1}})
+        );
+        inject(ChannelMode::Delta, map);
+        assert_eq!(
+            Json::Object(map.clone()),
+            json!({"configurable": {"__svc_checkpoint_channel_mode": "delta"},
+                   "metadata": {"a": 1, "svc_checkpoint_channel_mode": "delta"}})
+        );
     }
 
     #[test]

@@ -86,7 +86,7 @@ impl<'t, 'o> Draft<'t, 'o> {
             Stored::Value(whole) => value(whole).map(|(form, shape)| (Kept::Value(form), shape))?,
             Stored::Snapshot(whole) => value(whole).map(|(form, shape)| (Kept::Snapshot(form), shape))?,
             // One without a parent was refused before.
-            Stored::Sentinel | Stored::Held => (Kept::Sentinel, None),
+            Stored::Sentinel | Stored::Held => (Kept::Sentinel(()), None),
         })
     }
 

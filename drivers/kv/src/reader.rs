@@ -156,7 +156,7 @@ impl<'a> Reader<'a> {
             self.values.read(Some((namespace.clone(), channel.clone())), form, &mut self.loaded)
         };
         let stored = match &entry.kept {
-            Kept::Sentinel => Stored::Sentinel,
+            Kept::Sentinel(()) => Stored::Sentinel,
             Kept::Value(form) => Stored::Value(value(form)?),
             Kept::Snapshot(form) => Stored::Snapshot(value(form)?),
         };

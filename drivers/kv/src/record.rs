@@ -1,15 +1,17 @@
-//! The bodies of rows. Values are [`Form`]s: in place if they are small, otherwise the numbers of elements.
+//! The bodies of rows. Values are [`Form`](threadkeep_layout::Form)s: in place if they are small, otherwise the numbers
+//! of elements.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
-use threadkeep::id::{ChannelName, CheckpointId, NodeName, TaskId, Version};
+use threadkeep::id::{ChannelName, CheckpointId, NodeName, TaskId};
 use threadkeep::metadata::{Counters, Source};
+pub(crate) use threadkeep_layout::WriteRecord;
 use threadkeep_layout::{
-    Decoder, FORM, Form, Heading, Malformed, Manifest, Rest, RestKind, first_byte, form_bits, put_bytes,
-    put_counters, put_form, put_int, put_len, put_parents, put_runs, put_uint, put_version, put_write,
-    take_counters, take_form, take_number, take_parents, take_plain_start, take_runs, take_version,
-    take_write,
+    Decoder, Heading, Malformed, Manifest, Places, Rest, RestKind, first_byte, put_all_counters, put_bytes,
+    put_channels, put_int, put_len, put_nodes, put_parents, put_runs, put_task, put_task_ids, put_uint,
+    take_all_counters, take_channels, take_nodes, take_number, take_parents, take_plain_start, take_runs,
+    take_task, take_task_ids,
 };
 
 use crate::keys::ThreadNumber;
@@ -53,29 +55,9 @@ impl ThreadRecord {
 }
 
 /// What a checkpoint stores for a channel.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct StoredChannel {
-    pub(crate) version: Version,
-    pub(crate) kept: Kept,
-}
-
+pub(crate) type StoredChannel = threadkeep_layout::StoredChannel<()>;
 /// An entry without its version.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Kept {
-    Sentinel,
-    Value(Form),
-    Snapshot(Form),
-}
-
-impl Kept {
-    /// How its value is stored, if it has one.
-    pub(crate) fn form(&self) -> Option<&Form> {
-        match self {
-            Self::Sentinel => None,
-            Self::Value(form) | Self::Snapshot(form) => Some(form),
-        }
-    }
-}
+pub(crate) type Kept = threadkeep_layout::Kept<()>;
 
 /// How `extra` metadata is stored.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -101,12 +83,6 @@ pub(crate) struct CheckpointRecord {
     pub(crate) channels: BTreeMap<ChannelName, StoredChannel>,
 }
 
-// The byte of an entry: its kind, and the form of its value.
-const KIND: u8 = 3;
-const SENTINEL: u8 = 1;
-const VALUE: u8 = 2;
-const SNAPSHOT: u8 = 3;
-
 impl CheckpointRecord {
     /// The names that the body refers to by number, in order.
     pub(crate) fn names(&self) -> BTreeSet<&ChannelName> {
@@ -123,8 +99,7 @@ impl CheckpointRecord {
             parents: !self.parents.is_empty(),
             counters: !self.counters.is_empty(),
         };
-        let places: BTreeMap<&ChannelName, u64> = self.names().into_iter().zip(0..).collect();
-        let place = |name| places.get(name).copied().unwrap_or_default();
+        let places = Places::of(self.names());
         let mut out = Vec::new();
         heading.put(&mut out);
         put_uint(&mut out, names);
@@ -133,23 +108,13 @@ impl CheckpointRecord {
             out.extend_from_slice(parent.as_bytes());
         }
         put_int(&mut out, self.step);
-        put_len(&mut out, self.next.len());
-        for node in &self.next {
-            put_bytes(&mut out, node.as_str().as_bytes());
-        }
-        put_len(&mut out, self.applied.len());
-        for task in &self.applied {
-            out.extend_from_slice(task.as_bytes());
-        }
+        put_nodes(&mut out, &self.next);
+        put_task_ids(&mut out, &self.applied);
         if heading.parents {
             put_parents(&mut out, &self.parents);
         }
         if heading.counters {
-            put_len(&mut out, self.counters.len());
-            for (channel, counters) in &self.counters {
-                put_uint(&mut out, place(channel));
-                put_counters(&mut out, *counters);
-            }
+            put_all_counters(&mut out, &self.counters, &places);
         }
         match &self.extra.rest {
             Rest::Empty => {}
@@ -164,19 +129,7 @@ impl CheckpointRecord {
                 put_runs(&mut out, &manifest.tail);
             }
         }
-        put_len(&mut out, self.channels.len());
-        for (channel, entry) in &self.channels {
-            put_uint(&mut out, place(channel));
-            out.push(match &entry.kept {
-                Kept::Sentinel => SENTINEL,
-                Kept::Value(form) => VALUE | form_bits(form),
-                Kept::Snapshot(form) => SNAPSHOT | form_bits(form),
-            });
-            put_version(&mut out, entry.version);
-            if let Some(form) = entry.kept.form() {
-                put_form(&mut out, form);
-            }
-        }
+        put_channels(&mut out, &self.channels, &places);
         out
     }
 
@@ -198,19 +151,11 @@ impl CheckpointRecord {
             _ => return Err(Malformed("more than one parent")),
         };
         let step = decoder.int()?;
-        let next =
-            (0..decoder.count()?).map(|_| decoder.text().map(NodeName::from)).collect::<Result<_, _>>()?;
-        let applied = (0..decoder.count()?).map(|_| decoder.array().map(TaskId::from_bytes));
-        let applied = applied.collect::<Result<_, _>>()?;
+        let next = take_nodes(&mut decoder)?;
+        let applied = take_task_ids(&mut decoder)?;
         let parents = if heading.parents { take_parents(&mut decoder)? } else { Vec::new() };
-        let name = |place: u32| names.get(place as usize).cloned().ok_or(Malformed("a channel has no name"));
-        let mut counters = BTreeMap::new();
-        if heading.counters {
-            for _ in 0..decoder.count()? {
-                let channel = name(decoder.u32()?)?;
-                counters.insert(channel, take_counters(&mut decoder)?);
-            }
-        }
+        let counters =
+            if heading.counters { take_all_counters(&mut decoder, names)? } else { BTreeMap::new() };
         let rest = match heading.rest {
             RestKind::Empty => Rest::Empty,
             RestKind::Inline => Rest::Inline(Bytes::copy_from_slice(decoder.bytes()?)),
@@ -224,22 +169,7 @@ impl CheckpointRecord {
                 maps.push((key, Manifest { chunks, tail: take_runs(&mut decoder)? }));
             }
         }
-        let mut channels = BTreeMap::new();
-        for _ in 0..decoder.count()? {
-            let channel = name(decoder.u32()?)?;
-            let tag = decoder.byte()?;
-            if tag & !(KIND | FORM) != 0 {
-                return Err(Malformed("unknown flags"));
-            }
-            let version = take_version(&mut decoder)?;
-            let kept = match tag & KIND {
-                SENTINEL if tag == SENTINEL => Kept::Sentinel,
-                VALUE => Kept::Value(take_form(&mut decoder, tag)?),
-                SNAPSHOT => Kept::Snapshot(take_form(&mut decoder, tag)?),
-                _ => return Err(Malformed("unknown kind of entry")),
-            };
-            channels.insert(channel, StoredChannel { version, kept });
-        }
+        let channels = take_channels(&mut decoder, names)?;
         decoder.finish()?;
         Ok(Self {
             parent,
@@ -266,25 +196,11 @@ pub(crate) struct TaskRecord {
     pub(crate) writes: Vec<WriteRecord>,
 }
 
-/// One write of a task.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct WriteRecord {
-    pub(crate) channel: ChannelName,
-    pub(crate) overwrite: bool,
-    pub(crate) value: Form,
-}
-
 impl TaskRecord {
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut out = vec![first_byte(0)];
         put_uint(&mut out, self.place);
-        put_bytes(&mut out, self.node.as_str().as_bytes());
-        put_uint(&mut out, self.index);
-        put_len(&mut out, self.writes.len());
-        for write in &self.writes {
-            put_bytes(&mut out, write.channel.as_str().as_bytes());
-            put_write(&mut out, write.overwrite, &write.value);
-        }
+        put_task(&mut out, &self.node, self.index, &self.writes);
         out
     }
 
@@ -292,14 +208,7 @@ impl TaskRecord {
         let mut decoder = Decoder::new(bytes);
         take_plain_start(&mut decoder)?;
         let place = decoder.uint()?;
-        let node = decoder.text()?.into();
-        let index = decoder.u32()?;
-        let mut writes = Vec::new();
-        for _ in 0..decoder.count()? {
-            let channel = decoder.text()?.into();
-            let (overwrite, value) = take_write(&mut decoder)?;
-            writes.push(WriteRecord { channel, overwrite, value });
-        }
+        let (node, index, writes) = take_task(&mut decoder)?;
         decoder.finish()?;
         Ok(Self { place, node, index, writes })
     }
@@ -308,7 +217,8 @@ impl TaskRecord {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
-    use threadkeep_layout::{Run, decode_names, encode_names};
+    use threadkeep::id::Version;
+    use threadkeep_layout::{Form, Run, decode_names, encode_names};
 
     use super::*;
 
@@ -330,7 +240,7 @@ mod tests {
             counters: [("gone".into(), Counters { updates: 3, supersteps: 900 })].into_iter().collect(),
             extra: Extra { rest: Rest::Shared(number), maps: vec![(text.to_owned(), Manifest::default())] },
             channels: [
-                channel("a", Kept::Sentinel),
+                channel("a", Kept::Sentinel(())),
                 channel("b", Kept::Value(list)),
                 channel(text, Kept::Snapshot(Form::Plain(Bytes::from(text.to_owned())))),
             ]

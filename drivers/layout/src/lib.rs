@@ -1,5 +1,6 @@
 #![doc = include_str!("../README.md")]
 
+mod channels;
 mod codec;
 mod entries;
 mod form;
@@ -10,7 +11,12 @@ mod pack;
 mod reader;
 mod related;
 mod row;
+mod tasks;
 
+pub use channels::{
+    Kept, Places, Seed, StoredChannel, put_all_counters, put_channels, put_kept, take_all_counters,
+    take_channels, take_entry_bits, take_kept,
+};
 pub use codec::{Decoder, Malformed, put_bytes, put_int, put_len, put_uint};
 pub use entries::{EntrySource, Numbers, Objects, draft_entries, entry, runs_of};
 pub use form::{FORM, Form, form_bits, put_form, take_form, take_number};
@@ -27,3 +33,4 @@ pub use row::{
     Heading, Rest, RestKind, bits_of, first_byte, put_counters, put_parents, put_version, put_write,
     take_counters, take_parents, take_plain_start, take_version, take_write,
 };
+pub use tasks::{WriteRecord, put_nodes, put_task, put_task_ids, take_nodes, take_task, take_task_ids};

@@ -3,14 +3,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
-use threadkeep::id::{ChannelName, CheckpointId, NodeName, TaskId, Version};
+use threadkeep::id::{ChannelName, CheckpointId, NodeName, TaskId};
 use threadkeep::metadata::{Counters, Source};
-pub(crate) use threadkeep_layout::Rest;
 use threadkeep_layout::{
-    Decoder, FORM, Form, Heading, Malformed, RestKind, Run, bits_of, first_byte, form_bits, put_bytes,
-    put_counters, put_form, put_int, put_len, put_parents, put_runs, put_uint, put_version, put_write,
-    take_counters, take_form, take_parents, take_plain_start, take_runs, take_version, take_write,
+    Decoder, Form, Heading, Malformed, Places, RestKind, Run, bits_of, first_byte, put_all_counters,
+    put_bytes, put_channels, put_int, put_len, put_nodes, put_parents, put_runs, put_task, put_task_ids,
+    put_uint, take_all_counters, take_channels, take_nodes, take_parents, take_plain_start, take_runs,
+    take_task, take_task_ids,
 };
+pub(crate) use threadkeep_layout::{Rest, WriteRecord};
 
 use crate::element::Space;
 
@@ -18,21 +19,10 @@ use crate::element::Space;
 const PAST: u8 = 1;
 
 /// What a checkpoint stores for a channel.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct StoredChannel {
-    pub(crate) version: Version,
-    pub(crate) kept: Kept,
-}
-
-/// An entry without its version.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Kept {
-    /// A delta channel between snapshots. Holds the checkpoint at which its path begins: the nearest stored value, or
-    /// the first one after which the channel was written.
-    Sentinel(CheckpointId),
-    Value(Form),
-    Snapshot(Form),
-}
+pub(crate) type StoredChannel = threadkeep_layout::StoredChannel<CheckpointId>;
+/// An entry without its version. A sentinel holds the checkpoint at which its path begins: the nearest stored value, or
+/// the first one after which the channel was written.
+pub(crate) type Kept = threadkeep_layout::Kept<CheckpointId>;
 
 /// How `extra` metadata is stored.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -57,12 +47,6 @@ pub(crate) struct CheckpointRecord {
     pub(crate) extra: Extra,
     pub(crate) channels: BTreeMap<ChannelName, StoredChannel>,
 }
-
-// The byte of an entry: its kind, and the form of its value.
-const KIND: u8 = 3;
-const SENTINEL: u8 = 1;
-const VALUE: u8 = 2;
-const SNAPSHOT: u8 = 3;
 
 impl CheckpointRecord {
     /// The names that the body refers to by number, in order.
@@ -97,28 +81,17 @@ impl CheckpointRecord {
             parents: !self.parents.is_empty(),
             counters: !self.counters.is_empty(),
         };
-        let names: BTreeMap<&ChannelName, u64> = self.names().into_iter().zip(0..).collect();
-        let number = |name| names.get(name).copied().unwrap_or_default();
+        let places = Places::of(self.names());
         let mut out = Vec::new();
         heading.put(&mut out);
         put_int(&mut out, self.step);
-        put_len(&mut out, self.next.len());
-        for node in &self.next {
-            put_bytes(&mut out, node.as_str().as_bytes());
-        }
-        put_len(&mut out, self.applied.len());
-        for task in &self.applied {
-            out.extend_from_slice(task.as_bytes());
-        }
+        put_nodes(&mut out, &self.next);
+        put_task_ids(&mut out, &self.applied);
         if heading.parents {
             put_parents(&mut out, &self.parents);
         }
         if heading.counters {
-            put_len(&mut out, self.counters.len());
-            for (channel, counters) in &self.counters {
-                put_uint(&mut out, number(channel));
-                put_counters(&mut out, *counters);
-            }
+            put_all_counters(&mut out, &self.counters, &places);
         }
         // A shared one is named in a column of the row.
         if let Rest::Inline(bytes) = &self.extra.rest {
@@ -131,21 +104,7 @@ impl CheckpointRecord {
                 put_runs(&mut out, runs);
             }
         }
-        put_len(&mut out, self.channels.len());
-        for (channel, entry) in &self.channels {
-            put_uint(&mut out, number(channel));
-            let tag = match &entry.kept {
-                Kept::Sentinel(_) => SENTINEL,
-                Kept::Value(form) => VALUE | form_bits(form),
-                Kept::Snapshot(form) => SNAPSHOT | form_bits(form),
-            };
-            out.push(tag);
-            put_version(&mut out, entry.version);
-            match &entry.kept {
-                Kept::Sentinel(seed) => out.extend_from_slice(seed.as_bytes()),
-                Kept::Value(form) | Kept::Snapshot(form) => put_form(&mut out, form),
-            }
-        }
+        put_channels(&mut out, &self.channels, &places);
         out
     }
 
@@ -159,21 +118,11 @@ impl CheckpointRecord {
         let mut decoder = Decoder::new(bytes);
         let heading = Heading::take(&mut decoder)?;
         let step = decoder.int()?;
-        let next =
-            (0..decoder.count()?).map(|_| decoder.text().map(NodeName::from)).collect::<Result<_, _>>()?;
-        let applied = (0..decoder.count()?)
-            .map(|_| decoder.array().map(TaskId::from_bytes))
-            .collect::<Result<_, _>>()?;
+        let next = take_nodes(&mut decoder)?;
+        let applied = take_task_ids(&mut decoder)?;
         let parents = if heading.parents { take_parents(&mut decoder)? } else { Vec::new() };
-        let name =
-            |number: u32| names.get(number as usize).cloned().ok_or(Malformed("a channel has no name"));
-        let mut counters = BTreeMap::new();
-        if heading.counters {
-            for _ in 0..decoder.count()? {
-                let channel = name(decoder.u32()?)?;
-                counters.insert(channel, take_counters(&mut decoder)?);
-            }
-        }
+        let counters =
+            if heading.counters { take_all_counters(&mut decoder, names)? } else { BTreeMap::new() };
         let rest = match (heading.rest, extra) {
             (RestKind::Empty, None) => Rest::Empty,
             (RestKind::Inline, None) => Rest::Inline(Bytes::copy_from_slice(decoder.bytes()?)),
@@ -187,22 +136,7 @@ impl CheckpointRecord {
                 maps.push((key, take_runs(&mut decoder)?));
             }
         }
-        let mut channels = BTreeMap::new();
-        for _ in 0..decoder.count()? {
-            let channel = name(decoder.u32()?)?;
-            let tag = decoder.byte()?;
-            let version = take_version(&mut decoder)?;
-            let kept = match tag & KIND {
-                SENTINEL if tag == SENTINEL => Kept::Sentinel(CheckpointId::from_bytes(decoder.array()?)),
-                VALUE => Kept::Value(take_form(&mut decoder, tag)?),
-                SNAPSHOT => Kept::Snapshot(take_form(&mut decoder, tag)?),
-                _ => return Err(Malformed("unknown kind of entry")),
-            };
-            if tag & !(KIND | FORM) != 0 {
-                return Err(Malformed("unknown flags"));
-            }
-            channels.insert(channel, StoredChannel { version, kept });
-        }
+        let channels = take_channels(&mut decoder, names)?;
         decoder.finish()?;
         Ok(Self {
             parent,
@@ -220,10 +154,7 @@ impl CheckpointRecord {
 
     /// The forms of the stored values.
     pub(crate) fn forms(&self) -> impl Iterator<Item = &Form> {
-        self.channels.values().filter_map(|entry| match &entry.kept {
-            Kept::Sentinel(_) => None,
-            Kept::Value(form) | Kept::Snapshot(form) => Some(form),
-        })
+        self.channels.values().filter_map(|entry| entry.kept.form())
     }
 }
 
@@ -237,27 +168,13 @@ pub(crate) struct TaskRecord {
     pub(crate) writes: Vec<WriteRecord>,
 }
 
-/// One write of a task.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct WriteRecord {
-    pub(crate) channel: ChannelName,
-    pub(crate) overwrite: bool,
-    pub(crate) value: Form,
-}
-
 /// The bytes of the tasks of a checkpoint.
 pub(crate) fn encode_tasks(tasks: &[TaskRecord]) -> Vec<u8> {
     let mut out = vec![first_byte(0)];
     put_len(&mut out, tasks.len());
     for task in tasks {
         out.extend_from_slice(task.task.as_bytes());
-        put_bytes(&mut out, task.node.as_str().as_bytes());
-        put_uint(&mut out, task.index);
-        put_len(&mut out, task.writes.len());
-        for write in &task.writes {
-            put_bytes(&mut out, write.channel.as_str().as_bytes());
-            put_write(&mut out, write.overwrite, &write.value);
-        }
+        put_task(&mut out, &task.node, task.index, &task.writes);
     }
     out
 }
@@ -269,14 +186,7 @@ pub(crate) fn decode_tasks(bytes: &[u8]) -> Result<Vec<TaskRecord>, Malformed> {
     let mut tasks = Vec::new();
     for _ in 0..decoder.count()? {
         let task = TaskId::from_bytes(decoder.array()?);
-        let node = decoder.text()?.into();
-        let index = decoder.u32()?;
-        let mut writes = Vec::new();
-        for _ in 0..decoder.count()? {
-            let channel = decoder.text()?.into();
-            let (overwrite, value) = take_write(&mut decoder)?;
-            writes.push(WriteRecord { channel, overwrite, value });
-        }
+        let (node, index, writes) = take_task(&mut decoder)?;
         tasks.push(TaskRecord { task, node, index, writes });
     }
     decoder.finish()?;

@@ -1,4 +1,5 @@
 use proptest::prelude::*;
+use threadkeep::id::Version;
 use threadkeep_layout::{Manifest, NUMBER_LIMIT, decode_names, encode_names};
 
 use super::*;
@@ -198,6 +199,30 @@ fn forged_lengths_do_not_reserve_memory() {
     put_uint(&mut bytes, u64::MAX);
     let decoded = CheckpointRecord::decode(&bytes, None, &[], None);
     assert_eq!(decoded, Err(Malformed("a count is larger than the row")));
+}
+
+/// The sentinel's kind is a known one: a row of a later version of the format must not pass for a damaged one.
+#[test]
+fn an_entry_with_an_unknown_flag_is_refused_for_its_flag() {
+    let version = Version { counter: 1, random: 2 };
+    let sentinel = StoredChannel { version, kept: Kept::Sentinel(CheckpointId::from_bytes([1; 16])) };
+    let record = CheckpointRecord {
+        parent: None,
+        source: Source::Loop,
+        step: 1,
+        delta_marker: true,
+        next: Vec::new(),
+        applied: Vec::new(),
+        parents: Vec::new(),
+        counters: BTreeMap::new(),
+        extra: Extra::default(),
+        channels: [("messages".into(), sentinel)].into(),
+    };
+    let mut bytes = record.encode();
+    // After the byte of the entry are the counter, the random number and the checkpoint.
+    let at = bytes.len() - 1 - 8 - 16 - 1;
+    bytes[at] |= 1 << 6;
+    assert_eq!(decode(&record, &bytes), Err(Malformed("unknown flags")));
 }
 
 #[test]

@@ -194,7 +194,7 @@ impl<'a> View<'a> {
     /// What a channel stores, including its value.
     pub(crate) fn stored(&mut self, chain: ChainKey, channel: &Channel) -> Result<Stored> {
         Ok(match &channel.kept {
-            Kept::Sentinel => Stored::Sentinel,
+            Kept::Sentinel(()) => Stored::Sentinel,
             Kept::Value(form) => Stored::Value(self.value(chain, channel, form)?),
             Kept::Snapshot(form) => Stored::Snapshot(self.value(chain, channel, form)?),
         })

@@ -5,9 +5,9 @@ use threadkeep::id::{CheckpointId, TaskId, Version};
 use threadkeep::metadata::{Counters, Source};
 pub(crate) use threadkeep_layout::Rest;
 use threadkeep_layout::{
-    Decoder, FORM, Form, Heading, Malformed, Manifest, RestKind, first_byte, form_bits, put_bytes,
-    put_counters, put_form, put_int, put_len, put_parents, put_runs, put_uint, put_version, put_write,
-    take_counters, take_form, take_number, take_parents, take_plain_start, take_runs, take_version,
+    Decoder, Form, Heading, Malformed, Manifest, RestKind, first_byte, put_bytes, put_counters, put_int,
+    put_kept, put_len, put_parents, put_runs, put_uint, put_version, put_write, take_counters,
+    take_entry_bits, take_kept, take_number, take_parents, take_plain_start, take_runs, take_version,
     take_write,
 };
 
@@ -26,12 +26,7 @@ pub(crate) enum StoredChannel {
 }
 
 /// An entry of its own.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Kept {
-    Sentinel,
-    Value(Form),
-    Snapshot(Form),
-}
+pub(crate) type Kept = threadkeep_layout::Kept<()>;
 
 /// How `extra` metadata is stored.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -60,12 +55,8 @@ pub(crate) struct CheckpointRecord {
 /// Bytes for most bodies, and for the checksum that [`seal`](crate::rows::seal::seal) appends.
 const USUAL: usize = 128;
 
-// The byte of an entry: its kind, whether its version equals the previous one, and the form of its value.
-const KIND: u8 = 3;
+// What this driver adds to the byte of an entry: a kind, and whether its version equals the previous one.
 const AT: u8 = 0;
-const SENTINEL: u8 = 1;
-const VALUE: u8 = 2;
-const SNAPSHOT: u8 = 3;
 const SAME_VERSION: u8 = 1 << 2;
 
 impl CheckpointRecord {
@@ -180,19 +171,12 @@ fn put_channels(out: &mut Vec<u8>, channels: &[(NameKey, StoredChannel)]) {
                 put_uint(out, *ordinal);
             }
             StoredChannel::Own(version, kept) => {
-                let (kind, form) = match kept {
-                    Kept::Sentinel => (SENTINEL, None),
-                    Kept::Value(form) => (VALUE, Some(form)),
-                    Kept::Snapshot(form) => (SNAPSHOT, Some(form)),
-                };
                 let same = if last == Some(version) { SAME_VERSION } else { 0 };
-                out.push(kind | same | form.map_or(0, form_bits));
+                out.push(kept.bits() | same);
                 if same == 0 {
                     put_version(out, *version);
                 }
-                if let Some(form) = form {
-                    put_form(out, form);
-                }
+                put_kept(out, kept);
                 last = Some(version);
             }
         }
@@ -207,8 +191,8 @@ fn take_channels(
     let mut last = None;
     for _ in 0..decoder.count()? {
         let channel = decoder.u32()?;
-        let tag = decoder.byte()?;
-        if tag == AT {
+        let bits = take_entry_bits(decoder, SAME_VERSION)?;
+        if bits == AT {
             let ordinal = decoder.u32()?;
             if !(1..own).contains(&ordinal) {
                 return Err(Malformed("an entry is taken over from an ordinal out of range"));
@@ -216,21 +200,13 @@ fn take_channels(
             channels.push((channel, StoredChannel::At(ordinal)));
             continue;
         }
-        let version = if tag & SAME_VERSION != 0 {
+        let version = if bits & SAME_VERSION != 0 {
             last.ok_or(Malformed("no version to repeat"))?
         } else {
             take_version(decoder)?
         };
         last = Some(version);
-        let kept = match tag & KIND {
-            SENTINEL if tag & FORM == 0 => Kept::Sentinel,
-            VALUE => Kept::Value(take_form(decoder, tag)?),
-            SNAPSHOT => Kept::Snapshot(take_form(decoder, tag)?),
-            _ => return Err(Malformed("unknown kind of entry")),
-        };
-        if tag & !(KIND | SAME_VERSION | FORM) != 0 {
-            return Err(Malformed("unknown flags"));
-        }
+        let kept = take_kept(decoder, bits)?;
         channels.push((channel, StoredChannel::Own(version, kept)));
     }
     Ok(channels)

@@ -215,7 +215,7 @@ impl WriterState {
                 // A sentinel without new writes equals the parent's: referring to that takes fewer bytes than a
                 // version.
                 Stored::Sentinel => {
-                    held.is_some_and(|held| held.version == entry.version && held.kept == Kept::Sentinel)
+                    held.is_some_and(|held| held.version == entry.version && held.kept == Kept::Sentinel(()))
                 }
                 Stored::Value(_) | Stored::Snapshot(_) => false,
             };
@@ -245,7 +245,7 @@ impl WriterState {
     ) -> Result<Kept> {
         let mut store = |value| state.value(&self.db, &self.counters, channel, Some(entry.version), value);
         Ok(match &entry.stored {
-            Stored::Held | Stored::Sentinel => Kept::Sentinel,
+            Stored::Held | Stored::Sentinel => Kept::Sentinel(()),
             Stored::Value(value) => Kept::Value(store(value)?),
             Stored::Snapshot(value) => Kept::Snapshot(store(value)?),
         })

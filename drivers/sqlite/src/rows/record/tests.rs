@@ -30,7 +30,7 @@ fn form() -> impl Strategy<Value = Form> {
 fn entry() -> impl Strategy<Value = StoredChannel> {
     let version = (any::<u64>(), 0..3_u64).prop_map(|(counter, random)| Version { counter, random });
     let kept =
-        prop_oneof![Just(Kept::Sentinel), form().prop_map(Kept::Value), form().prop_map(Kept::Snapshot),];
+        prop_oneof![Just(Kept::Sentinel(())), form().prop_map(Kept::Value), form().prop_map(Kept::Snapshot),];
     // A small choice of versions, so that some repeat.
     let version = prop_oneof![Just(Version { counter: 7, random: 7 }), version];
     prop_oneof![

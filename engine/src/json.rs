@@ -1,6 +1,7 @@
-//! Parses JSON without changing its numbers.
+//! Parses JSON without changing its numbers, and measures how deeply it is nested.
 
 use serde::de::{DeserializeOwned, Error as _};
+use serde_json::Value;
 
 /// The most that an error repeats of a number, in characters.
 const SHOWN: usize = 40;
@@ -27,6 +28,16 @@ pub fn from_slice<T: DeserializeOwned>(text: &[u8]) -> serde_json::Result<T> {
 /// As there.
 pub fn from_str<T: DeserializeOwned>(text: &str) -> serde_json::Result<T> {
     from_slice(text.as_bytes())
+}
+
+/// Whether a value is nested more than `levels` deep. Writers of JSON accept any depth, and readers do not: what must
+/// be read back should be refused or stored otherwise if it is deeper than its readers allow.
+pub fn is_deeper(value: &Value, levels: usize) -> bool {
+    match value {
+        Value::Array(items) => levels == 0 || items.iter().any(|item| is_deeper(item, levels - 1)),
+        Value::Object(fields) => levels == 0 || fields.values().any(|field| is_deeper(field, levels - 1)),
+        _ => false,
+    }
 }
 
 /// Where the first integer is that neither an `i64` nor a `u64` holds, in valid JSON.
@@ -134,6 +145,19 @@ mod tests {
             );
         }
         assert!(from_str::<Json>("[1,").is_err());
+    }
+
+    #[test]
+    fn lists_and_objects_are_levels_and_what_they_hold_is_none() {
+        for (value, levels) in [
+            (json!("text"), 0),
+            (json!([]), 1),
+            (json!({"a": 1, "b": [2]}), 2),
+            (json!([{"a": 1}, [{"b": []}]]), 4),
+        ] {
+            assert!(!is_deeper(&value, levels), "{value}");
+            assert!(levels == 0 || is_deeper(&value, levels - 1), "{value}");
+        }
     }
 
     proptest! {

@@ -29,7 +29,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ("python", &["engine", "langgraph", "memory", "postgres", "sqlite"]),
     ("files", &[]),
     ("config", &["files"]),
-    ("records", &["files"]),
+    ("records", &["engine", "files"]),
     ("storage", &["config", "engine", "files", "memory", "postgres", "records", "redis", "sqlite"]),
     ("agent", &["config", "engine", "files"]),
     ("subagents", &["agent", "config", "engine", "files", "records"]),

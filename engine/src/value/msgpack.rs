@@ -10,23 +10,16 @@ use serde_json::Value as Json;
 use super::list::Element;
 use super::{MAX_DEPTH, corrupt, foreign};
 use crate::error::{Error, Result};
+use crate::json::is_deeper;
 
 pub(super) fn encode(value: &Json) -> Result<Bytes> {
-    if depth_exceeds(value, MAX_DEPTH) {
+    if is_deeper(value, MAX_DEPTH) {
         return Err(Error::InvalidInput(format!("the value is nested more than {MAX_DEPTH} levels deep")));
     }
     let bytes = rmp_serde::to_vec_named(value)
         .map_err(|e| Error::InvalidInput(format!("the value cannot be encoded as MessagePack: {e}")))?;
     // Shrink the allocation: a thread keeps these bytes as long as it is in memory.
     Ok(bytes.into_boxed_slice().into())
-}
-
-fn depth_exceeds(value: &Json, left: usize) -> bool {
-    match value {
-        Json::Array(items) => left == 0 || items.iter().any(|v| depth_exceeds(v, left - 1)),
-        Json::Object(map) => left == 0 || map.values().any(|v| depth_exceeds(v, left - 1)),
-        _ => false,
-    }
 }
 
 /// See [`super::decoded_bytes`].

@@ -1,6 +1,7 @@
 //! The arguments of a tool call, as a model writes them.
 
 use serde_json::{Map, Value, json};
+use threadkeep::json::is_deeper;
 
 /// The deepest nesting of the arguments of a call. Messages, events and the rows of delegations contain them, and are
 /// stored as JSON, of which more than 127 levels cannot be read back.
@@ -20,13 +21,4 @@ pub fn parse_arguments(text: &str) -> Result<Value, String> {
         return Err(format!("the arguments are nested more than {MAX_ARGS_DEPTH} levels deep"));
     }
     Ok(Value::Object(args))
-}
-
-/// Whether a value is nested more than `levels` deep.
-fn is_deeper(value: &Value, levels: usize) -> bool {
-    match value {
-        Value::Array(items) => levels == 0 || items.iter().any(|item| is_deeper(item, levels - 1)),
-        Value::Object(fields) => levels == 0 || fields.values().any(|field| is_deeper(field, levels - 1)),
-        _ => false,
-    }
 }

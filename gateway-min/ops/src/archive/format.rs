@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value as Json};
+use threadkeep::json::is_deeper;
 use threadkeep::metadata::Source as MadeBy;
 use threadkeep::value::Element;
 
@@ -170,22 +171,13 @@ pub(super) fn entries_of(key: &str) -> String {
 /// The JSON that decodes to exactly these bytes; `None` if no JSON does.
 pub(super) fn exact_json(element: &Element) -> Option<Json> {
     let json = element.to_json().ok()?;
-    let back = within(&json, JSON_DEPTH).then(|| Element::from_json(&json).ok())??;
+    let back = shallow(&json).then(|| Element::from_json(&json).ok())??;
     (back.bytes() == element.bytes()).then_some(json)
-}
-
-/// Whether a value is nested at most `depth` deep.
-pub(super) fn within(value: &Json, depth: usize) -> bool {
-    match value {
-        Json::Array(items) => depth > 0 && items.iter().all(|item| within(item, depth - 1)),
-        Json::Object(map) => depth > 0 && map.values().all(|item| within(item, depth - 1)),
-        _ => true,
-    }
 }
 
 /// Whether metadata is nested little enough to be written as JSON.
 pub(super) fn shallow(value: &Json) -> bool {
-    within(value, JSON_DEPTH)
+    !is_deeper(value, JSON_DEPTH)
 }
 
 /// Bytes in hexadecimal.

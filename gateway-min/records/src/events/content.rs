@@ -1,6 +1,7 @@
 //! What is stored of an event's content: no more of a trace than the limit, and only what the feeds read back.
 
 use serde_json::Value;
+use threadkeep::json::is_deeper;
 
 use super::NewEvent;
 
@@ -29,14 +30,5 @@ pub(super) fn flatten(event: &mut NewEvent) {
     if is_deeper(&event.content, MAX_DEPTH) {
         event.content = Value::from(event.content.to_string());
         event.metadata.insert("content_is_text".to_owned(), Value::Bool(true));
-    }
-}
-
-/// Whether a value is nested more than `levels` deep.
-fn is_deeper(value: &Value, levels: usize) -> bool {
-    match value {
-        Value::Array(items) => levels == 0 || items.iter().any(|item| is_deeper(item, levels - 1)),
-        Value::Object(fields) => levels == 0 || fields.values().any(|field| is_deeper(field, levels - 1)),
-        _ => false,
     }
 }

@@ -39,3 +39,27 @@ pub async fn turn_of(app: &Arc<App>, thread: &str, agent: &str, text: &str) -> R
     app.runs.ended(&created.run.run_id).await.map_err(|error| error.to_string())?;
     Ok(created.run.run_id)
 }
+
+/// An execution of a subagent for a thread, by a run that has no row.
+#[cfg(test)]
+pub(crate) async fn execution_of(
+    records: &threadkeep_records::Records,
+    thread: &str,
+) -> Result<threadkeep_records::ExecutionRow, threadkeep_records::RecordsError> {
+    use threadkeep_records::{Delegating, ExecutionKind, NewExecution};
+    let new = NewExecution {
+        execution_id: "e".into(),
+        thread_id: thread.into(),
+        run_id: "r".into(),
+        delegating: Delegating::Unrecorded,
+        parent_execution: None,
+        kind: ExecutionKind::Task,
+        tool_call_id: "c".into(),
+        agent_name: "general-purpose".into(),
+        definition: Map::new(),
+        definition_digest: String::new(),
+        description: "work".into(),
+        deadline: records.now(),
+    };
+    Ok(records.executions().open(new).await?.row)
+}

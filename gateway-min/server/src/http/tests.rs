@@ -29,10 +29,10 @@ use super::history::{Page, ReadHistory, page};
 use super::turns;
 use crate::app::App;
 use crate::telemetry::recent::{ERRORS, Recent};
+use crate::testing::execution_of;
 use threadkeep_config::{ConfigHandle, Environment, KeyFile, LoadOptions, Role};
 use threadkeep_records::{
-    Delegating, ExecutionKind, MultitaskStrategy, NewEvent, NewExecution, NewRun, NewThread, RunEnd,
-    RunQuery, RunStatus, ThreadStatus, WriterKind,
+    MultitaskStrategy, NewEvent, NewRun, NewThread, RunEnd, RunQuery, RunStatus, ThreadStatus, WriterKind,
 };
 
 const MODES: [&str; 2] = ["full", "delta"];
@@ -539,21 +539,7 @@ async fn a_thread_that_changes_while_it_is_deleted_keeps_its_subagents() {
     for mode in MODES {
         let gateway = Gateway::start(mode).await;
         let accessor = gateway.app.threads.accessor();
-        let new = NewExecution {
-            execution_id: "e".into(),
-            thread_id: "t".into(),
-            run_id: "r".into(),
-            delegating: Delegating::Unrecorded,
-            parent_execution: None,
-            kind: ExecutionKind::Task,
-            tool_call_id: "c".into(),
-            agent_name: "general-purpose".into(),
-            definition: Map::new(),
-            definition_digest: String::new(),
-            description: "work".into(),
-            deadline: chrono::Utc::now(),
-        };
-        let row = gateway.app.records.executions().open(new).await.unwrap().row;
+        let row = execution_of(&gateway.app.records, "t").await.unwrap();
         let child = ThreadId::from(row.child_thread.as_str());
         accessor.create(&child, Map::new()).await.unwrap();
 

@@ -27,9 +27,9 @@ use self::saver::{Fault, Faults, FaultySaver};
 use super::left::left_by;
 use super::{Gateway, On, SAVERS, ask, everywhere, from, go_on, options};
 use crate::runs::request::{Resume, RunInput, RunOptions, RunRequest, StreamMode};
+use crate::testing::execution_of;
 use threadkeep_records::{
-    CancelAction, CancelOutcome, Delegating, ExecutionKind, LEASE_EXPIRED_ERROR, MultitaskStrategy,
-    NewExecution, Records, RunEnd, RunRow, RunStatus,
+    CancelAction, CancelOutcome, LEASE_EXPIRED_ERROR, MultitaskStrategy, Records, RunEnd, RunRow, RunStatus,
 };
 
 fn script(gate: &str) -> Json {
@@ -752,21 +752,7 @@ async fn a_deletion_that_was_overtaken_removes_no_file_of_a_later_run() {
     for on in everywhere() {
         let (gateway, faults) = faulty(on, "none").await;
         let records = gateway.app.records.clone();
-        let new = NewExecution {
-            execution_id: "e".into(),
-            thread_id: "t".into(),
-            run_id: "r".into(),
-            delegating: Delegating::Unrecorded,
-            parent_execution: None,
-            kind: ExecutionKind::Task,
-            tool_call_id: "c".into(),
-            agent_name: "general-purpose".into(),
-            definition: serde_json::Map::new(),
-            definition_digest: String::new(),
-            description: "work".into(),
-            deadline: records.now(),
-        };
-        records.executions().open(new).await.unwrap();
+        execution_of(&records, "t").await.unwrap();
         let file = gateway.app.agents.thread_dir("t").join("later.txt");
         let meanwhile = {
             let file = file.clone();

@@ -3,6 +3,7 @@
 mod chunks;
 #[path = "../../tests/common/mod.rs"]
 pub(crate) mod common;
+mod doubt;
 pub(crate) mod faults;
 mod groups;
 mod lists;
@@ -14,3 +15,4 @@ mod remains;
 mod remembered;
 mod rewritten;
 mod statements;
+mod vacuum;

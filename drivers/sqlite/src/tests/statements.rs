@@ -12,7 +12,7 @@ use threadkeep::{Error, Result};
 
 use super::common::{Talk, message};
 use super::faults::{Faults, How};
-use crate::error::{FULL, LOCKED, POISONED};
+use crate::error::{FULL, LOCKED};
 use crate::{Options, SqliteSaver};
 
 pub(super) struct Opened {
@@ -278,118 +278,6 @@ async fn a_rewrite_frees_what_nothing_refers_to_any_more() {
     assert_eq!(count(), (elements / 2, checkpoints / 2));
 }
 
-/// Only the file knows the outcome of a failed COMMIT; until it is reopened nothing is written.
-#[tokio::test]
-async fn a_failed_commit_is_in_doubt_and_the_store_refuses_work_until_it_is_reopened() {
-    for how in [How::NotDone, How::Done] {
-        let store = Opened::new();
-        let mut talk = Talk::new("t");
-        store.say(&mut talk, 0).await;
-        let step = talk.say(&message(1, 300));
-        store.faults().arm(0, how, "COMMIT");
-        let error = store.saver.commit(step.clone()).await.unwrap_err();
-        assert!(matches!(error, Error::InDoubt { .. }), "{error}");
-        // What was in doubt stays in doubt, even after the store is closed; what was never tried is known not to be
-        // stored.
-        for closed in [false, true] {
-            let error = store.saver.commit(step.clone()).await.unwrap_err();
-            assert!(matches!(&error, Error::InDoubt { .. }), "{error}");
-            let error = store.saver.commit(talk.say(&message(2, 300))).await.unwrap_err();
-            assert!(matches!(&error, Error::Unavailable { .. }), "{error}");
-            if !closed {
-                assert!(error.to_string().contains(POISONED), "{error}");
-                store.saver.close().await;
-            }
-        }
-
-        let reopened = store.reopen();
-        let count = all(&reopened, &talk).await.len();
-        assert_eq!(count, if how == How::Done { 2 } else { 1 });
-        reopened.commit(step).await.unwrap();
-        assert_eq!(all(&reopened, &talk).await.len(), 2, "repeating it is safe whatever happened");
-    }
-}
-
-/// Every command of the failed transaction is in doubt, and so is a repeat of it.
-#[tokio::test]
-async fn every_command_of_a_failed_commit_stays_in_doubt() {
-    let store = Opened::new();
-    let mut talks: Vec<_> = (0..4).map(|i| Talk::new(&format!("t{i}"))).collect();
-    for talk in &mut talks {
-        store.say(talk, 0).await;
-    }
-    let image = store.saver.read_thread(&talks[3].thread).await.unwrap();
-    let lock = store.lock();
-    store.faults().arm(0, How::Done, "COMMIT");
-    let step = talks[0].say(&message(1, 300));
-    let task = talks[1].say(&message(1, 300)).writes.remove(0);
-    let remove = || Rewrite { remove: image.checkpoints.keys().cloned().collect(), put: vec![] };
-    for round in 0..2 {
-        let mut first = Box::pin(store.saver.commit(step.clone()));
-        let at = talks[1].key();
-        let mut second = Box::pin(store.saver.put_writes(&at, &task));
-        let mut third = Box::pin(store.saver.delete_thread(&talks[2].thread));
-        let mut fourth = Box::pin(store.saver.rewrite_thread(&talks[3].thread, &image.revision, remove()));
-        if round == 0 {
-            assert!(first.as_mut().now_or_never().is_none(), "the lock is held");
-            assert!(second.as_mut().now_or_never().is_none());
-            assert!(third.as_mut().now_or_never().is_none());
-            while store.saver.queued() > 2 {
-                tokio::time::sleep(Duration::from_millis(1)).await;
-            }
-            // The first one waits for the lock, the others in the queue; the fourth looks first whether its thread is long.
-            while store.saver.queued() != 3 {
-                if store.saver.queued() < 3 {
-                    assert!(fourth.as_mut().now_or_never().is_none());
-                }
-                tokio::time::sleep(Duration::from_millis(1)).await;
-            }
-            lock.execute_batch("ROLLBACK").unwrap();
-        }
-        let results = [first.await.map(|_| ()), second.await, third.await, fourth.await];
-        for result in results {
-            assert!(matches!(result, Err(Error::InDoubt { .. })), "round {round}: {result:?}");
-        }
-    }
-    let other = store.saver.delete_thread(&talks[0].thread).await;
-    assert!(matches!(other, Err(Error::Unavailable { .. })), "{other:?}");
-}
-
-#[tokio::test]
-async fn a_commit_in_doubt_is_so_until_a_later_transaction_took_its_place() {
-    let store = Opened::with(Options { busy_timeout: Duration::from_millis(20), ..Options::default() });
-    let (mut talk, mut other) = (Talk::new("t"), Talk::new("other"));
-    store.say(&mut talk, 0).await;
-    let step = talk.say(&message(1, 300));
-    store.faults().arm(0, How::NoRoom, "COMMIT");
-    store.saver.commit(step.clone()).await.unwrap_err();
-    let lock = store.lock();
-    let error = store.saver.commit(step.clone()).await.unwrap_err();
-    assert!(matches!(&error, Error::InDoubt { reason, .. } if reason.contains(LOCKED)), "{error}");
-    drop(lock);
-    store.say(&mut other, 0).await;
-    let lock = store.lock();
-    let error = store.saver.commit(step.clone()).await.unwrap_err();
-    assert!(matches!(&error, Error::Unavailable { .. }), "{error}");
-    drop(lock);
-    store.saver.commit(step).await.unwrap();
-}
-
-#[tokio::test]
-async fn a_commit_without_room_is_in_doubt_and_can_be_repeated_when_there_is_room() {
-    let store = Opened::new();
-    let mut talk = Talk::new("t");
-    store.say(&mut talk, 0).await;
-    let step = talk.say(&message(1, 300));
-    store.faults().arm(0, How::NoRoom, "COMMIT");
-    let error = store.saver.commit(step.clone()).await.unwrap_err();
-    assert!(matches!(&error, Error::InDoubt { reason, .. } if reason.contains(FULL)), "{error}");
-    store.saver.commit(step.clone()).await.unwrap();
-    talk.accept(&step);
-    store.say(&mut talk, 2).await;
-    assert_eq!(all(&store.reopen(), &talk).await.len(), 3);
-}
-
 #[tokio::test]
 async fn a_refused_command_leaves_the_others_of_its_transaction() {
     let store = Opened::new();
@@ -506,70 +394,6 @@ async fn a_full_disk_is_unavailable_and_the_store_goes_on_when_there_is_room() {
     let step = other.say(&message(1, 10_000));
     saver.commit(step).await.unwrap();
     assert_eq!(all(&saver, &other).await.len(), 2);
-}
-
-#[tokio::test]
-async fn a_vacuum_with_a_failing_statement_changes_nothing_that_is_stored() {
-    for (how, statement) in [
-        (How::NotDone, "PRAGMA incremental"),
-        (How::RolledBack, "PRAGMA incremental"),
-        (How::NotDone, "BEGIN"),
-    ] {
-        let store = Opened::new();
-        let (mut talk, mut other) = (Talk::new("t"), Talk::new("other"));
-        store.say(&mut talk, 0).await;
-        for number in 0..100 {
-            store.say(&mut other, number).await;
-        }
-        store.saver.delete_thread(&other.thread).await.unwrap();
-        let (before, size) = (all(&store.saver, &talk).await, store.saver.file_size().await.unwrap());
-        store.faults().arm(0, how, statement);
-        let error = store.saver.vacuum(2).await.unwrap_err();
-        assert!(matches!(error, Error::Unavailable { .. }), "{error}");
-        assert!(store.faults().disarm());
-        assert_eq!(store.saver.file_size().await.unwrap(), size);
-        store.say(&mut talk, 1).await;
-        assert!(store.saver.vacuum(2).await.unwrap().bytes < size.bytes);
-        store.faults().arm(0, How::NotDone, "COMMIT");
-        let error = store.saver.vacuum(2).await.unwrap_err();
-        assert!(matches!(error, Error::InDoubt { .. }), "{error}");
-        assert!(
-            matches!(store.saver.vacuum(2).await, Err(Error::Unavailable { reason, .. }) if reason == POISONED)
-        );
-        let after = all(&store.reopen(), &talk).await;
-        assert_eq!(after.len(), 2);
-        assert_eq!(after[1].checkpoint, before[0].checkpoint);
-    }
-}
-
-/// What reached the disk is unknown after a failed flush, as after a failed commit; a full disk and a lock are no such
-/// failures.
-#[tokio::test]
-async fn a_full_vacuum_whose_flush_fails_closes_the_store_for_writing() {
-    for how in [How::NotDone, How::Done, How::NoRoom] {
-        let store = Opened::with(Options { busy_timeout: Duration::from_millis(20), ..Options::default() });
-        let mut talk = Talk::new("t");
-        store.say(&mut talk, 0).await;
-        let lock = store.lock();
-        let error = store.saver.vacuum_fully().await.unwrap_err();
-        assert!(matches!(&error, Error::Unavailable { reason, .. } if reason.contains(LOCKED)), "{error}");
-        drop(lock);
-        store.faults().arm(0, how, "VACUUM");
-        let error = store.saver.vacuum_fully().await.unwrap_err();
-        assert!(store.faults().disarm());
-        let step = talk.say(&message(1, 300));
-        let after = store.saver.commit(step.clone()).await;
-        if how == How::NoRoom {
-            assert!(matches!(&error, Error::Unavailable { reason, .. } if reason.contains(FULL)), "{error}");
-            after.unwrap();
-            continue;
-        }
-        assert!(matches!(error, Error::InDoubt { .. }), "{how:?}: {error}");
-        assert!(matches!(&after, Err(Error::Unavailable { reason, .. }) if reason == POISONED), "{after:?}");
-        let reopened = store.reopen();
-        reopened.commit(step).await.unwrap();
-        assert_eq!(all(&reopened, &talk).await.len(), 2);
-    }
 }
 
 /// A commit whose future is dropped happens all the same, in order.

@@ -5,9 +5,9 @@ use axum::http::{HeaderMap, Method, Request};
 use serde_json::json;
 use threadkeep_config::{KeyFile, Role};
 
-use crate::support::{Answer, Gateway, MODES, Setup, question};
+use crate::support::{Answer, Gateway, MODES, Setup};
 
-const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; \
+pub(crate) const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; \
      form-action 'self'; frame-ancestors 'none'; base-uri 'none'";
 /// What a model or a person may say to break out of the page.
 const HOSTILE: &str =
@@ -23,11 +23,11 @@ pub(crate) fn html(answer: &Answer) -> &str {
 /// A gateway with keys.
 pub(crate) struct Guarded {
     pub(crate) gateway: Gateway,
-    keys: KeyFile,
+    pub(crate) keys: KeyFile,
 }
 
 impl Guarded {
-    async fn start() -> Self {
+    pub(crate) async fn start() -> Self {
         Self::with(Setup::on("sqlite", "delta")).await
     }
 
@@ -52,7 +52,13 @@ impl Guarded {
         (record.id, cookie(&answer.headers))
     }
 
-    async fn form(&self, path: &str, cookie: &str, body: &str, headers: &[(&str, &str)]) -> Answer {
+    pub(crate) async fn form(
+        &self,
+        path: &str,
+        cookie: &str,
+        body: &str,
+        headers: &[(&str, &str)],
+    ) -> Answer {
         let mut request = Request::post(path)
             .header("content-type", "application/x-www-form-urlencoded")
             .header("host", "gateway.example")
@@ -87,7 +93,7 @@ impl Guarded {
 }
 
 /// The name and value of the cookie that an answer sets.
-fn cookie(headers: &HeaderMap) -> String {
+pub(crate) fn cookie(headers: &HeaderMap) -> String {
     headers["set-cookie"].to_str().unwrap().split(';').next().unwrap().to_owned()
 }
 
@@ -273,301 +279,6 @@ async fn without_keys_other_sites_change_nothing() {
     gateway.get("/api/threads/t").await.ok();
     let request = Request::get("/").header("host", "rebound.example");
     assert_eq!(gateway.send(request.body(Body::empty()).unwrap()).await.status, 403);
-}
-
-#[tokio::test]
-async fn a_person_signs_in_with_a_key_and_out() {
-    let guarded = Guarded::start().await;
-    for path in ["/", "/threads/t?at=1"] {
-        let answer = guarded.get(path, "").await;
-        let to = answer.headers["location"].to_str().unwrap();
-        let expected = format!("/sign-in?next={}", path.replace('?', "%3F").replace('=', "%3D"));
-        assert_eq!((answer.status, to), (303, expected.as_str()));
-        assert_eq!(answer.headers["content-security-policy"], POLICY);
-    }
-    assert!(html(&guarded.get("/sign-in?next=%2Fthreads%2Ft", "").await).contains("value=\"/threads/t\""));
-    for path in ["/page/style.css", "/page/script.js"] {
-        assert_eq!(guarded.get(path, "").await.status, 200, "{path}");
-    }
-    for key in ["", "tk_wrong", "%22%3E%3Cscript%3E", "a%0Ab"] {
-        let answer = guarded.form("/sign-in", "", &format!("key={key}&next=%2F"), &[]).await;
-        assert!(html(&answer).contains("This key is not valid."), "{}", answer.body);
-        assert!(answer.status == 401 && !answer.headers.contains_key("set-cookie"));
-    }
-
-    let (id, session) = guarded.signed_in("ann").await;
-    assert!(session.starts_with("threadkeep_key=tk_"));
-    assert!(html(&guarded.get("/", &session).await).contains("<bdi>ann</bdi>"));
-    guarded.api(Method::GET, "/api/models", &session, None).await.ok();
-    let token = guarded.token(&session).await;
-    let out = guarded.form("/sign-out", &session, &format!("token={token}"), &[]).await;
-    assert_eq!((out.status, out.headers["location"].to_str().unwrap()), (303, "/sign-in"));
-    // Also a session that began with HTTPS, or without: the browser may have both.
-    let gone: Vec<_> = out.headers.get_all("set-cookie").iter().map(|gone| gone.to_str().unwrap()).collect();
-    let plain = "threadkeep_key=; Path=/; Max-Age=0; HttpOnly; SameSite=Strict";
-    assert_eq!(gone, [plain, &format!("__Host-{plain}; Secure")]);
-
-    guarded.keys.revoke(&id).unwrap();
-    assert_eq!(guarded.get("/", &session).await.status, 303, "a session ends with its key");
-}
-
-#[tokio::test]
-async fn a_cookie_is_kept_from_scripts_other_sites_and_plain_connections() {
-    let guarded = Guarded::start().await;
-    let (_, key) = guarded.keys.create("ann", Role::User).unwrap();
-    let body = format!("key={}&next=%2Fthreads%2Ft", key.expose());
-    let plain = guarded.form("/sign-in", "", &body, &[("origin", "http://gateway.example")]).await;
-    assert_eq!(plain.headers["location"], "/threads/t");
-    let expected =
-        format!("threadkeep_key={}; Path=/; Max-Age=43200; HttpOnly; SameSite=Strict", key.expose());
-    assert_eq!(plain.headers["set-cookie"], expected);
-    let https = guarded.form("/sign-in", "", &body, &[("origin", "https://gateway.example")]).await;
-    assert_eq!(https.headers["set-cookie"], format!("__Host-{expected}; Secure"));
-    guarded.api(Method::GET, "/api/models", &cookie(&https.headers), None).await.ok();
-    let away = guarded.form("/sign-in", "", &body.replace("%2Fthreads", "%2F%2Fevil"), &[]).await;
-    assert_eq!(away.headers["location"], "/", "nobody is sent to another host");
-}
-
-#[tokio::test]
-async fn with_keys_other_sites_change_nothing() {
-    let guarded = Guarded::start().await;
-    let (_, session) = guarded.signed_in("ann").await;
-    let (_, other) = guarded.signed_in("bob").await;
-    let (token, wrong) = (guarded.token(&session).await, guarded.token(&other).await);
-    assert_ne!(token, wrong);
-    // The API needs the token for what changes something, whatever the method is.
-    for (method, path) in [
-        (Method::POST, "/api/threads"),
-        (Method::DELETE, "/api/threads/t"),
-        (Method::PATCH, "/api/threads/t"),
-        (Method::GET, "/api/threads/t/runs/r/stream?action=interrupt"),
-        (Method::GET, "/api/langgraph/threads/t/runs/r/join?cancel_on_disconnect=true"),
-    ] {
-        for proof in [None, Some(""), Some(wrong.as_str())] {
-            let answer = guarded.api(method.clone(), path, &session, proof).await;
-            assert_eq!(answer.status, 403, "{method} {path} {proof:?}: {}", answer.body);
-        }
-    }
-    guarded.api(Method::POST, "/api/threads", &session, Some(&token)).await.ok();
-    // So do all forms.
-    for path in ["/threads", "/threads/t/delete", "/threads/t/storage", "/sign-out"] {
-        for body in [String::new(), "token=".to_owned(), format!("token={wrong}")] {
-            let answer = guarded.form(path, &session, &body, &[]).await;
-            assert_eq!(answer.status, 403, "{path} {body}");
-            assert!(html(&answer).contains("does not come from the page"), "{}", answer.body);
-        }
-    }
-    assert_eq!(guarded.form("/threads", &session, &format!("token={token}"), &[]).await.status, 303);
-    let (_, key) = guarded.keys.create("eve", Role::User).unwrap();
-    let body = format!("key={}", key.expose());
-    for foreign in [("origin", "https://evil.example"), ("sec-fetch-site", "cross-site")] {
-        let answer = guarded.form("/sign-in", "", &body, &[foreign]).await;
-        assert!(answer.status == 403 && !answer.headers.contains_key("set-cookie"), "{foreign:?}");
-    }
-}
-
-#[tokio::test]
-async fn another_users_thread_is_not_found_on_any_page() {
-    let guarded = Guarded::start().await;
-    let (_, ann) = guarded.signed_in("ann").await;
-    let (_, bob) = guarded.signed_in("bob").await;
-    let token = guarded.token(&ann).await;
-    let create = |cookie: &str, token: &str| {
-        let request = Request::post("/api/threads").header("cookie", cookie).header("x-page-token", token);
-        request
-            .header("content-type", "application/json")
-            .body(json!({"thread_id": "t"}).to_string().into())
-            .unwrap()
-    };
-    guarded.gateway.send(create(&ann, &token)).await.ok();
-    let ask = Request::post("/api/threads/t/runs/wait").header("cookie", &ann).header("x-page-token", &token);
-    let ask =
-        ask.header("content-type", "application/json").body(question("secret").to_string().into()).unwrap();
-    guarded.gateway.send(ask).await.ok();
-    assert!(html(&guarded.get("/threads/t", &ann).await).contains("secret"));
-    let state = guarded.api(Method::GET, "/api/threads/t/state", &ann, None).await.ok();
-    let message = state["values"]["messages"][0]["id"].as_str().unwrap();
-    let checkpoint = state["checkpoint_id"].as_str().unwrap();
-    for path in [
-        "/threads/t",
-        "/threads/t/delete",
-        "/threads/t/checkpoints",
-        "/threads/t/storage",
-        "/threads/t/runs",
-        &format!("/threads/t/checkpoints/{checkpoint}"),
-        &format!("/threads/t/diff?a={checkpoint}&b={checkpoint}"),
-        &format!("/threads/t/messages/{message}"),
-    ] {
-        assert_eq!(guarded.get(path, &ann).await.status, 200, "{path}");
-        let answer = guarded.get(path, &bob).await;
-        assert_eq!(answer.status, 404, "{path}");
-        assert!(html(&answer).contains("Thread t not found"), "{}", answer.body);
-        assert!(html(&answer).contains("<bdi>bob</bdi>"), "he is still signed in: {}", answer.body);
-    }
-    let proof = format!("token={}", guarded.token(&bob).await);
-    assert_eq!(guarded.form("/threads/t/delete", &bob, &proof, &[]).await.status, 404);
-    let remove = format!("{proof}&keep=latest&plan={}", "0".repeat(64));
-    assert_eq!(guarded.form("/threads/t/storage", &bob, &remove, &[]).await.status, 404);
-    assert!(!html(&guarded.get("/?q=t", &bob).await).contains("/threads/t\""));
-    assert!(html(&guarded.get("/", &ann).await).contains("/threads/t\""));
-}
-
-/// A thread with a fork: the second turn was asked twice, from the same checkpoint.
-async fn forked(mode: &'static str) -> (Gateway, String) {
-    let gateway = Setup::on("sqlite", mode).start().await;
-    gateway.create("t").await;
-    gateway.ask("t", "first question").await;
-    let first = gateway.state("t").await["checkpoint_id"].as_str().unwrap().to_owned();
-    gateway.ask("t", "the abandoned question").await;
-    let mut body = question("the other question");
-    body["checkpoint_id"] = json!(first);
-    gateway.post("/api/threads/t/runs/wait", body).await.ok();
-    (gateway, first)
-}
-
-#[tokio::test]
-async fn the_tree_shows_forks_abandoned_branches_and_what_is_stored() {
-    for mode in MODES {
-        let (gateway, first) = forked(mode).await;
-        let answer = gateway.get("/threads/t/checkpoints").await;
-        let page = html(&answer);
-        let all = gateway.history("t").await.len();
-        assert_eq!(page.matches("class=\"lanes\"").count(), all + 3, "a row each, and the legend: {page}");
-        assert!(page.contains(&format!("<b>{all}</b> checkpoints")), "{page}");
-        assert!(page.contains(&format!("/checkpoints/{first}\"")), "{page}");
-        assert_eq!(page.matches("head-tag").count(), 1);
-        let side = page.matches("<tr class=\"side\"").count();
-        assert_eq!(side, page.matches(", on an abandoned branch").count());
-        // In delta mode a run that goes on from an older state writes it onto the head, so that there is one line.
-        let forks = mode == "full";
-        assert_eq!(
-            (page.contains("fork of 2"), page.contains("<b>1</b> fork"), side >= 2),
-            (forks, forks, forks),
-            "{page}"
-        );
-        assert_eq!(page.contains("checkpoint_resume"), !forks, "{page}");
-        assert_eq!(page.contains("<td>sentinel"), mode == "delta", "{page}");
-        let end = gateway.get(&format!("/threads/t/checkpoints?offset={}", all - 1)).await;
-        assert!(html(&end).contains("rel=\"prev\"") && html(&end).matches("name=\"a\"").count() == 1);
-        assert_eq!(gateway.get("/threads/t/checkpoints?offset=999999").await.status, 200);
-    }
-}
-
-#[tokio::test]
-async fn a_state_can_be_read_at_any_checkpoint_and_two_can_be_compared() {
-    let (gateway, first) = forked("delta").await;
-    let newest = gateway.state("t").await["checkpoint_id"].as_str().unwrap().to_owned();
-    let answer = gateway.get(&format!("/threads/t/checkpoints/{first}")).await;
-    let page = html(&answer);
-    assert!(page.contains("first question") && !page.contains("other question"), "{page}");
-    assert!(page.contains(&format!("href=\"/threads/t?at={first}\"")), "continue from here: {page}");
-    assert!(page.contains(&format!("threadkeep state get --thread t --checkpoint {first}")), "{page}");
-    let answer = gateway.get(&format!("/threads/t/diff?a={first}&b={newest}")).await;
-    let page = html(&answer);
-    assert_eq!(page.matches("data-what=\"added\"").count(), 2, "question and answer: {page}");
-    assert!(page.contains("<b>2</b> messages alike") && !page.contains("abandoned"), "{page}");
-    let same = gateway.get(&format!("/threads/t/diff?a={first}&b={first}")).await;
-    assert!(html(&same).contains("These states are the same."));
-    for (path, status) in [
-        ("/threads/t/checkpoints/none", 400),
-        ("/threads/t/checkpoints/01a1fcab-c4a2-7779-938b-69cfe3835bcf", 404),
-        ("/threads/t/diff", 400),
-        ("/threads/t/diff?a=1&b=2", 400),
-        ("/threads/none/checkpoints", 404),
-        ("/threads/none/storage", 404),
-        ("/threads/t/storage?keep=everything", 400),
-    ] {
-        let answer = gateway.get(path).await;
-        assert_eq!(
-            (answer.status, &answer.headers["content-security-policy"]),
-            (status, &POLICY.parse().unwrap()),
-            "{path}"
-        );
-        html(&answer);
-    }
-}
-
-/// What identifies the plan of a preview.
-fn plan_of(preview: &Answer) -> String {
-    let (_, rest) = html(preview).split_once("name=\"plan\" value=\"").expect("there is something to remove");
-    rest[..64].to_owned()
-}
-
-#[tokio::test]
-async fn a_thread_that_was_made_again_is_not_the_one_that_was_shown() {
-    let gateway = Setup::on("sqlite", "full").start().await;
-    let filled = async || {
-        gateway.create("t").await;
-        gateway.ask("t", "question").await;
-        gateway.history("t").await.len()
-    };
-    let before = filled().await;
-    let shown = plan_of(&gateway.get("/threads/t/storage?keep=latest").await);
-    gateway.delete("/api/threads/t").await.ok();
-    assert_eq!(filled().await, before, "the numbers are the same");
-    let request =
-        Request::post("/threads/t/storage").header("content-type", "application/x-www-form-urlencoded");
-    let refused = gateway.send(request.body(Body::from(format!("keep=latest&plan={shown}"))).unwrap()).await;
-    assert_eq!(refused.status, 409, "{}", refused.body);
-    assert_eq!(gateway.history("t").await.len(), before);
-}
-
-#[tokio::test]
-async fn checkpoints_are_removed_only_as_they_were_shown() {
-    for mode in MODES {
-        let (gateway, _) = forked(mode).await;
-        let remove = async |body: String| {
-            let request = Request::post("/threads/t/storage")
-                .header("content-type", "application/x-www-form-urlencoded");
-            gateway.send(request.body(Body::from(body)).unwrap()).await
-        };
-        let before = gateway.history("t").await;
-        let page = gateway.get("/threads/t/storage").await;
-        assert!(
-            html(&page).contains("By channel") && html(&page).contains("<bdi>messages</bdi>"),
-            "{}",
-            page.body
-        );
-        let preview = gateway.get("/threads/t/storage?keep=latest").await;
-        let removed = before.len() - 1;
-        assert!(html(&preview).contains(&format!("Remove {removed} checkpoints")), "{}", preview.body);
-        let shown = plan_of(&preview);
-        assert!(
-            html(&preview).contains("older than what is kept")
-                && html(&preview).contains("the newest of its namespace")
-        );
-        assert_eq!(gateway.history("t").await, before, "a preview changes nothing");
-
-        // The thread goes on after the person has looked.
-        let state = gateway.state("t").await;
-        gateway.ask("t", "one more").await;
-        let refused = remove(format!("keep=latest&plan={shown}")).await;
-        assert_eq!(refused.status, 409);
-        assert!(html(&refused).contains("has changed since you saw"), "{}", refused.body);
-        assert!(gateway.history("t").await.len() > before.len(), "nothing was removed");
-        let plan = format!("plan={shown}");
-        for bad in ["keep=latest", "keep=latest&plan=1", &format!("keep=nothing&{plan}"), &plan] {
-            assert_eq!(remove(bad.to_owned()).await.status, 400, "{bad}");
-        }
-        // What was shown for one policy is not what another one removes.
-        assert_eq!(remove(format!("keep=last:2&{plan}")).await.status, 409);
-        let shown = plan_of(&gateway.get("/threads/t/storage?keep=latest").await);
-        let now = gateway.history("t").await.len() - 1;
-        let texts_before = gateway.state("t").await["values"].clone();
-        let done = remove(format!("keep=latest&plan={shown}")).await;
-        let to = done.headers["location"].to_str().unwrap().to_owned();
-        assert_eq!(
-            (done.status, to.as_str()),
-            (303, format!("/threads/t/storage?removed={now}").as_str()),
-            "{}",
-            done.body
-        );
-        assert!(html(&gateway.get(&to).await).contains("checkpoints removed."));
-        assert_eq!(gateway.history("t").await.len(), 1);
-        assert_eq!(gateway.state("t").await["values"], texts_before, "the state stays ({mode}): {state}");
-        let verified = gateway.get("/threads/t/storage?verify=1").await;
-        assert!(html(&verified).contains("No violations"), "{}", verified.body);
-    }
 }
 
 #[tokio::test]

@@ -5,8 +5,16 @@
 mod admission;
 #[path = "../batches.rs"]
 mod batches;
+#[path = "../batches_control.rs"]
+mod batches_control;
+#[path = "../batches_deletion.rs"]
+mod batches_deletion;
 #[path = "../batches_model.rs"]
 mod batches_model;
+#[path = "../batches_pages.rs"]
+mod batches_pages;
+#[path = "../batches_tokens.rs"]
+mod batches_tokens;
 mod clocks;
 mod connections;
 #[path = "../deletion.rs"]

@@ -1,8 +1,11 @@
 //! Every write and every read of a run, a rollback, a resume, a compaction and a branch fails once: what remains is
 //! what was acknowledged before, every checkpoint of the thread can be read, and the thread can continue.
 
+mod branches;
+mod deletions;
 mod late;
 mod records;
+mod rollbacks;
 mod saver;
 mod takeover;
 mod waiting;
@@ -13,21 +16,17 @@ use crate::app::Parts;
 use axum::body::Body;
 use axum::http::Request;
 use serde_json::{Value as Json, json};
-use threadkeep::checkpoint::{INTERRUPT_CHANNEL, TaskWrites, Write};
 use threadkeep::deletion::{RetentionPolicy, plan_retention};
 use threadkeep::id::ThreadId;
 use threadkeep::saver::Saver;
 use threadkeep::state::{StateAccessor, StateSnapshot, Update};
-use threadkeep::value::ChannelValue;
 use threadkeep_agent::Interrupts;
-use threadkeep_agent::model::scripted::gate;
 use tower::ServiceExt as _;
 
 use self::saver::{Fault, Faults, FaultySaver};
 use super::left::left_by;
 use super::{Gateway, On, SAVERS, ask, everywhere, from, go_on, options};
 use crate::runs::request::{Resume, RunInput, RunOptions, RunRequest, StreamMode};
-use crate::testing::execution_of;
 use threadkeep_records::{
     CancelAction, CancelOutcome, LEASE_EXPIRED_ERROR, MultitaskStrategy, Records, RunEnd, RunRow, RunStatus,
 };
@@ -200,215 +199,6 @@ async fn a_run_whose_reads_fail_writes_nothing_or_all_of_it() {
     }
 }
 
-/// The row of a task that waits for the user, and of one that has finished.
-fn rows(gateway: &Gateway) -> Vec<TaskWrites> {
-    let ids = gateway.app.threads.accessor().ids();
-    let value = |json: Json| ChannelValue::from_json(&json).unwrap();
-    let interrupt =
-        Write { channel: INTERRUPT_CHANNEL.into(), value: value(json!(["who?"])), overwrite: false };
-    let said = gateway.app.threads.accessor().write(
-        "messages",
-        json!([{"type": "ai", "content": "of a task", "id": "x"}]),
-        false,
-    );
-    let title = gateway.app.threads.accessor().write("title", json!("of a task"), false);
-    let row = |index, writes| TaskWrites { task: ids.task(), node: "worker".into(), index, writes };
-    vec![row(0, vec![interrupt]), row(1, vec![said.unwrap(), title.unwrap()]), row(2, Vec::new())]
-}
-
-/// Runs until the gate and cancels there, with a rollback whose `k`-th write fails.
-async fn rolled_back(gateway: &Gateway, faults: &Faults, name: &str, k: usize) -> RunRow {
-    let created = gateway.create(ask("wait")).await.unwrap();
-    gate(name).reached().await;
-    while said(&gateway.head().await.unwrap()).last().map(String::as_str) != Some("wait") {
-        tokio::task::yield_now().await;
-    }
-    faults.write(k, Fault::Refused);
-    gateway.app.runs.cancel(&created.run.run_id, CancelAction::Rollback).await.unwrap();
-    gateway.row(&created.run.run_id).await
-}
-
-/// Scenario 65, and each of its writes failed once.
-#[tokio::test]
-async fn a_rollback_restores_the_pending_rows_exactly_or_says_that_it_did_not() {
-    for on @ (saver, mode) in everywhere() {
-        for k in 1.. {
-            let name = format!("fault-rollback-{saver}-{mode}");
-            let (gateway, faults) = faulty(on, &name).await;
-            let before = gateway.head().await.unwrap();
-            let rows = rows(&gateway);
-            for row in &rows {
-                gateway.app.threads.accessor().saver().put_writes(&before.key, row).await.unwrap();
-            }
-            let row = rolled_back(&gateway, &faults, &name, k).await;
-            let fired = !faults.disarm();
-            let head = gateway.head().await.unwrap();
-            if fired {
-                assert_eq!((row.status, row.error), (RunStatus::Interrupted, None), "{on:?} {k}");
-            } else {
-                assert_eq!(row.error.as_deref(), Some("Rolled back by user"));
-                assert_eq!(head.writes, rows, "order, tasks and values");
-                assert!(head.key.id > before.key.id);
-            }
-            if k == 1 {
-                assert_eq!(said(&head), ["first", "You said: first", "wait"], "what was committed stays");
-            } else {
-                assert_eq!(head.values().unwrap(), before.values().unwrap(), "{on:?} {k}");
-                assert_eq!(head.writes, rows[..(k - 2).min(rows.len())]);
-            }
-            goes_on(&gateway).await;
-            if !fired {
-                assert_eq!(k, 5, "the state, and three rows");
-                break;
-            }
-        }
-    }
-}
-
-/// A run that continues with finished tasks leaves rows on the captured head itself.
-#[tokio::test]
-async fn a_rollback_of_a_run_that_committed_nothing_leaves_no_row_of_it() {
-    for on in everywhere() {
-        let (gateway, _) = faulty(on, "none").await;
-        let (accessor, thread) = (gateway.app.threads.accessor(), ThreadId::from("t"));
-        let before = gateway.head().await.unwrap();
-        let mut known = accessor.known_head(&thread).await.unwrap();
-        let point = accessor.capture(&mut known).await.unwrap();
-        let written = count(&gateway).await;
-        let same = accessor.restore(&mut known, &point, serde_json::Map::new()).await.unwrap().unwrap();
-        assert_eq!((same.key, count(&gateway).await), (before.key.clone(), written), "nothing to restore");
-        for row in rows(&gateway) {
-            accessor.saver().put_writes(&before.key, &row).await.unwrap();
-        }
-        let restored = accessor.restore(&mut known, &point, serde_json::Map::new()).await.unwrap().unwrap();
-        assert_eq!(gateway.head().await.unwrap().key, restored.key);
-        assert_eq!(
-            (restored.writes.len(), restored.values().unwrap()),
-            (0, before.values().unwrap()),
-            "{on:?}"
-        );
-        goes_on(&gateway).await;
-    }
-}
-
-/// Scenario 64: the run continues, and there is nothing to restore.
-#[tokio::test]
-async fn a_rollback_after_a_failed_capture_writes_and_deletes_nothing() {
-    for on @ (saver, mode) in everywhere() {
-        let mut unusable = Vec::new();
-        for k in 1..=4 {
-            let name = format!("fault-capture-{saver}-{mode}-{k}");
-            let (gateway, faults) = faulty(on, &name).await;
-            let before = gateway.head().await.unwrap();
-            faults.read(k);
-            let created = gateway.create(ask("wait")).await.unwrap();
-            let shut = gate(&name);
-            tokio::select! {
-                () = shut.reached() => {}
-                _ = gateway.app.runs.ended(&created.run.run_id) => {}
-            }
-            faults.disarm();
-            let cancelled = gateway.head().await.unwrap();
-            gateway.app.runs.cancel(&created.run.run_id, CancelAction::Rollback).await.unwrap();
-            let row = gateway.row(&created.run.run_id).await;
-            let head = gateway.head().await.unwrap();
-            if row.status == RunStatus::Interrupted {
-                unusable.push(k);
-                assert_eq!(head.key, cancelled.key, "{on:?} {k}: what was committed stays");
-                assert_eq!(said(&head).last().map(String::as_str), Some("wait"));
-            } else {
-                assert_eq!(head.values().unwrap(), before.values().unwrap(), "{on:?} {k}");
-            }
-            goes_on(&gateway).await;
-        }
-        assert_eq!(unusable, [2], "only the capture itself, after the gate");
-    }
-}
-
-/// The request is accepted while the run fails: its task has not noticed it. The run's own write fails, its model, or that
-/// of an edited turn, which restores the turn before it in any case.
-#[tokio::test]
-async fn a_run_that_fails_once_its_rollback_was_accepted_is_rolled_back() {
-    for on @ (saver, mode) in everywhere() {
-        for (text, refused, edits) in
-            [("wait", true, false), ("break", false, false), ("wait", true, true), ("break", false, true)]
-        {
-            let name = format!("fails-{saver}-{mode}-{text}-{edits}");
-            let (gateway, faults) = faulty(on, &name).await;
-            let base = gateway.head().await.unwrap();
-            gateway.run(ask("second")).await;
-            let before = gateway.head().await.unwrap();
-            let request = if edits { edit(from(&base, ask(text))) } else { ask(text) };
-            let created = gateway.create(request).await.unwrap();
-            let run_id = &created.run.run_id;
-            gate(&name).reached().await;
-            while said(&gateway.head().await.unwrap()).last().map(String::as_str) != Some(text) {
-                tokio::task::yield_now().await;
-            }
-            // Not through the gateway, which would tell the task.
-            let accepted = gateway.app.records.runs().request_cancel(run_id, CancelAction::Rollback).await;
-            assert_eq!(accepted.unwrap(), CancelOutcome::Accepted);
-            if refused {
-                faults.write(1, Fault::Refused);
-            }
-            gate(&name).open();
-            let row = gateway.row(run_id).await;
-            assert!(!faults.disarm(), "{on:?} {text}");
-            let what = format!("{on:?} {text} {edits}");
-            assert_eq!(
-                (row.status, row.error.as_deref()),
-                (RunStatus::Error, Some("Rolled back by user")),
-                "{what}"
-            );
-            let head = gateway.head().await.unwrap();
-            assert_eq!(head.values().unwrap(), before.values().unwrap(), "{what}");
-            let left = left_by(&gateway, &row).await;
-            assert_eq!(left.map(|messages| messages.len()), Some(4), "{what}");
-            goes_on(&gateway).await;
-        }
-    }
-}
-
-/// A run that fails before it has read its thread has written nothing: the state is the one before it.
-#[tokio::test]
-async fn a_run_that_fails_before_its_first_write_is_rolled_back_without_one() {
-    for on @ (saver, mode) in everywhere() {
-        let name = format!("fails-early-{saver}-{mode}");
-        let (gateway, _) = faulty(on, &name).await;
-        let first = gateway.create(ask("wait")).await.unwrap();
-        gate(&name).reached().await;
-        let waits =
-            RunOptions { multitask_strategy: MultitaskStrategy::Enqueue, ..options([StreamMode::Values]) };
-        let second = gateway.create(RunRequest { options: waits, ..ask("more") }).await.unwrap();
-        // Taken when the first run ends, before the second one gets it.
-        let mut lock = std::pin::pin!(gateway.app.threads.lock("t"));
-        assert!(futures::poll!(&mut lock).is_pending());
-        gate(&name).open();
-        let (lock, _) = tokio::join!(lock, gateway.row(&first.run.run_id));
-        let before = gateway.history().await;
-        let runs = gateway.app.records.runs();
-        while runs.get(&second.run.run_id).await.unwrap().unwrap().status != RunStatus::Running {
-            tokio::task::yield_now().await;
-        }
-        let accepted = runs.request_cancel(&second.run.run_id, CancelAction::Rollback).await;
-        assert_eq!(accepted.unwrap(), CancelOutcome::Accepted);
-        let mut database = gateway.section("database");
-        database["checkpoint_delta"]["snapshot_frequency"] = json!(4);
-        gateway.configure("database", &database);
-        drop(lock);
-        let row = gateway.row(&second.run.run_id).await;
-        assert_eq!(
-            (row.status, row.error.as_deref()),
-            (RunStatus::Error, Some("Rolled back by user")),
-            "{on:?}"
-        );
-        assert_eq!(gateway.history().await, before, "{on:?}");
-        database["checkpoint_delta"]["snapshot_frequency"] = json!(3);
-        gateway.configure("database", &database);
-        goes_on(&gateway).await;
-    }
-}
-
 fn edit(request: RunRequest) -> RunRequest {
     let metadata = json!({"replay_kind": "edit"});
     RunRequest { metadata: metadata.as_object().unwrap().clone(), ..request }
@@ -530,89 +320,6 @@ async fn a_compaction_whose_write_fails_changes_nothing() {
     }
 }
 
-#[tokio::test]
-async fn a_branch_whose_writes_fail_leaves_no_thread_and_its_source_as_it_was() {
-    for on in everywhere() {
-        let (gateway, faults) = faulty(on, "none").await;
-        gateway.run(ask("second")).await;
-        let before = gateway.history().await;
-        let messages = before[0].json("messages").unwrap().unwrap();
-        let body = json!({"message_id": messages[3]["id"]});
-        for k in 1..=2 {
-            faults.write(k, Fault::Refused);
-            let (status, answer) = post(&gateway, "/api/threads/t/branches", body.clone()).await;
-            assert!(!faults.disarm());
-            assert_eq!((status, &answer["detail"]), (500, &json!("Failed to create branch")), "{on:?} {k}");
-            assert_eq!(
-                gateway.app.threads.accessor().saver().threads(None, 9).await.unwrap(),
-                [ThreadId::from("t")]
-            );
-            let (_, found) = post(&gateway, "/api/threads/search", json!({})).await;
-            assert_eq!(found.as_array().unwrap().len(), 1);
-            assert_eq!(gateway.history().await, before);
-        }
-        faults.write(3, Fault::Refused);
-        let (status, _) = post(&gateway, "/api/threads/t/branches", body).await;
-        assert!(faults.disarm(), "two checkpoints, and no more writes");
-        assert_eq!(status, 200);
-        goes_on(&gateway).await;
-    }
-}
-
-/// A branch or copy whose row is stored, and whose response was lost, is a thread with its checkpoints.
-#[tokio::test]
-async fn a_branch_or_copy_whose_row_is_in_doubt_keeps_its_checkpoints() {
-    for on in everywhere() {
-        let (gateway, _) = faulty(on, "none").await;
-        let messages = gateway.head().await.unwrap().json("messages").unwrap().unwrap();
-        let branch = json!({"message_id": messages[1]["id"]});
-        for (path, body) in [("/api/threads/t/branches", branch), ("/api/threads/t/copy", json!({}))] {
-            for k in 1.. {
-                gateway.app.records.doubt_commit(k);
-                let (status, answer) = post(&gateway, path, body.clone()).await;
-                let unused = gateway.app.records.fail_statement(0);
-                let (_, found) = post(&gateway, "/api/threads/search", json!({"limit": 100})).await;
-                for row in found.as_array().unwrap() {
-                    let thread = ThreadId::from(row["thread_id"].as_str().unwrap());
-                    let head = gateway.app.threads.accessor().known_head(&thread).await.unwrap();
-                    assert!(head.id().is_some(), "{on:?} {path} {k}: {status} {answer}");
-                }
-                if unused {
-                    assert!(k > 2, "the reservation, the row");
-                    break;
-                }
-            }
-        }
-        goes_on(&gateway).await;
-    }
-}
-
-/// The same if nothing can be written after that, for as long as somebody tries.
-#[tokio::test]
-async fn a_branch_whose_row_stays_in_doubt_keeps_its_checkpoints() {
-    for statement in 1.. {
-        let (gateway, _) = faulty(("memory", "delta"), "none").await;
-        let messages = gateway.head().await.unwrap().json("messages").unwrap().unwrap();
-        let records = &gateway.app.records;
-        // The reservation, and the row.
-        records.doubt_commit(2);
-        records.fail_from(statement);
-        let body = json!({"message_id": messages[1]["id"]});
-        let (status, answer) = post(&gateway, "/api/threads/t/branches", body).await;
-        let unused = records.fail_statement(0);
-        let (_, found) = post(&gateway, "/api/threads/search", json!({"limit": 100})).await;
-        for row in found.as_array().unwrap() {
-            let thread = ThreadId::from(row["thread_id"].as_str().unwrap());
-            let head = gateway.app.threads.accessor().known_head(&thread).await.unwrap();
-            assert!(head.id().is_some(), "{statement}: {status} {answer}");
-        }
-        if unused {
-            assert!(statement > 2);
-            break;
-        }
-    }
-}
-
 /// Scenario 85: the text depends on what could not be read.
 #[tokio::test]
 async fn a_turn_that_cannot_be_looked_at_is_not_prepared_and_nothing_is_written() {
@@ -643,10 +350,6 @@ async fn a_turn_that_cannot_be_looked_at_is_not_prepared_and_nothing_is_written(
             assert_eq!(gateway.history().await, before);
         }
     }
-}
-
-async fn deleted(gateway: &Gateway) -> (u16, Json) {
-    send(gateway, Request::delete("/api/threads/t").body(Body::empty()).unwrap()).await
 }
 
 /// A process stands still when it first reads the head for a run. Another one takes the run for lost and acknowledges a
@@ -716,75 +419,5 @@ async fn a_run_goes_on_from_the_head_that_a_retention_pass_leaves() {
         let all = ["first", "You said: first", "second", "You said: second"];
         assert_eq!(said(&gateway.head().await.unwrap()), all, "{on:?}");
         goes_on(&gateway).await;
-    }
-}
-
-/// What another process acknowledges between the look at a thread and its deletion stays, with the thread's files.
-#[tokio::test]
-async fn a_thread_is_deleted_as_it_was_seen_or_not_at_all() {
-    for on in everywhere() {
-        let (gateway, faults) = faulty(on, "none").await;
-        let file = gateway.app.agents.thread_dir("t").join("kept.txt");
-        std::fs::create_dir_all(file.parent().unwrap()).unwrap();
-        std::fs::write(&file, "kept").unwrap();
-        let there = gateway.app.threads.accessor().clone();
-        faults.before_write(async move {
-            let message = json!([{"type": "human", "content": "acknowledged", "id": "x"}]);
-            let writes = vec![there.write("messages", message, false).unwrap()];
-            let update = Update { at: None, node: "n".into(), writes, extra: serde_json::Map::new() };
-            there.update(&ThreadId::from("t"), update).await.unwrap();
-        });
-        let (status, answer) = deleted(&gateway).await;
-        let busy = "Thread has work in flight. Delete it after the work finishes.";
-        assert_eq!((status, &answer["detail"]), (409, &json!(busy)), "{on:?}");
-        assert_eq!(said(&gateway.head().await.unwrap()), ["first", "You said: first", "acknowledged"]);
-        assert!(file.exists());
-        goes_on(&gateway).await;
-        assert_eq!(deleted(&gateway).await.0, 200);
-        assert!(gateway.head().await.is_none() && !file.exists());
-    }
-}
-
-/// A process stands still in a deletion, after it has deleted the checkpoints. Another one takes the thread for
-/// free, and a run writes a file: that stays.
-#[tokio::test]
-async fn a_deletion_that_was_overtaken_removes_no_file_of_a_later_run() {
-    for on in everywhere() {
-        let (gateway, faults) = faulty(on, "none").await;
-        let records = gateway.app.records.clone();
-        execution_of(&records, "t").await.unwrap();
-        let file = gateway.app.agents.thread_dir("t").join("later.txt");
-        let meanwhile = {
-            let file = file.clone();
-            async move {
-                let later = records.now() + chrono::TimeDelta::hours(1);
-                records.runs().recover_orphans(later, chrono::TimeDelta::zero()).await.unwrap();
-                std::fs::create_dir_all(file.parent().unwrap()).unwrap();
-                std::fs::write(&file, "later").unwrap();
-            }
-        };
-        // The first write deletes the thread's checkpoints, the second those of its subagent.
-        let second = faults.clone();
-        faults.before_write(async move { second.before_write(meanwhile) });
-        let (status, answer) = deleted(&gateway).await;
-        let busy = "Thread has work in flight. Delete it after the work finishes.";
-        assert_eq!((status, &answer["detail"]), (409, &json!(busy)), "{on:?}");
-        assert_eq!(std::fs::read_to_string(&file).unwrap(), "later", "{on:?}");
-        let (_, row) = gateway.run(ask("next")).await;
-        assert_eq!(row.status, RunStatus::Success, "{on:?}: {:?}", row.error);
-        assert_eq!(deleted(&gateway).await.0, 200, "{on:?}");
-        assert!(gateway.head().await.is_none() && !file.exists(), "{on:?}");
-    }
-}
-
-/// A damaged thread has no revision that could have changed; it can be deleted all the same.
-#[tokio::test]
-async fn a_damaged_thread_can_be_deleted() {
-    for on in everywhere() {
-        let (gateway, faults) = faulty(on, "none").await;
-        faults.damage(gateway.head().await.unwrap().key.id);
-        assert_eq!(deleted(&gateway).await.0, 200, "{on:?}");
-        faults.disarm();
-        assert!(gateway.head().await.is_none());
     }
 }

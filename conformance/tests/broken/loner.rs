@@ -1,13 +1,15 @@
 //! A saver with one document for each thread, as over a store of documents or a directory of files: each change reads it,
 //! changes it and stores it again. With one lapse of its author.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+mod shelf;
+mod shown;
+
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use serde_json::{Map, Value as Json};
 use threadkeep::checkpoint::{CheckpointKey, CheckpointTuple, TaskWrites};
 use threadkeep::id::{ChannelName, CheckpointId, Namespace, ThreadId};
 use threadkeep::saver::{
@@ -18,6 +20,7 @@ use threadkeep::{Error, Result};
 use threadkeep_conformance::{BoxError, Claim, Factory, Failing};
 use tokio::task::yield_now;
 
+use self::shelf::{Document, Shelf, whole};
 use super::Lapse;
 
 /// The most that a saver shows which asks for one page only.
@@ -51,101 +54,6 @@ impl Factory for Loners {
         let failed = Arc::new(AtomicBool::new(false));
         let failing = (nth == 0).then(|| failed.clone());
         Ok(Failing { saver: Arc::new(Loner::new(place, self.0, failing)), failed })
-    }
-}
-
-/// A thread.
-#[derive(Clone, Default)]
-struct Document {
-    checkpoints: BTreeMap<LocalKey, Arc<CheckpointTuple>>,
-    /// The places of the checkpoints, the one that was stored last at the end.
-    order: Vec<LocalKey>,
-    heads: BTreeMap<Namespace, CheckpointId>,
-    revision: u64,
-}
-
-impl Document {
-    fn get(&self, namespace: &Namespace, id: CheckpointId) -> Option<&CheckpointTuple> {
-        self.checkpoints.get(&(namespace.clone(), id)).map(|tuple| &**tuple)
-    }
-
-    fn put(&mut self, tuple: CheckpointTuple) {
-        let place = (tuple.namespace.clone(), tuple.checkpoint.id);
-        self.order.retain(|other| *other != place);
-        self.order.push(place.clone());
-        self.checkpoints.insert(place, Arc::new(tuple));
-    }
-
-    fn remove(&mut self, place: &LocalKey) {
-        self.order.retain(|other| other != place);
-        self.checkpoints.remove(place);
-    }
-
-    fn newest(&self, namespace: &Namespace) -> Option<CheckpointId> {
-        let of = |(place, _): &(&LocalKey, &Arc<CheckpointTuple>)| place.0 == *namespace;
-        self.checkpoints.iter().filter(of).map(|(place, _)| place.1).next_back()
-    }
-
-    fn tuples(&self) -> impl Iterator<Item = &CheckpointTuple> {
-        self.checkpoints.values().map(|tuple| &**tuple)
-    }
-
-    fn is_like(&self, other: &Self) -> bool {
-        let pairs = self.checkpoints.iter().zip(&other.checkpoints);
-        self.checkpoints.len() == other.checkpoints.len()
-            && pairs.into_iter().all(|((a, one), (b, two))| a == b && Arc::ptr_eq(one, two))
-    }
-
-    fn image(&self, thread: &ThreadId) -> ThreadImage {
-        let tuples = self.checkpoints.iter().map(|(place, tuple)| (place.clone(), (**tuple).clone()));
-        ThreadImage { checkpoints: tuples.collect(), ..ThreadImage::absent(thread) }
-    }
-}
-
-/// What all handles share.
-#[derive(Default)]
-pub(crate) struct Shelf {
-    documents: Mutex<BTreeMap<ThreadId, Document>>,
-    /// The documents before the last change.
-    replica: Mutex<BTreeMap<ThreadId, Document>>,
-    count: AtomicU64,
-    reads: AtomicU64,
-    lock: tokio::sync::Mutex<()>,
-    other_lock: tokio::sync::Mutex<()>,
-    /// For [`Lapse::LeavesItsLock`].
-    taken: AtomicBool,
-}
-
-fn whole<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-impl Shelf {
-    fn read(&self, thread: &ThreadId) -> Document {
-        self.reads.fetch_add(1, Ordering::SeqCst);
-        whole(&self.documents).get(thread).cloned().unwrap_or_default()
-    }
-
-    fn store(&self, thread: &ThreadId, document: Document) {
-        let mut documents = whole(&self.documents);
-        whole(&self.replica).clone_from(&documents);
-        if document.checkpoints.is_empty() {
-            documents.remove(thread);
-        } else {
-            documents.insert(thread.clone(), document);
-        }
-    }
-
-    /// Waits until another call has changed the thread, if any does.
-    async fn pause(&self, thread: &ThreadId) {
-        let revision = || whole(&self.documents).get(thread).map(|document| document.revision);
-        let before = revision();
-        for _ in 0..500 {
-            yield_now().await;
-            if revision() != before {
-                break;
-            }
-        }
     }
 }
 
@@ -373,83 +281,6 @@ impl Loner {
             }
         }
         self.shelf().store(thread, after);
-    }
-
-    /// A checkpoint as a read shows it.
-    fn shown(&self, mut tuple: CheckpointTuple) -> CheckpointTuple {
-        let extra: Map<String, Json> = (*tuple.metadata.extra).clone();
-        let stored = |(key, value): (String, Json)| match self.0.lapse {
-            Lapse::LosesDots => (key.replace('.', "_"), value),
-            Lapse::LosesFractions => (key, integral(value)),
-            _ => (key, value),
-        };
-        tuple.metadata.extra = extra.into_iter().map(stored).collect::<Map<_, _>>().into();
-        if self.is(Lapse::ShowsAPageOfRows) {
-            tuple.writes.truncate(PAGE);
-        }
-        tuple
-    }
-
-    /// Whether a checkpoint has the metadata of a filter.
-    fn matches(&self, tuple: &CheckpointTuple, filter: &Map<String, Json>) -> bool {
-        let metadata = tuple.metadata.to_json();
-        let same = |(key, wanted): (&String, &Json)| match (self.0.lapse, metadata.get(key), wanted) {
-            (Lapse::FoldsMetadata, Some(Json::String(found)), Json::String(wanted)) => {
-                found.eq_ignore_ascii_case(wanted)
-            }
-            (Lapse::FollowsDots, None, wanted) => {
-                let mut at = Some(&Json::Null);
-                for (n, part) in key.split('.').enumerate() {
-                    at = if n == 0 { metadata.get(part) } else { at.and_then(|found| found.get(part)) };
-                }
-                at == Some(wanted)
-            }
-            (_, found, wanted) => found == Some(wanted),
-        };
-        filter.iter().all(same)
-    }
-
-    fn listed(&self, document: &Document, query: &ListQuery) -> Vec<CheckpointTuple> {
-        let namespace = query.namespace.as_ref().map(|namespace| self.namespace(namespace));
-        let places = |place: &&LocalKey| namespace.as_ref().is_none_or(|only| *only == place.0);
-        let mut places: Vec<_> = document.order.iter().filter(places).collect();
-        if self.is(Lapse::ListsByInsertion) {
-            places.reverse();
-        } else {
-            places.sort_by_key(|place| std::cmp::Reverse(place.1));
-        }
-        let before = |place: &&LocalKey| query.before.is_none_or(|before| place.1 < before);
-        let limit = query.limit.unwrap_or(usize::MAX);
-        let limit = if self.is(Lapse::ListsAPage) { limit.min(PAGE) } else { limit };
-        if self.is(Lapse::LimitsBeforeBefore) && query.filter.is_empty() {
-            places.truncate(limit);
-        }
-        if self.is(Lapse::FiltersAPage) && !query.filter.is_empty() {
-            places.truncate(PAGE);
-        }
-        let tuples = places.into_iter().filter(before).filter_map(|place| document.checkpoints.get(place));
-        let found = tuples.filter(|tuple| self.matches(tuple, &query.filter)).take(limit);
-        let mut joined = 0;
-        let found = found.take_while(|tuple| {
-            let fits = joined < limit || !self.is(Lapse::LimitsJoinedRows);
-            joined += tuple.writes.len().max(1);
-            fits
-        });
-        found.map(|tuple| query.load.of(self.shown((**tuple).clone()))).collect()
-    }
-}
-
-/// A value whose whole numbers are integers.
-fn integral(value: Json) -> Json {
-    match value {
-        #[allow(clippy::cast_possible_truncation, reason = "that is the lapse")]
-        Json::Number(number) if number.is_f64() => match number.as_f64() {
-            Some(float) if float.fract() == 0.0 => Json::from(float as i64),
-            _ => Json::Number(number),
-        },
-        Json::Array(list) => list.into_iter().map(integral).collect(),
-        Json::Object(map) => map.into_iter().map(|(key, value)| (key, integral(value))).collect(),
-        other => other,
     }
 }
 

@@ -3,7 +3,9 @@
 mod fault;
 mod lapse;
 mod loner;
+mod seeds;
 mod twisted;
+mod workshop;
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,6 +15,7 @@ use async_trait::async_trait;
 pub(crate) use fault::Fault;
 pub(crate) use lapse::Lapse;
 pub(crate) use loner::Loners;
+use seeds::Seeds;
 use threadkeep::checkpoint::{ChannelEntry, CheckpointKey, CheckpointTuple, Stored, TaskWrites, Write};
 use threadkeep::id::{ChannelName, CheckpointId, Namespace, TaskId, ThreadId, Version};
 use threadkeep::saver::{
@@ -21,17 +24,9 @@ use threadkeep::saver::{
 };
 use threadkeep::value::{ChannelValue, ListValue, Part};
 use threadkeep::{Error, Result};
-use threadkeep_conformance::{BoxError, Claim, Damage, Factory, Failing};
 use threadkeep_memory::MemorySaver;
 pub(crate) use twisted::{Twist, Twister};
-
-/// Creates stores with one fault.
-pub(crate) struct Workshop(pub(crate) Fault);
-
-pub(crate) struct Storage {
-    store: MemorySaver,
-    shared: Arc<Mutex<Shared>>,
-}
+pub(crate) use workshop::Workshop;
 
 /// What broken savers remember besides the store.
 #[derive(Default)]
@@ -42,65 +37,6 @@ struct Shared {
     threads: HashSet<ThreadId>,
     by_counter: HashMap<(ThreadId, Namespace, ChannelName, u64), ChannelValue>,
     lists: HashMap<(ThreadId, Version), ListValue>,
-}
-
-#[async_trait]
-impl Factory for Workshop {
-    type Storage = Storage;
-
-    fn name(&self) -> &'static str {
-        "broken"
-    }
-
-    fn claims(&self) -> &'static [Claim] {
-        match self.0 {
-            Fault::ForgetsOnReopening => &[Claim::Durable],
-            _ => &[Claim::LoseCheckpoint, Claim::LoseWrites, Claim::LoseParentLink, Claim::FailOperations],
-        }
-    }
-
-    async fn create(&self) -> Result<Storage, BoxError> {
-        Ok(Storage { store: MemorySaver::new(), shared: Arc::default() })
-    }
-
-    async fn open(&self, place: &Storage) -> Result<Arc<dyn Saver>, BoxError> {
-        let alone = matches!(self.0, Fault::SharesNothing | Fault::ForgetsOnReopening);
-        let inner = if alone { MemorySaver::new() } else { place.store.clone() };
-        Ok(Arc::new(Broken {
-            inner,
-            fault: self.0,
-            shared: place.shared.clone(),
-            failing: None,
-            alone: tokio::sync::Mutex::const_new(()),
-        }))
-    }
-
-    /// The memory saver has one operation per call.
-    async fn open_failing(&self, place: &Storage, nth: u32) -> Result<Failing, BoxError> {
-        let failed = Arc::new(AtomicBool::new(false));
-        let failing = (nth == 0).then(|| failed.clone());
-        let (inner, shared) = (place.store.clone(), place.shared.clone());
-        Ok(Failing {
-            saver: Arc::new(Broken {
-                inner,
-                fault: self.0,
-                shared,
-                failing,
-                alone: tokio::sync::Mutex::const_new(()),
-            }),
-            failed,
-        })
-    }
-
-    async fn damage(&self, place: &Storage, damage: &Damage) -> Result<(), BoxError> {
-        let done = match damage {
-            Damage::LoseCheckpoint(key) => place.store.lose_checkpoint(key),
-            Damage::LoseWrites(at, task) => place.store.lose_writes(at, *task),
-            Damage::LoseParentLink(key) => place.store.lose_parent_link(key),
-            Damage::ChangeByte(_) => false,
-        };
-        if done { Ok(()) } else { Err("nothing to lose".into()) }
-    }
 }
 
 struct Broken {
@@ -291,78 +227,6 @@ impl Broken {
             _ => return Ok(right),
         }
         Ok(rows.into_iter().flat_map(|row| row.writes).filter(|write| write.channel == *channel).collect())
-    }
-}
-
-/// The store as seen by a walk that accepts only some stored values as seeds.
-struct Seeds<'a>(&'a MemorySaver, Fault);
-
-impl Seeds<'_> {
-    fn hide(&self, tuple: &mut CheckpointTuple) {
-        for entry in tuple.checkpoint.channels.values_mut() {
-            let hidden = match (&entry.stored, self.1) {
-                (Stored::Value(_), Fault::IgnoresPlainSeeds) => true,
-                (stored, Fault::NullIsNoSeed) => stored.value().is_some_and(ChannelValue::is_null),
-                _ => false,
-            };
-            if hidden {
-                entry.stored = Stored::Sentinel;
-            }
-        }
-    }
-}
-
-#[async_trait]
-impl Saver for Seeds<'_> {
-    async fn get(&self, at: &CheckpointSelector) -> Result<Option<CheckpointTuple>> {
-        self.0.get(at).await
-    }
-
-    async fn list(&self, query: &ListQuery) -> Result<Vec<CheckpointTuple>> {
-        self.0.list(query).await
-    }
-
-    async fn put_writes(&self, at: &CheckpointKey, task: &TaskWrites) -> Result<()> {
-        self.0.put_writes(at, task).await
-    }
-
-    async fn commit(&self, step: StepCommit) -> Result<CheckpointKey> {
-        self.0.commit(step).await
-    }
-
-    async fn flush(&self, thread: &ThreadId) -> Result<()> {
-        self.0.flush(thread).await
-    }
-
-    async fn delta_history(
-        &self,
-        at: &CheckpointKey,
-        channels: &BTreeSet<ChannelName>,
-        reach: Option<CheckpointId>,
-    ) -> Result<DeltaHistory> {
-        fallback::delta_history(self, at, channels, reach).await
-    }
-
-    async fn delete_thread(&self, thread: &ThreadId) -> Result<()> {
-        self.0.delete_thread(thread).await
-    }
-
-    async fn threads(&self, after: Option<&ThreadId>, limit: usize) -> Result<Vec<ThreadId>> {
-        self.0.threads(after, limit).await
-    }
-
-    async fn read_thread(&self, thread: &ThreadId) -> Result<ThreadImage> {
-        let mut image = self.0.read_thread(thread).await?;
-        image.checkpoints.values_mut().for_each(|tuple| self.hide(tuple));
-        Ok(image)
-    }
-
-    async fn rewrite_thread(&self, thread: &ThreadId, expected: &Revision, rewrite: Rewrite) -> Result<()> {
-        self.0.rewrite_thread(thread, expected, rewrite).await
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        self.0.capabilities()
     }
 }
 

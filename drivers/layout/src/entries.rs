@@ -150,7 +150,8 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::manifest::{Builder, chunk_runs};
+    use crate::manifest::chunk_runs;
+    use crate::shape::Builder;
 
     /// Elements and chunks in memory; counts lookups.
     #[derive(Default)]

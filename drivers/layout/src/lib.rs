@@ -11,6 +11,7 @@ mod pack;
 mod reader;
 mod related;
 mod row;
+mod shape;
 mod tasks;
 
 pub use channels::{
@@ -22,8 +23,7 @@ pub use entries::{EntrySource, Numbers, Objects, draft_entries, entry, runs_of};
 pub use form::{FORM, Form, form_bits, put_form, take_form, take_number};
 pub use list::{INLINE, ListStore, Stored, draft, plain};
 pub use manifest::{
-    Builder, Manifest, NUMBER_LIMIT, Run, Shape, chunk_bytes, chunk_runs, continuation, push_run, put_runs,
-    take_runs,
+    Manifest, NUMBER_LIMIT, Run, chunk_bytes, chunk_runs, continuation, push_run, put_runs, take_runs,
 };
 pub use names::{decode_names, encode_names};
 pub use pack::{Packer, Unpacker};
@@ -33,4 +33,5 @@ pub use row::{
     Heading, Rest, RestKind, bits_of, first_byte, put_counters, put_parents, put_version, put_write,
     take_counters, take_parents, take_plain_start, take_version, take_write,
 };
+pub use shape::{Builder, Shape};
 pub use tasks::{WriteRecord, put_nodes, put_task, put_task_ids, take_nodes, take_task, take_task_ids};

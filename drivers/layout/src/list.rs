@@ -6,7 +6,7 @@ use threadkeep::id::Version;
 use threadkeep::value::{ChannelValue, Codec, Element, ElementHash, Encoded, ListValue, Part};
 
 use crate::form::Form;
-use crate::manifest::{Builder, Shape};
+use crate::shape::{Builder, Shape};
 
 /// Values up to this many bytes are stored inline; a row of their own would cost more.
 pub const INLINE: usize = 32;

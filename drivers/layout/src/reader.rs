@@ -143,7 +143,8 @@ mod tests {
 
     use super::*;
     use crate::list::{ListStore, Stored, draft};
-    use crate::manifest::{Shape, chunk_runs};
+    use crate::manifest::chunk_runs;
+    use crate::shape::Shape;
 
     /// Elements and chunks in memory; counts the elements that were read.
     #[derive(Default)]

@@ -6,6 +6,7 @@
 
 mod agent;
 mod auth;
+mod batches;
 mod delegation;
 mod gateway;
 mod mcp;
@@ -22,9 +23,9 @@ pub use agent::{
     ToolFrequency, ToolSearch, Verification,
 };
 pub use auth::Auth;
+pub use batches::SubagentBatches;
 pub use delegation::{
-    AcpAgent, AdmissionPolicy, AgentStorage, AgentStorageBackend, HookCommand, SubagentBatches,
-    SubagentRuntime,
+    AcpAgent, AdmissionPolicy, AgentStorage, AgentStorageBackend, HookCommand, SubagentRuntime,
 };
 pub use gateway::Gateway;
 pub use mcp::{McpServer, ToolRouting};

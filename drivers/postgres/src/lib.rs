@@ -2,6 +2,7 @@
 
 mod applied;
 mod aside;
+mod attempts;
 mod change;
 mod config;
 mod connect;

@@ -1,11 +1,10 @@
-//! The database as the saver sees it: attempts and retries.
+//! The database as the saver sees it: one attempt to read or write.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use futures::future::BoxFuture;
+use threadkeep::Result;
 use threadkeep::id::{CheckpointId, Namespace, ThreadId};
-use threadkeep::{Error, Result};
 use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 use uuid::Uuid;
@@ -14,7 +13,7 @@ use crate::change::Change;
 use crate::convoy::Convoys;
 use crate::doubt::{Asked, Fate, Request};
 use crate::element::SPACES;
-use crate::error::{BUSY, OVERTAKEN, SILENT, Trouble, in_doubt, unavailable};
+use crate::error::{BUSY, OVERTAKEN, Trouble, in_doubt, unavailable};
 use crate::history::{History, Since, lost};
 use crate::keys;
 use crate::plan::Planned;
@@ -22,11 +21,7 @@ use crate::pool::{Ask, Connections, Param, Transaction, in_order};
 use crate::rows::{Snapshot, ThreadRow};
 use crate::sql::{EMIT, Sql, Statement};
 use crate::thread::{Agreement, Known, Slot, ThreadState, Threads};
-use crate::watch::Probed;
 
-/// The first pause before a retry; each one is twice as long, up to the longest.
-const PAUSE: Duration = Duration::from_millis(10);
-const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 /// How often a write may find that its thread was deleted or created since it was read.
 const ROUNDS: usize = 8;
 
@@ -39,9 +34,6 @@ pub(crate) struct Store {
     pub(crate) patience: Duration,
 }
 
-/// An attempt at an operation.
-pub(crate) type Attempt<'a, T> = BoxFuture<'a, Result<T, Trouble>>;
-
 /// The checkpoints that a writer must see besides the head.
 pub(crate) struct Wanted<'a> {
     pub(crate) thread: &'a ThreadId,
@@ -52,92 +44,6 @@ pub(crate) struct Wanted<'a> {
 }
 
 impl Store {
-    /// Retries a read until it finishes, or until patience runs out.
-    pub(crate) async fn reading<'a, T>(&self, attempt: impl Fn() -> Attempt<'a, T> + Send) -> Result<T> {
-        self.persist(false, move |_| attempt()).await
-    }
-
-    /// Retries a write. An attempt whose outcome is in doubt is repeated, and the repeat knows that an earlier one may
-    /// have been carried out.
-    pub(crate) async fn writing<'a, T>(&self, attempt: impl Fn(bool) -> Attempt<'a, T> + Send) -> Result<T> {
-        self.persist(true, attempt).await
-    }
-
-    async fn persist<'a, T>(
-        &self,
-        writes: bool,
-        attempt: impl Fn(bool) -> Attempt<'a, T> + Send,
-    ) -> Result<T> {
-        let started = Instant::now();
-        let (mut pause, mut doubt, mut suspected) = (PAUSE, false, false);
-        loop {
-            let reason = match self.watched(attempt(doubt), started).await {
-                Ok(done) => return Ok(done),
-                Err(Trouble::Final(Error::Unavailable { reason, .. })) if doubt => {
-                    return Err(in_doubt(reason));
-                }
-                Err(Trouble::Final(error)) => return Err(error),
-                Err(Trouble::Lost(error)) => {
-                    self.connections.renew();
-                    if std::mem::replace(&mut suspected, true) {
-                        if let Error::HistoryLost { thread, .. } = &error {
-                            self.threads.forget(thread);
-                        }
-                        return Err(if doubt { error.after_doubt() } else { error });
-                    }
-                    continue;
-                }
-                Err(Trouble::Again { reason, in_doubt: sent, renew }) => {
-                    doubt |= writes && sent;
-                    if renew {
-                        self.connections.renew();
-                    }
-                    reason
-                }
-            };
-            if started.elapsed() + pause > self.patience {
-                return Err(if doubt { in_doubt(reason) } else { unavailable(reason) });
-            }
-            tracing::debug!(%reason, "the database did not answer; trying again");
-            tokio::time::sleep(pause).await;
-            pause = (2 * pause).min(LONGEST_PAUSE);
-        }
-    }
-
-    /// Waits for an attempt. While there is no answer, a new connection is opened from time to time: if that leads to
-    /// another server than the attempt began with, the one that was asked has been replaced, and may never answer. A server
-    /// that is only slow is waited for: the patience counts from when it was last heard of, at first from when the call
-    /// began. One that takes no more connections was heard of too, if there is only one: of several, a full standby says
-    /// nothing of the primary.
-    async fn watched<T>(&self, mut attempt: Attempt<'_, T>, began: Instant) -> Result<T, Trouble> {
-        if self.patience.is_zero() {
-            return attempt.await;
-        }
-        let pause = self.patience / 4;
-        // Before the attempt takes a connection: it may be one to a server that is about to be left.
-        let server = self.connections.server();
-        let mut heard = began;
-        loop {
-            if let Ok(done) = tokio::time::timeout(pause, &mut attempt).await {
-                return done;
-            }
-            let probed = tokio::select! {
-                done = &mut attempt => return done,
-                probed = self.connections.probe(server, pause) => probed,
-            };
-            match probed {
-                Probed::Same => heard = Instant::now(),
-                Probed::Full if self.connections.has_one_server() => heard = Instant::now(),
-                Probed::Full | Probed::Silent if heard.elapsed() < self.patience => {}
-                Probed::Full | Probed::Silent | Probed::Other => {
-                    // Where there is no room for new connections, the open ones are kept.
-                    let renew = probed != Probed::Full;
-                    return Err(Trouble::Again { reason: SILENT.to_owned(), in_doubt: true, renew });
-                }
-            }
-        }
-    }
-
     /// Runs a statement on a connection of its own.
     pub(crate) async fn query(
         &self,

@@ -24,7 +24,7 @@ use crate::tools::deferred::Deferred;
 use crate::tools::{ASK_CLARIFICATION, ToolContext, Toolbox};
 use crate::{Added, AgentError, DateZone, Ended, Input, Middleware, Next, Session, TaskInput, spans};
 pub(crate) use conversation::conversation;
-use conversation::{Conversation, calls, earlier_summary, messages_of, stamp_run};
+use conversation::{Conversation, earlier_summary, messages_of, stamp_run};
 
 const INPUT: &str = "__input__";
 /// The node that calls the model.
@@ -233,6 +233,7 @@ impl Agent {
         if input.goes_on(session.writer.state())? {
             rows.extend(session.writer.recovered().into_iter().cloned());
         }
+        let next = input.nodes(session.writer.state())?;
         rows.extend(input.rows);
         let mut writes = Vec::new();
         for (channel, mut value) in input.writes {
@@ -242,22 +243,6 @@ impl Agent {
             writes.push(session.writer.write(&channel, value, false)?);
         }
         let humans: Vec<Json> = messages_of(&writes)?.into_iter().filter(|m| m["type"] == "human").collect();
-        let next = match input.next {
-            Next::Go(Some(node)) if node.as_str() == TOOLS => {
-                let answer = match messages_of(&writes)?.into_iter().rfind(|m| m["type"] == "ai") {
-                    Some(answer) => Some(answer),
-                    None => Conversation::of(session.writer.state())?
-                        .whole()?
-                        .into_iter()
-                        .rfind(|m| m["type"] == "ai"),
-                };
-                // A task a call; none if there is nothing to call.
-                let calls = answer.as_ref().map(calls).unwrap_or_default().len();
-                vec![node; calls.max(1)]
-            }
-            Next::Go(node) => node.into_iter().collect(),
-            Next::Stay => session.writer.state().map(|state| state.next.clone()).unwrap_or_default(),
-        };
         let task = session.writer.start_task(&INPUT.into(), 0);
         session.writer.finish_task(task, writes, Durability::WithCommit).await?;
         session.commit(Source::Input, next).await?;

@@ -27,7 +27,7 @@ pub struct Input {
 pub enum Next {
     /// This node; `None` to end.
     Go(Option<NodeName>),
-    /// Those that the thread has next already.
+    /// Those that the thread has next already; of the tools one for each call, also if the input changes the calls.
     Stay,
 }
 
@@ -45,19 +45,56 @@ impl Input {
     /// # Errors
     /// If the input's messages cannot be added to the conversation, or the state cannot be read.
     pub fn goes_on(&self, state: Option<&StateSnapshot>) -> threadkeep::Result<bool> {
-        let is_tools = |node: &NodeName| node.as_str() == TOOLS;
         let to_tools = match &self.next {
             Next::Stay => state.is_some_and(|state| state.next.iter().any(is_tools)),
             Next::Go(node) => node.as_ref().is_some_and(is_tools),
         };
-        let Some(state) = state.filter(|_| to_tools) else { return Ok(false) };
-        let Some(messages) = self.writes.get(MESSAGES_CHANNEL) else { return Ok(true) };
-        let before = state.value(MESSAGES_CHANNEL).cloned().unwrap_or_else(|| ListValue::default().into());
+        if !to_tools || state.is_none() {
+            return Ok(false);
+        }
+        if !self.writes.contains_key(MESSAGES_CHANNEL) {
+            return Ok(true);
+        }
+        let (before, after) = self.conversation(state)?;
+        Ok(last_calls(&before)? == last_calls(&after)?)
+    }
+
+    /// The nodes after this input in this state: of the tools one for each call, as the input leaves the calls. One if
+    /// there is nothing to call.
+    ///
+    /// # Errors
+    /// As for [`Self::goes_on`].
+    pub(crate) fn nodes(&self, state: Option<&StateSnapshot>) -> threadkeep::Result<Vec<NodeName>> {
+        let next = match &self.next {
+            Next::Go(node) => node.iter().cloned().collect(),
+            Next::Stay => state.map(|state| state.next.clone()).unwrap_or_default(),
+        };
+        let is_unchanged = self.next == Next::Stay && !self.writes.contains_key(MESSAGES_CHANNEL);
+        if is_unchanged || !next.first().is_some_and(is_tools) {
+            return Ok(next);
+        }
+        let (_, after) = self.conversation(state)?;
+        let calls = last_calls(&after)?.map_or(0, |(_, calls)| calls.len());
+        Ok(vec![NodeName::from(TOOLS); calls.max(1)])
+    }
+
+    /// The conversation in this state before this input, and after it.
+    fn conversation(
+        &self,
+        state: Option<&StateSnapshot>,
+    ) -> threadkeep::Result<(ChannelValue, ChannelValue)> {
+        let before = state.and_then(|state| state.value(MESSAGES_CHANNEL).cloned());
+        let before = before.unwrap_or_else(|| ListValue::default().into());
+        let Some(messages) = self.writes.get(MESSAGES_CHANNEL) else { return Ok((before.clone(), before)) };
         // Those without an id get one that no message of the conversation has.
         let more = Messages.prepare(messages.clone(), &IdSource::default())?;
         let after = Messages.reduce(before.clone(), &ChannelValue::from_json(&more)?)?;
-        Ok(last_calls(&before)? == last_calls(&after)?)
+        Ok((before, after))
     }
+}
+
+fn is_tools(node: &NodeName) -> bool {
+    node.as_str() == TOOLS
 }
 
 /// The id of the last answer among messages, and its calls.

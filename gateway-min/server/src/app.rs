@@ -91,6 +91,8 @@ pub struct App {
     /// The batches of this process; `None` if it does not work on any.
     pub(crate) batching: Option<Arc<Batching>>,
     batch_worker: Option<BatchWorker>,
+    /// The setting `database.backend` at the start: an edit waits for the next.
+    pub(crate) backend: Backend,
     /// Whether batches can be read: the records outlive the process.
     pub(crate) has_batches: bool,
     connections: Arc<Connections>,
@@ -247,6 +249,7 @@ impl App {
             runs,
             batching,
             batch_worker,
+            backend: current.database.backend,
             has_batches: current.database.backend.is_sql(),
             connections: Connections::new(&current.gateway, metrics.clone()),
             history_max_bytes: current.gateway.history_max_bytes,

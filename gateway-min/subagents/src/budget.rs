@@ -1,5 +1,6 @@
 //! The token budget of an agent, and of everything it delegates.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use serde_json::{Map, Value as Json, json};
@@ -56,6 +57,15 @@ impl Share {
     fn part(self) -> f64 {
         self.used as f64 / self.limit as f64
     }
+
+    /// What a model is warned with.
+    fn warning(self) -> String {
+        let Self { used, limit, of } = self;
+        format!(
+            "[budget warning] {used} of {limit} {of} are used. Finish the most important part, and give your final answer \
+             soon."
+        )
+    }
 }
 
 impl Budget {
@@ -109,12 +119,7 @@ impl Budget {
 
     /// What this process has spent of it since [`Self::spent`] was this.
     pub(crate) fn spent_since(&self, earlier: Tokens) -> Tokens {
-        let now = self.spent();
-        Tokens {
-            input: now.input - earlier.input,
-            output: now.output - earlier.output,
-            total: now.total - earlier.total,
-        }
+        less(self.spent(), earlier)
     }
 
     /// What is used of it.
@@ -156,12 +161,36 @@ impl Budget {
             return Standing::Exhausted(share);
         }
         let mut spent = self.used.lock().unwrap_or_else(PoisonError::into_inner);
-        let share = self.highest(spent.tokens);
-        if self.settings.enabled && share.part() >= self.settings.warn_threshold && !spent.warned {
-            spent.warned = true;
-            return Standing::Warn(share);
+        match self.due(spent.tokens) {
+            Some(share) if !spent.warned => {
+                spent.warned = true;
+                Standing::Warn(share)
+            }
+            _ => Standing::Within,
         }
-        Standing::Within
+    }
+
+    /// The share of which the model is warned when this much is used.
+    fn due(&self, used: Tokens) -> Option<Share> {
+        let share = self.highest(used);
+        (self.settings.enabled && share.part() >= self.settings.warn_threshold).then_some(share)
+    }
+
+    /// What the model still has to be warned of when somebody goes on with the work: it was not warned yet if the last
+    /// answer was the one that reached the share, and it was if an earlier one did. Of both the use at that time.
+    fn left_to_warn(&self, earlier: Option<Tokens>, last: Tokens) -> Option<Share> {
+        let mut spent = self.used.lock().unwrap_or_else(PoisonError::into_inner);
+        let due = self.due(last)?;
+        spent.warned = true;
+        earlier.and_then(|earlier| self.due(earlier)).is_none().then_some(due)
+    }
+}
+
+fn less(tokens: Tokens, other: Tokens) -> Tokens {
+    Tokens {
+        input: tokens.input - other.input,
+        output: tokens.output - other.output,
+        total: tokens.total - other.total,
     }
 }
 
@@ -215,23 +244,43 @@ pub struct Budgeting {
     of_turn: bool,
     /// The warning for the next call; it stays until a call has succeeded with it.
     warning: Mutex<Option<String>>,
+    /// Whether a model was called, or is about to be.
+    begun: AtomicBool,
 }
 
 impl Budgeting {
     /// Keeps to this budget, of which the turn shows what was used before.
     pub fn new(budget: Arc<Budget>) -> Self {
-        Self { budget, of_turn: true, warning: Mutex::default() }
+        Self { budget, of_turn: true, warning: Mutex::default(), begun: AtomicBool::default() }
     }
 
     /// Keeps to this budget, which knows what was used before.
     pub(crate) fn knowing(budget: Arc<Budget>) -> Self {
         Self { of_turn: false, ..Self::new(budget) }
     }
+
+    /// Takes over the warning of the process that had this turn before.
+    fn go_on_warning(&self, turn: &[Json]) {
+        let known = self.budget.used();
+        let used_at = |at: usize| {
+            if self.of_turn { used_in(&turn[..=at]) } else { less(known, used_in(&turn[at + 1..])) }
+        };
+        let mut answers = (0..turn.len()).rev().filter(|at| message::kind(&turn[*at]) == "ai");
+        let Some(last) = answers.next() else { return };
+        // The question has what earlier answers used that a summary has replaced.
+        let earlier = answers.next().or((last > 0).then_some(0)).map(used_at);
+        if let Some(share) = self.budget.left_to_warn(earlier, used_at(last)) {
+            *self.warning.lock().unwrap_or_else(PoisonError::into_inner) = Some(share.warning());
+        }
+    }
 }
 
 impl Middleware for Budgeting {
     fn before_model(&self, view: &View<'_>) -> Result<Before, AgentError> {
         self.budget.go_on_from(used_in(view.turn));
+        if !self.begun.swap(true, Ordering::Relaxed) {
+            self.go_on_warning(view.turn);
+        }
         if self.budget.is_exhausted() {
             let stop = Some(StopReason::TokenCapped.as_str().to_owned());
             return Ok(Before { stop, ..Before::default() });
@@ -261,12 +310,7 @@ impl Middleware for Budgeting {
         *warning = None;
         match self.budget.standing() {
             Standing::Within => {}
-            Standing::Warn(Share { used, limit, of }) => {
-                *warning = Some(format!(
-                    "[budget warning] {used} of {limit} {of} are used. Finish the most important part, and give your \
-                     final answer soon."
-                ));
-            }
+            Standing::Warn(share) => *warning = Some(share.warning()),
             // The final answer was given in time.
             Standing::Exhausted(_) if message::tool_calls(answer).is_empty() => {}
             Standing::Exhausted(Share { used, limit, of }) => {
@@ -319,6 +363,48 @@ mod tests {
         }
         guard.after_model(&view(), &mut answer(10)).unwrap();
         assert!(guard.before_model(&view()).unwrap().messages.is_empty());
+    }
+
+    /// Whether the calls after this turn, in another process, have the warning.
+    fn warned_after(guard: &Budgeting, turn: &[Json]) -> Vec<bool> {
+        let view = View { turn, ..view() };
+        let is_warned = |_| {
+            let shown = guard.before_model(&view).unwrap().messages;
+            guard.after_model(&view, &mut answer(10)).unwrap();
+            !shown.is_empty()
+        };
+        (0..3).map(is_warned).collect()
+    }
+
+    #[test]
+    fn a_model_is_warned_once_also_if_another_process_goes_on() {
+        let human = |summarized: i64| {
+            let usage = json!({"input_tokens": summarized, "output_tokens": 0, "total_tokens": summarized});
+            json!({"type": "human", "additional_kwargs": {SUMMARIZED: usage}})
+        };
+        let result = json!({"type": "tool", "additional_kwargs": {"subagent_token_usage":
+            {"input_tokens": 300, "output_tokens": 0, "total_tokens": 300}}});
+        for (turn, warned) in [
+            // No call has followed the answer that reached the share.
+            (vec![human(0), answer(600), answer(100), json!({"type": "tool"})], [true, false, false]),
+            (vec![human(0), answer(600), result.clone(), answer(1)], [true, false, false]),
+            // One has, with the warning.
+            (vec![human(0), answer(700), answer(1)], [false; 3]),
+            (vec![human(700), answer(1)], [false; 3]),
+            // The next answer reaches it, with what a subagent has used meanwhile.
+            (vec![human(0), answer(600), result.clone()], [false, true, false]),
+            (vec![human(0), answer(689)], [false, false, true]),
+            (vec![human(0)], [false; 3]),
+        ] {
+            let budget = Budget::new(settings(1000), None);
+            assert_eq!(warned_after(&Budgeting::new(budget), &turn), warned, "{turn:?}");
+            // Nothing in a subagent's turn was delegated.
+            if !turn.contains(&result) {
+                let budget = Budget::new(settings(1000), None);
+                budget.go_on_from(used_in(&turn));
+                assert_eq!(warned_after(&Budgeting::knowing(budget), &turn), warned, "{turn:?}");
+            }
+        }
     }
 
     #[test]

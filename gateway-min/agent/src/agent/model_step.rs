@@ -6,8 +6,8 @@ use threadkeep::id::NodeName;
 use threadkeep::metadata::Source;
 use threadkeep::step::{Durability, Task};
 
-use super::conversation::kept;
-use super::{Agent, Conversation, Stepped, TOOLS, calls, earlier_summary, next_step};
+use super::conversation::{calls, kept};
+use super::{Agent, Conversation, Stepped, TOOLS, earlier_summary, next_step};
 use crate::model::{ChunkAssembler, ModelRequest, message};
 use crate::tools::dangling;
 use crate::tools::loop_detection::{self, Finding, STOP_REASON, Verdict, WARNING_NAME, WARNINGS_MAX};

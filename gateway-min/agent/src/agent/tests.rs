@@ -171,6 +171,28 @@ async fn the_calls_of_another_answer_are_made() {
     }
 }
 
+/// A person adds a call to the answer, or takes one away, before the run goes on.
+#[tokio::test(start_paused = true)]
+async fn each_call_of_a_changed_answer_is_made_once() {
+    for mode in MODES {
+        for next in [Next::Stay, Next::Go(Some(TOOLS.into()))] {
+            for names in [&["count"][..], &["count", "slow", "count"]] {
+                let call = |(at, name): (usize, &&str)| json!({"type": "tool_call", "name": name, "args": {}, "id": format!("c{at}")});
+                let calls: Vec<Json> = names.iter().enumerate().map(call).collect();
+                let answer = json!({"type": "ai", "content": "", "id": "a", "tool_calls": calls});
+                let (counted, messages) = changed(mode, json!({ "messages": [answer] }), next.clone()).await;
+                let made = names.iter().filter(|name| **name == "count").count();
+                // One of the answer before.
+                assert_eq!(counted, 1 + made, "{mode} {next:?} {names:?}");
+                let results = messages.iter().filter(|message| message::kind(message) == "tool");
+                let results: Vec<&Json> = results.map(|result| &result["tool_call_id"]).collect();
+                let ids: Vec<&Json> = calls.iter().map(|call| &call["id"]).collect();
+                assert_eq!(results, ids, "{mode} {next:?}");
+            }
+        }
+    }
+}
+
 /// Remembers the kinds of the messages of the turn at each model call.
 struct Turns(Mutex<Vec<Vec<String>>>);
 

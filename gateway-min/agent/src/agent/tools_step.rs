@@ -11,7 +11,8 @@ use threadkeep::step::Durability;
 use tokio::time::Instant;
 
 use super::calls::Calls;
-use super::{Agent, Conversation, MODEL, Stepped, calls, messages_of, next_step};
+use super::conversation::calls;
+use super::{Agent, Conversation, MODEL, Stepped, messages_of, next_step};
 use crate::tools::{Report, Reports, ToolContext, is_question};
 use crate::{Added, AgentError, Observer, Session, TaskInput};
 

@@ -116,6 +116,41 @@ async fn clients_follow_subagents_and_find_what_they_did() {
     }
 }
 
+/// In two zones whose dates differ at any time.
+#[tokio::test]
+async fn prompts_have_the_date_of_the_configured_zone() {
+    for (zone, hours) in [("Pacific/Kiritimati", 14), ("Etc/GMT+12", -12)] {
+        let directory = tempfile::tempdir().unwrap();
+        let record = directory.path().join("calls.jsonl");
+        let mut script = script();
+        script["record"] = json!(record);
+        let variables = vec![("SVC_DATE_TIMEZONE", zone.to_owned())];
+        let gateway = Setup { script, variables, ..Setup::default() }.start().await;
+        let date = || {
+            let there = chrono::Utc::now() + chrono::TimeDelta::hours(hours);
+            there.format("%Y-%m-%d, %A").to_string()
+        };
+        let before = date();
+        delegated(&gateway, "t").await;
+        // Midnight may come in between.
+        let dates = [before, date()];
+        let mut callers = BTreeMap::new();
+        for request in std::fs::read_to_string(record).unwrap().lines() {
+            let request: Value = serde_json::from_str(request).unwrap();
+            let system = request["system"].as_str().unwrap();
+            let is_named = |date: &String| {
+                system.contains(&format!("Today is {date}."))
+                    || system.contains(&format!("<current_date>{date}</current_date>"))
+            };
+            assert!(dates.iter().any(is_named), "{zone}: {dates:?}: {system}");
+            *callers.entry(request["caller"].as_str().unwrap().to_owned()).or_insert(0) += 1;
+        }
+        let expected = [("lead_agent", 2), ("subagent:general-purpose", 4)];
+        let expected = BTreeMap::from(expected.map(|(caller, calls)| (caller.to_owned(), calls)));
+        assert_eq!(callers, expected, "{zone}");
+    }
+}
+
 #[tokio::test]
 async fn a_run_that_does_not_ask_for_it_has_no_tool_to_delegate() {
     let gateway = Setup { script: script(), ..Setup::default() }.start().await;

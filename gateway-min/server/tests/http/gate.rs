@@ -102,6 +102,30 @@ async fn routes_on_records_do_not_look_at_the_mode() {
     }
 }
 
+/// The answer says no more than that the usage of the context is unknown.
+#[tokio::test]
+async fn the_token_usage_of_a_mismatching_thread_says_in_the_log_what_it_lacks() {
+    for backend in DURABLE {
+        let log = Log::default();
+        let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(log.clone()).finish();
+        let _logged = tracing::subscriber::set_default(subscriber);
+        let (gateway, _) = mismatching(backend).await;
+        let warnings = || {
+            let text = log.text();
+            let about = text.lines().filter(|line| line.contains("cannot determine the context usage"));
+            about.map(str::to_owned).collect::<Vec<String>>()
+        };
+        assert!(warnings().is_empty(), "{}", log.text());
+        let usage = gateway.get("/api/threads/t/token-usage").await.ok();
+        assert_eq!((&usage["context_usage"], &usage["total_runs"]), (&Value::Null, &json!(2)), "{backend}");
+        let logged = warnings();
+        let [warning] = &logged[..] else { panic!("{backend}: {}", log.text()) };
+        let mismatch = MISMATCH.trim_start_matches("Thread t: ");
+        assert!(warning.contains(" WARN ") && warning.contains("thread=t"), "{backend}: {warning}");
+        assert!(warning.contains(mismatch), "{backend}: {warning}");
+    }
+}
+
 /// A delta process converts full threads; after that a full process refuses them.
 #[tokio::test]
 async fn a_full_thread_goes_on_in_delta_mode_and_does_not_come_back() {

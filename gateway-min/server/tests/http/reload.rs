@@ -3,7 +3,8 @@
 
 use serde_json::{Value, json};
 
-use crate::support::{Gateway, Setup, question};
+use crate::page::html;
+use crate::support::{Gateway, Setup, question, texts};
 
 /// The texts of a run's answer.
 async fn said(gateway: &Gateway, thread: &str, text: &str) -> Vec<String> {
@@ -139,6 +140,64 @@ async fn an_edit_of_the_sandbox_waits_for_the_restart() {
     let gateway = gateway.reopen("full").await;
     let after = said(&gateway, "c", "go").await;
     assert!(ran(&after), "{after:?}");
+}
+
+/// Of the sections that are read once, those of which clients can see whether they are in use. The edit itself is
+/// valid, and what is read for each request follows it.
+#[tokio::test]
+async fn an_edit_of_what_is_read_at_the_start_waits_for_the_restart() {
+    let shows_tokens =
+        async |gateway: &Gateway| gateway.get("/api/models").await.ok()["token_usage"]["enabled"].clone();
+    let slots = async |gateway: &Gateway| {
+        gateway.get("/api/features").await.ok()["subagent_batches"]["max_running"].clone()
+    };
+    let managed = async |gateway: &Gateway| {
+        let list = gateway.get("/api/subagents").await.ok()["subagents"].take();
+        list.as_array().unwrap().iter().any(|one| one["name"] == "one")
+    };
+    let sections = json!({"subagent_batches": {"enabled": true}, "subagent_runtime": {"max_running": 2}});
+    let mut gateway = Setup { sections, ..Setup::on("sqlite", "full") }.start().await;
+    gateway.reconfigure(|setup| {
+        setup.sections = json!({
+            "subagent_batches": {"enabled": true}, "subagent_runtime": {"max_running": 1},
+            "agent_storage": {"backend": "db"}, "page": {"enabled": false}, "token_usage": {"enabled": false},
+        });
+    });
+    assert_eq!(shows_tokens(&gateway).await, false, "the edit is read");
+    assert_eq!(slots(&gateway).await, 2);
+    assert_eq!(gateway.get("/status").await.status, 200);
+    let one = json!({"name": "one", "description": "d", "system_prompt": "p"});
+    assert_eq!(gateway.post("/api/subagents", one).await.status, 201);
+    assert!(managed(&gateway).await);
+
+    let mut gateway = gateway.reopen("full").await;
+    assert_eq!(slots(&gateway).await, 1);
+    assert_eq!(gateway.get("/status").await.status, 404);
+    assert!(!managed(&gateway).await, "it was stored in a file");
+
+    gateway.reconfigure(|setup| setup.sections = json!({"auth": {"enabled": true}}));
+    assert_eq!(shows_tokens(&gateway).await, true, "the edit is read, and nobody has a key");
+    assert_eq!(slots(&gateway).await, 1, "batches are worked on still");
+    assert!(!managed(&gateway).await);
+    let gateway = gateway.reopen("full").await;
+    assert_eq!(gateway.get("/api/models").await.status, 401);
+}
+
+#[tokio::test]
+async fn an_edit_of_the_backend_waits_for_the_restart_and_the_page_says_which_is_in_use() {
+    let mut gateway = Setup::on("sqlite", "full").start().await;
+    said(&gateway, "t", "one").await;
+    gateway.reconfigure(|setup| {
+        setup.backend = "memory";
+        setup.sections = json!({"token_usage": {"enabled": false}});
+    });
+    assert_eq!(gateway.get("/api/models").await.ok()["token_usage"]["enabled"], false, "the edit is read");
+    assert_eq!(texts(&gateway.state("t").await), ["one", "You said: one"]);
+    let stores = |page: &str| ["sqlite", "memory"].map(|name| page.contains(&format!("<bdi>{name}</bdi>")));
+    assert_eq!(stores(html(&gateway.get("/status").await)), [true, false]);
+    let gateway = gateway.reopen("full").await;
+    gateway.get("/api/threads/t").await.refused(404, "Thread t not found");
+    assert_eq!(stores(html(&gateway.get("/status").await)), [false, true]);
 }
 
 #[tokio::test]

@@ -59,6 +59,38 @@ async fn a_restart_gives_no_budget_back() {
     }
 }
 
+/// Wherever the process of a subagent dies, its model is warned with the call after the answer that reached the share,
+/// and with no other.
+#[tokio::test]
+async fn a_restart_repeats_no_warning_and_loses_none() {
+    let used = |number: usize, input: u64| {
+        json!({"text": format!("{number}."), "tool_calls": [{"name": "glob", "args": {"pattern": number.to_string()}}],
+               "usage": {"input_tokens": input, "output_tokens": 1}})
+    };
+    let mut answers = vec![used(0, 399), used(1, 349), used(2, 49), used(3, 49)];
+    answers.push(json!({"text": "Done.", "usage": {"input_tokens": 49, "output_tokens": 1}}));
+    let script = lead(&[task("work", "general-purpose")], vec![subagent(json!(answers))]);
+    let sections = "subagents: {token_budget: {enabled: true, max_tokens: 1000, warn_threshold: 0.7}}";
+    // Started, nine messages, completed.
+    for events in 1..=11 {
+        let house = House::new(script.clone(), sections).await;
+        killed_at(&house, Some("go"), events);
+        house.settled().await;
+        let next = house.restarted();
+        let ended = next.run("r2", None, &mut Seen::default()).await.unwrap();
+        assert!(matches!(ended, Ended::Done { .. }), "{events}: {ended:?}");
+        let requests = next.requests("subagent:general-purpose");
+        let of_warned =
+            requests.iter().filter(|request| request["messages"].to_string().contains("budget_warning"));
+        // The call under way when the process died is made again.
+        let said = of_warned.map(|request| {
+            request["messages"].as_array().unwrap().iter().filter(|message| message["type"] == "ai").count()
+        });
+        let said: Vec<usize> = said.collect();
+        assert!(!said.is_empty() && said.iter().all(|said| *said == 2), "{events}: {said:?}");
+    }
+}
+
 /// A run that goes on with a turn of which a summary has replaced the beginning knows what that used; without a limit
 /// nothing is kept of it.
 #[tokio::test]

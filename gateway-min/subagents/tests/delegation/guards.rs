@@ -13,6 +13,7 @@ use threadkeep_agent::{Ended, Observer};
 use threadkeep_records::Records;
 use threadkeep_subagents::hooks::{HookStore, Hooks, LifecycleHooks, TaskConclusion, TaskInfo};
 
+use crate::batches::{ended, submitted, worker};
 use crate::support::{House, Seen, THREAD, lead, subagent, task};
 
 /// Keeps what loop detection said of whom.
@@ -302,6 +303,48 @@ async fn a_slot_is_given_back_when_everything_is_written() {
     };
     assert!(waiting(&noted[0], "running") && waiting(&noted[1], "completed"), "{noted:?}");
     assert_eq!(noted[2..], [["completed", "running"], ["completed", "completed"]]);
+}
+
+/// The next attempt at an item is the same task for extensions: it must not begin before they know of the last one's
+/// end.
+#[tokio::test]
+async fn extensions_know_of_the_end_of_an_attempt_while_its_item_is_still_at_work() {
+    /// Notes at each start and end how the one item stands.
+    struct Standing(Records, Mutex<Vec<String>>);
+
+    impl Standing {
+        async fn note(&self, what: &str) {
+            let batches = self.0.batches();
+            let batch = batches.of_thread(THREAD, 1).await.unwrap().remove(0);
+            let item = batches.items(&batch.id, None, 0, 1).await.unwrap().remove(0);
+            let noted = format!("{what}, {} in attempt {}", item.status.as_str(), item.attempt);
+            self.1.lock().unwrap().push(noted);
+        }
+    }
+
+    #[async_trait]
+    impl LifecycleHooks for Standing {
+        async fn on_task_start(&self, _: &HookStore, _: &HookStore, _: &TaskInfo) {
+            self.note("starts").await;
+        }
+
+        async fn on_task_stop(&self, _: &HookStore, _: &HookStore, _: &TaskInfo, outcome: TaskConclusion) {
+            self.note(outcome.as_str()).await;
+        }
+    }
+
+    let failing = json!([{"error": {"kind": "fatal", "message": "no"}}]);
+    let mut house = submitted(&["a"], failing, "").await;
+    let standing = Arc::new(Standing(house.delegator.records.clone(), Mutex::default()));
+    let hooks = Hooks::new(vec![Arc::clone(&standing) as Arc<dyn LifecycleHooks>]);
+    Arc::get_mut(&mut house.delegator).unwrap().hooks = Arc::new(hooks);
+    let worker = worker(&house).await;
+    ended(&house).await;
+    worker.stop().await;
+    let noted =
+        |attempt: i64| ["starts", "failed"].map(|what| format!("{what}, running in attempt {attempt}"));
+    let expected: Vec<String> = (1..=3).flat_map(noted).collect();
+    assert_eq!(*standing.1.lock().unwrap(), expected);
 }
 
 /// Scenario 43, second half.

@@ -1,14 +1,15 @@
 //! Copies a thread's directory for another thread.
 
 use std::fs;
-use std::io;
+use std::io::{self, ErrorKind};
 use std::path::Path;
 
 use cap_std::ambient_authority;
-use cap_std::fs::Dir;
+use cap_std::fs::{Dir, DirEntry};
 
 /// Copies the directories and files of `from` to `to`, which must not exist; `false` if there is nothing to copy. Links
-/// and special files are skipped: a link may lead outside the directory, or back into `from`. Blocks.
+/// and special files are skipped: a link may lead outside the directory, or back into `from`. So is what disappears
+/// meanwhile: the items of a batch work in the directory of their thread, and replace files there. Blocks.
 ///
 /// # Errors
 /// The file system's; nothing of `to` remains.
@@ -29,15 +30,27 @@ pub fn copy(from: &Path, to: &Path) -> io::Result<bool> {
 
 /// The handles keep a link that replaces a directory meanwhile from leading the copy elsewhere.
 fn copy_into(from: &Dir, to: &Dir) -> io::Result<()> {
-    for entry in from.entries()? {
-        let entry = entry?;
-        let (kind, name) = (entry.file_type()?, entry.file_name());
-        if kind.is_dir() {
-            to.create_dir(&name)?;
-            copy_into(&entry.open_dir()?, &to.open_dir(&name)?)?;
-        } else if kind.is_file() {
-            from.copy(&name, to, &name)?;
+    copy_entries(from.entries()?, from, to)
+}
+
+fn copy_entries(entries: impl Iterator<Item = io::Result<DirEntry>>, from: &Dir, to: &Dir) -> io::Result<()> {
+    for entry in entries {
+        match copy_entry(&entry?, from, to) {
+            Err(gone) if gone.kind() == ErrorKind::NotFound => {}
+            copied => copied?,
         }
+    }
+    Ok(())
+}
+
+fn copy_entry(entry: &DirEntry, from: &Dir, to: &Dir) -> io::Result<()> {
+    let (kind, name) = (entry.file_type()?, entry.file_name());
+    if kind.is_dir() {
+        let inside = entry.open_dir()?;
+        to.create_dir(&name)?;
+        copy_into(&inside, &to.open_dir(&name)?)?;
+    } else if kind.is_file() {
+        from.copy(&name, to, &name)?;
     }
     Ok(())
 }
@@ -59,6 +72,31 @@ mod tests {
         assert!(copy(&from, &to).unwrap());
         assert_eq!(fs::read_to_string(to.join("a/b/file")).unwrap(), "text");
         assert!(!to.join("link").exists());
+    }
+
+    #[test]
+    fn what_disappears_meanwhile_is_skipped_and_the_rest_is_copied() {
+        let dir = tempfile::tempdir().unwrap();
+        let (from, to) = (dir.path().join("from"), dir.path().join("to"));
+        for directory in ["kept", "gone"] {
+            fs::create_dir_all(from.join(directory)).unwrap();
+            fs::write(from.join(directory).join("file"), directory).unwrap();
+        }
+        for file in ["a", "b", "c"] {
+            fs::write(from.join(file), file).unwrap();
+        }
+        fs::create_dir(&to).unwrap();
+        let open = |path: &Path| Dir::open_ambient_dir(path, ambient_authority()).unwrap();
+        let (source, target) = (open(&from), open(&to));
+        let listed: Vec<io::Result<DirEntry>> = source.entries().unwrap().collect();
+        assert_eq!(listed.len(), 5);
+        fs::remove_file(from.join("b")).unwrap();
+        fs::remove_dir_all(from.join("gone")).unwrap();
+        copy_entries(listed.into_iter(), &source, &target).unwrap();
+        let mut copied: Vec<_> = fs::read_dir(&to).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        copied.sort_unstable();
+        assert_eq!(copied, ["a", "c", "kept"]);
+        assert_eq!(fs::read_to_string(to.join("kept/file")).unwrap(), "kept");
     }
 
     #[test]

@@ -25,7 +25,7 @@ pub(super) async fn show(
         // Without mode and cadence, as the service reference requires ("Thread, checkpoint and run records").
         facts: vec![
             ("Version", env!("CARGO_PKG_VERSION").to_owned()),
-            ("Store", config.database.backend.as_str().to_owned()),
+            ("Store", app.backend.as_str().to_owned()),
             ("Default model", config.models.first().map(|model| model.name.clone()).unwrap_or_default()),
         ],
         inside,

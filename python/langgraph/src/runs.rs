@@ -11,10 +11,11 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use lru::LruCache;
 use threadkeep::checkpoint::CheckpointKey;
-use threadkeep::id::{TaskId, ThreadId};
+use threadkeep::id::{CheckpointId, TaskId, ThreadId};
 
 use crate::known::KnownTask;
 use crate::task::Kind;
+use crate::types::Place;
 
 /// Checkpoints under which the rows of runs are remembered. A run puts its child soon after its last row.
 const CHECKPOINTS: usize = 4096;
@@ -74,80 +75,107 @@ pub(crate) struct Rows {
     pub(crate) read: Option<BTreeSet<TaskId>>,
 }
 
-/// The rows that the runs of this process have put, and that they have read.
-pub(crate) struct Runs(Mutex<LruCache<At, Written>>);
+/// What the runs of this process have put, and what they have read. A run goes on from one checkpoint at a time.
+///
+/// A run is known by a number that another one may have once it has ended. Each begins with a read, so what an ended
+/// one has left counts no more.
+pub(crate) struct Runs {
+    rows: Mutex<LruCache<At, Written>>,
+    /// The places where a run found no checkpoint, and has not put one yet.
+    empty: Mutex<LruCache<(Place, u64), ()>>,
+}
 
 /// A checkpoint that a run goes on from, and the run.
 type At = (CheckpointKey, Option<u64>);
 
 #[derive(Default)]
 struct Written {
-    /// By task: the row and its length.
-    rows: BTreeMap<String, (TaskId, usize)>,
+    /// By task: the row, and a hash of each of its writes.
+    rows: BTreeMap<String, (TaskId, Vec<u64>)>,
     read: Option<BTreeSet<TaskId>>,
-    /// Whether a child has applied them. Rows that come after that are of another child.
-    applied: bool,
 }
 
 impl Default for Runs {
     fn default() -> Self {
-        Self(Mutex::new(LruCache::new(NonZeroUsize::new(CHECKPOINTS).unwrap_or(NonZeroUsize::MIN))))
+        let size = NonZeroUsize::new(CHECKPOINTS).unwrap_or(NonZeroUsize::MIN);
+        Self { rows: Mutex::new(LruCache::new(size)), empty: Mutex::new(LruCache::new(size)) }
     }
 }
 
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 impl Runs {
-    fn lock(&self) -> MutexGuard<'_, LruCache<At, Written>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// A run has put an ordinary row. LangGraph may reorder puts of one task: the longest has all writes.
-    pub(crate) fn wrote(&self, key: &CheckpointKey, run: Option<u64>, row: &KnownTask) {
-        let mut this = self.lock();
-        let put = this.get_or_insert_mut((key.clone(), run), Written::default);
-        if put.applied {
-            *put = Written::default();
-        }
-        let new = (row.id, row.len);
-        let last = put.rows.entry(row.author.task.clone()).or_insert(new);
-        if last.1 <= new.1 {
-            *last = new;
+    /// A run has put an ordinary row; `list` has a hash of each of its writes. LangGraph puts the writes of a task again
+    /// with more at the end, and may reorder these puts: one that is the beginning of another comes late. Any other list
+    /// takes the place of the last one, as where an update is given again after it failed.
+    pub(crate) fn wrote(&self, key: &CheckpointKey, run: Option<u64>, row: &KnownTask, list: &[u64]) {
+        let mut rows = locked(&self.rows);
+        let put = rows.get_or_insert_mut((key.clone(), run), Written::default);
+        let is_late = put.rows.get(&row.author.task).is_some_and(|(_, last)| last.starts_with(list));
+        if !is_late {
+            put.rows.insert(row.author.task.clone(), (row.id, list.to_vec()));
         }
     }
 
-    /// A run has read a checkpoint with these rows. Calls of unknown runs are of any.
+    /// A run has read a checkpoint with these rows, and goes on from there. Calls of unknown runs are of any.
     pub(crate) fn read(&self, key: &CheckpointKey, run: Option<u64>, rows: impl Iterator<Item = TaskId>) {
-        if run.is_some() {
-            let rows = rows.collect();
-            self.lock().get_or_insert_mut((key.clone(), run), Written::default).read = Some(rows);
+        if let Some(run) = run {
+            let read = Written { rows: BTreeMap::new(), read: Some(rows.collect()) };
+            locked(&self.rows).put((key.clone(), Some(run)), read);
+            self.is_not_empty(&Place { thread: key.thread.clone(), namespace: key.namespace.clone() }, run);
         }
+    }
+
+    /// A run has found no checkpoint.
+    pub(crate) fn found_none(&self, place: &Place, run: Option<u64>) {
+        if let Some(run) = run {
+            locked(&self.empty).put((place.clone(), run), ());
+        }
+    }
+
+    /// Whether a run has found no checkpoint, and has not put one yet.
+    pub(crate) fn has_found_none(&self, place: &Place, run: Option<u64>) -> bool {
+        run.is_some_and(|run| locked(&self.empty).contains(&(place.clone(), run)))
+    }
+
+    fn is_not_empty(&self, place: &Place, run: u64) {
+        locked(&self.empty).pop(&(place.clone(), run));
     }
 
     /// The rows that the child of a run may apply.
     pub(crate) fn of(&self, key: &CheckpointKey, run: Option<u64>) -> Rows {
-        let mut this = self.lock();
-        let Some(put) = this.get_mut(&(key.clone(), run)) else { return Rows::default() };
-        put.applied = true;
+        let mut rows = locked(&self.rows);
+        let Some(put) = rows.get(&(key.clone(), run)) else { return Rows::default() };
         Rows { own: put.rows.values().map(|(row, _)| *row).collect(), read: put.read.clone() }
+    }
+
+    /// A run has put a child of `parent`, or failed to put it. Rows that come after a child are of another one.
+    pub(crate) fn put(&self, place: &Place, parent: Option<CheckpointId>, run: Option<u64>, is_stored: bool) {
+        if let (Some(parent), true) = (parent, is_stored) {
+            locked(&self.rows).pop(&(place.key(parent), run));
+        }
+        if let Some(run) = run {
+            self.is_not_empty(place, run);
+        }
     }
 
     /// Forgets a thread.
     pub(crate) fn forget(&self, thread: &ThreadId) {
-        let mut this = self.lock();
+        let mut rows = locked(&self.rows);
         let gone: Vec<At> =
-            this.iter().map(|(place, _)| place).filter(|(key, _)| key.thread == *thread).cloned().collect();
-        for place in gone {
-            this.pop(&place);
+            rows.iter().map(|(at, _)| at).filter(|(key, _)| key.thread == *thread).cloned().collect();
+        for at in gone {
+            rows.pop(&at);
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use threadkeep::id::CheckpointId;
-
     use super::*;
     use crate::task::Author;
-    use crate::types::Place;
 
     fn row(n: u8, task: &str, path: &str, kind: Kind, len: usize) -> KnownTask {
         let author = Author { path: path.to_owned(), task: task.to_owned() };
@@ -198,30 +226,80 @@ mod tests {
         assert_eq!(applied_to(&rows, &Rows::default()), [4, 2]);
     }
 
+    fn place(thread: &str) -> Place {
+        Place::new(thread, "")
+    }
+
+    fn key(thread: &str) -> CheckpointKey {
+        place(thread).key(parent())
+    }
+
+    fn parent() -> CheckpointId {
+        CheckpointId::from_bytes([7; 16])
+    }
+
+    fn wrote(runs: &Runs, run: u64, n: u8, task: &str, list: &[u64]) {
+        runs.wrote(&key("t"), Some(run), &row(n, task, "", Kind::Own(0), list.len()), list);
+    }
+
+    fn own(runs: &Runs, run: u64) -> Vec<u8> {
+        ids(&runs.of(&key("t"), Some(run)).own)
+    }
+
     #[test]
-    fn the_rows_of_a_run_are_the_longest_of_each_task_since_its_last_child() {
+    fn the_rows_of_a_run_are_the_last_list_of_each_task_since_its_last_child() {
         let runs = Runs::default();
-        let key = |thread: &str| Place::new(thread, "").key(CheckpointId::from_bytes([7; 16]));
-        let of = |run| ids(&runs.of(&key("t"), run).own);
-        let wrote = |run, n, task, len| runs.wrote(&key("t"), run, &row(n, task, "", Kind::Own(0), len));
-        for (n, len) in [(1, 1), (2, 3), (3, 2)] {
-            wrote(Some(1), n, "a", len);
+        for (n, list) in [(1, &[1][..]), (2, &[1, 2, 3][..]), (3, &[1, 2][..])] {
+            wrote(&runs, 1, n, "a", list);
         }
-        wrote(Some(1), 4, "b", 1);
-        wrote(Some(2), 5, "a", 1);
-        wrote(Some(2), 6, "a", 1);
-        assert_eq!((of(Some(1)), of(Some(2)), of(None)), (vec![2, 4], vec![6], vec![]));
-        assert_eq!(of(Some(1)), [2, 4], "a put may be repeated");
-        wrote(Some(1), 7, "b", 1);
-        assert_eq!((of(Some(1)), of(Some(2))), (vec![7], vec![6]));
-        let read = || runs.of(&key("t"), Some(2)).read.map(|read| ids(&read));
-        assert_eq!(read(), None);
-        runs.read(&key("t"), Some(2), [TaskId::from_bytes([8; 16])].into_iter());
-        runs.read(&key("t"), None, [TaskId::from_bytes([9; 16])].into_iter());
-        assert_eq!((read(), runs.of(&key("t"), None)), (Some(vec![8]), Rows::default()));
+        wrote(&runs, 1, 4, "b", &[1]);
+        wrote(&runs, 2, 5, "a", &[1]);
+        wrote(&runs, 2, 6, "a", &[2]);
+        assert_eq!((own(&runs, 1), own(&runs, 2)), (vec![2, 4], vec![6]), "a beginning of a list came late");
+        wrote(&runs, 1, 7, "a", &[4, 5]);
+        assert_eq!(own(&runs, 1), [4, 7], "a shorter list that is no beginning");
+        // A put that is not stored is tried again, and rows may come in between.
+        runs.put(&place("t"), Some(parent()), Some(1), false);
+        wrote(&runs, 1, 8, "c", &[1]);
+        assert_eq!(own(&runs, 1), [4, 7, 8]);
+        runs.put(&place("t"), Some(parent()), Some(1), true);
+        assert_eq!((own(&runs, 1), own(&runs, 2)), (vec![], vec![6]));
+        wrote(&runs, 1, 9, "b", &[1]);
+        assert_eq!((own(&runs, 1), own(&runs, 2)), (vec![9], vec![6]));
         runs.forget(&key("other").thread);
-        assert_eq!(of(Some(2)), [6]);
+        assert_eq!(own(&runs, 2), [6]);
         runs.forget(&key("t").thread);
-        assert_eq!((of(Some(1)), of(Some(2))), (vec![], vec![]));
+        assert_eq!((own(&runs, 1), own(&runs, 2)), (vec![], vec![]));
+    }
+
+    #[test]
+    fn a_run_begins_with_what_it_read() {
+        let runs = Runs::default();
+        let read = |run| runs.of(&key("t"), run).read.map(|read| ids(&read));
+        let reads = |run, n| runs.read(&key("t"), run, [TaskId::from_bytes([n; 16])].into_iter());
+        wrote(&runs, 2, 6, "a", &[1]);
+        assert_eq!(read(Some(2)), None);
+        // What is there is of a run that has ended: its number came to another one.
+        reads(Some(2), 8);
+        reads(None, 9);
+        assert_eq!((read(Some(2)), own(&runs, 2)), (Some(vec![8]), vec![]));
+        assert_eq!(runs.of(&key("t"), None), Rows::default());
+    }
+
+    #[test]
+    fn a_run_has_found_no_checkpoint_until_it_puts_or_reads_one() {
+        let runs = Runs::default();
+        let has = |run| runs.has_found_none(&place("t"), run);
+        runs.found_none(&place("t"), None);
+        assert!(!has(None) && !has(Some(1)));
+        for is_stored in [true, false] {
+            runs.found_none(&place("t"), Some(1));
+            assert!(has(Some(1)) && !has(Some(2)) && !runs.has_found_none(&place("other"), Some(1)));
+            runs.put(&place("t"), None, Some(1), is_stored);
+            assert!(!has(Some(1)));
+        }
+        runs.found_none(&place("t"), Some(1));
+        runs.read(&key("t"), Some(1), std::iter::empty());
+        assert!(!has(Some(1)));
     }
 }

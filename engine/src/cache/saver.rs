@@ -33,8 +33,8 @@ const NEAR: usize = 8;
 /// checkpoints and rows, as the deletion of runs does, does not change the remaining paths, so the entries stay, unless
 /// no checkpoint remains. When the inner saver reports that a thread's history was lost, the thread is purged too. A
 /// path may have been read before a deletion and stored after its purge, here or in another process; so the checkpoint is
-/// read again after a path was stored, and if it is not as before, the thread is purged. A call whose caller gives it up
-/// before that leaves the purge to the next call.
+/// read again after a path was stored, and if it is not as before, the thread is purged. A call that is given up before
+/// that leaves the purge to the next call.
 pub struct CachedSaver {
     inner: Arc<dyn Saver>,
     cache: Arc<dyn HistoryCache>,

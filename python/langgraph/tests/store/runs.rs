@@ -29,10 +29,25 @@ async fn an_update_that_is_given_again_after_it_failed_is_what_is_replayed() {
     let lab = Lab::new();
     lab.put(0).await.unwrap();
     // A reducer refused it after its writes were stored, so its checkpoint never came.
-    lab.write_to(0, "a", &["e", "e"]).await.unwrap();
-    lab.write_to(0, "a", &["d"]).await.unwrap();
+    lab.write_to(0, "a", &["d", "d", "d"]).await.unwrap();
+    lab.tasks(0).await;
+    lab.write_to(0, "a", &["d", "e"]).await.unwrap();
     lab.put(1).await.unwrap();
     assert_eq!(lab.replayed(1).await, ["a"]);
+}
+
+#[tokio::test]
+async fn two_updates_of_one_step_that_have_one_task_are_both_replayed() {
+    let lab = Lab::new();
+    lab.put(0).await.unwrap();
+    lab.write_to(0, "a", &["d", "e"]).await.unwrap();
+    lab.write_to(0, "a", &["d", "d"]).await.unwrap();
+    // Somebody looks at the thread.
+    lab.tasks(0).await;
+    lab.put(1).await.unwrap();
+    assert_eq!(lab.replayed(1).await, ["a"; 3]);
+    lab.put(2).await.unwrap();
+    assert_eq!(lab.replayed(2).await, ["a"; 3]);
 }
 
 #[tokio::test]

@@ -20,7 +20,7 @@ from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.checkpoint.serde.types import ERROR, INTERRUPT, RESUME, _DeltaSnapshot
 from langgraph.graph import START, StateGraph
-from langgraph.types import Command, interrupt
+from langgraph.types import Command, StateUpdate, interrupt
 
 from conftest import Opener
 from graphs import append, conversation
@@ -185,6 +185,17 @@ def test_two_answers_at_one_time_are_two_branches(open_saver: Opener, monkeypatc
         assert results == [["start", answer, "last"] for answer, result in zip(("yes", "no"), both) if result] != []
         ends = [state.values["log"] for state in graph.get_state_history(config) if not state.next]
         assert sorted(ends) == sorted(results)
+
+
+def test_two_updates_of_one_step_are_both_read_back(open_saver: Opener) -> None:
+    config: Any = {"configurable": {"thread_id": "t"}}
+    with open_saver() as saver:
+        builder = StateGraph(Asked).add_node("one", lambda state: {"log": ["one"]}).add_node("two", lambda state: {"log": ["two"]})
+        graph = builder.add_edge(START, "one").add_edge("one", "two").compile(checkpointer=saver)
+        graph.invoke({"log": ["start"]}, config)
+        # Neither node is next, so LangGraph has no task of theirs whose id it could take.
+        graph.bulk_update_state(config, [[StateUpdate({"log": ["a"]}, "one"), StateUpdate({"log": ["b"]}, "two")]])
+        assert sorted(graph.get_state(config).values["log"]) == ["a", "b", "one", "start", "two"]
 
 
 def test_an_answer_has_nothing_of_an_update_that_came_meanwhile(open_saver: Opener) -> None:

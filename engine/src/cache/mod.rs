@@ -5,6 +5,7 @@
 //! what the saver alone would return, whatever the cache contains, has lost or has mixed up.
 
 mod memory;
+mod owed;
 mod saver;
 
 use async_trait::async_trait;

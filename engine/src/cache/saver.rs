@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 
+use super::owed::Owed;
 use super::{CachedHistory, HistoryCache, HistoryKey};
 use crate::checkpoint::{CheckpointKey, CheckpointTuple, Stored, TaskWrites};
 use crate::error::{Error, Result};
@@ -32,10 +33,12 @@ const NEAR: usize = 8;
 /// checkpoints and rows, as the deletion of runs does, does not change the remaining paths, so the entries stay, unless
 /// no checkpoint remains. When the inner saver reports that a thread's history was lost, the thread is purged too. A
 /// path may have been read before a deletion and stored after its purge, here or in another process; so the checkpoint is
-/// read again after a path was stored, and if it is not as before, the thread is purged.
+/// read again after a path was stored, and if it is not as before, the thread is purged. A call that is given up before
+/// that leaves the purge to the next call.
 pub struct CachedSaver {
     inner: Arc<dyn Saver>,
     cache: Arc<dyn HistoryCache>,
+    owed: Owed,
 }
 
 impl fmt::Debug for CachedSaver {
@@ -47,15 +50,24 @@ impl fmt::Debug for CachedSaver {
 impl CachedSaver {
     /// Puts a cache in front of a saver. All savers of one store may share a cache; two stores must not.
     pub fn new(inner: Arc<dyn Saver>, cache: Arc<dyn HistoryCache>) -> Self {
-        Self { inner, cache }
+        Self { inner, cache, owed: Owed::default() }
     }
 
-    /// Purges a thread whose history the inner saver reports as lost.
+    /// Purges a thread whose history the inner saver reports as lost, and those that calls before have left.
     async fn purging<T>(&self, thread: &ThreadId, done: Result<T>) -> Result<T> {
         if matches!(done, Err(Error::HistoryLost { .. })) {
-            self.cache.purge(thread).await;
+            self.purge(thread).await;
+        }
+        while let Some(left) = self.owed.take_one() {
+            self.purge(&left).await;
         }
         done
+    }
+
+    async fn purge(&self, thread: &ThreadId) {
+        let debt = self.owed.by_call(thread);
+        self.cache.purge(thread).await;
+        debt.settled();
     }
 
     async fn tuple(
@@ -213,6 +225,7 @@ impl Saver for CachedSaver {
             Some(paths) => paths,
             None => self.purging(&at.thread, self.inner.delta_history(at, channels, reach).await).await?,
         };
+        let debt = self.owed.by_call(&at.thread);
         let mut stored = false;
         for (channel, version) in sentinels(&target, channels) {
             let is_known = known.get(channel).is_some_and(|path| path.ends_at(at.id, version));
@@ -226,13 +239,16 @@ impl Saver for CachedSaver {
         if stored && !self.still_has(at, &target).await {
             self.cache.purge(&at.thread).await;
         }
+        debt.settled();
         Ok(paths)
     }
 
     async fn delete_thread(&self, thread: &ThreadId) -> Result<()> {
+        let debt = self.owed.by_call(thread);
         let deleted = self.inner.delete_thread(thread).await;
         // Also after an error, because the thread may have been deleted anyway.
         self.cache.purge(thread).await;
+        debt.settled();
         deleted
     }
 
@@ -247,11 +263,13 @@ impl Saver for CachedSaver {
     async fn rewrite_thread(&self, thread: &ThreadId, expected: &Revision, rewrite: Rewrite) -> Result<()> {
         let namespaces = rewrite.remove.iter().map(|(namespace, _)| namespace.clone()).collect();
         let keeps_paths = self.keeps_paths(&rewrite).await;
+        let debt = self.owed.by_call(thread);
         let rewritten = self.inner.rewrite_thread(thread, expected, rewrite).await;
         // Also after an error, because the rewrite may have happened anyway.
         if !keeps_paths || !self.has_any(thread, namespaces).await {
             self.cache.purge(thread).await;
         }
+        debt.settled();
         self.purging(thread, rewritten).await
     }
 

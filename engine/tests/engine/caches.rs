@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroUsize;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
@@ -436,6 +437,78 @@ async fn a_path_that_is_stored_after_its_thread_was_deleted_does_not_stay() {
         assert_eq!(reading.await, expected, "{remove}: what it was when it was read");
         let kept = (remove == "nothing").then_some(head.id);
         assert_eq!(store.cache.ends(&store.thread).await, kept, "{remove} was removed");
+    }
+}
+
+/// A cache that does what it is asked for, and answers only from some time on.
+struct Silent {
+    cache: Arc<Shown>,
+    answers: AtomicBool,
+    asked: Notify,
+}
+
+impl Silent {
+    async fn answer(&self) {
+        if !self.answers.load(Ordering::Relaxed) {
+            self.asked.notify_one();
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
+#[async_trait]
+impl HistoryCache for Silent {
+    async fn get(&self, key: &HistoryKey) -> Option<CachedHistory> {
+        self.cache.get(key).await
+    }
+
+    async fn put(&self, key: &HistoryKey, path: &CachedHistory) {
+        self.cache.put(key, path).await;
+        self.answer().await;
+    }
+
+    async fn purge(&self, thread: &ThreadId) {
+        // One that is given up does nothing.
+        self.answer().await;
+        self.cache.purge(thread).await;
+    }
+}
+
+/// As those of a request whose client has gone.
+#[tokio::test]
+async fn what_a_call_that_was_given_up_leaves_in_the_cache_goes_with_the_next_call() {
+    for given_up in ["a read", "a deletion", "a rewrite"] {
+        let store = Cached::new(3).await;
+        let (cache, asked) = (store.cache.clone(), Notify::default());
+        let silent = Arc::new(Silent { cache, answers: AtomicBool::new(false), asked });
+        let saver = CachedSaver::new(store.behind.clone(), silent.clone());
+        let head = store.made[3].key.clone();
+        if given_up != "a read" {
+            store.path(&head).await.unwrap();
+        }
+        let channels = messages();
+        let call = async {
+            match given_up {
+                "a read" => drop(saver.delta_history(&head, &channels, None).await),
+                "a deletion" => saver.delete_thread(&store.thread).await.unwrap(),
+                _ => {
+                    let image = store.behind.inner.read_thread(&store.thread).await.unwrap();
+                    let remove = image.checkpoints.keys().cloned().collect();
+                    let rewrite = Rewrite { remove, put: Vec::new() };
+                    saver.rewrite_thread(&store.thread, &image.revision, rewrite).await.unwrap();
+                }
+            }
+        };
+        tokio::select! {
+            () = call => panic!("{given_up} ended"),
+            () = silent.asked.notified() => {}
+        }
+        // As another process does, whose purge comes before the path.
+        store.behind.inner.delete_thread(&store.thread).await.unwrap();
+        assert_eq!(store.cache.ends(&store.thread).await, Some(head.id), "{given_up}");
+        silent.answers.store(true, Ordering::Relaxed);
+        saver.get(&CheckpointSelector::head(&"another".into())).await.unwrap();
+        assert_eq!(store.cache.ends(&store.thread).await, None, "{given_up}");
     }
 }
 

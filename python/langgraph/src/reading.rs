@@ -65,7 +65,12 @@ impl LangGraph {
     /// The saver's.
     pub async fn get(&self, place: &Place, id: Option<CheckpointId>) -> Result<Option<Tuple>> {
         let since = self.memory.changes();
-        let Some(found) = self.found(place, id).await? else { return Ok(None) };
+        let Some(found) = self.found(place, id).await? else {
+            if id.is_none() && self.fence == Fence::Error {
+                self.runs.found_none(place, self.run);
+            }
+            return Ok(None);
+        };
         let key = found.key();
         let head = match id {
             None => {

@@ -11,20 +11,21 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use lru::LruCache;
 use threadkeep::checkpoint::CheckpointKey;
-use threadkeep::id::{TaskId, ThreadId};
+use threadkeep::id::{CheckpointId, TaskId, ThreadId};
 
 use crate::known::KnownTask;
 use crate::task::Kind;
+use crate::types::Place;
 
 /// Checkpoints under which the rows of runs are remembered. A run puts its child soon after its last row.
 const CHECKPOINTS: usize = 4096;
 
 /// The ordinary rows that readers are shown, one list a task: the longest, because LangGraph puts the writes of a task
-/// again with more at the end, and of equally long ones the first. For a task of which one of `own` is there, that one
+/// again with more at the end, and of equally long ones the first. For a task of which some of `own` are there, those
 /// instead.
 pub(crate) fn shown<'t>(
     tasks: impl Iterator<Item = &'t KnownTask>,
-    own: &BTreeSet<TaskId>,
+    own: &BTreeMap<TaskId, usize>,
 ) -> Vec<&'t KnownTask> {
     // Older versions of this program had several rows for one list: each begins where the one before it ends.
     let mut lists: BTreeMap<&str, Vec<Vec<&KnownTask>>> = BTreeMap::new();
@@ -36,13 +37,16 @@ pub(crate) fn shown<'t>(
         }
     }
     let mut shown = Vec::new();
-    for mut of_task in lists.into_values() {
-        let is_own = |list: &Vec<&KnownTask>| list.iter().any(|row| own.contains(&row.id));
-        let at = of_task.iter().position(is_own).unwrap_or_else(|| {
-            (1..of_task.len())
-                .fold(0, |best, at| if len(&of_task[at]) > len(&of_task[best]) { at } else { best })
-        });
-        shown.append(&mut of_task.swap_remove(at));
+    for of_task in lists.into_values() {
+        let is_own = |list: &Vec<&KnownTask>| list.iter().any(|row| own.contains_key(&row.id));
+        let (of_run, mut others): (Vec<_>, Vec<_>) = of_task.into_iter().partition(is_own);
+        if of_run.is_empty() {
+            let longest = (1..others.len())
+                .fold(0, |best, at| if len(&others[at]) > len(&others[best]) { at } else { best });
+            shown.append(&mut others.swap_remove(longest));
+        } else {
+            shown.extend(of_run.into_iter().flatten());
+        }
     }
     shown
 }
@@ -58,96 +62,147 @@ fn len(list: &[&KnownTask]) -> usize {
 /// The rows that a child of a run applies, in the order in which LangGraph applies them.
 pub(crate) fn applied<'t>(tasks: &'t [KnownTask], of: &Rows) -> Vec<&'t KnownTask> {
     let is_known = |row: &&KnownTask| {
-        of.read.as_ref().is_none_or(|read| read.contains(&row.id)) || of.own.contains(&row.id)
+        of.read.as_ref().is_none_or(|read| read.contains(&row.id)) || of.own.contains_key(&row.id)
     };
     let mut rows = shown(tasks.iter().filter(is_known), &of.own);
-    rows.sort_by(|one, other| (&one.author, one.kind).cmp(&(&other.author, other.kind)));
+    let place = |row: &KnownTask| (of.own.get(&row.id).copied(), row.kind);
+    rows.sort_by(|one, other| (&one.author, place(one)).cmp(&(&other.author, place(other))));
     rows
 }
 
 /// The rows of a run under a checkpoint.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Rows {
-    /// Those that it put.
-    pub(crate) own: BTreeSet<TaskId>,
+    /// Those that it put, and their order.
+    pub(crate) own: BTreeMap<TaskId, usize>,
     /// Those that it read; `None` if it did not read the checkpoint, as where it has put it.
     pub(crate) read: Option<BTreeSet<TaskId>>,
 }
 
-/// The rows that the runs of this process have put, and that they have read.
-pub(crate) struct Runs(Mutex<LruCache<At, Written>>);
+/// What the runs of this process have put, and what they have read. A run goes on from one checkpoint at a time.
+///
+/// A run is known by a number that another one may have once it has ended. Each begins with a read, so what an ended
+/// one has left counts no more.
+pub(crate) struct Runs {
+    rows: Mutex<LruCache<At, Written>>,
+    /// The places where a run found no checkpoint, and has not put one yet.
+    empty: Mutex<LruCache<(Place, u64), ()>>,
+}
 
 /// A checkpoint that a run goes on from, and the run.
 type At = (CheckpointKey, Option<u64>);
 
 #[derive(Default)]
 struct Written {
-    /// By task: the row and its length.
-    rows: BTreeMap<String, (TaskId, usize)>,
+    by_task: BTreeMap<String, Lists>,
     read: Option<BTreeSet<TaskId>>,
-    /// Whether a child has applied them. Rows that come after that are of another child.
-    applied: bool,
+}
+
+/// The lists of a task that no child has applied yet.
+#[derive(Default)]
+struct Lists {
+    /// The row of each, and a hash of each of its writes.
+    rows: Vec<(TaskId, Vec<u64>)>,
+    /// Whether the checkpoint was read since: the next list is of another update.
+    is_ended: bool,
 }
 
 impl Default for Runs {
     fn default() -> Self {
-        Self(Mutex::new(LruCache::new(NonZeroUsize::new(CHECKPOINTS).unwrap_or(NonZeroUsize::MIN))))
+        let size = NonZeroUsize::new(CHECKPOINTS).unwrap_or(NonZeroUsize::MIN);
+        Self { rows: Mutex::new(LruCache::new(size)), empty: Mutex::new(LruCache::new(size)) }
     }
 }
 
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 impl Runs {
-    fn lock(&self) -> MutexGuard<'_, LruCache<At, Written>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    /// A run has put an ordinary row; `list` has a hash of each of its writes. LangGraph puts the writes of a task
+    /// again with more at the end, and may reorder these puts: of two lists of which one is the beginning of the other,
+    /// the longer one has all writes. Others are of several updates in one step, to which it may give one task.
+    pub(crate) fn wrote(&self, key: &CheckpointKey, run: Option<u64>, row: &KnownTask, list: &[u64]) {
+        let mut rows = locked(&self.rows);
+        let put = rows.get_or_insert_mut((key.clone(), run), Written::default);
+        let lists = put.by_task.entry(row.author.task.clone()).or_default();
+        if lists.is_ended {
+            *lists = Lists::default();
+        }
+        if lists.rows.iter().any(|(_, known)| known.starts_with(list)) {
+            return;
+        }
+        match lists.rows.iter_mut().find(|(_, known)| list.starts_with(known)) {
+            Some(shorter) => *shorter = (row.id, list.to_vec()),
+            None => lists.rows.push((row.id, list.to_vec())),
+        }
     }
 
-    /// A run has put an ordinary row. LangGraph may reorder puts of one task: the longest has all writes.
-    pub(crate) fn wrote(&self, key: &CheckpointKey, run: Option<u64>, row: &KnownTask) {
-        let mut this = self.lock();
-        let put = this.get_or_insert_mut((key.clone(), run), Written::default);
-        if put.applied {
-            *put = Written::default();
-        }
-        let new = (row.id, row.len);
-        let last = put.rows.entry(row.author.task.clone()).or_insert(new);
-        if last.1 <= new.1 {
-            *last = new;
-        }
-    }
-
-    /// A run has read a checkpoint with these rows. Calls of unknown runs are of any.
+    /// A run has read a checkpoint with these rows, and goes on from there. Calls of unknown runs are of any: an update
+    /// of the state reads, too, before it writes. If the one before it failed, its lists count no more.
     pub(crate) fn read(&self, key: &CheckpointKey, run: Option<u64>, rows: impl Iterator<Item = TaskId>) {
-        if run.is_some() {
-            let rows = rows.collect();
-            self.lock().get_or_insert_mut((key.clone(), run), Written::default).read = Some(rows);
+        let at = (key.clone(), run);
+        if let Some(run) = run {
+            let read = Written { by_task: BTreeMap::new(), read: Some(rows.collect()) };
+            locked(&self.rows).put(at, read);
+            self.is_not_empty(&Place { thread: key.thread.clone(), namespace: key.namespace.clone() }, run);
+        } else if let Some(put) = locked(&self.rows).peek_mut(&at) {
+            for lists in put.by_task.values_mut() {
+                lists.is_ended = true;
+            }
         }
+    }
+
+    /// A run has found no checkpoint.
+    pub(crate) fn found_none(&self, place: &Place, run: Option<u64>) {
+        if let Some(run) = run {
+            locked(&self.empty).put((place.clone(), run), ());
+        }
+    }
+
+    /// Whether a run has found no checkpoint, and has not put one yet.
+    pub(crate) fn has_found_none(&self, place: &Place, run: Option<u64>) -> bool {
+        run.is_some_and(|run| locked(&self.empty).contains(&(place.clone(), run)))
+    }
+
+    fn is_not_empty(&self, place: &Place, run: u64) {
+        locked(&self.empty).pop(&(place.clone(), run));
     }
 
     /// The rows that the child of a run may apply.
     pub(crate) fn of(&self, key: &CheckpointKey, run: Option<u64>) -> Rows {
-        let mut this = self.lock();
-        let Some(put) = this.get_mut(&(key.clone(), run)) else { return Rows::default() };
-        put.applied = true;
-        Rows { own: put.rows.values().map(|(row, _)| *row).collect(), read: put.read.clone() }
+        let mut rows = locked(&self.rows);
+        let Some(put) = rows.get(&(key.clone(), run)) else { return Rows::default() };
+        let own = put.by_task.values().flat_map(|lists| &lists.rows);
+        let own = own.enumerate().map(|(place, (row, _))| (*row, place));
+        Rows { own: own.collect(), read: put.read.clone() }
+    }
+
+    /// A run has put a child of `parent`, or failed to put it. Rows that come after a child are of another one.
+    pub(crate) fn put(&self, place: &Place, parent: Option<CheckpointId>, run: Option<u64>, is_stored: bool) {
+        if is_stored && let Some(parent) = parent {
+            locked(&self.rows).pop(&(place.key(parent), run));
+        }
+        if let Some(run) = run {
+            self.is_not_empty(place, run);
+        }
     }
 
     /// Forgets a thread.
     pub(crate) fn forget(&self, thread: &ThreadId) {
-        let mut this = self.lock();
+        let mut rows = locked(&self.rows);
         let gone: Vec<At> =
-            this.iter().map(|(place, _)| place).filter(|(key, _)| key.thread == *thread).cloned().collect();
-        for place in gone {
-            this.pop(&place);
+            rows.iter().map(|(at, _)| at).filter(|(key, _)| key.thread == *thread).cloned().collect();
+        for at in gone {
+            rows.pop(&at);
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use threadkeep::id::CheckpointId;
-
     use super::*;
     use crate::task::Author;
-    use crate::types::Place;
 
     fn row(n: u8, task: &str, path: &str, kind: Kind, len: usize) -> KnownTask {
         let author = Author { path: path.to_owned(), task: task.to_owned() };
@@ -173,11 +228,15 @@ mod tests {
             row(4, "b", "p1", Kind::Own(4), 3),
             row(5, "a", "p2", Kind::Special, 9),
         ];
-        let set = |ids: &[u8]| ids.iter().map(|n| TaskId::from_bytes([*n; 16])).collect();
-        let of = |own: &[u8], read: Option<&[u8]>| Rows { own: set(own), read: read.map(set) };
+        let id = |n: &u8| TaskId::from_bytes([*n; 16]);
+        let of = |own: &[u8], read: Option<&[u8]>| Rows {
+            own: own.iter().enumerate().map(|(place, n)| (id(n), place)).collect(),
+            read: read.map(|read| read.iter().map(id).collect()),
+        };
         assert_eq!(applied_to(&rows, &of(&[], None)), [4, 1], "by path; the longest, or the first");
         assert_eq!(applied_to(&rows, &of(&[3], None)), [4, 3]);
         assert_eq!(applied_to(&rows, &of(&[2, 3], None)), [2, 3]);
+        assert_eq!(applied_to(&rows, &of(&[3, 1], None)), [4, 3, 1], "two lists, as they were put");
         assert_eq!(applied_to(&rows, &of(&[7], None)), [4, 1], "a row that is gone");
         assert_eq!(applied_to(&rows, &of(&[3], Some(&[]))), [3], "another run has put the rows of b");
         assert_eq!(applied_to(&rows, &of(&[3], Some(&[1, 2]))), [2, 3]);
@@ -192,36 +251,97 @@ mod tests {
             row(4, "a", "p", Kind::Own(4), 3),
         ];
         assert_eq!(applied_to(&rows, &Rows::default()), [1, 3, 2]);
-        let own = Rows { own: BTreeSet::from([rows[3].id]), read: None };
+        let own = Rows { own: BTreeMap::from([(rows[3].id, 0)]), read: None };
         assert_eq!(applied_to(&rows, &own), [4, 2]);
         rows[3].len = 4;
         assert_eq!(applied_to(&rows, &Rows::default()), [4, 2]);
     }
 
+    fn place(thread: &str) -> Place {
+        Place::new(thread, "")
+    }
+
+    fn key(thread: &str) -> CheckpointKey {
+        place(thread).key(parent())
+    }
+
+    fn parent() -> CheckpointId {
+        CheckpointId::from_bytes([7; 16])
+    }
+
+    fn wrote(runs: &Runs, run: Option<u64>, n: u8, task: &str, list: &[u64]) {
+        runs.wrote(&key("t"), run, &row(n, task, "", Kind::Own(0), list.len()), list);
+    }
+
+    /// The rows of a run, as they were put.
+    fn own(runs: &Runs, run: Option<u64>) -> Vec<u8> {
+        let own = runs.of(&key("t"), run).own;
+        let mut rows: Vec<(&usize, &TaskId)> = own.iter().map(|(row, place)| (place, row)).collect();
+        rows.sort();
+        ids(rows.into_iter().map(|(_, row)| row))
+    }
+
     #[test]
-    fn the_rows_of_a_run_are_the_longest_of_each_task_since_its_last_child() {
+    fn the_rows_of_a_run_are_the_longest_of_each_list_since_its_last_child() {
         let runs = Runs::default();
-        let key = |thread: &str| Place::new(thread, "").key(CheckpointId::from_bytes([7; 16]));
-        let of = |run| ids(&runs.of(&key("t"), run).own);
-        let wrote = |run, n, task, len| runs.wrote(&key("t"), run, &row(n, task, "", Kind::Own(0), len));
-        for (n, len) in [(1, 1), (2, 3), (3, 2)] {
-            wrote(Some(1), n, "a", len);
+        let (one, two) = (Some(1), Some(2));
+        for (n, list) in [(1, &[1][..]), (2, &[1, 2, 3][..]), (3, &[1, 2][..])] {
+            wrote(&runs, one, n, "a", list);
         }
-        wrote(Some(1), 4, "b", 1);
-        wrote(Some(2), 5, "a", 1);
-        wrote(Some(2), 6, "a", 1);
-        assert_eq!((of(Some(1)), of(Some(2)), of(None)), (vec![2, 4], vec![6], vec![]));
-        assert_eq!(of(Some(1)), [2, 4], "a put may be repeated");
-        wrote(Some(1), 7, "b", 1);
-        assert_eq!((of(Some(1)), of(Some(2))), (vec![7], vec![6]));
-        let read = || runs.of(&key("t"), Some(2)).read.map(|read| ids(&read));
-        assert_eq!(read(), None);
-        runs.read(&key("t"), Some(2), [TaskId::from_bytes([8; 16])].into_iter());
-        runs.read(&key("t"), None, [TaskId::from_bytes([9; 16])].into_iter());
-        assert_eq!((read(), runs.of(&key("t"), None)), (Some(vec![8]), Rows::default()));
+        wrote(&runs, one, 4, "b", &[1]);
+        wrote(&runs, two, 6, "a", &[2]);
+        wrote(&runs, two, 5, "a", &[1]);
+        assert_eq!((own(&runs, one), own(&runs, two)), (vec![2, 4], vec![6, 5]));
+        // A put that is not stored is tried again, and rows may come in between.
+        runs.put(&place("t"), Some(parent()), one, false);
+        wrote(&runs, one, 8, "c", &[1]);
+        assert_eq!(own(&runs, one), [2, 4, 8]);
+        runs.put(&place("t"), Some(parent()), one, true);
+        assert_eq!((own(&runs, one), own(&runs, two)), (vec![], vec![6, 5]));
+        wrote(&runs, one, 9, "b", &[1]);
+        assert_eq!((own(&runs, one), own(&runs, two)), (vec![9], vec![6, 5]));
         runs.forget(&key("other").thread);
-        assert_eq!(of(Some(2)), [6]);
+        assert_eq!(own(&runs, two), [6, 5]);
         runs.forget(&key("t").thread);
-        assert_eq!((of(Some(1)), of(Some(2))), (vec![], vec![]));
+        assert_eq!((own(&runs, one), own(&runs, two)), (vec![], vec![]));
+    }
+
+    #[test]
+    fn a_run_begins_with_what_it_read() {
+        let runs = Runs::default();
+        let read = |run| runs.of(&key("t"), run).read.map(|read| ids(&read));
+        let reads = |run, n| runs.read(&key("t"), run, [TaskId::from_bytes([n; 16])].into_iter());
+        wrote(&runs, Some(2), 6, "a", &[1]);
+        assert_eq!(read(Some(2)), None);
+        // What is there is of a run that has ended: its number came to another one.
+        reads(Some(2), 8);
+        assert_eq!((read(Some(2)), own(&runs, Some(2))), (Some(vec![8]), vec![]));
+        reads(None, 9);
+        assert_eq!(runs.of(&key("t"), None), Rows::default());
+        // What somebody reads between the puts of an update takes nothing from it.
+        wrote(&runs, None, 1, "a", &[1]);
+        wrote(&runs, None, 2, "a", &[2]);
+        wrote(&runs, None, 3, "b", &[1, 2]);
+        reads(None, 9);
+        assert_eq!(own(&runs, None), [1, 2, 3]);
+        wrote(&runs, None, 4, "b", &[3]);
+        assert_eq!((own(&runs, None), read(None)), (vec![1, 2, 4], None), "of another update");
+    }
+
+    #[test]
+    fn a_run_has_found_no_checkpoint_until_it_puts_or_reads_one() {
+        let runs = Runs::default();
+        let has = |run| runs.has_found_none(&place("t"), run);
+        runs.found_none(&place("t"), None);
+        assert!(!has(None) && !has(Some(1)));
+        for is_stored in [true, false] {
+            runs.found_none(&place("t"), Some(1));
+            assert!(has(Some(1)) && !has(Some(2)) && !runs.has_found_none(&place("other"), Some(1)));
+            runs.put(&place("t"), None, Some(1), is_stored);
+            assert!(!has(Some(1)));
+        }
+        runs.found_none(&place("t"), Some(1));
+        runs.read(&key("t"), Some(1), std::iter::empty());
+        assert!(!has(Some(1)));
     }
 }

@@ -139,8 +139,13 @@ impl LangGraph {
             Fence::Fork => head,
             Fence::Error => match put.seen.or(put.parent) {
                 // A subgraph with a history of its own, where a run goes back to before it began: nothing was read, so
-                // no config says which head its author saw. The run itself is fenced in the root namespace.
-                None if put.place.namespace != Namespace::root() => head,
+                // no config says which head its author saw. The run itself is fenced in the root namespace. One that
+                // looked for the head and found none began it at the same time as another.
+                None if put.place.namespace != Namespace::root()
+                    && !self.runs.has_found_none(&put.place, self.run) =>
+                {
+                    head
+                }
                 seen => seen,
             },
         }
@@ -171,6 +176,12 @@ impl LangGraph {
     /// [`Error::Conflict`] if the thread moved on and the fence is [`Fence::Error`], or if its head is newer than this
     /// checkpoint. [`Error::Stale`] if the parent changed since [`Self::needs`] was asked: ask again. The saver's.
     pub async fn put(&self, put: &Put) -> Result<()> {
+        let stored = self.store_put(put).await;
+        self.runs.put(&put.place, put.parent, self.run, stored.is_ok());
+        stored
+    }
+
+    async fn store_put(&self, put: &Put) -> Result<()> {
         let key = put.place.key(put.id);
         let is_new = self.memory.begins_put(&key);
         for attempt in 0..ATTEMPTS {
@@ -302,8 +313,9 @@ impl LangGraph {
 
     /// Stores what waited for a checkpoint. What cannot be stored goes on waiting, for a repeated put.
     async fn settle(&self, key: &CheckpointKey) -> Result<()> {
-        for waiting in self.waiting.of(key) {
-            self.store_writes(key, &waiting).await?;
+        for (run, waiting) in self.waiting.of(key) {
+            // Another run may have come first to a checkpoint whose put failed at what waited.
+            self.of_run(run).store_writes(key, &waiting).await?;
             self.waiting.left(key, &waiting);
         }
         Ok(())
@@ -325,7 +337,7 @@ impl LangGraph {
                 return self.settle(&key).await.map_err(stored);
             }
         }
-        self.waiting.wait(&key, put.clone(), Instant::now())?;
+        self.waiting.wait(&key, self.run, put.clone(), Instant::now())?;
         self.settle_if_there(&key).await.map_err(|error| {
             after(&format!("the writes of task {} wait in memory for their checkpoint", put.task), error)
         })

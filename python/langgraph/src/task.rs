@@ -4,7 +4,7 @@
 //! row for each list of ordinary writes that was put for it: the same list again is the same row, and any other one
 //! leaves it as it is ([`runs`]).
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Map, Value as Json, json};
 use threadkeep::Result;
@@ -174,7 +174,7 @@ pub(crate) fn writes(row: &TaskWrites) -> impl Iterator<Item = &Write> {
 pub(crate) fn pending(rows: &[TaskWrites]) -> Result<Vec<Pending>> {
     let tasks = rows.iter().map(KnownTask::new).collect::<Result<Vec<_>>>()?;
     let shown: BTreeSet<TaskId> =
-        runs::shown(tasks.iter(), &BTreeSet::new()).into_iter().map(|task| task.id).collect();
+        runs::shown(tasks.iter(), &BTreeMap::new()).into_iter().map(|task| task.id).collect();
     let is_shown = |task: &KnownTask| task.kind == Kind::Special || shown.contains(&task.id);
     let mut sorted: Vec<_> = tasks.iter().zip(rows).filter(|(task, _)| is_shown(task)).collect();
     sorted.sort_by(|(one, _), (other, _)| (&one.author, one.kind).cmp(&(&other.author, other.kind)));

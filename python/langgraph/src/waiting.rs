@@ -20,9 +20,12 @@ const PATIENCE: Duration = Duration::from_mins(10);
 #[derive(Default)]
 pub(crate) struct WaitingRoom(Mutex<Waiting>);
 
+/// Writes that wait, and the run that put them.
+type Waiter = (Option<u64>, Arc<PutWrites>);
+
 #[derive(Default)]
 struct Waiting {
-    writes: HashMap<CheckpointKey, Vec<(Instant, Arc<PutWrites>)>>,
+    writes: HashMap<CheckpointKey, Vec<(Instant, Waiter)>>,
     bytes: usize,
 }
 
@@ -30,7 +33,7 @@ impl Waiting {
     /// Drops writes.
     fn drop_if(&mut self, gone: impl Fn(&CheckpointKey, Instant) -> bool) {
         for (key, waiting) in &mut self.writes {
-            waiting.retain(|(since, put)| {
+            waiting.retain(|(since, (_, put))| {
                 let stays = !gone(key, *since);
                 self.bytes -= if stays { 0 } else { size(put) };
                 stays
@@ -54,7 +57,13 @@ impl WaitingRoom {
     ///
     /// # Errors
     /// [`Error::InvalidInput`] if too many wait already.
-    pub(crate) fn wait(&self, key: &CheckpointKey, put: PutWrites, now: Instant) -> Result<()> {
+    pub(crate) fn wait(
+        &self,
+        key: &CheckpointKey,
+        run: Option<u64>,
+        put: PutWrites,
+        now: Instant,
+    ) -> Result<()> {
         let mut this = self.lock();
         let size = size(&put);
         if this.bytes + size > BYTES {
@@ -68,13 +77,13 @@ impl WaitingRoom {
             )));
         }
         this.bytes += size;
-        this.writes.entry(key.clone()).or_default().push((now, Arc::new(put)));
+        this.writes.entry(key.clone()).or_default().push((now, (run, Arc::new(put))));
         Ok(())
     }
 
     /// The writes that wait for a checkpoint, in the order of their arrival. Each waits until it [left](Self::left).
-    pub(crate) fn of(&self, key: &CheckpointKey) -> Vec<Arc<PutWrites>> {
-        self.lock().writes.get(key).into_iter().flatten().map(|(_, put)| put.clone()).collect()
+    pub(crate) fn of(&self, key: &CheckpointKey) -> Vec<Waiter> {
+        self.lock().writes.get(key).into_iter().flatten().map(|(_, waiter)| waiter.clone()).collect()
     }
 
     /// Writes that waited are stored.
@@ -82,7 +91,7 @@ impl WaitingRoom {
         let mut this = self.lock();
         let Some(waiting) = this.writes.get_mut(key) else { return };
         // Somebody else may have stored them, too.
-        let Some(at) = waiting.iter().position(|(_, one)| Arc::ptr_eq(one, put)) else { return };
+        let Some(at) = waiting.iter().position(|(_, (_, one))| Arc::ptr_eq(one, put)) else { return };
         waiting.remove(at);
         if waiting.is_empty() {
             this.writes.remove(key);
@@ -119,7 +128,7 @@ mod tests {
         let then = Instant::now();
         let fill = |n, at| {
             let put = large(&place, key(n).id);
-            (0..100).take_while(|_| room.wait(&key(n), put.clone(), at).is_ok()).count()
+            (0..100).take_while(|_| room.wait(&key(n), None, put.clone(), at).is_ok()).count()
         };
         assert_eq!(fill(1, then), 63);
         // They came moments ago.
@@ -127,7 +136,7 @@ mod tests {
         assert_eq!(room.of(&key(1)).len(), 63);
         assert_eq!(fill(2, then + PATIENCE), 63);
         assert_eq!(room.of(&key(1)).len(), 0);
-        for put in room.of(&key(2)).iter().take(3) {
+        for (_, put) in room.of(&key(2)).iter().take(3) {
             room.left(&key(2), put);
             room.left(&key(2), put);
         }

@@ -1,6 +1,7 @@
 //! Storing what a task wrote.
 
 use std::collections::BTreeSet;
+use std::slice;
 
 use threadkeep::Result;
 use threadkeep::checkpoint::{CheckpointKey, TaskWrites};
@@ -38,7 +39,8 @@ impl LangGraph {
             return Ok(());
         }
         let kind = Kind::Own(likeness(&ordinary));
-        match self.store_ordinary(key, &row(&by, kind, ordinary)?).await {
+        let list: Vec<u64> = ordinary.iter().map(|write| likeness(slice::from_ref(write))).collect();
+        match self.store_ordinary(key, &row(&by, kind, ordinary)?, &list).await {
             Err(error) if first => {
                 Err(after(&format!("the special writes of task {} are stored", put.task), error))
             }
@@ -52,9 +54,9 @@ impl LangGraph {
     }
 
     /// Stores a list of ordinary writes. One that is stored is not changed, whichever run it is of.
-    async fn store_ordinary(&self, key: &CheckpointKey, row: &TaskWrites) -> Result<()> {
+    async fn store_ordinary(&self, key: &CheckpointKey, row: &TaskWrites, list: &[u64]) -> Result<()> {
         self.store_row(key, row).await?;
-        self.runs.wrote(key, self.run, &KnownTask::new(row)?);
+        self.runs.wrote(key, self.run, &KnownTask::new(row)?, list);
         Ok(())
     }
 }

@@ -244,10 +244,23 @@ impl Lab {
         self.graphs.put_writes(&put).await
     }
 
+    /// The same store and thread, for the calls of a run.
+    pub(crate) fn of_run(&self, run: u64) -> Self {
+        let (beside, graphs) = (self.beside.clone(), self.graphs.of_run(Some(run)));
+        Self { beside, graphs, place: self.place.clone() }
+    }
+
     /// The same store, of which nothing is remembered.
     pub(crate) fn opened_again(&self) -> Self {
         let graphs = LangGraph::new(self.beside.clone(), Fence::Fork);
         Self { beside: self.beside.clone(), graphs, place: self.place.clone() }
+    }
+
+    /// The tasks whose writes to the channel `d` a replay of a checkpoint finds.
+    pub(crate) async fn replayed(&self, n: u8) -> Vec<String> {
+        let channels = BTreeSet::from(["d".to_owned()]);
+        let mut history = self.graphs.history(&self.place, Some(self.id(n)), &channels).await.unwrap();
+        history.remove("d").unwrap().writes.into_iter().map(|(task, ..)| task).collect()
     }
 
     /// The tasks that wrote under a checkpoint.

@@ -4,6 +4,7 @@
 
 mod carried;
 mod lab;
+mod runs;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;

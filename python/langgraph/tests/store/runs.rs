@@ -1,0 +1,95 @@
+//! Runs that go on from one checkpoint, one after the other and at one time.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use serde_json::json;
+use threadkeep::Error;
+use threadkeep_langgraph::{Fence, Frame, LangGraph, Place, Put};
+
+use crate::lab::{Beside, Lab, Meanwhile};
+
+#[tokio::test]
+async fn a_run_with_the_number_of_an_ended_one_applies_what_it_was_shown() {
+    let lab = Lab::new();
+    lab.put(0).await.unwrap();
+    let (ended, longer) = (lab.of_run(1), lab.of_run(2));
+    ended.tasks(0).await;
+    ended.write_to(0, "a", &["d"]).await.unwrap();
+    longer.tasks(0).await;
+    longer.write_to(0, "a", &["d", "d", "d"]).await.unwrap();
+    let next = lab.of_run(1);
+    assert_eq!(next.tasks(0).await, ["a"; 3], "the longest is shown");
+    next.put(1).await.unwrap();
+    assert_eq!(lab.replayed(1).await, ["a"; 3]);
+}
+
+#[tokio::test]
+async fn an_update_that_is_given_again_after_it_failed_is_what_is_replayed() {
+    let lab = Lab::new();
+    lab.put(0).await.unwrap();
+    // A reducer refused it after its writes were stored, so its checkpoint never came.
+    lab.write_to(0, "a", &["d", "d", "d"]).await.unwrap();
+    lab.tasks(0).await;
+    lab.write_to(0, "a", &["d", "e"]).await.unwrap();
+    lab.put(1).await.unwrap();
+    assert_eq!(lab.replayed(1).await, ["a"]);
+}
+
+#[tokio::test]
+async fn two_updates_of_one_step_that_have_one_task_are_both_replayed() {
+    let lab = Lab::new();
+    lab.put(0).await.unwrap();
+    lab.write_to(0, "a", &["d", "e"]).await.unwrap();
+    lab.write_to(0, "a", &["d", "d"]).await.unwrap();
+    // Somebody looks at the thread.
+    lab.tasks(0).await;
+    lab.put(1).await.unwrap();
+    assert_eq!(lab.replayed(1).await, ["a"; 3]);
+    lab.put(2).await.unwrap();
+    assert_eq!(lab.replayed(2).await, ["a"; 3]);
+}
+
+#[tokio::test]
+async fn what_waited_for_a_checkpoint_is_of_the_run_that_put_it() {
+    let lab = Lab::new();
+    lab.put(0).await.unwrap();
+    let (failed, next) = (lab.of_run(1), lab.of_run(2));
+    failed.write_to(1, "a", &["d", "d", "d"]).await.unwrap();
+    lab.meanwhile(Meanwhile::PutWritesFails);
+    assert!(matches!(failed.put(1).await, Err(Error::InDoubt { .. })));
+    assert!(next.tasks(1).await.is_empty());
+    next.write_to(1, "a", &["d"]).await.unwrap();
+    assert_eq!(lab.tasks(1).await, ["a"; 3], "what waited is stored with it");
+    next.put(2).await.unwrap();
+    assert_eq!(lab.replayed(2).await, ["a"]);
+}
+
+#[tokio::test]
+async fn two_runs_that_begin_a_subgraph_at_one_time_are_fenced() {
+    let graphs = LangGraph::new(Arc::new(Beside::default()), Fence::Error);
+    let place = Place::new("t", "nested");
+    let first = |id: u8| Put {
+        place: place.clone(),
+        id: place.id(&format!("1ef4f797-8335-6428-8001-0000000000{id:02x}")).unwrap(),
+        parent: None,
+        seen: None,
+        frame: Frame::default(),
+        versions: BTreeMap::new(),
+        new: BTreeSet::new(),
+        values: BTreeMap::new(),
+        held: BTreeSet::new(),
+        snapshots: BTreeSet::new(),
+        metadata: json!({"step": 0}).as_object().unwrap().clone(),
+    };
+    let (one, two, back) = (graphs.of_run(Some(1)), graphs.of_run(Some(2)), graphs.of_run(Some(3)));
+    for run in [&one, &two] {
+        assert!(run.get(&place, None).await.unwrap().is_none());
+    }
+    one.put(&first(1)).await.unwrap();
+    let error = two.put(&first(2)).await.unwrap_err();
+    assert!(matches!(error, Error::Conflict { found, .. } if found == Some(first(1).id)), "{error}");
+    // A run that goes back to before the subgraph began has not looked for its head.
+    back.put(&first(3)).await.unwrap();
+    assert_eq!(graphs.get(&place, None).await.unwrap().map(|head| head.id), Some(first(3).id));
+}

@@ -477,6 +477,34 @@ async fn without_keys_other_sites_and_other_names_are_refused() {
     answer.ok();
 }
 
+/// A browser sends no key when it asks whether a page may send one, and shows the page no answer that does not allow it:
+/// not even why it was refused.
+#[tokio::test]
+async fn a_page_of_a_listed_origin_may_ask_without_a_key_and_reads_why_it_is_refused() {
+    let variables = vec![("GATEWAY_CORS_ORIGINS", "http://app.example".to_owned())];
+    let guarded = Guarded::start(Setup { variables, ..Setup::default() }).await;
+    let key = guarded.caller("ann", Role::User).1;
+    let asks =
+        vec![("access-control-request-method", "GET"), ("access-control-request-headers", "x-api-key")];
+    let with_key = || vec![("x-api-key", key.as_str())];
+    for (method, path, headers, status) in [
+        (Method::OPTIONS, "/api/models", asks, 200),
+        (Method::GET, "/api/models", vec![], 401),
+        (Method::GET, "/api/models", vec![("x-api-key", "tk_wrong")], 401),
+        (Method::GET, "/api/models", with_key(), 200),
+        (Method::GET, "/api/nothing", with_key(), 404),
+        (Method::GET, "/api/threads/a.b", with_key(), 422),
+    ] {
+        let mut request = Request::builder().method(method).uri(path).header("origin", "http://app.example");
+        for (name, value) in headers {
+            request = request.header(name, value);
+        }
+        let answer = guarded.gateway.send(request.body(Body::empty()).unwrap()).await;
+        assert_eq!(answer.status, status, "{path}");
+        assert_eq!(answer.headers["access-control-allow-origin"], "http://app.example", "{status} {path}");
+    }
+}
+
 /// The run is treated as if its client had disconnected.
 #[tokio::test]
 async fn a_stream_and_a_wait_end_when_their_key_is_revoked_and_those_of_others_go_on() {

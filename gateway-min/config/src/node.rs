@@ -27,8 +27,9 @@ pub(super) struct Report {
     problems: RefCell<Vec<Problem>>,
     warnings: RefCell<Vec<String>>,
     from_environment: FromEnvironment,
-    /// The dotted paths of all settings that were looked for, set or not.
-    asked: Rc<RefCell<BTreeSet<String>>>,
+    /// The settings that were looked for, set or not, by the dotted path of their mapping. Names may have dots, so the
+    /// path of a setting does not say where that of its mapping ends.
+    asked: Rc<RefCell<BTreeMap<String, BTreeSet<String>>>>,
 }
 
 impl Report {
@@ -52,16 +53,13 @@ impl Report {
         }
     }
 
-    fn ask(&self, path: String) {
-        self.asked.borrow_mut().insert(path);
+    fn ask(&self, path: &str, key: &str) {
+        self.asked.borrow_mut().entry(path.to_owned()).or_default().insert(key.to_owned());
     }
 
     /// The keys that were looked for in the mapping at `path`; none if the mapping was taken as it is.
     pub(super) fn asked_of(&self, path: &str) -> BTreeSet<String> {
-        let start = format!("{path}.");
-        let asked = self.asked.borrow();
-        let below = asked.range(start.clone()..).take_while(|asked| asked.starts_with(&start));
-        below.filter_map(|asked| asked[start.len()..].split(['.', '[']).next().map(str::to_owned)).collect()
+        self.asked.borrow().get(path).cloned().unwrap_or_default()
     }
 
     /// The warnings, or all problems as one error.
@@ -125,13 +123,13 @@ impl<'a> Node<'a> {
 
     /// Whether the key is present, even if null.
     pub(super) fn has(&self, key: &str) -> bool {
-        self.report.ask(joined(&self.path, key));
+        self.report.ask(&self.path, key);
         self.map.is_some_and(|map| map.contains_key(key))
     }
 
     /// The value of a key that is neither missing nor null.
     pub(super) fn value(&self, key: &str) -> Option<&'a Value> {
-        self.report.ask(joined(&self.path, key));
+        self.report.ask(&self.path, key);
         self.map?.get(key).filter(|value| !value.is_null())
     }
 
@@ -172,7 +170,7 @@ impl<'a> Node<'a> {
         let entries = section.map.into_iter().flatten();
         let entries = entries.map(|(name, value)| {
             let path = joined(&section.path, name);
-            self.report.ask(path.clone());
+            self.report.ask(&section.path, name);
             (name.as_str(), section.child(path, Some(value)))
         });
         entries.collect()
@@ -344,7 +342,7 @@ impl<'a> Node<'a> {
     /// Every key of this mapping except the known ones.
     pub(super) fn rest(&self, known: &[&str]) -> FreeForm {
         let entries = self.map.into_iter().flatten().filter(|(key, _)| !known.contains(&key.as_str()));
-        let entries = entries.inspect(|(key, _)| self.report.ask(joined(&self.path, key)));
+        let entries = entries.inspect(|(key, _)| self.report.ask(&self.path, key));
         entries.map(|(key, value)| (key.clone(), value.clone())).collect::<Map<_, _>>().into()
     }
 

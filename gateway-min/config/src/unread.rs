@@ -224,6 +224,26 @@ mod tests {
         }
     }
 
+    /// A dot in a name is no step into a mapping.
+    #[test]
+    fn a_name_with_dots_is_known_and_its_settings_are_looked_through() {
+        for yaml in [
+            "acp_agents: {gemini-2.5: {command: gemini, description: d}}",
+            "loop_detection: {tool_freq_overrides: {repo.search: {warn: 3, hard_limit: 9}}}",
+            "mcp_servers: {docs: {command: docs, routing: {repo.search: {keywords: [find]}}}}",
+            "models: [{name: a, use: openai, model: x, extra.body: 1}]",
+        ] {
+            assert_eq!(warnings(yaml), Vec::<String>::new(), "{yaml}");
+        }
+        assert_eq!(
+            warnings("acp_agents: {gemini-2.5: {command: gemini, description: d, timeout_secnods: 5}}"),
+            [
+                "`acp_agents.gemini-2.5.timeout_secnods` has no effect: `acp_agents.gemini-2.5` has no such setting; did you \
+                 mean `timeout_seconds`?"
+            ]
+        );
+    }
+
     #[test]
     fn every_setting_of_the_example_is_known() {
         assert_eq!(warnings(EXAMPLE), Vec::<String>::new());

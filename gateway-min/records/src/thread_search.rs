@@ -4,10 +4,10 @@ use std::fmt;
 
 use serde_json::{Number, Value};
 
-use super::codec::{JsonObject, page_offset};
+use super::codec::{JsonObject, cut, page_offset};
 use super::error::RecordsError;
 use super::query::{Builder, FromRow};
-use super::threads::{ThreadRow, ThreadStatus, Threads};
+use super::threads::{DISPLAY_NAME_MAX_CHARS, ThreadRow, ThreadStatus, Threads};
 
 /// The maximum number of keys of one [`MetadataFilter`]; the database refuses expressions of unbounded depth.
 pub const FILTER_MAX_KEYS: usize = 100;
@@ -21,7 +21,8 @@ pub struct ThreadQuery {
     pub status: Option<ThreadStatus>,
     /// Only these threads.
     pub ids: Option<Vec<String>>,
-    /// Only threads with this title; `Some(None)` for those without one.
+    /// Only threads with this title, of which rows have the first [`DISPLAY_NAME_MAX_CHARS`]; `Some(None)` for those
+    /// without one.
     pub title: Option<Option<String>>,
     /// Only threads that this user may see: their own and those without an owner. `None` sees all.
     pub owner: Option<String>,
@@ -222,7 +223,9 @@ fn push_conditions(sql: &mut Builder, query: &ThreadQuery) {
     match &query.title {
         None => {}
         Some(None) => _ = sql.push(" AND display_name IS NULL"),
-        Some(Some(title)) => _ = sql.push(" AND display_name = ").push_bind(title),
+        Some(Some(title)) => {
+            sql.push(" AND display_name = ").push_bind(cut(title, DISPLAY_NAME_MAX_CHARS));
+        }
     }
     for (key, texts) in &query.metadata.0 {
         sql.push(" AND ");

@@ -1,9 +1,10 @@
 //! The `threadkeep` program: the gateway, the chat at a terminal, the operator's commands. A program with a saver of its own passes it
 //! here, and has all of them on its store.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,7 +13,7 @@ use axum::serve::Listener as _;
 use clap::{Parser, Subcommand};
 use threadkeep::mode::ModeRegister;
 use threadkeep_chat::console::{self, ChatArgs};
-use threadkeep_config::{Auth, ConfigHandle, KeyFile, LoadOptions};
+use threadkeep_config::{Auth, ConfigHandle, Environment, KeyFile, LoadOptions};
 use threadkeep_ops::OpsCommand;
 use threadkeep_processes::run_guard_if_asked;
 use tokio::runtime::Runtime;
@@ -29,6 +30,14 @@ use crate::telemetry::{self, Traces};
 pub use threadkeep_config::Config;
 pub use threadkeep_storage::{OpenSaver, Stores};
 
+/// The variable with the address to listen on, if the command line has none.
+const HOST: &str = "GATEWAY_HOST";
+/// The variable with the port.
+const PORT: &str = "GATEWAY_PORT";
+/// The variable that accepts every client without authentication.
+const ALLOW_UNAUTHENTICATED: &str = "GATEWAY_ALLOW_UNAUTHENTICATED";
+/// Where to listen by default.
+const DEFAULT_ADDRESS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8001);
 /// How long clients have to read what was sent to them before the gateway exits.
 const LAST_WORDS: Duration = Duration::from_secs(3);
 /// How long the stores may take to close: what was acknowledged is durable without it.
@@ -82,14 +91,14 @@ enum Command {
         /// The configuration file [default: SVC_CONFIG_PATH, then config.yaml in the project root].
         #[arg(long, value_name = "FILE")]
         config: Option<PathBuf>,
-        /// The address to listen on.
-        #[arg(long, env = "GATEWAY_HOST", default_value = "127.0.0.1")]
-        host: IpAddr,
-        /// The port to listen on; 0 picks a free port, which is logged.
-        #[arg(long, env = "GATEWAY_PORT", default_value_t = 8001)]
-        port: u16,
+        /// The address to listen on [default: 127.0.0.1].
+        #[arg(long, env = HOST)]
+        host: Option<IpAddr>,
+        /// The port to listen on; 0 picks a free port, which is logged [default: 8001].
+        #[arg(long, env = PORT)]
+        port: Option<u16>,
         /// Listen beyond this machine and accept any host name without authentication.
-        #[arg(long, env = "GATEWAY_ALLOW_UNAUTHENTICATED")]
+        #[arg(long, env = ALLOW_UNAUTHENTICATED)]
         allow_unauthenticated: bool,
     },
     Chat(ChatArgs),
@@ -157,9 +166,12 @@ fn run(cli: Cli, level: LevelFilter, stores: Stores) -> anyhow::Result<ExitCode>
     match cli.command {
         Command::Serve { config, host, port, allow_unauthenticated } => {
             let config = configured(config, level)?;
+            let environment = config.environment();
+            let address = address(host, port, environment)?;
+            let accepted =
+                allow_unauthenticated || variable::<bool>(environment, ALLOW_UNAUTHENTICATED)? == Some(true);
             let traces = start_telemetry(&config, level, &runtime)?;
-            let address = SocketAddr::new(host, port);
-            let served = runtime.block_on(serve(config, stores, address, allow_unauthenticated));
+            let served = runtime.block_on(serve(config, stores, address, accepted));
             if let Some(traces) = traces {
                 traces.stop();
             }
@@ -188,6 +200,30 @@ fn run(cli: Cli, level: LevelFilter, stores: Stores) -> anyhow::Result<ExitCode>
 fn configured(path: Option<PathBuf>, level: LevelFilter) -> anyhow::Result<ConfigHandle> {
     let options = LoadOptions::from_process(path)?;
     Ok(tracing::subscriber::with_default(telemetry::log(level), || ConfigHandle::open(&options))?)
+}
+
+/// Where to listen: what the command line or the process's environment says, else what the project's `.env` says.
+fn address(host: Option<IpAddr>, port: Option<u16>, environment: &Environment) -> anyhow::Result<SocketAddr> {
+    let mut address = DEFAULT_ADDRESS;
+    if let Some(host) = host.map_or_else(|| variable(environment, HOST), |host| Ok(Some(host)))? {
+        address.set_ip(host);
+    }
+    if let Some(port) = port.map_or_else(|| variable(environment, PORT), |port| Ok(Some(port)))? {
+        address.set_port(port);
+    }
+    Ok(address)
+}
+
+/// The value of a variable, if it is set.
+fn variable<T: FromStr>(environment: &Environment, name: &str) -> anyhow::Result<Option<T>>
+where
+    T::Err: std::error::Error + Send + Sync + 'static,
+{
+    let Some(text) = environment.non_empty(name) else { return Ok(None) };
+    let value = text
+        .parse::<T>()
+        .with_context(|| format!("{name} is '{text}', which is not valid; see `serve --help`"))?;
+    Ok(Some(value))
 }
 
 /// Starts the log, and the traces if they are enabled.
@@ -281,4 +317,23 @@ async fn interrupted() {
     }
     // Without a handler, the default action of the signal ends the process.
     let _ = tokio::signal::ctrl_c().await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_says_where_to_listen_then_the_variables_of_the_process_and_of_the_env_file() {
+        let environment = Environment::from_iter([(HOST, "127.0.0.2"), (PORT, "9000")]);
+        let at = |text: &str| text.parse::<SocketAddr>().unwrap();
+        assert_eq!(address(None, None, &Environment::default()).unwrap(), at("127.0.0.1:8001"));
+        assert_eq!(address(None, None, &environment).unwrap(), at("127.0.0.2:9000"));
+        assert_eq!(address(Some(at("[::1]:1").ip()), Some(0), &environment).unwrap(), at("[::1]:0"));
+        for (name, value) in [(HOST, "localhost"), (PORT, "65536")] {
+            let error =
+                address(None, None, &Environment::from_iter([(name, value)])).unwrap_err().to_string();
+            assert!(error.contains(name) && error.contains(value), "{error}");
+        }
+    }
 }

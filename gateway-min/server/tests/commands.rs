@@ -158,6 +158,19 @@ async fn other_addresses_are_listened_to_only_with_keys_or_if_the_operator_says_
     assert_eq!((keyed.status(&[]).await, keyed.status(&elsewhere).await), (401, 401));
 }
 
+#[tokio::test]
+async fn the_env_file_says_where_to_listen_if_the_command_line_does_not() {
+    let dir = with_config("config_version: 49\ndatabase: {backend: memory}\n");
+    let variables = "GATEWAY_HOST=0.0.0.0\nGATEWAY_PORT=1\nGATEWAY_ALLOW_UNAUTHENTICATED=true\n";
+    std::fs::write(dir.path().join(".env"), variables).unwrap();
+    let open = Serving::start(dir.path(), &[]);
+    assert!(open.base.starts_with("http://0.0.0.0:"), "{}", open.base);
+    assert_eq!(open.status(&[("host", "agents.example")]).await, 200);
+    drop(open);
+    let local = Serving::start(dir.path(), &["--host", "127.0.0.1"]);
+    assert!(local.base.starts_with("http://127.0.0.1:"), "{}", local.base);
+}
+
 #[test]
 fn a_configuration_is_upgraded_once() {
     let old = "# mine\nconfig_version: 26\ndatabase:\n  checkpoint_delta_snapshot_frequency: 1000  # slow\n";

@@ -82,6 +82,10 @@ pub(super) async fn delete(app: &App, caller: &Principal, thread: &ThreadId) -> 
         return Err(absent(thread));
     }
     let row = app.records.threads().get(thread.as_str(), None).await.or_internal(DELETE_FAILED)?;
+    if row.as_ref().is_some_and(|row| !row.visible_to(caller.sees())) {
+        // Before the reservation, which would keep its owner's runs off, and show whether one is at work.
+        return Err(absent(thread));
+    }
     if row.is_none()
         && !has_checkpoint(app, thread, DELETE_FAILED).await?
         // What an earlier attempt, which was cut off, has left.

@@ -59,7 +59,7 @@ pub(super) struct ReadHistory {
     pub(super) limit: usize,
     /// The newest checkpoint to return, inclusive: its id, or an object with its `checkpoint_id`.
     #[schema(schema_with = described::bound_or_null, required = false)]
-    pub(super) before: Option<CheckpointId>,
+    pub(super) before: Bound,
     /// The same as an object, `{thread_id?, checkpoint_ns?, checkpoint_id?}`: the history begins there, in its namespace.
     #[schema(schema_with = described::checkpoint_or_null)]
     pub(super) checkpoint: Option<Value>,
@@ -71,12 +71,21 @@ pub(super) struct ReadHistory {
     pub(super) metadata: Map<String, Value>,
 }
 
+/// The newest checkpoint to return, as a client names it.
+#[derive(Debug, Default)]
+pub(super) struct Bound {
+    /// The checkpoint; `None` sets no bound.
+    id: Option<CheckpointId>,
+    /// The threads that the object says it is of.
+    threads: Vec<String>,
+}
+
 #[cfg(test)]
 impl ReadHistory {
     /// The newest entries.
     pub(super) fn newest(limit: usize) -> Self {
         let (metadata, select) = (Map::new(), Select::default());
-        Self { limit, before: None, checkpoint: None, select, metadata }
+        Self { limit, before: Bound::default(), checkpoint: None, select, metadata }
     }
 }
 
@@ -88,7 +97,7 @@ impl FromFields for ReadHistory {
         let limit = limit.map_or(LIMIT_DEFAULT, |limit| usize::try_from(limit).unwrap_or(LIMIT_MAX));
         Self {
             limit: limit.min(LIMIT_MAX),
-            before: fields.field("before").nullable().read(checkpoint_id).flatten(),
+            before: fields.field("before").nullable().read(bound).unwrap_or_default(),
             checkpoint: fields.field("checkpoint").nullable().any(),
             select: Select::from_fields(fields, &STATE_FIELDS),
             metadata: fields.field("metadata").nullable().object().unwrap_or_default(),
@@ -96,41 +105,46 @@ impl FromFields for ReadHistory {
     }
 }
 
-/// A checkpoint id in the forms that clients send: `"<id>"`, `{"checkpoint_id": "<id>"}`, `{"configurable":
-/// {"checkpoint_id": "<id>"}}`. An object without an id sets no bound.
-fn checkpoint_id(value: Value) -> Result<Option<CheckpointId>, (Flaw, Value)> {
-    match bound(&value) {
-        Ok(id) => Ok(id),
+/// A bound in the forms that clients send: `"<id>"`, `{"checkpoint_id": "<id>"}`, `{"configurable": {"checkpoint_id":
+/// "<id>"}}`. An object without an id sets none.
+fn bound(value: Value) -> Result<Bound, (Flaw, Value)> {
+    match bound_of(&value) {
+        Ok(bound) => Ok(bound),
         Err(flaw) => Err((flaw, value)),
     }
 }
 
-fn bound(value: &Value) -> Result<Option<CheckpointId>, Flaw> {
-    let Value::Object(checkpoint) = value else { return one_id(value).map(Some) };
+fn bound_of(value: &Value) -> Result<Bound, Flaw> {
+    let Value::Object(checkpoint) = value else {
+        return Ok(Bound { id: Some(one_id(value)?), threads: Vec::new() });
+    };
     let no_map = || Flaw::new("dict_type", "configurable should be a valid dictionary");
     let configurable = checkpoint.get("configurable").filter(|configurable| !configurable.is_null());
     let configurable = configurable.map(|value| value.as_object().ok_or_else(no_map)).transpose()?;
-    let mut ids = Vec::new();
+    let (mut ids, mut threads) = (Vec::new(), Vec::new());
     for object in configurable.into_iter().chain([checkpoint]) {
         if let Some(name) = object.keys().find(|name| !CHECKPOINT_KEYS.contains(&name.as_str())) {
             return Err(Flaw::new("extra_forbidden", format!("A checkpoint has no '{name}'")));
         }
-        let id = object.get("checkpoint_id").filter(|id| !id.is_null());
-        ids.extend(id.map(one_id).transpose()?);
+        let set = |name: &str| object.get(name).filter(|value| !value.is_null());
+        ids.extend(set("checkpoint_id").map(one_id).transpose()?);
+        threads.extend(set("thread_id").map(one_text).transpose()?);
     }
     match ids.as_slice() {
         [one, other] if one != other => {
             Err(Flaw::new("checkpoint_id", "Input should have one checkpoint_id"))
         }
-        ids => Ok(ids.first().copied()),
+        ids => Ok(Bound { id: ids.first().copied(), threads }),
     }
 }
 
+fn one_text(value: &Value) -> Result<String, Flaw> {
+    let text = value.as_str().map(str::to_owned);
+    text.ok_or_else(|| Flaw::new("string_type", "Input should be a valid string"))
+}
+
 fn one_id(value: &Value) -> Result<CheckpointId, Flaw> {
-    let Value::String(id) = value else {
-        return Err(Flaw::new("string_type", "Input should be a valid string"));
-    };
-    id.parse().map_err(|_| Flaw::new("checkpoint_id", "Input should be the id of a checkpoint"))
+    one_text(value)?.parse().map_err(|_| Flaw::new("checkpoint_id", "Input should be the id of a checkpoint"))
 }
 
 /// Read the history of a thread, newest checkpoint first.
@@ -166,6 +180,10 @@ pub(super) async fn page(app: &Arc<App>, thread: &ThreadId, body: ReadHistory) -
     // The gate checks the head even if the page starts at an older checkpoint.
     let head = accessor.get_loading(thread, None, Load::None).await.map_err(engine)?;
     let Selected { namespace, id } = selector(thread, body.checkpoint, None)?;
+    if body.before.threads.iter().any(|of| of != thread.as_str()) {
+        // Ids are times, so that of another thread would give a page that begins anywhere.
+        return Err(ApiError::bad_request("before thread_id does not match request thread_id"));
+    }
     let Some(head) = head else {
         return match id {
             Some(id) => Err(checkpoint_absent(id)),
@@ -179,7 +197,7 @@ pub(super) async fn page(app: &Arc<App>, thread: &ThreadId, body: ReadHistory) -
     }
     let query = HistoryQuery {
         // The older of the two.
-        before: body.before.into_iter().chain(id).min().map(successor),
+        before: body.before.id.into_iter().chain(id).min().map(successor),
         limit: Some(body.limit),
         filter: body.metadata,
         load: Load::Only(SHOWN_CHANNELS.map(ChannelName::from).into()),

@@ -37,14 +37,18 @@ pub(super) struct Origins {
 impl Origins {
     /// The origins that the operator allowed.
     pub(super) fn of(environment: &Environment) -> Self {
-        let origins = environment.non_empty(VARIABLE).unwrap_or_default();
-        let origins = origins.split(',').map(str::trim).filter(|origin| !origin.is_empty());
+        let entries = environment.non_empty(VARIABLE).unwrap_or_default();
+        let entries = entries.split(',').map(str::trim).filter(|entry| !entry.is_empty());
         let (mut any, mut listed) = (false, Vec::new());
-        for origin in origins {
-            match origin.parse() {
-                Ok(_) if origin == "*" => any = true,
-                Ok(origin) => listed.push(origin),
-                Err(_) => tracing::warn!("{VARIABLE}: ignoring an entry that is not an origin"),
+        for entry in entries {
+            if entry == "*" {
+                any = true;
+            } else if let Some(origin) = origin(entry) {
+                listed.push(origin);
+            } else {
+                tracing::warn!(
+                    "{VARIABLE}: ignoring an entry that is not an origin such as https://app.example"
+                );
             }
         }
         Self { any, listed: listed.into() }
@@ -70,6 +74,16 @@ impl Origins {
                 .expose_headers([header::CONTENT_LOCATION, header::LOCATION]),
         )
     }
+}
+
+/// The origin of an entry as browsers send it: in lower case, without the slash that ends a copied address. `None` for
+/// what they never send, which would let nobody in.
+fn origin(entry: &str) -> Option<HeaderValue> {
+    let origin = entry.strip_suffix('/').unwrap_or(entry).to_ascii_lowercase();
+    let is_place = |place: &str| !place.is_empty() && !place.contains(['/', '*']);
+    let is_origin = origin == "null"
+        || origin.split_once("://").is_some_and(|(scheme, place)| !scheme.is_empty() && is_place(place));
+    origin.parse().ok().filter(|_| is_origin)
 }
 
 /// What a gateway without authentication accepts.
@@ -180,6 +194,18 @@ mod tests {
             request = request.header(*name, *value);
         }
         guard.check(&request.body(Body::empty()).unwrap())
+    }
+
+    #[test]
+    fn an_origin_is_listed_as_browsers_send_it_and_nothing_else_is() {
+        let found = origins(
+            "https://A.example/, http://b.example:3000, null, c.example, https://d.example/path, https://*.example, \
+             */, ://, https://, https://e\u{7f}.example",
+        );
+        let listed: Vec<&str> = found.listed.iter().map(|origin| origin.to_str().unwrap()).collect();
+        assert_eq!(listed, ["https://a.example", "http://b.example:3000", "null"]);
+        assert!(!found.any);
+        assert!(origins("https://a.example, *").any);
     }
 
     #[test]

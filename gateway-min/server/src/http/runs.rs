@@ -244,7 +244,7 @@ fn created_record(thread: &ThreadId, Created { run, kwargs, .. }: Created) -> Re
 /// join it.
 async fn finished(app: &App, thread: &ThreadId, run_id: &str, stream: Subscription) -> Response {
     stream.ended().await;
-    let headers = sse::run_headers(thread, run_id);
+    let headers = sse::result_headers(thread, run_id);
     match ended(app, run_id).await {
         Ok(run) => (headers, Json(outcome(app, thread, run).await)).into_response(),
         Err(error) => (headers, error).into_response(),

@@ -65,9 +65,19 @@ pub(super) fn streaming(
 /// - `Content-Location`: the run. Clients parse its id from the end, so nothing may follow it.
 /// - `Location`: its stream, to reconnect to. Clients append it to the base address of the API, which ends in `/api`.
 pub fn run_headers(thread: &ThreadId, run_id: &str) -> HeaderMap {
+    located(thread, run_id, "stream")
+}
+
+/// As [`run_headers`], of an answer that is the run's result: a client whose connection breaks off in it expects the
+/// same answer at its `Location`.
+pub(super) fn result_headers(thread: &ThreadId, run_id: &str) -> HeaderMap {
+    located(thread, run_id, "join")
+}
+
+fn located(thread: &ThreadId, run_id: &str, again: &str) -> HeaderMap {
     let run = format!("/threads/{thread}/runs/{run_id}");
     let places =
-        [(header::CONTENT_LOCATION, format!("/api{run}")), (header::LOCATION, format!("{run}/stream"))];
+        [(header::CONTENT_LOCATION, format!("/api{run}")), (header::LOCATION, format!("{run}/{again}"))];
     // Ids created by this gateway are valid in a header; any other path is omitted.
     places.into_iter().filter_map(|(name, place)| Some((name, place.try_into().ok()?))).collect()
 }

@@ -279,6 +279,10 @@ async fn create(
     if !steps.is_empty() {
         return create_with(&app, &thread, new, raise, steps, &caller).await;
     }
+    if raise && has_checkpoint(&app, &thread, CREATE_FAILED).await? {
+        // Another program on the store has made it, without a record.
+        return Err(exists(&thread));
+    }
     let created = app.records.threads().create(new).await.or_internal(CREATE_FAILED)?;
     if !created.row.visible_to(caller.sees()) {
         return Err(absent(&thread));

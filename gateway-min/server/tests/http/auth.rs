@@ -13,7 +13,7 @@ use threadkeep_config::{KeyFile, Role};
 use threadkeep_testing::Log;
 
 use crate::sse::Frames;
-use crate::support::{Answer, Gateway, MODES, Setup, question};
+use crate::support::{Answer, Gateway, MODES, Setup, question, texts};
 
 /// A gateway with authentication, and its key file.
 struct Guarded {
@@ -174,6 +174,51 @@ async fn another_users_thread_is_not_found_on_any_route() {
         bob.post("/api/runs/cancel", cancel).await.refused(404, "Thread t not found");
         assert_eq!(guarded.gateway.rows().await, before, "nothing was written");
         assert_eq!(ann.get("/api/threads/t/state").await.ok(), state);
+    }
+}
+
+/// Also while a run works on it, which nobody else learns.
+#[tokio::test]
+async fn another_users_thread_in_a_body_is_not_found_either() {
+    for mode in MODES {
+        let name = format!("auth-body-{mode}");
+        let late =
+            json!({"when": {"contains": ["wait"]}, "answers": [{"text": "late", "gate": {"name": name}}]});
+        let script = json!({"rules": [late, {"answers": [{"text": "hi"}]}]});
+        let guarded = Guarded::start(Setup { script, ..Setup::on("sqlite", mode) }).await;
+        let (ann, bob) = (guarded.caller("ann", Role::User), guarded.caller("bob", Role::Admin));
+        ann.post("/api/threads", json!({"thread_id": "t"})).await.ok();
+        ann.post("/api/threads/t/runs/wait", question("hello")).await.ok();
+        let run = ann.post("/api/threads/t/runs", question("wait")).await.ok();
+        let run = run["run_id"].as_str().unwrap();
+        gate(&name).reached().await;
+        for is_busy in [true, false] {
+            if !is_busy {
+                gate(&name).open();
+                ann.get(&format!("/api/threads/t/runs/{run}/join")).await.ok();
+            }
+            for strategy in ["delete", "keep_latest"] {
+                let prune = json!({"thread_ids": ["t"], "strategy": strategy});
+                let pruned = bob.post("/api/threads/prune", prune).await.ok();
+                let expected = json!({"pruned_count": 0, "not_found": ["t"], "busy": []});
+                assert_eq!(pruned, expected, "{mode} {is_busy} {strategy}");
+            }
+            let (mut on, mut named) = (question("mine"), question("mine"));
+            on["thread_id"] = json!("t");
+            named["config"] = json!({"configurable": {"thread_id": "t"}});
+            for body in [on, named] {
+                let refused = bob.post("/api/runs/batch", json!([body])).await;
+                refused.refused(404, "Run 0 of the batch: Thread t not found");
+            }
+            let cancel = json!({"thread_id": "t", "run_ids": [run]});
+            bob.post("/api/runs/cancel", cancel).await.refused(404, "Thread t not found");
+            assert_eq!(bob.post("/api/threads/search", json!({"ids": ["t"]})).await.ok(), json!([]));
+            assert_eq!(bob.post("/api/threads/count", json!({"ids": ["t"]})).await.ok(), json!(0));
+        }
+        let state = ann.get("/api/threads/t/state").await.ok();
+        assert_eq!(texts(&state), ["hello", "hi", "wait", "late"], "{mode}");
+        let runs = ann.get("/api/threads/t/runs").await.ok();
+        assert!(runs.as_array().unwrap().iter().all(|run| run["status"] == "success"), "{runs}");
     }
 }
 
@@ -475,6 +520,34 @@ async fn without_keys_other_sites_and_other_names_are_refused() {
         .header("origin", "http://evil.example");
     let answer = guarded.gateway.send(request.header("x-api-key", key).body(Body::from("{}")).unwrap()).await;
     answer.ok();
+}
+
+/// A browser sends no key when it asks whether a page may send one, and shows the page no answer that does not allow it:
+/// not even why it was refused.
+#[tokio::test]
+async fn a_page_of_a_listed_origin_may_ask_without_a_key_and_reads_why_it_is_refused() {
+    let variables = vec![("GATEWAY_CORS_ORIGINS", "http://app.example".to_owned())];
+    let guarded = Guarded::start(Setup { variables, ..Setup::default() }).await;
+    let key = guarded.caller("ann", Role::User).1;
+    let asks =
+        vec![("access-control-request-method", "GET"), ("access-control-request-headers", "x-api-key")];
+    let with_key = || vec![("x-api-key", key.as_str())];
+    for (method, path, headers, status) in [
+        (Method::OPTIONS, "/api/models", asks, 200),
+        (Method::GET, "/api/models", vec![], 401),
+        (Method::GET, "/api/models", vec![("x-api-key", "tk_wrong")], 401),
+        (Method::GET, "/api/models", with_key(), 200),
+        (Method::GET, "/api/nothing", with_key(), 404),
+        (Method::GET, "/api/threads/a.b", with_key(), 422),
+    ] {
+        let mut request = Request::builder().method(method).uri(path).header("origin", "http://app.example");
+        for (name, value) in headers {
+            request = request.header(name, value);
+        }
+        let answer = guarded.gateway.send(request.body(Body::empty()).unwrap()).await;
+        assert_eq!(answer.status, status, "{path}");
+        assert_eq!(answer.headers["access-control-allow-origin"], "http://app.example", "{status} {path}");
+    }
 }
 
 /// The run is treated as if its client had disconnected.

@@ -237,9 +237,17 @@ async fn pages_of_any_size_follow_each_other_without_gap_or_repetition() {
                 "checkpoint_id",
             ),
             (json!({"checkpoint_id": third, "turn": 2}), "extra_forbidden"),
+            (json!({"checkpoint_id": third, "thread_id": 7}), "string_type"),
         ] {
             let answer = gateway.post("/api/threads/t/history", json!({ "before": bad })).await;
             answer.invalid(kind, &json!(["body", "before"]));
+        }
+        for other in [
+            json!({"thread_id": "other", "checkpoint_id": third}),
+            json!({"thread_id": "t", "configurable": {"thread_id": "other", "checkpoint_id": third}}),
+        ] {
+            let answer = gateway.post("/api/threads/t/history", json!({ "before": other })).await;
+            answer.refused(400, "before thread_id does not match request thread_id");
         }
         let first_of_all = page(&gateway, json!({"before": id(all.last().unwrap())})).await;
         assert_eq!(ids(&first_of_all), [id(all.last().unwrap())]);

@@ -84,3 +84,35 @@ async fn runs_at_work_are_not_deleted_and_are_cancelled_together() {
         assert_eq!(gateway.delete(&format!("/api/threads/a/runs/{a}")).await.status, 204);
     }
 }
+
+#[tokio::test]
+async fn runs_that_are_rolled_back_together_leave_the_states_from_before_them() {
+    for mode in MODES {
+        let name = format!("many-rollback-{mode}");
+        let never =
+            json!({"when": {"contains": ["wait"]}, "answers": [{"text": "never", "gate": {"name": name}}]});
+        let script = json!({"rules": [never, {"answers": [{"text": "hi"}]}]});
+        let gateway = Setup { script, ..Setup::on("sqlite", mode) }.start().await;
+        let mut runs = Vec::new();
+        for thread in ["a", "b"] {
+            gateway.create(thread).await;
+            gateway.ask(thread, "one").await;
+            let run = gateway.start_run(thread, "wait").await;
+            while status(&gateway, thread, &run).await != "running" {
+                tokio::task::yield_now().await;
+            }
+            runs.push((thread, run));
+        }
+        let all = gateway.post("/api/runs/cancel?action=rollback", json!({"status": "all"})).await;
+        assert_eq!(all.status, 204, "{}", all.body);
+        for (thread, run) in runs {
+            gateway.join(thread, &run).await;
+            let record = gateway.run(thread, &run).await;
+            assert_eq!(
+                (&record["status"], &record["error"]),
+                (&json!("error"), &json!("Rolled back by user"))
+            );
+            assert_eq!(texts(&gateway.state(thread).await), ["one", "hi"], "{mode} {thread}");
+        }
+    }
+}

@@ -415,6 +415,33 @@ async fn the_client_that_created_a_run_cancels_it_by_leaving_unless_it_asked_to_
 }
 
 #[tokio::test]
+async fn the_client_of_a_stateless_run_cancels_it_by_leaving() {
+    for form in ["stream", "wait"] {
+        let name = format!("leave-stateless-{form}");
+        let gateway = started(Setup::default(), &name).await;
+        let mut body = question("wait");
+        body["config"] = json!({"configurable": {"thread_id": "named"}});
+        let path = format!("/api/runs/{form}");
+        let request = Request::post(path).header("content-type", "application/json");
+        let request = request.body(Body::from(body.to_string())).unwrap();
+        if form == "stream" {
+            let answer = gateway.open_answer(request).await;
+            gate(&name).reached().await;
+            drop(answer);
+        } else {
+            tokio::select! {
+                answer = gateway.open_answer(request) => panic!("{answer:?}"),
+                () = async { gate(&name).reached().await } => {}
+            }
+        }
+        let runs = gateway.get("/api/threads/named/runs").await.ok();
+        let run = runs[0]["run_id"].as_str().unwrap();
+        gateway.join("named", run).await;
+        assert_eq!(gateway.run("named", run).await["status"], "interrupted", "{form}");
+    }
+}
+
+#[tokio::test]
 async fn a_client_that_joined_a_run_cancels_it_by_leaving_only_if_it_asked_to() {
     for mode in MODES {
         for (query, status) in [("", "success"), ("?cancel_on_disconnect=true", "interrupted")] {

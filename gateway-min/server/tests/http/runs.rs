@@ -33,7 +33,9 @@ fn place(headers: &axum::http::HeaderMap) -> (String, String) {
     let content = header("content-location");
     let parts: Vec<&str> = content.split('/').collect();
     let ["", "api", "threads", thread, "runs", run] = parts[..] else { panic!("{content}") };
-    assert_eq!(header("location"), format!("/threads/{thread}/runs/{run}/stream"));
+    let again = header("location");
+    let places = ["stream", "join"].map(|form| format!("/threads/{thread}/runs/{run}/{form}"));
+    assert!(places.contains(&again), "{again}");
     (thread.to_owned(), run.to_owned())
 }
 
@@ -273,6 +275,24 @@ async fn joining_gives_values_or_by_accept_the_stream() {
             "of a finished run too"
         );
         assert_eq!(sse::all(gateway.open_answer(as_stream()).await).await, live, "replayed");
+    }
+}
+
+/// A client whose connection breaks off in an answer asks there, and expects an answer of the same form.
+#[tokio::test]
+async fn the_location_of_a_result_has_that_result_again() {
+    let gateway = Setup::default().start().await;
+    gateway.create("t").await;
+    let run = gateway.ask("t", "one").await;
+    for answer in [
+        gateway.post("/api/threads/t/runs/wait", question("two")).await,
+        gateway.post("/api/runs/wait", question("three")).await,
+        gateway.get(&format!("/api/threads/t/runs/{run}/join")).await,
+    ] {
+        let location = answer.headers["location"].to_str().unwrap().to_owned();
+        let again = gateway.get(&format!("/api{location}")).await;
+        assert_eq!(again.headers["content-type"], "application/json", "{location}");
+        assert_eq!(again.ok(), answer.ok());
     }
 }
 

@@ -250,6 +250,35 @@ async fn assistants_have_one_version_and_no_nested_graphs() {
 }
 
 #[tokio::test]
+async fn assistants_and_their_versions_are_filtered_by_metadata_as_threads_are() {
+    let gateway = Setup::default().start().await;
+    let versions = "/api/assistants/lead_agent/versions";
+    for (metadata, found) in [
+        (json!({"created_by": "system"}), 1),
+        (json!({"created_by": "me"}), 0),
+        (json!({"created_by": "system", "other": null}), 0),
+    ] {
+        for path in ["/api/assistants/search", versions] {
+            let listed = gateway.post(path, json!({"metadata": metadata, "limit": 1})).await.ok();
+            assert_eq!(listed.as_array().unwrap().len(), found, "{path} {metadata}");
+        }
+    }
+    for path in ["/api/assistants/search", "/api/assistants/count", versions] {
+        let key = gateway.post(path, json!({"metadata": {"a b": 1}})).await;
+        key.refused(
+            400,
+            "Invalid metadata filter entries: 'a b': a key has only letters, digits, '_' and '-'",
+        );
+        let value = gateway.post(path, json!({"metadata": {"k": []}})).await;
+        value.invalid("metadata_filter_value", &json!(["body", "metadata", "k"]));
+    }
+    let sorted = gateway.post("/api/assistants/search", json!({"sort_by": "age", "sort_order": "asc"})).await;
+    sorted.invalid("literal_error", &json!(["body", "sort_by"]));
+    let latest = gateway.post("/api/assistants/lead_agent/latest", json!({})).await;
+    latest.invalid("missing", &json!(["body", "version"]));
+}
+
+#[tokio::test]
 async fn what_is_not_supported_answers_501_with_a_sentence() {
     let gateway = Setup::default().start().await;
     for (method, path) in [

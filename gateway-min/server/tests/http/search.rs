@@ -127,3 +127,17 @@ async fn a_found_thread_has_its_title_as_the_only_value() {
     assert_eq!(threads[0]["values"], json!({"title": "hello"}));
     assert_eq!((&threads[1]["thread_id"], &threads[1]["values"]), (&json!("untitled"), &json!({})));
 }
+
+/// The record has only the beginning of it.
+#[tokio::test]
+async fn a_thread_is_found_by_the_whole_of_a_long_title() {
+    let gateway = with_threads(&[("t", json!({})), ("other", json!({}))]).await;
+    let long = "\u{e4}".repeat(300);
+    for (thread, title) in [("t", long.as_str()), ("other", "x")] {
+        let body = json!({"values": {"title": title}});
+        gateway.post(&format!("/api/threads/{thread}/state"), body).await.ok();
+    }
+    let body = json!({"values": {"title": long}});
+    assert_eq!(found(&gateway, body.clone()).await, ["t"]);
+    assert_eq!(gateway.post("/api/threads/count", body).await.ok(), json!(1));
+}

@@ -161,6 +161,24 @@ async fn the_title_is_copied_to_the_threads_record() {
 }
 
 #[tokio::test]
+async fn a_fork_from_before_the_title_takes_it_off_the_threads_record() {
+    for mode in MODES {
+        let gateway = Setup::on("memory", mode).start().await;
+        gateway.create("t").await;
+        let untitled = gateway.state("t").await;
+        let found = async || gateway.post("/api/threads/search", json!({})).await.ok()[0]["values"].clone();
+        update(&gateway, json!({"values": {"title": "First"}})).await;
+        update(&gateway, json!({"values": {"summary_text": "s"}})).await;
+        assert_eq!(found().await, json!({"title": "First"}), "{mode}");
+        let fork = json!({"checkpoint_id": id(&untitled), "values": {"summary_text": "s"}});
+        assert_eq!(update(&gateway, fork).await["values"].get("title"), None, "{mode}");
+        assert_eq!(found().await, json!({}), "{mode}");
+        let count = gateway.post("/api/threads/count", json!({"values": {"title": null}})).await.ok();
+        assert_eq!(count, 1, "{mode}");
+    }
+}
+
+#[tokio::test]
 async fn unknown_fields_and_values_that_do_not_fit_are_refused() {
     for mode in MODES {
         let gateway = Setup::on("sqlite", mode).start().await;

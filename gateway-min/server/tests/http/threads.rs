@@ -168,6 +168,10 @@ async fn creating_completes_a_thread_that_has_only_a_record_or_only_checkpoints(
         for key in ["created_at", "updated_at", "step", "source", "writes", "parents"] {
             assert!(!metadata.contains_key(key), "{key}");
         }
+        let mut raise = body.clone();
+        raise["if_exists"] = json!("raise");
+        gateway.post("/api/threads", raise).await.refused(409, "Thread t already exists");
+        assert_eq!(gateway.get("/api/threads/t").await.ok(), thread, "without a record as before");
         gateway.post("/api/threads", body).await.ok();
         assert_eq!(gateway.state("t").await, state, "the checkpoints are as they were");
         assert_eq!(gateway.get("/api/threads/t").await.ok()["metadata"], json!({"a": 1}));

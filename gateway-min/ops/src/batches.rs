@@ -104,17 +104,17 @@ impl BatchesCommand {
         match self {
             Self::List(of) => list(batches, out, of).await?,
             Self::Show { of, status, json } => {
-                show(batches, out, &found(batches, of).await?, *status, *json).await?;
+                show(batches, out, &found(target, batches, of).await?, *status, *json).await?;
             }
-            Self::Watch(of) => return watch(batches, out, found(batches, of).await?).await,
-            Self::Export(of) => export(batches, out, &found(batches, of).await?).await?,
+            Self::Watch(of) => return watch(batches, out, found(target, batches, of).await?).await,
+            Self::Export(of) => export(batches, out, &found(target, batches, of).await?).await?,
         }
         Ok(Exit::Done)
     }
 }
 
 /// The batch with this id or beginning of one.
-async fn found(batches: &Batches, of: &OfBatch) -> Result<BatchRow> {
+async fn found(target: &Target, batches: &Batches, of: &OfBatch) -> Result<BatchRow> {
     let all = batches.of_thread(&of.thread, u32::MAX).await?;
     let mut found = all.into_iter().filter(|row| row.id.starts_with(&of.batch));
     match (found.next(), found.next()) {
@@ -124,8 +124,9 @@ async fn found(batches: &Batches, of: &OfBatch) -> Result<BatchRow> {
             one_line(&of.batch)
         ))),
         (None, _) => Err(OpsError::Unsupported(format!(
-            "the thread has no batch '{}': `threadkeep batches list` lists them",
-            one_line(&of.batch)
+            "the thread has no batch '{}': {} lists them",
+            one_line(&of.batch),
+            target.again.command_on("batches list", &of.thread)
         ))),
     }
 }

@@ -158,11 +158,11 @@ impl ImportCommand {
     async fn file(&self, target: &Target, file: &Path) -> Result<Imported> {
         let records = target.needed_records()?;
         if self.owner.is_some() && records.is_none() {
-            return Err(OpsError::Unsupported(
+            return Err(OpsError::Unsupported(format!(
                 "nothing was imported: who owns a thread is in the gateway's records, which are not beside this store; create \
-                 them with `threadkeep setup`, or import without --owner"
-                    .to_owned(),
-            ));
+                 them with {}, or import without --owner",
+                target.again.setup()
+            )));
         }
         let Archive { thread, record, mut checkpoints, .. } = self.read(file)?;
         let named = record.as_ref().and_then(|record| record.owner.as_deref());

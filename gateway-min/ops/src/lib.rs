@@ -4,6 +4,7 @@
 //! thread is atomic, and is refused and planned again if another process wrote meanwhile. Nothing is deleted without
 //! `--yes` or a confirmed question. With `--json`, commands print one JSON document per line.
 
+mod advice;
 pub mod archive;
 mod backup;
 mod batches;

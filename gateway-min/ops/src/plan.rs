@@ -9,6 +9,7 @@ use threadkeep::deletion::{DeletionPlan, Reason, Stats, carry_out};
 use threadkeep::id::{CheckpointId, ThreadId};
 use threadkeep::saver::{ListQuery, Load, ThreadImage};
 
+use super::advice::option;
 use super::error::{OpsError, Result};
 use super::output::{Columns, Out, bytes, count, moment, one_line, things};
 use super::pages::Newest;
@@ -107,12 +108,15 @@ async fn check_protected(target: &Target, threads: &Threads, protect: &BTreeSet<
             }
         }
     }
-    match missing.first() {
-        Some(id) => Err(OpsError::Unsupported(format!(
-            "--protect {id}: no selected thread has this checkpoint; list their ids with `threadkeep checkpoints list`"
-        ))),
-        None => Ok(()),
-    }
+    let Some(id) = missing.first() else { return Ok(()) };
+    let thread = match &threads.named()[..] {
+        [thread] => option("--thread", thread.as_str()),
+        _ => "--thread ID".to_owned(),
+    };
+    let list = target.again.command(&format!("checkpoints list {thread}"));
+    Err(OpsError::Unsupported(format!(
+        "--protect {id}: no selected thread has this checkpoint; list their ids with {list}"
+    )))
 }
 
 /// Prints what would happen. Changes nothing.
@@ -496,9 +500,10 @@ async fn tell(target: &Target, out: &mut Out, outcomes: &[Outcome], json: bool) 
     if let Some(sqlite) = target.sqlite() {
         let size = sqlite.file_size().await?;
         out.line(format!(
-            "The database file has {}, of which {} are free; `threadkeep vacuum` gives them back.",
+            "The database file has {}, of which {} are free; {} gives them back.",
             bytes(size.bytes),
-            bytes(size.free)
+            bytes(size.free),
+            target.again.command("vacuum")
         ))?;
     }
     Ok(())

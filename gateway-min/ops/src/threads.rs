@@ -9,6 +9,7 @@ use threadkeep::deletion::{Counting, Stats};
 use threadkeep::id::{ChannelName, CheckpointId, Namespace, TaskId, ThreadId};
 use threadkeep::saver::{CheckpointSelector, ListQuery, Load};
 
+use super::advice::option;
 use super::error::Result;
 use super::output::{Columns, Out, bytes, count, moment, number, one_line, or_dash, short, things};
 use super::pages::Newest;
@@ -140,7 +141,8 @@ async fn list(target: &Target, out: &mut Out, after: Option<&str>, limit: usize,
     if !json {
         out.table_or(&table, "No threads.")?;
         if let (true, Some(last)) = (more, threads.last()) {
-            out.line(format!("There are more; continue with --after {}", one_line(last.as_str())))?;
+            let after = option("--after", last.as_str());
+            out.line(format!("There are more; continue with {}", one_line(&after)))?;
         }
     }
     ended

@@ -8,8 +8,6 @@ mod advice;
 pub mod archive;
 mod backup;
 mod batches;
-#[cfg(test)]
-mod busy;
 mod checkpoints;
 mod config;
 mod convert;
@@ -35,6 +33,8 @@ mod retention;
 mod setup;
 mod state;
 mod target;
+#[cfg(test)]
+mod tests;
 mod threads;
 mod transfer;
 mod vacuum;

@@ -20,7 +20,7 @@ use super::lineage::draw;
 use super::output::{Columns, NONE, Out, bytes, count, moment, one_line, short, tail};
 use super::pages::Newest;
 use super::target::{StoreArgs, Target};
-use super::threads::{mode, namespace_name};
+use super::threads::{at_least_one, mode, namespace_name};
 
 /// Inspect the checkpoints of a thread: list, show, diff.
 #[derive(Debug, Subcommand)]
@@ -99,7 +99,7 @@ pub(crate) struct List {
     #[arg(long, value_name = "NS")]
     namespace: Option<String>,
     /// Maximum checkpoints to list, newest first; checkpoints of several namespaces with one id are not separated.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
     limit: Option<usize>,
     /// Only checkpoints older than this one.
     #[arg(long, value_name = "CHECKPOINT")]

@@ -158,7 +158,7 @@ impl OpsError {
     pub(crate) fn is_of_one_thread(&self) -> bool {
         use threadkeep::Error;
         match self {
-            Self::Archive { .. } => true,
+            Self::Archive { .. } | Self::Records(RecordsError::Corrupt { .. }) => true,
             Self::Checkpoints(error) => matches!(
                 error,
                 Error::Stale { .. }

@@ -264,6 +264,23 @@ async fn an_import_in_doubt_is_taken_for_done_only_if_all_of_it_is_there() {
     }
 }
 
+/// It was in doubt, and the command is repeated as its error says.
+#[tokio::test]
+async fn an_import_that_is_repeated_says_that_all_of_the_file_is_there() {
+    let store = filled().await;
+    let home = tempfile::tempdir().unwrap();
+    let file = home.path().join("a.ndjson").display().to_string();
+    let export = ["export", "--thread", "a", "--out", &file];
+    carried_out(&store, home.path(), "memory", &export).await.0.unwrap();
+    for (thread, all) in [("a", true), (BUSY, false)] {
+        let import = ["import", &file, "--as", thread];
+        let (result, printed) = carried_out(&store, home.path(), "memory", &import).await;
+        let error = result.unwrap_err().to_string();
+        assert!(error.contains(&format!("thread {thread} already exists")) && printed.is_empty(), "{error}");
+        assert_eq!(error.contains("with every checkpoint of the file"), all, "{error}");
+    }
+}
+
 #[tokio::test]
 async fn an_import_that_was_not_written_leaves_no_record() {
     let (result, row) = imported(Import::Refused).await;

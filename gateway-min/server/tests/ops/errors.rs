@@ -92,6 +92,8 @@ async fn wrong_command_lines_have_a_code_of_their_own() {
     let store = Store::new(ChannelMode::Full).await;
     for args in [
         &["prune", "plan", "--thread", TALK][..],
+        &["threads", "list", "--limit", "0"],
+        &["checkpoints", "list", "--thread", TALK, "--limit", "0"],
         &["prune", "plan", "--thread", TALK, "--keep", "soon"],
         &["prune", "plan", "--keep", "latest"],
         &["prune", "plan", "--thread", TALK, "--all", "--keep", "latest"],

@@ -61,6 +61,8 @@ async fn a_thread_and_what_threads_take_are_shown() {
         assert_eq!(usages.len(), 2);
         let sizes: Vec<u64> = usages.iter().map(|usage| usage["stored_bytes"].as_u64().unwrap()).collect();
         assert!(sizes[0] > sizes[1] && sizes[1] > 0, "the largest first: {sizes:?}");
+        let twice = store.run(&["threads", "du", "--thread", TALK, TALK, "--json"]).json();
+        assert_eq!(twice, usages[..1], "it takes its space once");
     }
 }
 

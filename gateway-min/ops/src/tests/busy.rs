@@ -1,6 +1,7 @@
 //! Passes over every thread beside a thread whose runs never pause, and one that is deleted meanwhile; imports whose outcome
 //! the store does not say.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
@@ -12,7 +13,10 @@ use threadkeep::id::ThreadId;
 use threadkeep::metadata::{Counters, Source};
 use threadkeep::saver::{Rewrite, Saver as _};
 use threadkeep::step::{Durability, StepWriter};
-use threadkeep_records::{DATABASE_FILE, NewThread, Records, RecordsOptions};
+use threadkeep_records::{
+    DATABASE_FILE, Delegating, ExecutionEnd, ExecutionKind, ExecutionStatus, NewExecution, NewThread,
+    Records, RecordsOptions,
+};
 use threadkeep_storage::Stores;
 
 use super::store::{BUSY, Busy, IMPORTED, Import, accessor};
@@ -210,6 +214,46 @@ async fn a_damaged_thread_is_passed_over_and_is_an_error() {
     let (result, _) = carried_out(&store, home.path(), "memory", &["threads", "show", BUSY]).await;
     assert!(matches!(result, Err(OpsError::Checkpoints(Error::Corrupt { .. }))), "{result:?}");
     assert_eq!(lengths(&Busy { damaged: false, ..store }).await, [1, 4, 1]);
+}
+
+#[tokio::test]
+async fn a_damaged_subagent_does_not_keep_the_others_from_being_checked() {
+    let store = Busy { damaged: true, ..filled().await };
+    let home = tempfile::tempdir().unwrap();
+    let records = Records::open(&home.path().join(DATABASE_FILE), RecordsOptions::default()).await.unwrap();
+    let executions = records.executions();
+    for id in [BUSY, "c"] {
+        let new = NewExecution {
+            execution_id: id.to_owned(),
+            thread_id: "a".to_owned(),
+            run_id: "r".to_owned(),
+            delegating: Delegating::Unrecorded,
+            parent_execution: None,
+            kind: ExecutionKind::Task,
+            tool_call_id: id.to_owned(),
+            agent_name: "general-purpose".to_owned(),
+            definition: Map::new(),
+            definition_digest: String::new(),
+            description: "work".to_owned(),
+            deadline: records.now(),
+        };
+        let row = executions.open(new).await.unwrap().row;
+        executions.started(&row, "model", 0).await.unwrap();
+        let end = ExecutionEnd {
+            status: ExecutionStatus::Completed,
+            error: None,
+            stop_reason: None,
+            usage: BTreeMap::new(),
+        };
+        executions.finish(&row, end).await.unwrap();
+    }
+    records.close().await;
+    let verify = ["delegations", "verify", "a"];
+    let (result, printed) = carried_out(&store, home.path(), "sqlite", &verify).await;
+    assert_eq!(result.unwrap(), Exit::Found, "{printed}");
+    assert!(printed.contains("b: its checkpoints cannot be read") && printed.contains("page 7"), "{printed}");
+    assert!(printed.contains("c: its checkpoints are gone"), "{printed}");
+    assert!(printed.contains("2 executions: the records of 2 differ."), "{printed}");
 }
 
 #[tokio::test]

@@ -17,6 +17,7 @@ use threadkeep::saver::{
 use threadkeep::state::StateAccessor;
 use threadkeep::{Error, Result};
 use threadkeep_memory::MemorySaver;
+use threadkeep_records::CHILD_PREFIX;
 use threadkeep_storage::OpenSaver;
 
 /// The thread in the middle of the list that somebody writes to between every plan and its change.
@@ -33,7 +34,7 @@ pub(super) struct Busy {
     pub(super) store: Arc<MemorySaver>,
     /// Whether the thread cannot be read either.
     pub(super) reads_fail: bool,
-    /// Whether it is damaged.
+    /// Whether it is damaged, and the thread of the subagent with its name.
     pub(super) damaged: bool,
     /// How many changes of the thread pass before nobody pauses any more.
     pub(super) passes: Arc<AtomicUsize>,
@@ -64,7 +65,8 @@ impl OpenSaver for Busy {
 
 impl Busy {
     fn intact(&self, thread: &ThreadId) -> Result<()> {
-        if self.damaged && thread.as_str() == BUSY {
+        let name = thread.as_str();
+        if self.damaged && name.strip_prefix(CHILD_PREFIX).unwrap_or(name) == BUSY {
             return Err(Error::corrupt("page 7", "it does not match its checksum"));
         }
         Ok(())

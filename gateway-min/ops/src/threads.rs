@@ -1,6 +1,7 @@
 //! `threadkeep threads`: lists threads, and shows what they hold and how much space they take.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::io::{self, Write as _};
 
 use clap::{Args, Subcommand};
 use serde_json::{Value as Json, json};
@@ -154,11 +155,19 @@ async fn list(target: &Target, out: &mut Out, after: Option<&str>, limit: usize,
         }
     }
     let ended = pass.end(unlisted);
-    if !json {
+    let next = threads.last().filter(|_| more).map(|last| {
+        let after = option("--after", last.as_str());
+        format!("There are more; continue with {}", one_line(&after))
+    });
+    if json {
+        if let Some(next) = next {
+            // stdout is for documents, and nobody may be reading stderr.
+            let _ = writeln!(io::stderr(), "{next}");
+        }
+    } else {
         out.table_or(&table, "No threads.")?;
-        if let (true, Some(last)) = (more, threads.last()) {
-            let after = option("--after", last.as_str());
-            out.line(format!("There are more; continue with {}", one_line(&after)))?;
+        if let Some(next) = next {
+            out.line(next)?;
         }
     }
     ended

@@ -1,5 +1,5 @@
-//! The commands that errors and results name: on the same store, and quoted for a shell, so that they can be carried out as
-//! they are printed.
+//! The commands that errors and results name: on the same store, and quoted for a shell, so that they can be carried
+//! out as they are printed.
 
 use std::path::Path;
 

@@ -23,17 +23,18 @@ pub struct DeletedThread {
 
 impl Records {
     /// Deletes all records of the reserved thread, including the reservation. The work continues if the future is
-    /// dropped; after an error, unless it is [`RecordsError::InDoubt`], nothing is deleted and the thread is released. Only
-    /// batches are an exception: first they are cancelled, and their items deleted a number at a time. Each of these
+    /// dropped; after an error, unless it is [`RecordsError::InDoubt`], nothing is deleted and the thread is released.
+    /// Only batches are an exception: first they are cancelled, and their items deleted a number at a time. Each of these
     /// transactions looks for the reservation, so that a process that stood still takes nothing of what came after it.
     ///
     /// Events outside the database are removed after the commit, and are held from before it, so that those of a newer
-    /// thread with the same id stay. [`Events::has_remains`](super::Events::has_remains) finds those of a process that was
-    /// cut off between the two.
+    /// thread with the same id stay. [`Events::has_remains`](super::Events::has_remains) finds those of a process that
+    /// was cut off between the two.
     ///
     /// # Errors
-    /// [`RecordsError::Invalid`] if the reservation is not for a deletion, [`RecordsError::NotFound`] if it was recovered
-    /// in the meantime, [`RecordsError::InDoubt`] if a commit is in doubt and a look at the rows did not settle it.
+    /// [`RecordsError::Invalid`] if the reservation is not for a deletion, [`RecordsError::NotFound`] if it was
+    /// recovered in the meantime, [`RecordsError::InDoubt`] if a commit is in doubt and a look at the rows did not settle
+    /// it.
     pub async fn delete_thread(&self, reservation: Reservation) -> Result<DeletedThread, RecordsError> {
         if reservation.kind() != WriterKind::Delete {
             let problem =
@@ -85,8 +86,7 @@ impl Records {
         Ok(deleted)
     }
 
-    /// Deletes the rows of the reserved thread. If the commit is in doubt, but the rows are not there any more, they are
-    /// deleted.
+    /// Deletes the rows of the reserved thread. If the commit is in doubt, it is looked up whether they are deleted.
     async fn delete_rows(&self, reservation: &Reservation) -> Result<DeletedThread, RecordsError> {
         let thread_id = reservation.thread_id();
         let (thread, row) = (thread_id.to_owned(), reservation.row_id().to_owned());
@@ -122,8 +122,8 @@ impl Records {
         deleted
     }
 
-    /// Whether there is a row of the thread, a run or a reservation of it, looked up after every earlier write transaction
-    /// of the thread, also one whose commit is in doubt.
+    /// Whether there is a row of the thread, a run or a reservation of it, looked up after every earlier write
+    /// transaction of the thread, also one whose commit is in doubt.
     async fn has_rows(&self, thread_id: &str) -> Result<bool, RecordsError> {
         let sql = "SELECT thread_id FROM threads_meta WHERE thread_id = $1 \
                    UNION ALL SELECT thread_id FROM runs WHERE thread_id = $1 LIMIT 1";

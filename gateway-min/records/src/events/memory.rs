@@ -18,9 +18,9 @@ const MAX_BYTES: usize = 64 * 1024 * 1024;
 
 /// The feeds by thread.
 ///
-/// An append checks in the database that its run exists while it holds the thread's stripe, and a deletion holds it from
-/// before the commit that deletes the rows until the feed is cleared. So an append that still found its run is cleared with
-/// the rest, and a later one is refused, or is of a newer thread with the same id and begins a new feed.
+/// An append checks in the database that its run exists while it holds the thread's stripe, and a deletion holds it
+/// from before the commit that deletes the rows until the feed is cleared. So an append that still found its run is
+/// cleared with the rest, and a later one is refused, or is of a newer thread with the same id and begins a new feed.
 #[derive(Debug)]
 pub(super) struct MemoryFeed {
     stripes: Stripes,

@@ -342,8 +342,8 @@ impl Events {
         Ok(count)
     }
 
-    /// Whether anything is stored outside the database for the thread. If it has no rows, a deletion that was cut off after
-    /// its commit has left that; another deletion removes it.
+    /// Whether anything is stored outside the database for the thread. If it has no rows, a deletion that was cut off
+    /// after its commit has left that; another deletion removes it.
     pub async fn has_remains(&self, thread_id: &str) -> bool {
         match &self.feed {
             Feed::Memory(feed) => feed.exists(thread_id).await,
@@ -352,8 +352,8 @@ impl Events {
         }
     }
 
-    /// Holds what is stored outside the database for a thread, before the commit that deletes its rows: as soon as that has
-    /// happened, another client may create a thread with the same id, whose events are not to be removed.
+    /// Holds what is stored outside the database for a thread, before the commit that deletes its rows: as soon as that
+    /// has happened, another client may create a thread with the same id, whose events are not to be removed.
     pub(super) async fn hold_to_delete(&self, thread_id: &str) -> Result<HeldFeed, RecordsError> {
         Ok(HeldFeed(match &self.feed {
             Feed::Memory(feed) => Held::Memory(Arc::clone(feed), feed.hold_to_delete(thread_id).await),

@@ -92,14 +92,14 @@ impl From<Event> for EventRow {
 
 /// The feeds by thread.
 ///
-/// As in memory: an append checks in the database that its run exists while it holds the file, and a deletion holds the file
-/// from before the commit that deletes the rows until it is removed. So an append that still found its run is removed with
-/// the rest, and a later one is refused, or is of a newer thread with the same id and begins a new file.
+/// As in memory: an append checks in the database that its run exists while it holds the file, and a deletion holds the
+/// file from before the commit that deletes the rows until it is removed. So an append that still found its run is
+/// removed with the rest, and a later one is refused, or is of a newer thread with the same id and begins a new file.
 #[derive(Debug)]
 pub(super) struct JsonlFeed {
     directory: PathBuf,
-    /// The appends of this process to one thread wait for each other here, without blocking a runtime thread on the file's
-    /// lock.
+    /// The appends of this process to one thread wait for each other here, without blocking a runtime thread on the
+    /// file's lock.
     stripes: Stripes,
     /// Where the runs begin that this process works on, so that the end of a run does not read its whole thread.
     starts: std::sync::Mutex<HashMap<String, Start>>,

@@ -39,11 +39,13 @@ impl BackupCommand {
                 "postgres" => {
                     "use Postgres' own tools, `pg_dump` for a copy as of one moment, or `pg_basebackup` with an archive of \
                      the write-ahead log to restore any moment"
+                        .to_owned()
                 }
-                _ => {
-                    "use the store's own tools, or `threadkeep export --all --out DIR`, which writes every thread but those of \
-                     subagents to a file that any store can import"
-                }
+                _ => format!(
+                    "use the store's own tools, or {}, which writes every thread but those of subagents to a file that any \
+                     store can import",
+                    target.again.command("export --all --out DIR")
+                ),
             };
             return Err(OpsError::Unsupported(format!("{} was not backed up: {instead}", target.name())));
         };

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use serde_json::{Map, Value as Json, json};
+use threadkeep::id::ThreadId;
 use threadkeep_records::{BatchItemRow, BatchItemStatus, BatchRow, Batches, ItemCounts};
 
 use super::Exit;
@@ -102,19 +103,19 @@ impl BatchesCommand {
         };
         let batches = records.batches();
         match self {
-            Self::List(of) => list(batches, out, of).await?,
+            Self::List(of) => list(target, batches, out, of).await?,
             Self::Show { of, status, json } => {
-                show(batches, out, &found(batches, of).await?, *status, *json).await?;
+                show(batches, out, &found(target, batches, of).await?, *status, *json).await?;
             }
-            Self::Watch(of) => return watch(batches, out, found(batches, of).await?).await,
-            Self::Export(of) => export(batches, out, &found(batches, of).await?).await?,
+            Self::Watch(of) => return watch(batches, out, found(target, batches, of).await?).await,
+            Self::Export(of) => export(batches, out, &found(target, batches, of).await?).await?,
         }
         Ok(Exit::Done)
     }
 }
 
 /// The batch with this id or beginning of one.
-async fn found(batches: &Batches, of: &OfBatch) -> Result<BatchRow> {
+async fn found(target: &Target, batches: &Batches, of: &OfBatch) -> Result<BatchRow> {
     let all = batches.of_thread(&of.thread, u32::MAX).await?;
     let mut found = all.into_iter().filter(|row| row.id.starts_with(&of.batch));
     match (found.next(), found.next()) {
@@ -124,8 +125,9 @@ async fn found(batches: &Batches, of: &OfBatch) -> Result<BatchRow> {
             one_line(&of.batch)
         ))),
         (None, _) => Err(OpsError::Unsupported(format!(
-            "the thread has no batch '{}': `threadkeep batches list` lists them",
-            one_line(&of.batch)
+            "the thread has no batch '{}': {} lists them",
+            one_line(&of.batch),
+            target.again.command_on("batches list", &of.thread)
         ))),
     }
 }
@@ -135,10 +137,15 @@ async fn counts(batches: &Batches, batch_id: &str) -> Result<ItemCounts> {
     Ok(all.get(batch_id).cloned().unwrap_or_default())
 }
 
-async fn list(batches: &Batches, out: &mut Out, of: &OfThread) -> Result<()> {
+async fn list(target: &Target, batches: &Batches, out: &mut Out, of: &OfThread) -> Result<()> {
     let mut table =
         Columns::new(&["BATCH", "TITLE", "SUBAGENT", "STATUS", "ITEMS>", "DONE>", "FAILED>", "SUBMITTED"]);
     let rows = batches.of_thread(&of.thread, u32::MAX).await?;
+    let thread = ThreadId::from(of.thread.as_str());
+    // A thread that does not exist is an error, not one without batches.
+    if rows.is_empty() && target.record(&thread).await?.is_none() {
+        target.newest(&thread).await?;
+    }
     let ids: Vec<String> = rows.iter().map(|row| row.id.clone()).collect();
     let mut counted = batches.counts(&ids).await?;
     for row in rows {

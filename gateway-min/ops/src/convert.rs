@@ -64,8 +64,8 @@ impl ConvertCommand {
         let records = if self.threads.are_all() && !self.dry_run { target.needed_records()? } else { None };
         let channels = table(mode, self.frequency.unwrap_or_else(|| target.table.frequency()))?;
         let (threads, unlisted) = target.threads(&self.threads).await?;
-        let progress = Progress::new("threads converted", threads.len() as u64);
-        let mut pass = Pass::new(progress, "converted", threads.len(), self.threads.are_all());
+        let mut pass =
+            Pass::new(self.progress(threads.len()), "converted", threads.len(), self.threads.are_all());
         let mut rows = Columns::new(&["THREAD", "CHECKPOINTS>", "CHANGED>", "STORED BYTES>"]);
         let (mut changed, mut left) = (0, 0);
         for thread in &threads {
@@ -119,6 +119,15 @@ impl ConvertCommand {
         ended
     }
 
+    fn progress(&self, threads: usize) -> Progress {
+        let total = threads as u64;
+        if self.dry_run {
+            Progress::reading("threads read", total)
+        } else {
+            Progress::new("threads converted", total)
+        }
+    }
+
     /// Converts a thread, or counts what would change.
     async fn one(&self, target: &Target, thread: &ThreadId, channels: &ChannelTable) -> Result<Converted> {
         let before = stored(target, thread).await?;
@@ -139,4 +148,28 @@ struct Converted {
     done: Conversion,
     before: Option<u64>,
     after: Option<u64>,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::FromArgMatches as _;
+
+    use super::*;
+
+    #[test]
+    fn an_interrupted_dry_run_does_not_say_that_anything_was_converted() {
+        for (dry_run, says) in [
+            (&["--dry-run"][..], "interrupted: 0 of 3 threads read; the same command begins again"),
+            (
+                &[],
+                "interrupted: 0 of 3 threads converted; what was done stays, and the same command does the rest",
+            ),
+        ] {
+            let arguments = [&["threadkeep", "--all", "--to", "full"], dry_run].concat();
+            let matches = ConvertCommand::augment_args(clap::Command::new("threadkeep"));
+            let matches = matches.get_matches_from(arguments);
+            let command = ConvertCommand::from_arg_matches(&matches).unwrap();
+            assert_eq!(command.progress(3).error().to_string(), says);
+        }
+    }
 }

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use threadkeep::id::{CheckpointId, ThreadId};
 use threadkeep_storage::OpenError;
 
+use super::advice::SameStore;
 use super::archive::ArchiveError;
 use threadkeep_config::{ConfigError, KeyError, UpgradeError};
 use threadkeep_records::RecordsError;
@@ -82,10 +83,15 @@ pub(crate) enum OpsError {
     },
     /// The database does not exist.
     #[error(
-        "there is no database at {0}; name a checkpoint database with --sqlite FILE, or the gateway's configuration \
-         with --config FILE; `threadkeep setup` creates the configured one"
+        "there is no database at {path}; name a checkpoint database with --sqlite FILE, or the gateway's configuration \
+         with --config FILE; {setup} creates the configured one"
     )]
-    NoDatabase(PathBuf),
+    NoDatabase {
+        /// Where it would be.
+        path: PathBuf,
+        /// The command that creates the configured one.
+        setup: String,
+    },
     /// The thread is not in the store.
     #[error("there is no thread {thread} in {store}{near}")]
     NoThread {
@@ -141,7 +147,7 @@ impl From<OpenError> for OpsError {
         match error {
             OpenError::Checkpoints(error) => error.into(),
             OpenError::Records(error) => Self::Records(error),
-            OpenError::Missing(path) => Self::NoDatabase(path),
+            OpenError::Missing(path) => Self::NoDatabase { path, setup: SameStore::default().setup() },
             other => Self::Open(other),
         }
     }
@@ -152,7 +158,7 @@ impl OpsError {
     pub(crate) fn is_of_one_thread(&self) -> bool {
         use threadkeep::Error;
         match self {
-            Self::Archive { .. } => true,
+            Self::Archive { .. } | Self::Records(RecordsError::Corrupt { .. }) => true,
             Self::Checkpoints(error) => matches!(
                 error,
                 Error::Stale { .. }

@@ -57,8 +57,12 @@ pub(crate) struct ImportCommand {
 
 /// What became of a file.
 enum Imported {
-    Now { thread: ThreadId, checkpoints: u64 },
-    ThereAlready(ThreadId),
+    Now {
+        thread: ThreadId,
+        checkpoints: u64,
+    },
+    /// The thread, and the checkpoints of the file.
+    ThereAlready(ThreadId, BTreeSet<LocalKey>),
 }
 
 impl ImportCommand {
@@ -68,9 +72,14 @@ impl ImportCommand {
         }
         match self.file(target, &self.path).await? {
             Imported::Now { thread, checkpoints } => self.tell(out, &thread, checkpoints),
-            Imported::ThereAlready(thread) => Err(OpsError::Unsupported(format!(
-                "nothing was imported: thread {thread} already exists; import it under another id with --as"
-            ))),
+            Imported::ThereAlready(thread, wanted) => {
+                // As after an import that was in doubt, and is repeated.
+                let is_it = matches!(there(target, &thread, wanted).await, Ok(There::All));
+                let what = if is_it { ", with every checkpoint of the file" } else { "" };
+                Err(OpsError::Unsupported(format!(
+                    "nothing was imported: thread {thread} already exists{what}; import it under another id with --as"
+                )))
+            }
         }
     }
 
@@ -117,7 +126,7 @@ impl ImportCommand {
                         self.tell(out, &thread, checkpoints)?;
                     }
                 }
-                Ok(Imported::ThereAlready(_)) => there += 1,
+                Ok(Imported::ThereAlready(..)) => there += 1,
                 Err(error)
                     if error.is_of_one_thread()
                         || matches!(error, OpsError::File { .. } | OpsError::Unsupported(_)) =>
@@ -158,11 +167,11 @@ impl ImportCommand {
     async fn file(&self, target: &Target, file: &Path) -> Result<Imported> {
         let records = target.needed_records()?;
         if self.owner.is_some() && records.is_none() {
-            return Err(OpsError::Unsupported(
+            return Err(OpsError::Unsupported(format!(
                 "nothing was imported: who owns a thread is in the gateway's records, which are not beside this store; create \
-                 them with `threadkeep setup`, or import without --owner"
-                    .to_owned(),
-            ));
+                 them with {}, or import without --owner",
+                target.again.setup()
+            )));
         }
         let Archive { thread, record, mut checkpoints, .. } = self.read(file)?;
         let named = record.as_ref().and_then(|record| record.owner.as_deref());
@@ -189,7 +198,7 @@ impl ImportCommand {
             OpsError::Unsupported(format!("{}: nothing was imported: {error}", shown(file)))
         })?;
         if exists(target, &thread).await? {
-            return Ok(Imported::ThereAlready(thread));
+            return Ok(Imported::ThereAlready(thread, wanted));
         }
         // The record first: a thread without one is everybody's.
         let created = match records {
@@ -198,7 +207,7 @@ impl ImportCommand {
         };
         match target.saver().rewrite_thread(&thread, &Revision::absent(), rewrite).await {
             Ok(()) => Ok(Imported::Now { thread, checkpoints: count }),
-            Err(threadkeep::Error::Stale { .. }) => Ok(Imported::ThereAlready(thread)),
+            Err(threadkeep::Error::Stale { .. }) => Ok(Imported::ThereAlready(thread, wanted)),
             Err(doubt @ threadkeep::Error::InDoubt { .. }) => {
                 settled(&thread, doubt, there(target, &thread, wanted).await)?;
                 Ok(Imported::Now { thread, checkpoints: count })

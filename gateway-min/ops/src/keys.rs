@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand};
 use serde_json::json;
 
+use super::advice::SameStore;
 use super::error::Result;
 use super::output::{Columns, Out};
 use threadkeep_config::{Config, KeyFile, LoadOptions, Role};
@@ -97,7 +98,8 @@ impl KeysCommand {
                     }
                 }
                 if !json {
-                    out.table_or(&table, "No keys; `threadkeep keys create` makes one.")?;
+                    let create = SameStore::of(file.config.as_deref(), None, None).command("keys create");
+                    out.table_or(&table, &format!("No keys; {create} makes one."))?;
                 }
             }
             Self::Revoke { id, file } => {

@@ -4,11 +4,10 @@
 //! thread is atomic, and is refused and planned again if another process wrote meanwhile. Nothing is deleted without
 //! `--yes` or a confirmed question. With `--json`, commands print one JSON document per line.
 
+mod advice;
 pub mod archive;
 mod backup;
 mod batches;
-#[cfg(test)]
-mod busy;
 mod checkpoints;
 mod config;
 mod convert;
@@ -34,6 +33,8 @@ mod retention;
 mod setup;
 mod state;
 mod target;
+#[cfg(test)]
+mod tests;
 mod threads;
 mod transfer;
 mod vacuum;

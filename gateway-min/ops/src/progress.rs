@@ -83,7 +83,7 @@ impl Progress {
         if interrupt::asked() { Err(self.error()) } else { Ok(()) }
     }
 
-    fn error(&self) -> OpsError {
+    pub(crate) fn error(&self) -> OpsError {
         let (done, total) = (number(self.done), number(self.total));
         OpsError::Interrupted { what: self.what, done, total, rest: self.rest }
     }

@@ -16,6 +16,7 @@ use threadkeep::state::StateAccessor;
 use threadkeep_storage::{BackedUp, Existing, SqliteSaver, Stores};
 use tokio::time::Instant;
 
+use super::advice::{SameStore, option};
 use super::error::{OpsError, Result};
 use super::pages::Newest;
 use threadkeep_config::{Config, LoadOptions};
@@ -41,6 +42,13 @@ pub(crate) struct StoreArgs {
     /// A Postgres database to use instead of the configured store.
     #[arg(long, value_name = "URL")]
     postgres: Option<String>,
+}
+
+impl StoreArgs {
+    /// What another command on this store needs.
+    fn again(&self) -> SameStore {
+        SameStore::of(self.config.as_deref(), self.sqlite.as_deref(), self.postgres.as_deref())
+    }
 }
 
 /// Which threads.
@@ -70,6 +78,8 @@ impl Threads {
 /// An open store.
 pub(crate) struct Target {
     store: Existing,
+    /// For the commands that errors and results name.
+    pub(crate) again: SameStore,
     /// The channels in delta mode, which read what either mode wrote.
     pub(crate) table: Arc<ChannelTable>,
 }
@@ -77,7 +87,20 @@ pub(crate) struct Target {
 impl Target {
     /// Opens the store that the arguments name, else the program's.
     pub(crate) async fn open(args: &StoreArgs, stores: &Stores) -> Result<Self> {
-        let store = if let Some(url) = &args.postgres {
+        let again = args.again();
+        let store = match Self::existing(args, stores).await {
+            Ok(store) => store,
+            Err(OpsError::NoDatabase { path, .. }) => {
+                return Err(OpsError::NoDatabase { path, setup: again.setup() });
+            }
+            Err(error) => return Err(error),
+        };
+        let table = Arc::new(table(ChannelMode::Delta, store.snapshot_frequency())?);
+        Ok(Self { store, again, table })
+    }
+
+    async fn existing(args: &StoreArgs, stores: &Stores) -> Result<Existing> {
+        Ok(if let Some(url) = &args.postgres {
             Existing::postgres(url).await?
         } else if let Some(path) = &args.sqlite {
             Existing::sqlite(path).await?
@@ -85,9 +108,7 @@ impl Target {
             let options = LoadOptions::from_process(args.config.clone())?;
             let loading = tokio::task::spawn_blocking(move || Config::load(&options)).await;
             stores.existing(&loading.map_err(std::io::Error::from)??.config).await?
-        };
-        let table = Arc::new(table(ChannelMode::Delta, store.snapshot_frequency())?);
-        Ok(Self { store, table })
+        })
     }
 
     /// Closes the store properly.
@@ -254,15 +275,16 @@ impl Target {
             Some(checkpoint) if !ids.is_empty() => {
                 let near = nearest(&checkpoint.to_string(), ids.into_iter());
                 let near = near.unwrap_or_else(|| {
-                    format!("; `threadkeep checkpoints list --thread {thread}` shows them")
+                    let list = format!("checkpoints list {}", option("--thread", thread.as_str()));
+                    format!("; {} shows them", self.again.command(&list))
                 });
                 Err(OpsError::NoCheckpoint { thread: thread.clone(), checkpoint, near })
             }
             _ => {
                 self.newest(thread).await?;
+                let show = self.again.command_on("threads show", thread.as_str());
                 Err(OpsError::Unsupported(format!(
-                    "thread {thread} has no checkpoint in namespace '{namespace}'; `threadkeep threads show {thread}` \
-                     lists its namespaces"
+                    "thread {thread} has no checkpoint in namespace '{namespace}'; {show} lists its namespaces"
                 )))
             }
         }
@@ -282,7 +304,7 @@ impl Target {
         let near = match nearest(thread.as_str(), ids.iter().cloned()) {
             Some(near) => near,
             None if ids.is_empty() => "; the store is empty".to_owned(),
-            None => "; `threadkeep threads list` shows its threads".to_owned(),
+            None => format!("; {} shows its threads", self.again.command("threads list")),
         };
         OpsError::NoThread { thread: thread.clone(), store: self.name().to_owned(), near }
     }

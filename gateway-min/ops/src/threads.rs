@@ -1,6 +1,7 @@
 //! `threadkeep threads`: lists threads, and shows what they hold and how much space they take.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::io::{self, Write as _};
 
 use clap::{Args, Subcommand};
 use serde_json::{Value as Json, json};
@@ -9,6 +10,7 @@ use threadkeep::deletion::{Counting, Stats};
 use threadkeep::id::{ChannelName, CheckpointId, Namespace, TaskId, ThreadId};
 use threadkeep::saver::{CheckpointSelector, ListQuery, Load};
 
+use super::advice::option;
 use super::error::Result;
 use super::output::{Columns, Out, bytes, count, moment, number, one_line, or_dash, short, things};
 use super::pages::Newest;
@@ -39,7 +41,7 @@ Examples:
         #[arg(long, value_name = "ID")]
         after: Option<String>,
         /// Maximum threads to list.
-        #[arg(long, value_name = "N", default_value_t = 100)]
+        #[arg(long, value_name = "N", default_value_t = 100, value_parser = at_least_one)]
         limit: usize,
         /// Print JSON.
         #[arg(long)]
@@ -83,6 +85,14 @@ pub(crate) struct Du {
     json: bool,
 }
 
+/// The value of `--limit`.
+pub(crate) fn at_least_one(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(0) | Err(_) => Err("use a number of at least 1".to_owned()),
+        Ok(limit) => Ok(limit),
+    }
+}
+
 impl ThreadsCommand {
     pub(crate) fn store(&self) -> &StoreArgs {
         match self {
@@ -110,9 +120,17 @@ async fn list(target: &Target, out: &mut Out, after: Option<&str>, limit: usize,
         if !pass.goes_on() || out.is_unread() {
             break;
         }
-        let record = target.record(thread).await?;
-        // Of a damaged thread its name and its record are shown.
-        let head = pass.note(thread, head(target, thread).await).flatten();
+        // Of a damaged thread its name is shown, and its record or its head if one of them can be read.
+        let (record, damage) = match target.record(thread).await {
+            Ok(record) => (record, None),
+            Err(error) if error.is_of_one_thread() => (None, Some(error)),
+            Err(error) => return Err(error),
+        };
+        let (head, damage) = match head(target, thread).await {
+            Ok(head) => (head, damage),
+            Err(error) => (None, damage.or(Some(error))),
+        };
+        pass.note(thread, damage.map_or(Ok(()), Err));
         let title = title(record.as_ref(), head.as_ref());
         let owner = record.as_ref().and_then(|record| record.user_id.clone());
         let status = record.as_ref().map(|record| record.status.as_str());
@@ -137,10 +155,19 @@ async fn list(target: &Target, out: &mut Out, after: Option<&str>, limit: usize,
         }
     }
     let ended = pass.end(unlisted);
-    if !json {
+    let next = threads.last().filter(|_| more).map(|last| {
+        let after = option("--after", last.as_str());
+        format!("There are more; continue with {}", one_line(&after))
+    });
+    if json {
+        if let Some(next) = next {
+            // stdout is for documents, and nobody may be reading stderr.
+            let _ = writeln!(io::stderr(), "{next}");
+        }
+    } else {
         out.table_or(&table, "No threads.")?;
-        if let (true, Some(last)) = (more, threads.last()) {
-            out.line(format!("There are more; continue with --after {}", one_line(last.as_str())))?;
+        if let Some(next) = next {
+            out.line(next)?;
         }
     }
     ended
@@ -336,7 +363,14 @@ async fn du(target: &Target, out: &mut Out, asked: &Du) -> Result<()> {
     let (threads, unlisted) = if listed {
         target.listed_threads().await?
     } else {
-        (asked.thread.iter().map(|id| ThreadId::from(id.as_str())).collect(), None)
+        let mut named: Vec<ThreadId> = Vec::with_capacity(asked.thread.len());
+        for thread in asked.thread.iter().map(|id| ThreadId::from(id.as_str())) {
+            // One that is named twice takes its space once.
+            if !named.contains(&thread) {
+                named.push(thread);
+            }
+        }
+        (named, None)
     };
     let mut usages = Vec::with_capacity(threads.len());
     let progress = Progress::reading("threads read", threads.len() as u64);

@@ -57,9 +57,10 @@ impl VacuumCommand {
         if !before.incremental && !self.full && before.free > 0 {
             return Err(OpsError::Unsupported(format!(
                 "{} was created by a version that could not return pages: {} are free, and are reused before the file \
-                 grows. `threadkeep vacuum --full` rewrites the database; it blocks all other writers meanwhile",
+                 grows. {} rewrites the database; it blocks all other writers meanwhile",
                 target.name(),
-                bytes(before.free)
+                bytes(before.free),
+                target.again.command("vacuum --full")
             )));
         }
         let after =

@@ -1,9 +1,12 @@
 //! Deletes a thread: its runs, its events and its row, atomically.
 
+use std::sync::{Arc, OnceLock};
+
 use super::Records;
 use super::db::detached;
 use super::error::RecordsError;
 use super::events::keep_numbers;
+use super::persist::persistently;
 use super::query::query;
 use super::runs::{Reservation, RunRow, WriterKind, lost, select_run};
 
@@ -20,13 +23,18 @@ pub struct DeletedThread {
 
 impl Records {
     /// Deletes all records of the reserved thread, including the reservation. The work continues if the future is
-    /// dropped; after an error nothing is deleted and the thread is released. Only batches are an exception: first they
-    /// are cancelled, and their items deleted a number at a time. Each of these transactions looks for the reservation, so
-    /// that a process that stood still takes nothing of what came after it.
+    /// dropped; after an error, unless it is [`RecordsError::InDoubt`], nothing is deleted and the thread is released.
+    /// Only batches are an exception: first they are cancelled, and their items deleted a number at a time. Each of these
+    /// transactions looks for the reservation, so that a process that stood still takes nothing of what came after it.
+    ///
+    /// Events outside the database are removed after the commit, and are held from before it, so that those of a newer
+    /// thread with the same id stay. [`Events::has_remains`](super::Events::has_remains) finds those of a process that
+    /// was cut off between the two.
     ///
     /// # Errors
-    /// [`RecordsError::Invalid`] if the reservation is not for a deletion, [`RecordsError::NotFound`] if it was recovered
-    /// in the meantime.
+    /// [`RecordsError::Invalid`] if the reservation is not for a deletion, [`RecordsError::NotFound`] if it was
+    /// recovered in the meantime, [`RecordsError::InDoubt`] if a commit is in doubt and a look at the rows did not settle
+    /// it.
     pub async fn delete_thread(&self, reservation: Reservation) -> Result<DeletedThread, RecordsError> {
         if reservation.kind() != WriterKind::Delete {
             let problem =
@@ -71,8 +79,20 @@ impl Records {
         let thread_id = reservation.thread_id();
         self.batches.cancel_of_thread(&reservation).await?;
         self.batches.delete_items_of_thread(&reservation).await?;
+        let feed = self.events.hold_to_delete(thread_id).await?;
+        let mut deleted = self.delete_rows(&reservation).await?;
+        deleted.events += feed.forget(thread_id).await;
+        reservation.forget();
+        Ok(deleted)
+    }
+
+    /// Deletes the rows of the reserved thread. If the commit is in doubt, it is looked up whether they are deleted.
+    async fn delete_rows(&self, reservation: &Reservation) -> Result<DeletedThread, RecordsError> {
+        let thread_id = reservation.thread_id();
         let (thread, row) = (thread_id.to_owned(), reservation.row_id().to_owned());
         let remains = self.batches.note_remains(thread_id);
+        let done = Arc::new(OnceLock::new());
+        let doing = Arc::clone(&done);
         let deleted = self.db.write(thread_id, move |tx| {
             Box::pin(async move {
                 if tx.execute(query("DELETE FROM runs WHERE run_id = $1").bind(&row)).await? == 0 {
@@ -88,12 +108,27 @@ impl Records {
                 tx.execute(batches.bind(&thread)).await?;
                 let threads = query("DELETE FROM threads_meta WHERE thread_id = $1").bind(&thread);
                 let thread = tx.execute(threads).await? > 0;
-                Ok(DeletedThread { thread, runs, events })
+                Ok(*doing.get_or_init(|| DeletedThread { thread, runs, events }))
             })
         });
-        let mut deleted = deleted.await?;
-        deleted.events += self.events.forget_thread(thread_id).await;
-        reservation.forget();
-        Ok(deleted)
+        let deleted = deleted.await;
+        let in_doubt = matches!(deleted, Err(RecordsError::InDoubt { .. }));
+        if in_doubt
+            && let Some(done) = done.get().copied()
+            && let Ok(false) = persistently(|| self.has_rows(thread_id)).await
+        {
+            return Ok(done);
+        }
+        deleted
+    }
+
+    /// Whether there is a row of the thread, a run or a reservation of it, looked up after every earlier write
+    /// transaction of the thread, also one whose commit is in doubt.
+    async fn has_rows(&self, thread_id: &str) -> Result<bool, RecordsError> {
+        let sql = "SELECT thread_id FROM threads_meta WHERE thread_id = $1 \
+                   UNION ALL SELECT thread_id FROM runs WHERE thread_id = $1 LIMIT 1";
+        let rows = query(sql).bind(thread_id);
+        let found = self.db.write(thread_id, move |tx| Box::pin(tx.fetch_optional::<(String,)>(rows)));
+        Ok(found.await?.is_some())
     }
 }

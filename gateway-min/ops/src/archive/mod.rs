@@ -1,6 +1,7 @@
 #![doc = include_str!("../export.md")]
 
 mod format;
+mod lines;
 mod read;
 #[cfg(test)]
 mod tests;

@@ -1,7 +1,7 @@
 //! Reads a thread from a file. Everything is checked before anything is returned.
 
 use std::collections::{BTreeMap, HashMap};
-use std::io::{BufRead, Read as _};
+use std::io::BufRead;
 use std::sync::Arc;
 
 use base64::Engine as _;
@@ -15,12 +15,11 @@ use threadkeep::value::{ChannelValue, Codec, Element, Encoded, ListValue};
 
 use super::ArchiveError;
 use super::format::{
-    Append, ChannelPart, CheckpointLine, ElementLine, FORMAT, Form, Header, Line, MetadataPart, Record, Runs,
-    Source, StoredName, TaskPart, VERSION, entries_of, hex,
+    Append, ChannelPart, CheckpointLine, ElementLine, Form, Header, Line, MetadataPart, Record, Runs, Source,
+    StoredName, TaskPart, entries_of, hex,
 };
+use super::lines::{Lines, header};
 
-/// The maximum length of a line in bytes. A line holds at most one large value.
-const MAX_LINE: u64 = 512 << 20;
 /// The default of [`read_within`], so that a small file cannot fill the memory.
 pub const MAX_PLACES: u64 = 16 << 20;
 /// How often the elements of a channel may occur in one of its lists on average, and how many places a list may have
@@ -57,7 +56,7 @@ pub fn read(from: impl BufRead) -> Result<Archive, ArchiveError> {
 /// # Errors
 /// [`ArchiveError`] naming the line.
 pub fn read_within(from: impl BufRead, max_places: u64) -> Result<Archive, ArchiveError> {
-    let mut lines = Lines { from, hash: blake3::Hasher::new(), number: 0, text: Vec::new() };
+    let mut lines = Lines::new(from);
     let Header { thread, source, mut record, record_metadata, .. } = header(&mut lines)?;
     if let Some(text) = record_metadata {
         put_metadata(record.as_mut(), &text)
@@ -75,7 +74,7 @@ pub fn read_within(from: impl BufRead, max_places: u64) -> Result<Archive, Archi
         tasks: 0,
     };
     loop {
-        let before = lines.hash.finalize().to_hex();
+        let before = lines.hash().to_hex();
         if !lines.next()? {
             return Err(ArchiveError::Truncated { lines: lines.number });
         }
@@ -104,29 +103,6 @@ pub fn read_within(from: impl BufRead, max_places: u64) -> Result<Archive, Archi
     }
 }
 
-fn header(lines: &mut Lines<impl BufRead>) -> Result<Header, ArchiveError> {
-    let not_ours = |reason: String| ArchiveError::NotOurs { reason };
-    if !lines.next()? {
-        return Err(not_ours("the file is empty".to_owned()));
-    }
-    // A newer header may have more keys, so check its version first.
-    let text: Json =
-        threadkeep::json::from_slice(&lines.text).map_err(|error| not_ours(error.to_string()))?;
-    let found = &text["header"];
-    if found["format"] != FORMAT {
-        return Err(not_ours("it has another format or none".to_owned()));
-    }
-    match found["version"].as_u64() {
-        Some(VERSION) => {}
-        Some(found) if found > VERSION => return Err(ArchiveError::NewerVersion { found }),
-        _ => return Err(not_ours("it has no version".to_owned())),
-    }
-    match lines.parse()? {
-        Line::Header(header) => Ok(header),
-        _ => Err(not_ours("it is not a header".to_owned())),
-    }
-}
-
 /// Puts metadata that is nested too deep for JSON into its record.
 fn put_metadata(record: Option<&mut Record>, text: &str) -> Result<(), String> {
     let record = record.ok_or("record_metadata without a record")?;
@@ -139,43 +115,6 @@ fn put_metadata(record: Option<&mut Record>, text: &str) -> Result<(), String> {
         Err(error) => return Err(error.to_string()),
     }
     Ok(())
-}
-
-/// The lines of a file, one at a time.
-struct Lines<R> {
-    from: R,
-    /// The hash of all lines read so far.
-    hash: blake3::Hasher,
-    number: u64,
-    text: Vec<u8>,
-}
-
-impl<R: BufRead> Lines<R> {
-    /// Reads the next line; `false` at the end of the file.
-    fn next(&mut self) -> Result<bool, ArchiveError> {
-        self.text.clear();
-        let line = self.number + 1;
-        let read = self.from.by_ref().take(MAX_LINE + 1).read_until(b'\n', &mut self.text);
-        let read = read.map_err(|cause| ArchiveError::Io { line, cause })?;
-        if read == 0 {
-            return Ok(false);
-        }
-        if self.text.last() != Some(&b'\n') {
-            return Err(if read as u64 > MAX_LINE {
-                ArchiveError::Line { line, reason: format!("it is longer than {MAX_LINE} bytes") }
-            } else {
-                ArchiveError::Truncated { lines: self.number }
-            });
-        }
-        self.number = line;
-        self.hash.update(&self.text);
-        Ok(true)
-    }
-
-    fn parse(&self) -> Result<Line, ArchiveError> {
-        threadkeep::json::from_slice(&self.text)
-            .map_err(|error| ArchiveError::Line { line: self.number, reason: error.to_string() })
-    }
 }
 
 struct Reader {

@@ -5,9 +5,8 @@ use threadkeep::checkpoint::{Stored, TaskWrites};
 use threadkeep::id::{ChannelName, CheckpointId};
 use threadkeep::value::ChannelValue;
 
-use super::{
-    At, Newer, TEXT_CHARS, as_json, lines, list_or_dash, marked_mode, own_metadata, shown_source, stored_at,
-};
+use super::line::{Newer, lines, own_metadata, stored_at};
+use super::{At, TEXT_CHARS, as_json, list_or_dash, marked_mode, shown_source};
 use crate::error::{OpsError, Result};
 use crate::output::{Columns, Out, bytes, count, cut, moment, one_line, or_dash};
 use crate::target::Target;

@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use serde_json::Value;
 use tokio::sync::Mutex;
 
+use super::stripes::{Stripe, Stripes};
 use super::{EventQuery, EventRow, MESSAGE_CATEGORY, Owner, PreparedEvent, run_owner, thread_owner};
 use crate::db::Db;
 use crate::error::RecordsError;
@@ -17,14 +18,18 @@ const MAX_BYTES: usize = 64 * 1024 * 1024;
 
 /// The feeds by thread.
 ///
-/// An append checks in the database that its run exists while it holds the lock, and a deletion clears the feed after
-/// deleting the rows. So an append that still found its run is cleared with the rest, and a later one is refused.
+/// An append checks in the database that its run exists while it holds the thread's stripe, and a deletion holds it
+/// from before the commit that deletes the rows until the feed is cleared. So an append that still found its run is
+/// cleared with the rest, and a later one is refused, or is of a newer thread with the same id and begins a new feed.
 #[derive(Debug)]
-pub(super) struct MemoryFeed(Mutex<Feeds>);
+pub(super) struct MemoryFeed {
+    stripes: Stripes,
+    feeds: Mutex<Feeds>,
+}
 
 impl Default for MemoryFeed {
     fn default() -> Self {
-        Self(Mutex::new(Feeds::new(MAX_BYTES)))
+        Self { stripes: Stripes::default(), feeds: Mutex::new(Feeds::new(MAX_BYTES)) }
     }
 }
 
@@ -36,8 +41,9 @@ impl MemoryFeed {
         run_id: &str,
         events: Vec<PreparedEvent>,
     ) -> Result<Vec<i64>, RecordsError> {
-        let mut feeds = self.0.lock().await;
+        let _stripe = self.stripes.hold(thread_id).await;
         let user_id = owner_of_run(db, thread_id, run_id).await?;
+        let mut feeds = self.feeds.lock().await;
         let push = |event| feeds.push(thread_id, run_id, user_id.as_deref(), event);
         Ok(events.into_iter().map(push).collect())
     }
@@ -49,8 +55,9 @@ impl MemoryFeed {
         run_id: &str,
         event: PreparedEvent,
     ) -> Result<Option<i64>, RecordsError> {
-        let mut feeds = self.0.lock().await;
+        let _stripe = self.stripes.hold(thread_id).await;
         let user_id = owner_of_run(db, thread_id, run_id).await?;
+        let mut feeds = self.feeds.lock().await;
         if feeds.rows_of_run(thread_id, run_id).any(|row| row.event_type == event.event_type) {
             return Ok(None);
         }
@@ -63,9 +70,10 @@ impl MemoryFeed {
         thread_id: &str,
         runs: Vec<(String, Vec<PreparedEvent>)>,
     ) -> Result<bool, RecordsError> {
-        let mut feeds = self.0.lock().await;
+        let _stripe = self.stripes.hold(thread_id).await;
         let owner: Option<Owner> = db.fetch_optional(thread_owner(thread_id)).await?;
         let (user_id,) = owner.ok_or_else(|| RecordsError::thread_not_found(thread_id))?;
+        let mut feeds = self.feeds.lock().await;
         if feeds.rows(thread_id).any(is_message) {
             return Ok(false);
         }
@@ -87,25 +95,38 @@ impl MemoryFeed {
                 })
         };
         let limit = usize::try_from(query.limit).unwrap_or(usize::MAX);
-        self.0.lock().await.rows(&query.thread_id).filter(wanted).take(limit).cloned().collect()
+        self.feeds.lock().await.rows(&query.thread_id).filter(wanted).take(limit).cloned().collect()
     }
 
     pub(super) async fn has_messages(&self, thread_id: &str) -> bool {
-        self.0.lock().await.newest_rows(thread_id).any(is_message)
+        self.feeds.lock().await.newest_rows(thread_id).any(is_message)
     }
 
     #[cfg(test)]
     pub(super) async fn count_messages(&self, thread_id: &str) -> u64 {
-        let messages = self.0.lock().await.rows(thread_id).filter(|row| is_message(row)).count();
+        let messages = self.feeds.lock().await.rows(thread_id).filter(|row| is_message(row)).count();
         messages.try_into().unwrap_or(u64::MAX)
     }
 
-    pub(super) async fn forget_thread(&self, thread_id: &str) -> u64 {
-        self.0.lock().await.forget(thread_id).try_into().unwrap_or(u64::MAX)
+    /// Holds a thread whose rows are about to be deleted: nobody appends to it meanwhile.
+    pub(super) async fn hold_to_delete(&self, thread_id: &str) -> Stripe {
+        self.stripes.hold(thread_id).await
+    }
+
+    /// Whether the thread has a feed, perhaps one that has lost its events.
+    pub(super) async fn exists(&self, thread_id: &str) -> bool {
+        self.feeds.lock().await.by_thread.contains_key(thread_id)
+    }
+
+    /// Drops the feed of a thread that was held before its rows were deleted; returns how many events it had.
+    pub(super) async fn forget_thread(&self, thread_id: &str, held: Stripe) -> u64 {
+        let events = self.feeds.lock().await.forget(thread_id);
+        drop(held);
+        events.try_into().unwrap_or(u64::MAX)
     }
 
     pub(super) async fn forget_run(&self, thread_id: &str, run_id: &str) {
-        self.0.lock().await.forget_run(thread_id, run_id);
+        self.feeds.lock().await.forget_run(thread_id, run_id);
     }
 }
 

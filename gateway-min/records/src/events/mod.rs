@@ -12,6 +12,7 @@ mod content;
 mod database;
 mod jsonl;
 mod memory;
+mod stripes;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -21,8 +22,9 @@ use serde_json::Value;
 
 use self::content::{cut_trace, flatten};
 pub(super) use self::database::keep_numbers;
-use self::jsonl::JsonlFeed;
+use self::jsonl::{Deleting, JsonlFeed};
 use self::memory::MemoryFeed;
+use self::stripes::Stripe;
 use super::codec::JsonObject;
 use super::db::Db;
 use super::error::RecordsError;
@@ -160,6 +162,15 @@ enum Feed {
     Memory(Arc<MemoryFeed>),
     Database,
     Files(Arc<JsonlFeed>),
+}
+
+/// What is stored outside the database for a thread whose rows are about to be deleted: nobody appends to it meanwhile.
+pub(super) struct HeldFeed(Held);
+
+enum Held {
+    Memory(Arc<MemoryFeed>, Stripe),
+    Database,
+    Files(Arc<JsonlFeed>, Deleting),
 }
 
 impl Events {
@@ -331,17 +342,24 @@ impl Events {
         Ok(count)
     }
 
-    /// Removes what is stored outside the database for a thread whose rows are deleted; returns how many events.
-    pub(super) async fn forget_thread(&self, thread_id: &str) -> u64 {
+    /// Whether anything is stored outside the database for the thread. If it has no rows, a deletion that was cut off
+    /// after its commit has left that; another deletion removes it.
+    pub async fn has_remains(&self, thread_id: &str) -> bool {
         match &self.feed {
-            Feed::Memory(feed) => feed.forget_thread(thread_id).await,
-            Feed::Database => 0,
-            Feed::Files(feed) => feed.forget_thread(thread_id).await.unwrap_or_else(|error| {
-                // The rows are deleted, so nothing refers to the events any more.
-                tracing::error!(thread_id, %error, "the event file of a deleted thread remains");
-                0
-            }),
+            Feed::Memory(feed) => feed.exists(thread_id).await,
+            Feed::Database => false,
+            Feed::Files(feed) => feed.exists(thread_id).await,
         }
+    }
+
+    /// Holds what is stored outside the database for a thread, before the commit that deletes its rows: as soon as that
+    /// has happened, another client may create a thread with the same id, whose events are not to be removed.
+    pub(super) async fn hold_to_delete(&self, thread_id: &str) -> Result<HeldFeed, RecordsError> {
+        Ok(HeldFeed(match &self.feed {
+            Feed::Memory(feed) => Held::Memory(Arc::clone(feed), feed.hold_to_delete(thread_id).await),
+            Feed::Database => Held::Database,
+            Feed::Files(feed) => Held::Files(Arc::clone(feed), feed.hold_to_delete(thread_id).await?),
+        }))
     }
 
     /// Removes what is stored outside the database for a run whose row is deleted.
@@ -375,6 +393,21 @@ impl Events {
             metadata: event.metadata,
             created_at: event.created_at.map_or_else(|| self.db.clock.now(), |time| time.trunc_subsecs(6)),
         })
+    }
+}
+
+impl HeldFeed {
+    /// Removes it, now that the thread's rows are deleted; returns how many events it had.
+    pub(super) async fn forget(self, thread_id: &str) -> u64 {
+        match self.0 {
+            Held::Memory(feed, held) => feed.forget_thread(thread_id, held).await,
+            Held::Database => 0,
+            Held::Files(feed, held) => feed.forget_thread(thread_id, held).await.unwrap_or_else(|error| {
+                // The rows are deleted, so nothing but another deletion refers to the events any more.
+                tracing::error!(thread_id, %error, "the event file of a deleted thread remains; delete the thread again");
+                0
+            }),
+        }
     }
 }
 

@@ -186,6 +186,116 @@ async fn events_racing_with_the_deletion_leave_nothing() {
     }
 }
 
+/// The answer to the commit is lost.
+#[tokio::test]
+async fn a_deletion_in_doubt_that_was_carried_out_takes_the_events_too() {
+    for backend in [EventBackend::Memory, EventBackend::Database, EventBackend::Jsonl] {
+        let fixture = fixture_with(backend).await;
+        let records = &fixture.records;
+        full_thread(records, "t").await;
+        let reservation = records.runs().reserve("t", WriterKind::Delete).await.unwrap();
+        records.doubt_commit(1);
+        let deleted = records.delete_thread(reservation).await.unwrap();
+        assert!(!records.fail_statement(0), "{backend:?}: the commit was in doubt");
+        assert_eq!(deleted, DeletedThread { thread: true, runs: 2, events: 4 }, "{backend:?}");
+        assert!(dump(records).await.is_empty());
+        assert!(!records.events().has_remains("t").await, "{backend:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_deletion_in_doubt_that_was_not_carried_out_keeps_the_events() {
+    for backend in [EventBackend::Memory, EventBackend::Database, EventBackend::Jsonl] {
+        let fixture = fixture_with(backend).await;
+        let records = &fixture.records;
+        full_thread(records, "t").await;
+        let before = dump(records).await;
+        let reservation = records.runs().reserve("t", WriterKind::Delete).await.unwrap();
+        records.lose_commit(1);
+        let error = records.delete_thread(reservation).await.unwrap_err();
+        assert!(matches!(error, RecordsError::InDoubt { .. }), "{backend:?}: {error}");
+        until_free(records, "t").await;
+        assert_eq!(dump(records).await, before, "{backend:?}");
+        assert_eq!(events(records, "t", "t-r1").await, 2, "{backend:?}");
+    }
+}
+
+/// Neither the commit nor a look at the rows is answered, as if the process had died after the commit.
+#[tokio::test]
+async fn what_a_deletion_has_left_of_events_is_found_and_goes_with_another() {
+    const STATEMENTS: usize = 9;
+    for backend in [EventBackend::Memory, EventBackend::Database, EventBackend::Jsonl] {
+        let fixture = fixture_with(backend).await;
+        let records = &fixture.records;
+        full_thread(records, "t").await;
+        let reservation = records.runs().reserve("t", WriterKind::Delete).await.unwrap();
+        records.doubt_commit(1);
+        records.fail_from(STATEMENTS + 1);
+        let error = records.delete_thread(reservation).await.unwrap_err();
+        assert!(matches!(error, RecordsError::InDoubt { .. }), "{backend:?}: {error}");
+        records.fail_statement(0);
+        until_free(records, "t").await;
+        assert!(records.threads().get("t", None).await.unwrap().is_none(), "{backend:?}: it was carried out");
+        let (has_remains, left) = if backend == EventBackend::Database { (false, 0) } else { (true, 4) };
+        assert_eq!(records.events().has_remains("t").await, has_remains, "{backend:?}");
+
+        let reservation = records.runs().reserve("t", WriterKind::Delete).await.unwrap();
+        let deleted = records.delete_thread(reservation).await.unwrap();
+        assert_eq!(deleted, DeletedThread { thread: false, runs: 0, events: left }, "{backend:?}");
+        assert!(!records.events().has_remains("t").await, "{backend:?}");
+    }
+}
+
+/// The feed is held from before the commit, after which another client may create a thread of the same id at once.
+#[tokio::test]
+async fn events_of_a_newer_thread_wait_until_those_of_the_deleted_one_are_gone() {
+    for backend in [EventBackend::Memory, EventBackend::Jsonl] {
+        let fixture = fixture_with(backend).await;
+        let records = &fixture.records;
+        full_thread(records, "t").await;
+        let feed = records.events().hold_to_delete("t").await.unwrap();
+        sql(records, "DELETE FROM runs").await;
+        sql(records, "DELETE FROM threads_meta").await;
+        create_thread(records, "t").await;
+        start(records, "t", "new").await;
+        let event = NewEvent::new("run.start", "trace", json!(null));
+        let mut appending = Box::pin(records.events().append("t", "new", vec![event]));
+        assert!(futures::poll!(appending.as_mut()).is_pending(), "{backend:?}");
+        assert_eq!(feed.forget("t").await, 4, "{backend:?}");
+        assert_eq!(soon(appending).await.unwrap(), [1], "{backend:?}");
+        assert_eq!(events(records, "t", "new").await, 1, "{backend:?}");
+    }
+}
+
+/// Another client waits for the id of a thread that is being deleted, 100 times.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_thread_created_right_after_a_deletion_keeps_its_events() {
+    for backend in [EventBackend::Memory, EventBackend::Database, EventBackend::Jsonl] {
+        let fixture = fixture_with(backend).await;
+        let records = &fixture.records;
+        for _ in 0..100 {
+            full_thread(records, "t").await;
+            let reservation = records.runs().reserve("t", WriterKind::Delete).await.unwrap();
+            let next = records.clone();
+            let creating = tokio::spawn(async move {
+                let new = || NewThread { thread_id: "t".to_owned(), ..NewThread::default() };
+                while !next.threads().create(new()).await.unwrap().created {
+                    tokio::task::yield_now().await;
+                }
+                start(&next, "t", "new").await;
+                let event = NewEvent::new("run.start", "trace", json!(null));
+                next.events().append("t", "new", vec![event]).await
+            });
+            records.delete_thread(reservation).await.unwrap();
+            assert_eq!(creating.await.unwrap().unwrap(), [1], "{backend:?}");
+            assert_eq!(events(records, "t", "new").await, 1, "{backend:?}");
+            records.runs().finish("new", &end(RunStatus::Success)).await.unwrap();
+            let reservation = records.runs().reserve("t", WriterKind::Delete).await.unwrap();
+            records.delete_thread(reservation).await.unwrap();
+        }
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn of_a_run_and_a_deletion_exactly_one_wins() {
     let fixture = fixture().await;

@@ -90,6 +90,7 @@ pub(super) async fn delete(app: &App, caller: &Principal, thread: &ThreadId) -> 
         && !has_checkpoint(app, thread, DELETE_FAILED).await?
         // What an earlier attempt, which was cut off, has left.
         && app.records.executions().number(thread.as_str()).await.or_internal(DELETE_FAILED)? == 0
+        && !app.records.events().has_remains(thread.as_str()).await
     {
         return Err(absent(thread));
     }

@@ -412,6 +412,37 @@ async fn a_run_is_not_admitted_on_a_thread_that_another_user_made_meanwhile() {
     }
 }
 
+/// The answers to the commit of a deletion, and to all looks at what it did, are lost.
+#[tokio::test]
+async fn a_deletion_that_left_events_can_be_repeated() {
+    let gateway = Gateway::start("full").await;
+    let records = &gateway.app.records;
+    let thread = NewThread { thread_id: "u".into(), ..NewThread::default() };
+    records.threads().create(thread).await.unwrap();
+    let run = NewRun { run_id: "r".into(), thread_id: "u".into(), ..NewRun::default() };
+    records.runs().admit(run, MultitaskStrategy::Reject).await.unwrap();
+    records.runs().start("r").await.unwrap();
+    let event = NewEvent::new("run.start", "trace", json!(null));
+    records.events().append("u", "r", vec![event]).await.unwrap();
+    let end = RunEnd { status: RunStatus::Success, error: None, ..RunEnd::failed("") };
+    records.runs().finish("r", &end).await.unwrap();
+
+    let reservation = records.runs().reserve("u", WriterKind::Delete).await.unwrap();
+    records.doubt_commit(1);
+    records.fail_from(10);
+    records.delete_thread(reservation).await.unwrap_err();
+    records.fail_statement(0);
+    assert!(records.threads().get("u", None).await.unwrap().is_none());
+    assert!(records.events().has_remains("u").await);
+
+    for status in [200, 404] {
+        let request = Request::delete("/api/threads/u").body(Body::empty()).unwrap();
+        let response = super::router(Arc::clone(&gateway.app)).oneshot(request).await.unwrap();
+        assert_eq!(response.status(), status);
+        assert!(!records.events().has_remains("u").await);
+    }
+}
+
 /// A note of the only turn, which waits for the thread.
 async fn held_note(gateway: &Gateway) -> (OwnedMutexGuard<()>, Page) {
     gateway.record("r1", RunStatus::Success).await;

@@ -62,6 +62,10 @@ async fn batches_are_listed_shown_exported_and_followed() {
     let listed = store.run(&["batches", "list", TALK]).done();
     assert!(listed.contains("subagent-batch-1") && listed.contains("running"), "{listed}");
     assert_eq!(store.run(&["batches", "list", "other"]).done().trim(), "The thread has no batches.");
+    let typo = store.run(&["batches", "list", "tlak"]);
+    assert!(typo.code == 1 && typo.err.contains("the nearest id is talk"), "{typo:?}");
+    let missing = store.run(&["batches", "show", TALK, "another"]);
+    assert!(missing.err.contains("`threadkeep batches list talk --sqlite DB` lists them"), "{missing:?}");
     let json = store.run(&["batches", "list", TALK, "--json"]).json();
     assert_eq!((&json[0]["counts"]["succeeded"], &json[0]["counts"]["queued"]), (&1.into(), &1.into()));
     let shown = store.run(&["batches", "show", TALK, "subagent-batch"]).done();

@@ -9,6 +9,7 @@ use threadkeep::id::{IdSource, ThreadId};
 use threadkeep::mode::ChannelMode;
 use threadkeep::saver::Saver as _;
 use threadkeep::state::{StateAccessor, Update};
+use threadkeep_records::{NewThread, Records, RecordsOptions};
 
 use super::store::{MODES, OTHER, Said, Store, TALK, turn_of};
 
@@ -187,6 +188,34 @@ async fn a_damaged_thread_does_not_end_the_import_of_a_directory() {
     assert!(said.out.contains("1 thread was imported") && said.out.contains("already"), "{said:?}");
     let listed = store.run(&["checkpoints", "list", "--thread", "new", "--json"]);
     assert!(listed.code == 0 && !listed.out.is_empty(), "{said:?}, {listed:?}");
+}
+
+/// The gateway's record of one thread cannot be read; its checkpoints and the other threads can.
+#[tokio::test]
+async fn a_damaged_record_of_a_thread_ends_no_pass() {
+    let store = Store::new(ChannelMode::Full).await;
+    let path = store.path().with_file_name("gateway.db");
+    let records = Records::open(&path, RecordsOptions::default()).await.unwrap();
+    for thread in [OTHER, TALK] {
+        let new = NewThread { thread_id: thread.to_owned(), ..NewThread::default() };
+        records.threads().create(new).await.unwrap();
+    }
+    records.close().await;
+    let database = rusqlite::Connection::open(&path).unwrap();
+    let damage = "UPDATE threads_meta SET metadata_json = '{' WHERE thread_id = ?1";
+    assert_eq!(database.execute(damage, [OTHER]).unwrap(), 1);
+    drop(database);
+
+    let listed = store.run(&["threads", "list"]);
+    assert!(listed.out.contains(OTHER) && listed.out.contains(TALK), "{listed:?}");
+    let directory = store.file("exported");
+    let exported = store.run(&["export", "--all", "--out", &directory]);
+    let files = std::fs::read_dir(&directory).unwrap().map(|file| file.unwrap().file_name());
+    assert_eq!(files.collect::<Vec<_>>(), ["talk.ndjson"], "{exported:?}");
+    for (said, what) in [(listed, "read"), (exported, "exported")] {
+        assert!(said.code == 1 && said.err.contains(&format!("thread {OTHER}: ")), "{said:?}");
+        assert!(said.err.contains(&format!("1 of 2 threads could not be {what}")), "{said:?}");
+    }
 }
 
 /// Another program's channel, or rows that the reducer refuses, are of their thread.

@@ -98,7 +98,10 @@ async fn plans_and_summaries_are_tables_for_people() {
         let apply = ["prune", "apply", "--all", "--keep", "last:2", "--boundary", "fresh-snapshot", "--yes"];
         let applied = store.run(&apply).done();
         assert!(applied.contains("22 checkpoints of 2 threads were removed."), "{applied}");
-        assert!(applied.contains(" kB -> ") && applied.contains("threadkeep vacuum"), "{applied}");
+        assert!(
+            applied.contains(" kB -> ") && applied.contains("`threadkeep vacuum --sqlite DB`"),
+            "{applied}"
+        );
     }
 }
 

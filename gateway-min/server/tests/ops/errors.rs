@@ -21,14 +21,14 @@ async fn what_is_not_there_is_named_with_what_is() {
     let said = store.run(&["threads", "show", "something-else"]);
     assert_eq!(
         said.err,
-        "error: there is no thread something-else in DB; `threadkeep threads list` shows its threads\n",
+        "error: there is no thread something-else in DB; `threadkeep threads list --sqlite DB` shows its threads\n",
         "what is not alike is not suggested"
     );
     let nobody = CheckpointId::from_bytes([7; 16]).to_string();
     let said = store.run(&["state", "get", "--thread", TALK, "--checkpoint", &nobody]);
     assert_eq!(said.code, 1);
     assert!(
-        said.err.contains(&nobody) && said.err.contains("checkpoints list --thread talk"),
+        said.err.contains(&nobody) && said.err.contains("checkpoints list --thread talk --sqlite DB`"),
         "{}",
         said.err
     );
@@ -37,7 +37,9 @@ async fn what_is_not_there_is_named_with_what_is() {
     let said = store.run(&["state", "get", "--thread", TALK, "--checkpoint", &alike]);
     assert!(said.err.contains("the nearest id is 018bcfe5"), "{}", said.err);
     let said = store.run(&["state", "get", "--thread", TALK, "--namespace", "outer"]);
-    assert!(said.code == 1 && said.err.contains("threads show talk"), "{}", said.err);
+    assert!(said.code == 1 && said.err.contains("threads show talk --sqlite DB`"), "{}", said.err);
+    let said = store.run(&["prune", "plan", "--thread", TALK, "--keep", "latest", "--protect", &nobody]);
+    assert!(said.err.contains("checkpoints list --thread talk --sqlite DB`"), "{}", said.err);
     for args in [
         &["prune", "plan", "--thread", "tlak", "--keep", "latest"][..],
         &["convert", "--thread", "tlak", "--to", "full"],
@@ -78,6 +80,11 @@ async fn the_store_of_a_configuration_is_used() {
     write("memory");
     let said = threadkeep(&["threads", "list", "--config", &config]);
     assert!(said.code == 1 && said.err.contains("memory"), "{}", said.err);
+    let nowhere = json!({"backend": "sqlite", "sqlite_dir": store.file("nowhere")});
+    std::fs::write(&config, json!({"config_version": 49, "database": nowhere}).to_string()).unwrap();
+    let said = threadkeep(&["threads", "list", "--config", &config]);
+    let setup = format!("`threadkeep setup --config {config}` creates the configured one");
+    assert!(said.code == 1 && said.err.contains(&setup), "{}", said.err);
 }
 
 #[tokio::test]
@@ -85,6 +92,8 @@ async fn wrong_command_lines_have_a_code_of_their_own() {
     let store = Store::new(ChannelMode::Full).await;
     for args in [
         &["prune", "plan", "--thread", TALK][..],
+        &["threads", "list", "--limit", "0"],
+        &["checkpoints", "list", "--thread", TALK, "--limit", "0"],
         &["prune", "plan", "--thread", TALK, "--keep", "soon"],
         &["prune", "plan", "--keep", "latest"],
         &["prune", "plan", "--thread", TALK, "--all", "--keep", "latest"],

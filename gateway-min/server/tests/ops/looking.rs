@@ -33,6 +33,9 @@ async fn threads_are_listed_with_the_names_that_the_gateway_knows() {
     assert_snapshot!("threads_list", store.run(&["threads", "list"]).done());
     let page = store.run(&["threads", "list", "--limit", "1"]).done();
     assert!(page.contains(OTHER) && !page.contains(TALK) && page.contains("--after other"), "{page}");
+    let page = store.run(&["threads", "list", "--limit", "1", "--json"]);
+    assert_eq!((page.code, page.out.lines().count()), (0, 1), "{page:?}");
+    assert_eq!(page.err, "There are more; continue with --after other\n");
     let rest = store.run(&["threads", "list", "--after", OTHER, "--json"]).json();
     assert_eq!(rest.len(), 1);
     assert_eq!(
@@ -61,6 +64,8 @@ async fn a_thread_and_what_threads_take_are_shown() {
         assert_eq!(usages.len(), 2);
         let sizes: Vec<u64> = usages.iter().map(|usage| usage["stored_bytes"].as_u64().unwrap()).collect();
         assert!(sizes[0] > sizes[1] && sizes[1] > 0, "the largest first: {sizes:?}");
+        let twice = store.run(&["threads", "du", "--thread", TALK, TALK, "--json"]).json();
+        assert_eq!(twice, usages[..1], "it takes its space once");
     }
 }
 

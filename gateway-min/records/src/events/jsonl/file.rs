@@ -50,6 +50,21 @@ impl FeedFile {
         }
     }
 
+    /// As [`Self::hold`], but creates nothing: a full disk does not keep a thread without events from being deleted.
+    pub(super) fn hold_existing(path: PathBuf, thread_id: String) -> Result<Option<Self>, RecordsError> {
+        loop {
+            let file = match OpenOptions::new().read(true).write(true).open(&path) {
+                Ok(file) => file,
+                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+                Err(error) => return Err(unavailable(error)),
+            };
+            file.lock().map_err(unavailable)?;
+            if is_at(&file, &path).map_err(unavailable)? {
+                return Ok(Some(Self { file, path, thread_id }));
+            }
+        }
+    }
+
     /// Appends the events of runs, all or none.
     pub(super) fn append(
         mut self,

@@ -10,14 +10,14 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io::{Seek as _, SeekFrom};
 use std::path::PathBuf;
-use std::sync::{Arc, MutexGuard, PoisonError};
+use std::sync::{MutexGuard, PoisonError};
 
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use tokio::sync::{Mutex, OwnedMutexGuard};
 
 use self::file::{Appended, FeedFile};
+use super::stripes::{Stripe, Stripes};
 use super::{EventQuery, EventRow, MESSAGE_CATEGORY, Owner, PreparedEvent, run_owner, thread_owner};
 use crate::codec::JsonObject;
 use crate::db::Db;
@@ -25,9 +25,6 @@ use crate::error::RecordsError;
 use crate::failure::DatabaseError;
 use threadkeep_files as files;
 
-/// How many tasks of this process append concurrently; those of one thread wait for each other here, without blocking a
-/// runtime thread on the file's lock.
-const STRIPES: usize = 64;
 /// The type of the event with which a run begins.
 const RUN_START: &str = "run.start";
 /// More than a process works on at the same time.
@@ -95,13 +92,15 @@ impl From<Event> for EventRow {
 
 /// The feeds by thread.
 ///
-/// As in memory: an append checks in the database that its run exists while it holds the file, and a deletion removes
-/// the file after deleting the rows. So an append that still found its run is removed with the rest, and a later one is
-/// refused.
+/// As in memory: an append checks in the database that its run exists while it holds the file, and a deletion holds the
+/// file from before the commit that deletes the rows until it is removed. So an append that still found its run is
+/// removed with the rest, and a later one is refused, or is of a newer thread with the same id and begins a new file.
 #[derive(Debug)]
 pub(super) struct JsonlFeed {
     directory: PathBuf,
-    stripes: [Arc<Mutex<()>>; STRIPES],
+    /// The appends of this process to one thread wait for each other here, without blocking a runtime thread on the
+    /// file's lock.
+    stripes: Stripes,
     /// Where the runs begin that this process works on, so that the end of a run does not read its whole thread.
     starts: std::sync::Mutex<HashMap<String, Start>>,
 }
@@ -118,7 +117,15 @@ struct Start {
 struct Held {
     file: FeedFile,
     /// Dropped after the file's own lock.
-    _stripe: OwnedMutexGuard<()>,
+    _stripe: Stripe,
+}
+
+/// A thread whose rows are about to be deleted, held for writing.
+pub(super) struct Deleting {
+    /// `None` if it has no file.
+    file: Option<FeedFile>,
+    /// Dropped after the file's own lock.
+    _stripe: Stripe,
 }
 
 impl JsonlFeed {
@@ -126,11 +133,7 @@ impl JsonlFeed {
         if let Err(error) = files::adopt_thread_names(&directory, EXTENSION) {
             tracing::warn!(%error, directory = %directory.display(), "files of events keep their old names and are not read");
         }
-        Self {
-            directory,
-            stripes: std::array::from_fn(|_| Arc::default()),
-            starts: std::sync::Mutex::default(),
-        }
+        Self { directory, stripes: Stripes::default(), starts: std::sync::Mutex::default() }
     }
 
     pub(super) async fn append(
@@ -251,15 +254,22 @@ impl JsonlFeed {
         Ok(messages.try_into().unwrap_or(u64::MAX))
     }
 
-    /// Removes the file of a thread; returns how many events it had.
-    pub(super) async fn forget_thread(&self, thread_id: &str) -> Result<u64, RecordsError> {
-        if !self.exists(thread_id).await {
-            return Ok(0);
-        }
-        let events = self.select(thread_id, usize::MAX, |_| true).await;
-        let held = self.hold(thread_id).await?;
+    /// Holds a thread whose rows are about to be deleted: nobody appends to it until it is forgotten or dropped.
+    pub(super) async fn hold_to_delete(&self, thread_id: &str) -> Result<Deleting, RecordsError> {
+        let path = self.path(thread_id);
+        let stripe = self.stripes.hold(thread_id).await;
+        let thread_id = thread_id.to_owned();
+        blocking(move || Ok(Deleting { file: FeedFile::hold_existing(path, thread_id)?, _stripe: stripe }))
+            .await
+    }
+
+    /// Removes the file of a thread that was held before its rows were deleted; returns how many events it had.
+    pub(super) async fn forget_thread(&self, thread_id: &str, held: Deleting) -> Result<u64, RecordsError> {
+        let Deleting { file, _stripe } = held;
         self.forget_starts(thread_id);
-        blocking(move || held.file.remove()).await?;
+        let Some(file) = file else { return Ok(0) };
+        let events = self.select(thread_id, usize::MAX, |_| true).await;
+        blocking(move || file.remove()).await?;
         // A damaged file is removed as well.
         Ok(events.map_or(0, |events| events.len().try_into().unwrap_or(u64::MAX)))
     }
@@ -277,22 +287,18 @@ impl JsonlFeed {
 
     /// Waits for the appends of this process that are under way, also for those whose callers are gone.
     pub(super) async fn settle(&self, thread_id: &str) {
-        drop(self.stripe(thread_id).await);
-    }
-
-    async fn stripe(&self, thread_id: &str) -> OwnedMutexGuard<()> {
-        let stripe = usize::from(blake3::hash(thread_id.as_bytes()).as_bytes()[0]) % STRIPES;
-        Arc::clone(&self.stripes[stripe]).lock_owned().await
+        drop(self.stripes.hold(thread_id).await);
     }
 
     async fn hold(&self, thread_id: &str) -> Result<Held, RecordsError> {
         let path = self.path(thread_id);
-        let stripe = self.stripe(thread_id).await;
+        let stripe = self.stripes.hold(thread_id).await;
         let thread_id = thread_id.to_owned();
         blocking(move || Ok(Held { file: FeedFile::hold(path, thread_id)?, _stripe: stripe })).await
     }
 
-    async fn exists(&self, thread_id: &str) -> bool {
+    /// Whether the thread has a file, or may have one.
+    pub(super) async fn exists(&self, thread_id: &str) -> bool {
         tokio::fs::try_exists(self.path(thread_id)).await.unwrap_or(true)
     }
 

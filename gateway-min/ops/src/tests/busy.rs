@@ -1,172 +1,27 @@
 //! Passes over every thread beside a thread whose runs never pause, and one that is deleted meanwhile; imports whose outcome
 //! the store does not say.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
-use async_trait::async_trait;
 use clap::{Command as Clap, FromArgMatches as _};
 use serde_json::{Map, json};
-use threadkeep::channel::Schema;
-use threadkeep::checkpoint::{CheckpointKey, CheckpointTuple, TaskWrites};
-use threadkeep::id::{ChannelName, CheckpointId, IdSource, ThreadId};
+use threadkeep::Error;
+use threadkeep::id::ThreadId;
 use threadkeep::metadata::{Counters, Source};
-use threadkeep::mode::ChannelMode;
-use threadkeep::saver::{
-    Capabilities, CheckpointSelector, DeltaHistory, ListQuery, Load, Revision, Rewrite, Saver, StepCommit,
-    ThreadImage,
-};
-use threadkeep::state::StateAccessor;
+use threadkeep::saver::{Rewrite, Saver as _};
 use threadkeep::step::{Durability, StepWriter};
-use threadkeep::{Error, Result};
-use threadkeep_memory::MemorySaver;
-use threadkeep_records::{DATABASE_FILE, NewThread, Records, RecordsOptions};
-use threadkeep_storage::{OpenSaver, Stores};
+use threadkeep_records::{
+    DATABASE_FILE, Delegating, ExecutionEnd, ExecutionKind, ExecutionStatus, NewExecution, NewThread,
+    Records, RecordsOptions,
+};
+use threadkeep_storage::Stores;
 
-use super::error::OpsError;
-use super::*;
-
-/// The thread in the middle of the list that somebody writes to between every plan and its change.
-const BUSY: &str = "b";
-
-/// The last thread of the list, which is deleted before anything is read of it.
-const DELETED: &str = "d";
-
-/// The thread that is imported.
-const IMPORTED: &str = "imported";
-
-#[derive(Clone, Default)]
-struct Busy {
-    store: Arc<MemorySaver>,
-    /// Whether the thread cannot be read either.
-    reads_fail: bool,
-    /// Whether it is damaged.
-    damaged: bool,
-    /// How many changes of the thread pass before nobody pauses any more.
-    passes: Arc<AtomicUsize>,
-    import: Import,
-}
-
-/// What comes of writing the imported thread.
-#[derive(Clone, Copy, Default)]
-enum Import {
-    #[default]
-    Written,
-    /// It is written, and the answer is lost.
-    AnswerLost,
-    /// Somebody else makes a thread of that id meanwhile, and the answer is lost.
-    AnothersInstead,
-    /// It is not written, and the answer is lost.
-    Lost,
-    /// The disk is full.
-    Refused,
-}
-
-#[async_trait]
-impl OpenSaver for Busy {
-    async fn open(&self, _config: &threadkeep_config::Config) -> Result<Arc<dyn Saver>> {
-        Ok(Arc::new(self.clone()))
-    }
-}
-
-impl Busy {
-    fn intact(&self, thread: &ThreadId) -> Result<()> {
-        if self.damaged && thread.as_str() == BUSY {
-            return Err(Error::corrupt("page 7", "it does not match its checksum"));
-        }
-        Ok(())
-    }
-}
-
-#[async_trait]
-impl Saver for Busy {
-    async fn get(&self, at: &CheckpointSelector) -> Result<Option<CheckpointTuple>> {
-        self.intact(&at.thread)?;
-        self.store.get(at).await
-    }
-
-    async fn list(&self, query: &ListQuery) -> Result<Vec<CheckpointTuple>> {
-        self.intact(&query.thread)?;
-        if self.reads_fail && query.thread.as_str() == BUSY && query.load != Load::None {
-            return Err(Error::Stale { thread: query.thread.clone() });
-        }
-        self.store.list(query).await
-    }
-
-    async fn put_writes(&self, at: &CheckpointKey, task: &TaskWrites) -> Result<()> {
-        self.store.put_writes(at, task).await
-    }
-
-    async fn commit(&self, step: StepCommit) -> Result<CheckpointKey> {
-        self.store.commit(step).await
-    }
-
-    async fn flush(&self, thread: &ThreadId) -> Result<()> {
-        self.store.flush(thread).await
-    }
-
-    async fn delta_history(
-        &self,
-        at: &CheckpointKey,
-        channels: &BTreeSet<ChannelName>,
-        reach: Option<CheckpointId>,
-    ) -> Result<DeltaHistory> {
-        self.store.delta_history(at, channels, reach).await
-    }
-
-    async fn delete_thread(&self, thread: &ThreadId) -> Result<()> {
-        self.store.delete_thread(thread).await
-    }
-
-    async fn threads(&self, after: Option<&ThreadId>, limit: usize) -> Result<Vec<ThreadId>> {
-        let mut threads = self.store.threads(after, limit).await?;
-        if after.is_none() {
-            threads.push(ThreadId::from(DELETED));
-        }
-        Ok(threads)
-    }
-
-    async fn read_thread(&self, thread: &ThreadId) -> Result<ThreadImage> {
-        self.intact(thread)?;
-        if self.reads_fail && thread.as_str() == BUSY {
-            return Err(Error::Unavailable { saver: "busy", reason: "the disk does not answer".to_owned() });
-        }
-        self.store.read_thread(thread).await
-    }
-
-    async fn rewrite_thread(&self, thread: &ThreadId, expected: &Revision, rewrite: Rewrite) -> Result<()> {
-        let left = self.passes.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1));
-        if thread.as_str() == BUSY && left.is_err() {
-            return Err(Error::Stale { thread: thread.clone() });
-        }
-        if thread.as_str() != IMPORTED {
-            return self.store.rewrite_thread(thread, expected, rewrite).await;
-        }
-        match self.import {
-            Import::Written => return self.store.rewrite_thread(thread, expected, rewrite).await,
-            Import::AnswerLost => self.store.rewrite_thread(thread, expected, rewrite).await?,
-            Import::AnothersInstead => {
-                accessor(self).create(thread, Map::new()).await?;
-            }
-            Import::Lost => {}
-            Import::Refused => {
-                return Err(Error::Unavailable { saver: "busy", reason: "the disk is full".to_owned() });
-            }
-        }
-        Err(Error::InDoubt { saver: "busy", reason: "the connection was lost".to_owned() })
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        self.store.capabilities()
-    }
-}
-
-fn accessor(store: &Busy) -> StateAccessor {
-    let table = Schema::thread_state().compile(ChannelMode::Full, 10).unwrap();
-    StateAccessor::new(Arc::new(store.clone()), Arc::new(table), Arc::new(IdSource::default()))
-}
+use super::store::{BUSY, Busy, IMPORTED, Import, accessor};
+use crate::error::OpsError;
+use crate::*;
 
 /// Four supersteps on each of the threads a, b and c.
 async fn filled() -> Busy {
@@ -362,6 +217,46 @@ async fn a_damaged_thread_is_passed_over_and_is_an_error() {
 }
 
 #[tokio::test]
+async fn a_damaged_subagent_does_not_keep_the_others_from_being_checked() {
+    let store = Busy { damaged: true, ..filled().await };
+    let home = tempfile::tempdir().unwrap();
+    let records = Records::open(&home.path().join(DATABASE_FILE), RecordsOptions::default()).await.unwrap();
+    let executions = records.executions();
+    for id in [BUSY, "c"] {
+        let new = NewExecution {
+            execution_id: id.to_owned(),
+            thread_id: "a".to_owned(),
+            run_id: "r".to_owned(),
+            delegating: Delegating::Unrecorded,
+            parent_execution: None,
+            kind: ExecutionKind::Task,
+            tool_call_id: id.to_owned(),
+            agent_name: "general-purpose".to_owned(),
+            definition: Map::new(),
+            definition_digest: String::new(),
+            description: "work".to_owned(),
+            deadline: records.now(),
+        };
+        let row = executions.open(new).await.unwrap().row;
+        executions.started(&row, "model", 0).await.unwrap();
+        let end = ExecutionEnd {
+            status: ExecutionStatus::Completed,
+            error: None,
+            stop_reason: None,
+            usage: BTreeMap::new(),
+        };
+        executions.finish(&row, end).await.unwrap();
+    }
+    records.close().await;
+    let verify = ["delegations", "verify", "a"];
+    let (result, printed) = carried_out(&store, home.path(), "sqlite", &verify).await;
+    assert_eq!(result.unwrap(), Exit::Found, "{printed}");
+    assert!(printed.contains("b: its checkpoints cannot be read") && printed.contains("page 7"), "{printed}");
+    assert!(printed.contains("c: its checkpoints are gone"), "{printed}");
+    assert!(printed.contains("2 executions: the records of 2 differ."), "{printed}");
+}
+
+#[tokio::test]
 async fn a_thread_that_was_deleted_meanwhile_stops_no_pass() {
     let store = filled().await;
     for command in [
@@ -410,6 +305,23 @@ async fn an_import_in_doubt_is_taken_for_done_only_if_all_of_it_is_there() {
         assert!(matches!(error, OpsError::InDoubt(_)), "{error}");
         assert!(error.to_string().contains(says) && error.to_string().contains("was lost"), "{error}");
         assert!(row.is_some(), "the thread may still appear, and must not be everybody's");
+    }
+}
+
+/// It was in doubt, and the command is repeated as its error says.
+#[tokio::test]
+async fn an_import_that_is_repeated_says_that_all_of_the_file_is_there() {
+    let store = filled().await;
+    let home = tempfile::tempdir().unwrap();
+    let file = home.path().join("a.ndjson").display().to_string();
+    let export = ["export", "--thread", "a", "--out", &file];
+    carried_out(&store, home.path(), "memory", &export).await.0.unwrap();
+    for (thread, all) in [("a", true), (BUSY, false)] {
+        let import = ["import", &file, "--as", thread];
+        let (result, printed) = carried_out(&store, home.path(), "memory", &import).await;
+        let error = result.unwrap_err().to_string();
+        assert!(error.contains(&format!("thread {thread} already exists")) && printed.is_empty(), "{error}");
+        assert_eq!(error.contains("with every checkpoint of the file"), all, "{error}");
     }
 }
 

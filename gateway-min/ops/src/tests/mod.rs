@@ -1,0 +1,4 @@
+//! Tests of commands on a store that somebody keeps writing to, or that fails.
+
+mod busy;
+mod store;

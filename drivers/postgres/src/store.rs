@@ -73,10 +73,7 @@ impl Store {
         loop {
             let reason = match self.watched(attempt(doubt), started).await {
                 Ok(done) => return Ok(done),
-                Err(Trouble::Final(Error::Unavailable { reason, .. })) if doubt => {
-                    return Err(in_doubt(reason));
-                }
-                Err(Trouble::Final(error)) => return Err(error),
+                Err(Trouble::Final(error)) => return Err(if doubt { unsettled(error) } else { error }),
                 Err(Trouble::Lost(error)) => {
                     self.connections.renew();
                     if std::mem::replace(&mut suspected, true) {
@@ -403,6 +400,16 @@ impl Store {
         let lock = transaction.query(&self.sql.lock, &lock);
         let (_, rows) = in_order(lock, transaction.query(statement, &look)).await?;
         Ok(rows)
+    }
+}
+
+/// The error of a call whose earlier attempt is in doubt. That attempt may be stored, also if this one found the store damaged;
+/// what else a later attempt is refused for says that it is not.
+fn unsettled(error: Error) -> Error {
+    match error {
+        Error::Unavailable { reason, .. } => in_doubt(reason),
+        damage @ (Error::Corrupt { .. } | Error::BrokenLineage { .. }) => in_doubt(damage.to_string()),
+        settled => settled,
     }
 }
 

@@ -149,10 +149,10 @@ impl Change {
         Ok(step)
     }
 
-    /// Splits off pieces until at most `most` checkpoints and elements remain, of at most `bytes` each. The caller writes the
-    /// pieces in order and then the rest, in one transaction: the first piece creates the thread, and each later one checks
-    /// that the mark is still that of the first. A change of an existing thread is not split, because its other writers wait
-    /// until the transaction ends.
+    /// Splits off pieces until at most `most` checkpoints and elements remain, of at most `bytes` each. The caller
+    /// writes the pieces in order and then the rest, in one transaction: the first piece creates the thread, and each
+    /// later one checks that the mark is still that of the first. A change of an existing thread is not split,
+    /// because its other writers wait until the transaction ends.
     pub(crate) fn pieces(&mut self, (most, bytes): (usize, usize)) -> Vec<Self> {
         let mut pieces = Vec::new();
         if self.from.is_some() {

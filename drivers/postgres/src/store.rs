@@ -403,8 +403,8 @@ impl Store {
     }
 }
 
-/// The error of a call whose earlier attempt is in doubt. That attempt may be stored, also if this one found the store damaged;
-/// what else a later attempt is refused for says that it is not.
+/// The error of a call whose earlier attempt is in doubt. That attempt may be stored, also if this one found the
+/// store damaged; what else a later attempt is refused for says that it is not.
 fn unsettled(error: Error) -> Error {
     match error {
         Error::Unavailable { reason, .. } => in_doubt(reason),

@@ -285,9 +285,9 @@ struct Place {
 }
 
 impl Places {
-    /// Evicts those used longest ago, if they are too many. If they are too large, only what can be read again is forgotten of
-    /// them: what is known to be flushed, or not to be, cannot. A call that uses an evicted one goes on with it; what it puts
-    /// back is forgotten.
+    /// Evicts those used longest ago, if they are too many. If they are too large, only what can be read again is
+    /// forgotten of them: what is known to be flushed, or not to be, cannot. A call that uses an evicted one goes on
+    /// with it; what it puts back is forgotten.
     fn trim(&mut self) {
         while self.slots.len() > THREADS {
             if let Some((_, old)) = self.slots.pop_lru() {

@@ -22,7 +22,8 @@ use crate::persist::until_available;
 use crate::query::{Sql, query};
 use crate::transaction::WriteTx;
 
-/// What the row of a note begins with: processes know it by that. One of an earlier version takes it for any other write.
+/// What the row of a note begins with: processes know it by that. One of an earlier version takes it for any other
+/// write.
 const NOTE: &str = "note-";
 /// How often a refused call looks whether the note has ended that holds its thread.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
@@ -164,9 +165,9 @@ async fn delete_row(runs: &Runs, thread_id: &str, row_id: &str) -> Result<(), Re
 }
 
 impl Runs {
-    /// Reserves the thread, which need not have a row, for a writer that is not a run. Waits for a [note](WriterKind::Note)
-    /// that holds it. The future can be dropped at any point; a reservation that was already created is released. A process
-    /// with a lease takes the thread from a writer whose lease and grace are over.
+    /// Reserves the thread, which need not have a row, for a writer that is not a run. Waits for a
+    /// [note](WriterKind::Note) that holds it. The future can be dropped at any point; a reservation that was already
+    /// created is released. A process with a lease takes the thread from a writer whose lease and grace are over.
     ///
     /// # Errors
     /// [`RecordsError::Conflict`]: a run or another writer holds the thread.
@@ -187,8 +188,8 @@ impl Runs {
         detached(reserving).await
     }
 
-    /// Waits for the end of a note, if a call that began then was refused its thread because of one. Returns whether the
-    /// thread is held by something else now, or by nothing: then the call has to be repeated.
+    /// Waits for the end of a note, if a call that began then was refused its thread because of one. Returns whether
+    /// the thread is held by something else now, or by nothing: then the call has to be repeated.
     pub(super) async fn is_past_note(&self, refused: &RecordsError, began: Instant) -> bool {
         let RecordsError::Conflict { thread_id, holder: OperationKind::CheckpointWrite } = refused else {
             return false;

@@ -207,7 +207,7 @@ async fn reject_names_what_holds_the_thread() {
     admit(records, "t", "r2").await;
 }
 
-/// Of whichever process. With these strategies a run does not wait in the queue.
+/// Of any process. With these strategies a run does not wait in the queue.
 #[tokio::test]
 async fn a_run_is_admitted_after_a_note() {
     let fixture = fixture().await;

@@ -23,7 +23,7 @@ async fn reservation_holds_the_thread_until_released() {
     runs.reserve("t", WriterKind::Delete).await.unwrap().release().await.unwrap();
 }
 
-/// Whichever process writes it. It takes milliseconds, and only other writers and runs wait for it: a second note is refused.
+/// In any process. Only other writers and runs wait for it: a second note is refused.
 #[tokio::test]
 async fn a_writer_waits_for_a_note() {
     let fixture = fixture().await;

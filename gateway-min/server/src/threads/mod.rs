@@ -81,9 +81,9 @@ impl Threads {
         self.locks.lock(thread_id).await
     }
 
-    /// Waits until this process is not writing a note on the thread that a read has caused. Nobody should be refused the
-    /// thread because of it, so it is held while a run is admitted, or the thread is reserved. These wait for notes of other
-    /// processes themselves, which takes a little longer than this.
+    /// Waits until this process is not writing a note on the thread that a read has caused. Nobody should be refused
+    /// the thread because of it, so it is held while a run is admitted, or the thread is reserved. These wait for
+    /// notes of other processes themselves, which takes a little longer than this.
     pub(crate) async fn unnoted(&self, thread_id: &str) -> OwnedMutexGuard<()> {
         self.notes.lock(thread_id).await
     }

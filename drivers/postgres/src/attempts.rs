@@ -38,10 +38,7 @@ impl Store {
         loop {
             let reason = match self.watched(attempt(doubt), started).await {
                 Ok(done) => return Ok(done),
-                Err(Trouble::Final(Error::Unavailable { reason, .. })) if doubt => {
-                    return Err(in_doubt(reason));
-                }
-                Err(Trouble::Final(error)) => return Err(error),
+                Err(Trouble::Final(error)) => return Err(if doubt { unsettled(error) } else { error }),
                 Err(Trouble::Lost(error)) => {
                     self.connections.renew();
                     if std::mem::replace(&mut suspected, true) {
@@ -101,5 +98,15 @@ impl Store {
                 }
             }
         }
+    }
+}
+
+/// The error of a call whose earlier attempt is in doubt. That attempt may be stored, also if this one found the
+/// store damaged; what else a later attempt is refused for says that it is not.
+fn unsettled(error: Error) -> Error {
+    match error {
+        Error::Unavailable { reason, .. } => in_doubt(reason),
+        damage @ (Error::Corrupt { .. } | Error::BrokenLineage { .. }) => in_doubt(damage.to_string()),
+        settled => settled,
     }
 }

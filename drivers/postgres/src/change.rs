@@ -46,6 +46,12 @@ struct Row {
     tasks: Option<Vec<u8>>,
 }
 
+impl Row {
+    fn bytes(&self) -> usize {
+        self.body.len() + self.tasks.as_ref().map_or(0, Vec::len)
+    }
+}
+
 /// The newest checkpoint of a namespace.
 struct Head {
     ns: Vec<u8>,
@@ -143,30 +149,35 @@ impl Change {
         Ok(step)
     }
 
-    /// Splits off pieces until at most `most` checkpoints and elements remain. The caller writes the pieces in order and then
-    /// the rest, in one transaction: the first piece creates the thread, and each later one checks that the mark is still that
-    /// of the first. A change of an existing thread is not split, because its other writers wait until the transaction ends.
-    pub(crate) fn pieces(&mut self, most: usize) -> Vec<Self> {
+    /// Splits off pieces until at most `most` checkpoints and elements remain, of at most `bytes` each. The caller
+    /// writes the pieces in order and then the rest, in one transaction: the first piece creates the thread, and each
+    /// later one checks that the mark is still that of the first. A change of an existing thread is not split,
+    /// because its other writers wait until the transaction ends.
+    pub(crate) fn pieces(&mut self, (most, bytes): (usize, usize)) -> Vec<Self> {
         let mut pieces = Vec::new();
         if self.from.is_some() {
             return pieces;
         }
-        while self.rows.len().max(self.seqs.len()) > most {
+        loop {
+            let rows = that_fit(self.rows.iter().map(Row::bytes), (most, bytes));
+            let elements = that_fit(self.elements.iter().map(Vec::len), (most, bytes));
+            if rows == self.rows.len() && elements == self.elements.len() {
+                return pieces;
+            }
             pieces.push(Self {
                 thread: self.thread,
                 name: self.name.clone(),
                 from: self.from.replace(self.to),
                 to: self.to,
                 body: self.body.clone(),
-                seqs: end_of(&mut self.seqs, most),
-                hashes: end_of(&mut self.hashes, most),
-                sizes: end_of(&mut self.sizes, most),
-                elements: end_of(&mut self.elements, most),
-                rows: end_of(&mut self.rows, most),
+                seqs: end_of(&mut self.seqs, elements),
+                hashes: end_of(&mut self.hashes, elements),
+                sizes: end_of(&mut self.sizes, elements),
+                elements: end_of(&mut self.elements, elements),
+                rows: end_of(&mut self.rows, rows),
                 heads: Vec::new(),
             });
         }
-        pieces
     }
 
     /// Writes it. Returns whether the thread was as expected.
@@ -212,6 +223,30 @@ impl Change {
         let rows = asks.ask(&sql.write, &params).await?;
         Ok(answers(&rows, (1, self.to.nonce))?[0])
     }
+}
+
+#[cfg(test)]
+impl Change {
+    /// The bytes of its rows, and of its elements.
+    pub(crate) fn bytes(&self) -> [usize; 2] {
+        [self.rows.iter().map(Row::bytes).sum(), self.elements.iter().map(Vec::len).sum()]
+    }
+
+    /// How many elements it stores.
+    pub(crate) fn elements(&self) -> usize {
+        self.elements.len()
+    }
+}
+
+/// How many items of these sizes fit into a piece, from the end on. The first of them always does.
+fn that_fit(sizes: impl DoubleEndedIterator<Item = usize>, (most, bytes): (usize, usize)) -> usize {
+    let mut room = bytes;
+    let fits = |(n, size): &(usize, usize)| {
+        let fits = *n == 0 || *size <= room;
+        room = room.saturating_sub(*size);
+        fits
+    };
+    sizes.rev().take(most).enumerate().take_while(fits).count()
 }
 
 /// Splits off at most `most` items from the end, which moves no other.

@@ -35,8 +35,10 @@ use crate::used::Used;
 
 /// How often a thread may be created or deleted between reading and writing it.
 const ROUNDS: usize = 8;
-/// Maximum checkpoints, and elements, of a new thread that one statement writes.
-const PIECE: usize = 128;
+/// Maximum checkpoints, and elements, of a new thread that one statement writes, and the bytes of each, except for a
+/// single one with more. A server takes no statement of a gigabyte, and holds several copies of one while it carries
+/// it out.
+const PIECE: (usize, usize) = (128, 1 << 20);
 /// The longest pause between two such statements.
 const PAUSE: Duration = Duration::from_millis(100);
 

@@ -274,6 +274,8 @@ pub(crate) struct Threads(Mutex<Places>);
 struct Places {
     slots: LruCache<ThreadId, Place>,
     weight: usize,
+    /// The greatest weight.
+    most: usize,
 }
 
 #[derive(Debug, Default)]
@@ -283,12 +285,24 @@ struct Place {
 }
 
 impl Places {
-    /// Evicts those used longest ago, if they are too many or too large. A call that uses one goes on with it; what it
-    /// puts back is forgotten.
+    /// Evicts those used longest ago, if they are too many. If they are too large, only what can be read again is
+    /// forgotten of them: what is known to be flushed, or not to be, cannot. A call that uses an evicted one goes on
+    /// with it; what it puts back is forgotten.
     fn trim(&mut self) {
-        while self.slots.len() > 1 && (self.weight > HASHES || self.slots.len() > THREADS) {
+        while self.slots.len() > THREADS {
             if let Some((_, old)) = self.slots.pop_lru() {
                 self.weight = self.weight.saturating_sub(old.weight);
+            }
+        }
+        let others = self.slots.len().saturating_sub(1);
+        for (_, place) in self.slots.iter_mut().rev().take(others) {
+            if self.weight <= self.most {
+                return;
+            }
+            // One that is in use is about to be used again.
+            if let Ok(mut state) = place.slot.state.try_lock() {
+                *state = None;
+                self.weight = self.weight.saturating_sub(std::mem::take(&mut place.weight));
             }
         }
     }
@@ -296,11 +310,15 @@ impl Places {
 
 impl Default for Threads {
     fn default() -> Self {
-        Self(Mutex::new(Places { slots: LruCache::unbounded(), weight: 0 }))
+        Self::of(HASHES)
     }
 }
 
 impl Threads {
+    fn of(most: usize) -> Self {
+        Self(Mutex::new(Places { slots: LruCache::unbounded(), weight: 0, most }))
+    }
+
     /// The place of a thread.
     pub(crate) fn slot(&self, thread: &ThreadId) -> Arc<Slot> {
         let mut places = self.places();
@@ -322,7 +340,7 @@ impl Threads {
         }
     }
 
-    /// Records the size of a place, unless it was evicted, and evicts others if the total is too large.
+    /// Records the size of a place, unless it was evicted, and forgets others if the total is too large.
     fn weigh(&self, thread: &ThreadId, slot: &Slot, weight: usize) {
         let mut places = self.places();
         let place =
@@ -340,7 +358,10 @@ impl Threads {
 
 #[cfg(test)]
 mod tests {
+    use threadkeep::saver::Flush;
+
     use super::*;
+    use crate::element::Space;
 
     #[test]
     fn the_memory_is_bounded_whatever_is_done_with_its_threads() {
@@ -352,13 +373,39 @@ mod tests {
         assert!(threads.existing(&"2999".into()).is_some() && threads.existing(&"0".into()).is_none());
     }
 
+    /// Without what is known to be flushed, or not to be, a flush would acknowledge what the server has lost.
+    #[tokio::test]
+    async fn what_cannot_be_read_again_is_kept_whatever_else_is_too_much() {
+        let heavy = || {
+            let mut state = ThreadState::absent();
+            (0..9_u8).for_each(|n| state.index.note(Space::Values, n.into(), [n; 16]));
+            state
+        };
+        let threads = Threads::of(20);
+        let moment = History::first(Flush::WithNext).moment();
+        let names = ["0", "1", "2", "3", "4"].map(ThreadId::from);
+        for thread in &names {
+            let slot = threads.slot(thread);
+            slot.acknowledged(moment);
+            slot.hold(&threads, thread).await.put(heavy());
+        }
+        assert_eq!(threads.0.lock().unwrap().weight, 18);
+        let mut whole = Vec::new();
+        for thread in &names {
+            let slot = threads.existing(thread).unwrap();
+            assert_eq!(slot.known().newest(), Some(moment));
+            whole.push(slot.hold(&threads, thread).await.take().is_some());
+        }
+        assert_eq!(whole, [false, false, false, true, true]);
+    }
+
     /// What is put back into a place that was given to others is not counted.
     #[tokio::test]
     async fn what_is_forgotten_while_it_is_in_use_weighs_nothing() {
         let threads = Threads::default();
         let heavy = || {
             let mut state = ThreadState::absent();
-            (0..9).for_each(|n| state.index.note(crate::element::Space::Values, n, [1; 16]));
+            (0..9).for_each(|n| state.index.note(Space::Values, n, [1; 16]));
             state
         };
         let thread = ThreadId::from("t");

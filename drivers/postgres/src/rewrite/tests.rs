@@ -73,7 +73,33 @@ fn a_new_thread_costs_what_its_checkpoints_add() {
 fn only_a_long_new_thread_is_written_in_pieces() {
     let (mut change, _) = planned(thread(10));
     assert_eq!(change.pieces(PIECE).len(), 0);
-    assert_eq!(change.pieces(3).len(), 3);
+    assert_eq!(change.pieces((3, usize::MAX)).len(), 3);
+}
+
+/// However few they are: a server takes no statement of a gigabyte.
+#[test]
+fn a_statement_for_a_new_thread_has_no_more_bytes_than_it_may_have() {
+    const MOST: usize = 1000;
+    // About sixty bytes each.
+    let (mut change, _) = planned(thread(100));
+    let pieces = change.pieces((usize::MAX, MOST));
+    let all = || pieces.iter().chain([&*change]);
+    for piece in all() {
+        let [rows, elements] = piece.bytes();
+        assert!(rows <= MOST && elements <= MOST, "{rows} bytes of rows, {elements} of elements");
+    }
+    let written: usize = all().map(Change::elements).sum();
+    // The messages, and what the records need.
+    assert!(written > 100, "{written} elements");
+    let is_full = |piece: &Change| piece.bytes().iter().any(|bytes| *bytes > MOST / 2);
+    assert!(pieces.iter().all(is_full), "pieces are not smaller than they need be");
+
+    // One that is larger is written alone.
+    let (mut change, _) = planned(thread(3));
+    let elements = change.elements();
+    let pieces = change.pieces((usize::MAX, 1));
+    assert_eq!(pieces.len() + 1, elements);
+    assert!(pieces.iter().chain([&*change]).all(|piece| piece.elements() == 1));
 }
 
 /// Their first and last elements are equal, which is all that is checked of a list that names another one as its base.
@@ -91,7 +117,7 @@ fn two_lists_under_one_version_are_both_stored() {
     }
     let (mut change, _) = planned(put);
     // Four messages, and the names of the records.
-    assert_eq!(change.pieces(1).len() + 1, 5);
+    assert_eq!(change.pieces((1, usize::MAX)).len() + 1, 5);
 }
 
 /// The first attempt at a creation arrives after the repeat has found no thread, and the thread is deleted before the

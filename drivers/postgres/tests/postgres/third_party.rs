@@ -204,6 +204,43 @@ async fn a_lost_answer_and_a_third_party_before_the_next_attempt() {
     assert!(tried > 60, "{tried}");
 }
 
+/// The repeat reads rows that the first attempt, whose author knew the thread, did not have to read.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_call_in_doubt_stays_in_doubt_if_its_repeat_meets_damage() {
+    let database = database().await;
+    let admin = connect(database.url()).await;
+    for call in [Call::Commit, Call::Put] {
+        let proxy = Proxy::before(database.url()).await;
+        let subject = open(proxy.url()).await;
+        let mut talk = talk(&format!("{call:?}"));
+        for n in 0..3 {
+            say(&subject, &mut talk, n).await;
+        }
+        let (key, task) = (talk.key(), talk.task(&Element::from_json(&note(3)).unwrap()));
+        if call == Call::Put {
+            // Its statement is prepared by now, as that of a commit is.
+            let first = talk.task(&Element::from_json(&note(4)).unwrap());
+            subject.put_writes(&key, &first).await.unwrap();
+        }
+        let step = talk.say(&note(5));
+        proxy.cut(0, Cut::After);
+        let (come, go) = proxy.hold_retry();
+        let mut running: BoxFuture<'_, Result<()>> = match call {
+            Call::Put => subject.put_writes(&key, &task).boxed(),
+            _ => async { subject.commit(step).await.map(|_| ()) }.boxed(),
+        };
+        tokio::select! {
+            done = &mut running => panic!("{call:?}: there was no other attempt: {done:?}"),
+            () = come.notified() => {}
+        }
+        let damage = "UPDATE threadkeep_checkpoint SET body = set_byte(body, 0, get_byte(body, 0) # 1)";
+        assert!(admin.execute(damage, &[]).await.unwrap() > 0);
+        go.notify_one();
+        let done = running.await;
+        assert!(matches!(done, Err(Error::InDoubt { .. })), "{call:?}: {done:?}");
+    }
+}
+
 /// A copy of another thread, for this one.
 async fn copy_for(saver: &PostgresSaver, thread: &ThreadId) -> Rewrite {
     let mut source = talk(&format!("the source of {thread}"));

@@ -17,8 +17,13 @@
 //!   ends, exactly one runs, the last admitted; the others report their interruption, and no caller has to retry.
 //!
 //! All of this is in the table, so it holds between processes and after a crash.
+//!
+//! A [note](super::WriterKind::Note) refuses nobody: a run that does not wait in the queue is admitted after its end.
+
+use std::sync::Arc;
 
 use chrono::{DateTime, Utc};
+use tokio::time::Instant;
 
 use super::{
     CancelAction, Lease, MultitaskStrategy, NewRun, OperationKind, RunRow, RunStatus, Runs, SELECT_HOLDER,
@@ -110,28 +115,38 @@ impl Runs {
         strategy: MultitaskStrategy,
         needs_messages: bool,
     ) -> Result<Option<Admission>, RecordsError> {
-        let (thread_id, lease, now) = (run.thread_id.clone(), self.lease.clone(), self.db.clock.now());
         let flush = if run.acknowledged { Flush::Now } else { Flush::WithNext };
         let db = self.db.flushing(flush);
-        let admitted = db.write(&thread_id, move |tx| {
-            Box::pin(async move {
-                let row = RowToInsert {
-                    run: &run,
-                    kind: OperationKind::Run,
-                    status: RunStatus::Pending,
-                    waiting: false,
-                    strategy,
-                    now,
-                    lease: lease.as_deref(),
-                };
-                if needs_messages {
-                    admit_after_messages(tx, row).await
-                } else {
-                    admit(tx, row).await.map(Some)
-                }
-            })
-        });
-        let admitted = admitted.await?;
+        let (run, began) = (Arc::new(run), Instant::now());
+        let admitted = loop {
+            let (run, lease, now) = (Arc::clone(&run), self.lease.clone(), self.db.clock.now());
+            let thread_id = run.thread_id.clone();
+            let admitted = db.write(&thread_id, move |tx| {
+                Box::pin(async move {
+                    let row = RowToInsert {
+                        run: &run,
+                        kind: OperationKind::Run,
+                        status: RunStatus::Pending,
+                        waiting: false,
+                        strategy,
+                        now,
+                        lease: lease.as_deref(),
+                    };
+                    if needs_messages {
+                        admit_after_messages(tx, row).await
+                    } else {
+                        admit(tx, row).await.map(Some)
+                    }
+                })
+            });
+            let refused = match admitted.await {
+                Ok(admitted) => break admitted,
+                Err(refused) => refused,
+            };
+            if !self.is_past_note(&refused, began).await {
+                return Err(refused);
+            }
+        };
         if let Some(Admission::Admitted(run) | Admission::Queued(run) | Admission::Waiting { run, .. }) =
             &admitted
         {

@@ -7,6 +7,7 @@
 use std::time::Duration;
 
 use tokio::sync::oneshot;
+use tokio::time::Instant;
 use uuid::Uuid;
 
 use super::admission::{RowToInsert, insertion};
@@ -21,11 +22,22 @@ use crate::persist::until_available;
 use crate::query::{Sql, query};
 use crate::transaction::WriteTx;
 
+/// What the row of a note begins with: processes know it by that. One of an earlier version takes it for any other
+/// write.
+const NOTE: &str = "note-";
+/// How often a refused call looks whether the note has ended that holds its thread.
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
+/// The longest that a call waits for notes: the process that writes one may have died.
+const NOTE_PATIENCE: Duration = Duration::from_secs(5);
+
 /// The writers other than runs that hold a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WriterKind {
     /// See [`OperationKind::CheckpointWrite`].
     CheckpointWrite,
+    /// The same for a note of what a read had to look up. It takes milliseconds, and nobody asked for it: other writers
+    /// and runs wait for its end, in all processes. It waits for nobody.
+    Note,
     /// See [`OperationKind::ArtifactWrite`].
     ArtifactWrite,
     /// See [`OperationKind::Branch`].
@@ -37,7 +49,7 @@ pub enum WriterKind {
 impl From<WriterKind> for OperationKind {
     fn from(kind: WriterKind) -> Self {
         match kind {
-            WriterKind::CheckpointWrite => Self::CheckpointWrite,
+            WriterKind::CheckpointWrite | WriterKind::Note => Self::CheckpointWrite,
             WriterKind::ArtifactWrite => Self::ArtifactWrite,
             WriterKind::Branch => Self::Branch,
             WriterKind::Delete => Self::Delete,
@@ -153,20 +165,56 @@ async fn delete_row(runs: &Runs, thread_id: &str, row_id: &str) -> Result<(), Re
 }
 
 impl Runs {
-    /// Reserves the thread, which need not have a row, for a writer that is not a run. The future can be dropped at any
-    /// point; a reservation that was already created is released. A process with a lease takes the thread from a writer
-    /// whose lease and grace are over.
+    /// Reserves the thread, which need not have a row, for a writer that is not a run. Waits for a
+    /// [note](WriterKind::Note) that holds it. The future can be dropped at any point; a reservation that was already
+    /// created is released. A process with a lease takes the thread from a writer whose lease and grace are over.
     ///
     /// # Errors
     /// [`RecordsError::Conflict`]: a run or another writer holds the thread.
     pub async fn reserve(&self, thread_id: &str, kind: WriterKind) -> Result<Reservation, RecordsError> {
         let (runs, thread_id) = (self.clone(), thread_id.to_owned());
-        detached(async move { reserve(runs, thread_id, kind).await }).await
+        let reserving = async move {
+            let began = Instant::now();
+            loop {
+                let refused = match reserve(runs.clone(), thread_id.clone(), kind).await {
+                    Err(refused) if kind != WriterKind::Note => refused,
+                    reserved => return reserved,
+                };
+                if !runs.is_past_note(&refused, began).await {
+                    return Err(refused);
+                }
+            }
+        };
+        detached(reserving).await
+    }
+
+    /// Waits for the end of a note, if a call that began then was refused its thread because of one. Returns whether
+    /// the thread is held by something else now, or by nothing: then the call has to be repeated.
+    pub(super) async fn is_past_note(&self, refused: &RecordsError, began: Instant) -> bool {
+        let RecordsError::Conflict { thread_id, holder: OperationKind::CheckpointWrite } = refused else {
+            return false;
+        };
+        while began.elapsed() < NOTE_PATIENCE {
+            match self.active_for_thread(thread_id).await {
+                Ok(Some(holder)) if is_note(&holder) => tokio::time::sleep(LOOK_AGAIN).await,
+                Ok(Some(holder)) => return holder.operation_kind != OperationKind::CheckpointWrite,
+                Ok(None) => return true,
+                // The refusal is a result all the same.
+                Err(_) => return false,
+            }
+        }
+        false
     }
 }
 
+/// Whether this holder of a thread is a note.
+fn is_note(holder: &RunRow) -> bool {
+    holder.operation_kind == OperationKind::CheckpointWrite && holder.run_id.starts_with(NOTE)
+}
+
 async fn reserve(runs: Runs, thread_id: String, kind: WriterKind) -> Result<Reservation, RecordsError> {
-    let row_id = Uuid::new_v4().to_string();
+    let prefix = if kind == WriterKind::Note { NOTE } else { "" };
+    let row_id = format!("{prefix}{}", Uuid::new_v4());
     let run = NewRun { run_id: row_id.clone(), thread_id: thread_id.clone(), ..NewRun::default() };
     let (lease, now) = (runs.lease.clone(), runs.db.clock.now());
     // Before there is anything to renew, because there may be no thread to do it.

@@ -1,8 +1,10 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde_json::json;
 use tokio::sync::Barrier;
+use tokio::time::timeout;
 
 use super::support::*;
 use crate::MultitaskStrategy::{Enqueue, Interrupt, Reject, Rollback};
@@ -203,6 +205,24 @@ async fn reject_names_what_holds_the_thread() {
         reservation.release().await.unwrap();
     }
     admit(records, "t", "r2").await;
+}
+
+/// Of any process. With these strategies a run does not wait in the queue.
+#[tokio::test]
+async fn a_run_is_admitted_after_a_note() {
+    let fixture = fixture().await;
+    let (records, other) = (&fixture.records, fixture.reopen(EventBackend::Memory).await);
+    for strategy in [Reject, Interrupt, Rollback] {
+        let thread = strategy.as_str();
+        create_thread(records, thread).await;
+        let note = other.runs().reserve(thread, WriterKind::Note).await.unwrap();
+        let mut run = Box::pin(records.runs().admit(new_run(thread, thread), strategy));
+        let early = timeout(Duration::from_millis(50), &mut run).await;
+        assert!(early.is_err(), "{strategy}: {early:?}");
+        note.release().await.unwrap();
+        let admitted = run.await.unwrap();
+        assert!(matches!(admitted, Admission::Admitted(_)), "{strategy}: {admitted:?}");
+    }
 }
 
 #[tokio::test]

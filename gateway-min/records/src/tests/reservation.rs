@@ -23,6 +23,45 @@ async fn reservation_holds_the_thread_until_released() {
     runs.reserve("t", WriterKind::Delete).await.unwrap().release().await.unwrap();
 }
 
+/// In any process. Only other writers and runs wait for it: a second note is refused.
+#[tokio::test]
+async fn a_writer_waits_for_a_note() {
+    let fixture = fixture().await;
+    let other = fixture.reopen(EventBackend::Memory).await;
+    for kind in
+        [WriterKind::CheckpointWrite, WriterKind::ArtifactWrite, WriterKind::Branch, WriterKind::Delete]
+    {
+        let note = fixture.records.runs().reserve("t", WriterKind::Note).await.unwrap();
+        let refused = other.runs().reserve("t", WriterKind::Note).await.unwrap_err();
+        assert_eq!(refused.to_string(), "Thread t already has an active checkpoint write");
+        let mut writer = Box::pin(other.runs().reserve("t", kind));
+        let early = tokio::time::timeout(Duration::from_millis(50), &mut writer).await;
+        assert!(early.is_err(), "{kind:?}: {early:?}");
+        note.release().await.unwrap();
+        let writer = writer.await.unwrap();
+        let refused = fixture.records.runs().reserve("t", WriterKind::Note).await.unwrap_err();
+        assert!(refused.is_conflict(), "a note waits for nobody: {refused}");
+        writer.release().await.unwrap();
+    }
+}
+
+/// Something else has taken the thread by the end of the note.
+#[tokio::test]
+async fn a_writer_that_waited_for_a_note_is_refused_by_a_run_that_waited_longer() {
+    let fixture = fixture().await;
+    let records = &fixture.records;
+    create_thread(records, "t").await;
+    let note = records.runs().reserve("t", WriterKind::Note).await.unwrap();
+    let queued = records.runs().admit(new_run("t", "r"), MultitaskStrategy::Enqueue).await.unwrap();
+    assert!(matches!(queued, Admission::Queued(_)), "{queued:?}");
+    let mut writer = Box::pin(records.runs().reserve("t", WriterKind::CheckpointWrite));
+    let early = tokio::time::timeout(Duration::from_millis(50), &mut writer).await;
+    assert!(early.is_err(), "{early:?}");
+    note.release().await.unwrap();
+    let refused = writer.await.unwrap_err();
+    assert_eq!(refused.to_string(), "Thread t already has an active run");
+}
+
 #[tokio::test]
 async fn run_keeps_writers_out() {
     let fixture = fixture().await;

@@ -492,6 +492,28 @@ async fn a_writer_right_after_a_read_waits_for_the_note_of_the_read() {
     }
 }
 
+/// This gateway knows of it from the database only.
+#[tokio::test]
+async fn a_writer_waits_for_the_note_of_another_gateway() {
+    let gateway = Gateway::start("full").await;
+    gateway.turn("r1").await;
+    let runs = gateway.app.records.runs();
+    for (method, path, body) in [
+        ("POST", "/api/threads/t/state", json!({"values": {"title": "named"}})),
+        ("PUT", "/api/threads/t/goal", json!({"objective": "done"})),
+    ] {
+        let note = runs.reserve("t", WriterKind::Note).await.unwrap();
+        let request = Request::builder().method(method).uri(path);
+        let request = request.header("content-type", "application/json");
+        let request = request.body(Body::from(body.to_string())).unwrap();
+        let mut answer = tokio::spawn(super::router(Arc::clone(&gateway.app)).oneshot(request));
+        let early = timeout(Duration::from_millis(50), &mut answer).await;
+        assert!(early.is_err(), "{method} {path}: {early:?}");
+        note.release().await.unwrap();
+        assert_eq!(answer.await.unwrap().unwrap().status(), 200, "{method} {path}");
+    }
+}
+
 #[tokio::test]
 async fn a_stopping_gateway_waits_for_a_note_and_starts_none() {
     for mode in MODES {

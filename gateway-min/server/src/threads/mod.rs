@@ -81,8 +81,9 @@ impl Threads {
         self.locks.lock(thread_id).await
     }
 
-    /// Waits until no note is being written on the thread that a read has caused. Nobody should be refused the thread
-    /// because of it, so it is held while a run is admitted, or the thread is reserved.
+    /// Waits until this process is not writing a note on the thread that a read has caused. Nobody should be refused
+    /// the thread because of it, so it is held while a run is admitted, or the thread is reserved. These wait for
+    /// notes of other processes themselves, which takes a little longer than this.
     pub(crate) async fn unnoted(&self, thread_id: &str) -> OwnedMutexGuard<()> {
         self.notes.lock(thread_id).await
     }
@@ -127,7 +128,7 @@ impl Threads {
         task.await?
     }
 
-    /// As [`Self::exclusively`], for a note that a read has caused: writers and runs of this process wait for its end.
+    /// As [`Self::exclusively`], for a note that a read has caused: writers and runs wait for its end.
     ///
     /// # Errors
     /// As [`Self::exclusively`].
@@ -139,7 +140,7 @@ impl Threads {
         let (threads, thread) = (Arc::clone(self), thread.clone());
         let task = self.background.spawn(async move {
             let _unnoted = threads.unnoted(thread.as_str()).await;
-            let reserved = threads.records.runs().reserve(thread.as_str(), WriterKind::CheckpointWrite).await;
+            let reserved = threads.records.runs().reserve(thread.as_str(), WriterKind::Note).await;
             threads.holding(&thread, reserved, work).await
         });
         task.await?

@@ -124,8 +124,8 @@ pub(crate) fn messages_only() -> Load {
 struct Ancestor {
     id: CheckpointId,
     continues: Option<Link>,
-    /// Whether it only notes how long a run took.
-    duration_only: bool,
+    /// Whether it only notes how long a run took, on its parent's state.
+    is_note: bool,
     /// Whether no node is left to run: in the middle of a run, the message may exist under another id.
     settled: bool,
 }
@@ -159,7 +159,7 @@ async fn walk(
             None if is_named => return Ok(Base::Pruned),
             _ => return Err(LineageError::NotAddressable),
         };
-        if !ancestor.duration_only && ancestor.settled && !ancestry.has_message(id).await? {
+        if !ancestor.is_note && ancestor.settled && !ancestry.has_message(id).await? {
             return Ok(Base::At(id));
         }
         link = ancestor.continues;
@@ -194,7 +194,7 @@ impl Ancestry for Stored<'_> {
                 let ancestor = Ancestor {
                     id: state.key.id,
                     continues: continued(state),
-                    duration_only: state.metadata.is_duration_only(),
+                    is_note: state.repeats_its_parent(),
                     settled: state.next.is_empty(),
                 };
                 (state.key.id, ancestor)
@@ -215,7 +215,7 @@ async fn scan(accessor: &StateAccessor, thread: &ThreadId, message: &str) -> thr
     let query = HistoryQuery { limit: Some(SCAN_ROWS), load: messages_only(), ..HistoryQuery::default() };
     let mut base = Base::Nothing;
     for state in accessor.history(thread, query).await?.iter().rev() {
-        if state.metadata.is_duration_only() {
+        if state.repeats_its_parent() {
             continue;
         }
         if has_message(state, message)? {
@@ -269,7 +269,7 @@ mod tests {
         let ancestor = |number: u16| Ancestor {
             id: id(number),
             continues: number.checked_sub(1).map(id).map(Link::Parent),
-            duration_only: false,
+            is_note: false,
             settled: true,
         };
         let ancestors = (0..=length).map(|number| (id(number), ancestor(number))).collect();
@@ -296,7 +296,7 @@ mod tests {
     async fn duration_only_and_unsettled_checkpoints_are_stepped_over() {
         let mut made = chain(5);
         made.without.extend([id(4), id(3), id(2)]);
-        change(&mut made, 4, |ancestor| ancestor.duration_only = true);
+        change(&mut made, 4, |ancestor| ancestor.is_note = true);
         change(&mut made, 3, |ancestor| ancestor.settled = false);
         assert_eq!(walked(&mut made, 5).await, Ok(Base::At(id(2))));
     }
@@ -384,6 +384,24 @@ mod tests {
         assert!(read(restored.key.id).await.unwrap().parent.is_some());
         assert_eq!(base("one").await.unwrap(), Base::Pruned);
         assert_eq!(base("three").await.unwrap(), Base::At(restored.key.id), "this one is there");
+    }
+
+    #[tokio::test]
+    async fn a_note_that_is_all_that_a_prune_left_is_the_base_of_the_next_turn() {
+        for mode in [ChannelMode::Full, ChannelMode::Delta] {
+            let (accessor, thread) = (accessor(mode), ThreadId::from("t"));
+            accessor.create(&thread, Map::new()).await.unwrap();
+            say(&accessor, None, "one").await;
+            let notes = RunNotes { durations: [("r".to_owned(), 1)].into(), ..RunNotes::default() };
+            let note = duration::note(&accessor, &thread, None, &notes).await.unwrap().unwrap().key.id;
+            let latest = Prune { boundary: Boundary::FreshSnapshot, ..Prune::keeping(Keep::Latest) };
+            prune(&**accessor.saver(), &thread, &latest, accessor.table()).await.unwrap();
+            let head = say(&accessor, None, "two").await;
+            assert_eq!(head.parent, Some(note));
+            let base = |message: &'static str| base_before(&accessor, &thread, &head, message);
+            assert_eq!(base("two").await.unwrap(), Base::At(note), "{mode}");
+            assert_eq!(base("one").await.unwrap(), Base::Nothing);
+        }
     }
 
     #[tokio::test]

@@ -26,7 +26,8 @@ pub struct Conversion {
     pub checkpoints: usize,
     /// Those that are stored differently afterwards.
     pub changed: usize,
-    /// Those that LangGraph wrote, which stay as they are, and those that continue its changes, which stay changes.
+    /// Those that LangGraph wrote, which stay as they are, and those that carry on a channel that is stored as changes
+    /// for it. In `full`, all that a process in that mode still refuses are among them.
     pub left: usize,
 }
 
@@ -40,7 +41,8 @@ pub struct Conversion {
 /// What LangGraph wrote stays as it is, because LangGraph does not read another form, and its changes cannot be
 /// replayed here. Where others continue such changes, they stay changes. Where LangGraph only carries on what can be
 /// replayed here, as the messages of the gateway in a graph without messages, its checkpoint gets the complete value in
-/// `full`: a graph reads that as well.
+/// `full`: a graph reads that as well. A channel that `table` does not have is stored as before, also where it is only
+/// carried on.
 ///
 /// # Errors
 /// [`Error::BrokenLineage`] if a value cannot be replayed.
@@ -66,7 +68,9 @@ pub fn plan_conversion(image: &ThreadImage, table: &ChannelTable) -> Result<(Rew
             }
         }
         let is_changed = new != *tuple;
-        left += usize::from(replay.foreign().are_at(place) || (is_theirs && !is_changed));
+        let is_refused = table.mode() == ChannelMode::Full && new.metadata.is_delta();
+        let is_left = is_refused || replay.foreign().are_at(place) || (is_theirs && !is_changed);
+        left += usize::from(is_left);
         if is_changed {
             put.push(new.clone());
         }

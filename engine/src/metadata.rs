@@ -84,7 +84,7 @@ impl Metadata {
 
     /// Whether this is the metadata of a duration-only checkpoint, which repeats its parent's state to note how long a
     /// run took. Only its `writes` decide, because other checkpoints may inherit the notes. History, lineage walks and
-    /// retention share this predicate.
+    /// retention share this predicate; where there is a state, see [`crate::state::StateSnapshot::repeats_its_parent`].
     pub fn is_duration_only(&self) -> bool {
         self.extra
             .get("writes")

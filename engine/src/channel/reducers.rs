@@ -1,5 +1,6 @@
 //! Reducers for channels other than `messages`.
 
+use std::collections::HashSet;
 use std::fmt;
 use std::sync::Arc;
 
@@ -7,7 +8,7 @@ use serde_json::Value as Json;
 
 use super::Reducer;
 use crate::error::{Error, Result};
-use crate::value::{ChannelValue, ListValue};
+use crate::value::{ChannelValue, ElementHash, ListValue};
 
 type FoldFn = dyn Fn(Json, Json) -> Result<Json> + Send + Sync;
 
@@ -62,10 +63,9 @@ impl Reducer for OrderedUnion {
         };
         match write {
             ChannelValue::List(more) => {
-                for element in more.iter() {
-                    if !list.iter().any(|have| have == element) {
-                        list.push(element.clone());
-                    }
+                let mut seen: HashSet<ElementHash> = list.iter().map(|element| *element.hash()).collect();
+                for element in more.iter().filter(|element| seen.insert(*element.hash())) {
+                    list.push(element.clone());
                 }
             }
             plain if plain.is_null() => {}
@@ -106,6 +106,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::value::COMPARED;
 
     fn fold(reducer: &dyn Reducer, writes: &[Json]) -> Json {
         let value = writes.iter().fold(reducer.empty().unwrap(), |value, write| {
@@ -126,6 +127,18 @@ mod tests {
             let writes: Vec<Json> = writes.iter().map(|w| json!(w)).collect();
             prop_assert_eq!(fold(&OrderedUnion, &writes), json!(model));
         }
+    }
+
+    #[test]
+    fn a_union_of_long_lists_compares_no_element_with_each_other_one() {
+        let list =
+            |ids: std::ops::Range<u32>| ChannelValue::from_json(&json!(ids.collect::<Vec<_>>())).unwrap();
+        let (current, write) = (list(0..1000), list(500..1500));
+        let before = COMPARED.get();
+        let union = OrderedUnion.reduce(current, &write).unwrap();
+        let compared = COMPARED.get() - before;
+        assert!(compared <= 2000, "{compared} comparisons");
+        assert_eq!(union, list(0..1500));
     }
 
     #[test]

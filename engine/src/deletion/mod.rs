@@ -42,7 +42,7 @@ pub enum Reason {
     Protected,
     /// Stays: the replay of a remaining checkpoint starts here or passes through it.
     Replay,
-    /// Stays: an ancestor of a head, or of another checkpoint that stays.
+    /// Stays: a head or another checkpoint that stays continues it, as its descendant or by what it restores.
     Ancestor,
     /// Stays: it has children, or another checkpoint restores its state.
     HasChildren,

@@ -60,6 +60,12 @@ pub struct TaskView {
 }
 
 impl StateSnapshot {
+    /// Whether it only repeats its parent's state: it is duration-only, and has a parent. A note whose parent was pruned
+    /// has the state itself.
+    pub fn repeats_its_parent(&self) -> bool {
+        self.parent.is_some() && self.metadata.is_duration_only()
+    }
+
     /// The value of a channel; `None` if the channel was never written or not loaded, or has no value
     /// ([`ChannelValue::absent`]).
     pub fn value(&self, channel: &str) -> Option<&ChannelValue> {

@@ -29,6 +29,8 @@ pub fn decoded_bytes() -> u64 {
 #[cfg(test)]
 thread_local! {
     static VISITED: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+    /// How many elements of lists were compared with others.
+    pub(crate) static COMPARED: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
 }
 
 /// Counts, in tests, the elements of lists that were visited to find one by its id or to remove some: whether the work of

@@ -12,7 +12,7 @@ use threadkeep::deletion::{
     plan_delete_for_runs, plan_prune, plan_retention, prune,
 };
 use threadkeep::id::{CheckpointId, IdSource, Namespace, ThreadId};
-use threadkeep::metadata::{DURATION_NODE, Source};
+use threadkeep::metadata::{DURATION_NODE, RESTORED_KEY, Source};
 use threadkeep::mode::ChannelMode;
 use threadkeep::saver::{LocalKey, Saver, ThreadImage};
 use threadkeep::state::{HistoryQuery, StateAccessor, Update};
@@ -35,7 +35,10 @@ enum Op {
         at: Option<usize>,
         title: bool,
     },
-    /// A duration-only checkpoint.
+    /// The state of an older checkpoint again, as a run that resumes from it in delta mode, or one that is rolled back,
+    /// leaves it: only its name says what it continues.
+    Restore(usize),
+    /// A duration-only checkpoint, which has what its head says of itself.
     Annotate,
     /// A task whose rows stay pending.
     Abandon,
@@ -70,6 +73,7 @@ fn op() -> impl Strategy<Value = Op> {
         20 => (prop::bool::weighted(0.2), prop::option::weighted(0.2, any::<usize>()), 0..3_u8, 0..5_u8)
             .prop_map(|(nested, at, tasks, run)| Op::Step { nested, at, tasks, run }),
         4 => (prop::option::of(any::<usize>()), any::<bool>()).prop_map(|(at, title)| Op::Update { at, title }),
+        3 => any::<usize>().prop_map(Op::Restore),
         3 => Just(Op::Annotate),
         2 => Just(Op::Abandon),
         3 => (keep, boundary, some(), prop::option::of(0..5_usize))
@@ -146,6 +150,7 @@ impl Run {
                     let run = &before.checkpoints[place].metadata.extra["run_id"];
                     assert!(runs.contains(run.as_str().unwrap()));
                 }
+                Self::judge_names(&before, &planned);
                 planned
             }
             Op::Retain { siblings, strict, graft, cap, protect } => {
@@ -160,6 +165,7 @@ impl Run {
                 let planned = plan_retention(&before, &policy, table).unwrap();
                 let report = enforce(&*self.saver, &self.thread, &policy, table, true).await.unwrap();
                 Self::judge_retention(&before, &policy, &planned);
+                Self::judge_names(&before, &planned);
                 let deleted: Vec<_> = planned.removed().map(|place| place.1).collect();
                 assert_eq!(report.deleted_checkpoint_ids, deleted);
                 let after = self.saver.read_thread(&self.thread).await.unwrap();
@@ -211,9 +217,22 @@ impl Run {
                     Update { at, node: "update".into(), writes: vec![write.unwrap()], extra: Map::new() };
                 self.accessor.update(&self.thread, update).await.unwrap()
             }
+            Op::Restore(at) => {
+                let Some(at) = self.pick(&root, *at) else { return };
+                let mut extra = Map::from_iter([(RESTORED_KEY.to_owned(), json!(at.to_string()))]);
+                extra.insert("run_id".to_owned(), json!("r0"));
+                let mut head = self.accessor.known_head(&self.thread).await.unwrap();
+                let restored = self.accessor.linearize(&mut head, at, extra.clone()).await.unwrap();
+                if let Some(made) = restored {
+                    made
+                } else {
+                    let update = Update { at: Some(at), node: "restore".into(), writes: Vec::new(), extra };
+                    self.accessor.update(&self.thread, update).await.unwrap()
+                }
+            }
             Op::Annotate => {
                 let Some(head) = self.accessor.get(&self.thread, None).await.unwrap() else { return };
-                let mut extra = Map::new();
+                let mut extra = head.metadata.extra.to_map();
                 extra.insert("writes".into(), json!({ DURATION_NODE: { "run_ids": ["r"] } }));
                 self.accessor.annotate(&head, extra).await.unwrap()
             }
@@ -259,6 +278,15 @@ impl Run {
         }
         let capped = planned.verdicts.iter().any(|(_, reason)| *reason == Reason::Cap);
         assert!(!capped || asked.batch == Some(0) || planned.removed().next().is_some(), "no progress");
+    }
+
+    /// What a remaining checkpoint restores stays, if it was there.
+    fn judge_names(before: &ThreadImage, planned: &DeletionPlan) {
+        let removed: BTreeSet<&LocalKey> = planned.removed().collect();
+        for (place, tuple) in before.checkpoints.iter().filter(|(place, _)| !removed.contains(place)) {
+            let restored = tuple.metadata.restored().map(|id| (place.0.clone(), id));
+            assert!(!restored.is_some_and(|at| removed.contains(&at)), "{place:?} names what goes");
+        }
     }
 
     fn judge_retention(before: &ThreadImage, policy: &RetentionPolicy, planned: &DeletionPlan) {

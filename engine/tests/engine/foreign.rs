@@ -260,7 +260,13 @@ async fn a_channel_that_only_langgraph_knows_has_its_value_where_langgraph_left_
     store.by_langgraph(&[first, second].into(), |_| ()).await;
     let known = |mode| table(mode, 1000);
     assert_eq!(verify(&store.saver, &store.thread, &known(ChannelMode::Delta)).await.unwrap(), []);
-    convert(&store.saver, &store.thread, &known(ChannelMode::Full)).await.unwrap();
+    let done = convert(&store.saver, &store.thread, &known(ChannelMode::Full)).await.unwrap();
+    let full = accessor_of(&store.saver, known(ChannelMode::Full));
+    assert!(full.check(&store.thread, Some(first)).await.unwrap());
+    for refused in [second, head.id] {
+        assert_eq!(full.check(&store.thread, Some(refused)).await, Err(Error::ModeMismatch));
+    }
+    assert_eq!((done.changed, done.left), (0, 3), "LangGraph's, and the head, which a full process refuses");
     let place = (head.namespace, head.id);
     let log = async || store.image().await.checkpoints[&place].checkpoint.channels["log"].stored.clone();
     assert_eq!(log().await, Stored::Sentinel, "how it is stored is for LangGraph");

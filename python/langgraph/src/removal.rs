@@ -1,9 +1,12 @@
 //! What deletions remove. What a remaining checkpoint's delta channels are replayed from stays; a checkpoint whose parent goes is
-//! grafted onto its nearest remaining ancestor.
+//! grafted onto its nearest remaining ancestor. A gateway's that restores the state of one that goes names the nearest
+//! remaining ancestor of that one.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use threadkeep::deletion::{Lineage, RUN_ID_KEY};
+use threadkeep::id::CheckpointId;
+use threadkeep::metadata::RESTORED_KEY;
 use threadkeep::saver::{LocalKey, Rewrite, ThreadImage};
 
 use crate::task::{self, Author};
@@ -37,22 +40,35 @@ pub(crate) fn is_part_of(image: &ThreadImage, put: &BTreeMap<LocalKey, BTreeSet<
 fn keeping(image: &ThreadImage, wanted: &BTreeSet<LocalKey>) -> Rewrite {
     let lineage = Lineage::new(image);
     let keep = lineage.replay_closure(wanted);
+    let nearest = |of: &LocalKey| {
+        let mut ancestors = lineage.lineage(of).map(|tuple| tuple.checkpoint.id);
+        ancestors.find(|id| keep.contains(&(of.0.clone(), *id)))
+    };
     let mut rewrite = Rewrite::default();
     for (place, tuple) in &image.checkpoints {
         if !keep.contains(place) {
             rewrite.remove.insert(place.clone());
             continue;
         }
-        let Some(parent) = tuple.parent else { continue };
-        if keep.contains(&(place.0.clone(), parent)) || lineage.parent(tuple).is_none() {
+        let going = |id: CheckpointId| {
+            let at = (place.0.clone(), id);
+            (image.checkpoints.contains_key(&at) && !keep.contains(&at)).then_some(at)
+        };
+        let parent = lineage.parent(tuple).and_then(|parent| going(parent.checkpoint.id));
+        // Where nothing is left of what it restored, the name says so.
+        let restored = tuple.metadata.restored().and_then(going).and_then(|at| nearest(&at));
+        if parent.is_none() && restored.is_none() {
             continue;
         }
         let mut grafted = tuple.clone();
-        let ancestors = lineage.lineage(place).skip(1);
-        grafted.parent =
-            ancestors.map(|tuple| tuple.checkpoint.id).find(|id| keep.contains(&(place.0.clone(), *id)));
-        // Its rows went with its parent. It stores its values: a checkpoint that does not keeps its parent.
-        grafted.checkpoint.applied.clear();
+        if let Some(parent) = parent {
+            grafted.parent = nearest(&parent);
+            // Its rows went with its parent. It stores its values: a checkpoint that does not keeps its parent.
+            grafted.checkpoint.applied.clear();
+        }
+        if let Some(restored) = restored {
+            grafted.metadata.extra.insert(RESTORED_KEY.to_owned(), restored.to_string().into());
+        }
         rewrite.put.push(grafted);
     }
     rewrite

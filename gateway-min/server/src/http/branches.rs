@@ -194,7 +194,7 @@ async fn find(app: &App, source: &ThreadId, body: &BranchThread) -> Result<Found
     };
     let base = match lineage::base_before(accessor, source, &state, &question).await {
         Ok(Base::At(base)) => Some(base),
-        Ok(Base::Nothing | Base::Unknown) => None,
+        Ok(Base::Nothing | Base::Unknown | Base::Pruned) => None,
         Err(error) if error.is_integrity() => {
             tracing::warn!(thread = %source, %error, "cannot branch from a turn");
             return Err(ApiError::conflict(TURN_GONE));

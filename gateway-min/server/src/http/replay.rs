@@ -299,6 +299,7 @@ impl Conversation {
             Ok(Base::At(base)) => Ok(base),
             Ok(Base::Nothing) => Err(ApiError::conflict(NOTHING_BEFORE)),
             Ok(Base::Unknown) => Err(ApiError::conflict(NOT_LOCATED)),
+            Ok(Base::Pruned) => Err(ApiError::conflict(NOT_RESOLVED)),
             Err(error) if error.is_integrity() => {
                 tracing::warn!(%thread, %error, "cannot repeat a turn");
                 Err(ApiError::conflict(NOT_RESOLVED))

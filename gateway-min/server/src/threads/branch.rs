@@ -97,14 +97,15 @@ struct Newer {
 struct Link {
     /// Whether no node is left to run.
     settled: bool,
-    duration_only: bool,
+    /// Whether it only notes how long a run took, on its parent's state.
+    is_note: bool,
 }
 
 impl Newer {
     fn add(&mut self, state: StateSnapshot) {
         let id = state.key.id;
-        let duration_only = state.metadata.is_duration_only();
-        self.links.insert(id, Link { settled: state.next.is_empty(), duration_only });
+        let link = Link { settled: state.next.is_empty(), is_note: state.repeats_its_parent() };
+        self.links.insert(id, link);
         if let Some(parent) = state.parent {
             self.children.entry(parent).or_default().push(id);
         }
@@ -126,7 +127,7 @@ impl Newer {
         let mut found: Option<(StateSnapshot, String)> = None;
         while let Some(id) = open.pop() {
             let Some(link) = self.links.get(&id) else { continue };
-            if link.duration_only {
+            if link.is_note {
                 open.extend(children(id));
                 continue;
             }
@@ -147,7 +148,7 @@ impl Newer {
         }
         Ok(found.map(|(state, question)| {
             let later = self.links.range((Bound::Excluded(state.key.id), Bound::Unbounded));
-            let latest = later.into_iter().all(|(_, link)| link.duration_only);
+            let latest = later.into_iter().all(|(_, link)| link.is_note);
             TurnEnd { state, question, latest }
         }))
     }

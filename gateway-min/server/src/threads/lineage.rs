@@ -2,8 +2,8 @@
 //!
 //! It follows the parent links, because the previously written checkpoint need not be an ancestor. A checkpoint that
 //! restores the state of an older one continues that one, whatever its parent: in delta mode it is written onto what it
-//! replaces. Only a lineage that ends too early, as in threads of other writers, is searched by time instead; a damaged
-//! lineage is an error.
+//! replaces. A prune may have left it without that one; then nobody knows what came before. Only a lineage that ends too
+//! early, as in threads of other writers, is searched by time instead; a damaged lineage is an error.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -69,6 +69,8 @@ pub(crate) enum Base {
     Nothing,
     /// None of the searched checkpoints contains the message.
     Unknown,
+    /// A checkpoint that another one restored, and that was pruned since.
+    Pruned,
 }
 
 /// The checkpoint before the message with this id, which must be in `head` with its messages loaded.
@@ -87,9 +89,8 @@ pub(crate) async fn base_before(
     let mut stored =
         Stored { accessor, thread, message, links: BTreeMap::new(), oldest: head.key.id, exhausted: false };
     match walk(head.key.id, continued(head), &mut stored).await {
-        Ok(found) => Ok(Base::At(found)),
         Err(LineageError::ParentMissing) => scan(accessor, thread, message).await.map_err(LineageError::Read),
-        Err(error) => Err(error),
+        walked => walked,
     }
 }
 
@@ -99,9 +100,18 @@ pub(crate) fn has_message(state: &StateSnapshot, message: &str) -> threadkeep::R
     Ok(messages.as_array().is_some_and(|list| list.iter().any(|one| one["id"] == message)))
 }
 
-/// The checkpoint whose state this one continues; `None` for a root.
-fn continued(state: &StateSnapshot) -> Option<CheckpointId> {
-    state.parent.map(|parent| state.metadata.restored().unwrap_or(parent))
+/// The checkpoint whose state another one continues.
+#[derive(Debug, Clone, Copy)]
+enum Link {
+    Parent(CheckpointId),
+    /// Only named: what removes it leaves the one that restores it as it is.
+    Restored(CheckpointId),
+}
+
+/// What a checkpoint continues; `None` for a root.
+fn continued(state: &StateSnapshot) -> Option<Link> {
+    let parent = state.parent?;
+    Some(state.metadata.restored().map_or(Link::Parent(parent), Link::Restored))
 }
 
 /// Only the messages.
@@ -113,9 +123,9 @@ pub(crate) fn messages_only() -> Load {
 #[derive(Debug, Clone, Copy)]
 struct Ancestor {
     id: CheckpointId,
-    parent: Option<CheckpointId>,
-    /// Whether it only notes how long a run took.
-    duration_only: bool,
+    continues: Option<Link>,
+    /// Whether it only notes how long a run took, on its parent's state.
+    is_note: bool,
     /// Whether no node is left to run: in the middle of a run, the message may exist under another id.
     settled: bool,
 }
@@ -128,25 +138,31 @@ trait Ancestry {
     async fn has_message(&mut self, id: CheckpointId) -> Result<bool, LineageError>;
 }
 
-/// The nearest settled ancestor without the message.
+/// The nearest settled ancestor without the message, unless a restored one on the way was pruned.
 async fn walk(
     head: CheckpointId,
-    parent: Option<CheckpointId>,
+    continues: Option<Link>,
     ancestry: &mut impl Ancestry,
-) -> Result<CheckpointId, LineageError> {
+) -> Result<Base, LineageError> {
     let mut seen = BTreeSet::from([head]);
-    let mut link = parent;
+    let mut link = continues;
     for _ in 0..MAX_DEPTH {
-        let id = link.ok_or(LineageError::ParentMissing)?;
+        let (id, is_named) = match link.ok_or(LineageError::ParentMissing)? {
+            Link::Parent(id) => (id, false),
+            Link::Restored(id) => (id, true),
+        };
         if !seen.insert(id) {
             return Err(LineageError::Cycle);
         }
-        let ancestor = ancestry.ancestor(id).await?.filter(|ancestor| ancestor.id == id);
-        let ancestor = ancestor.ok_or(LineageError::NotAddressable)?;
-        if !ancestor.duration_only && ancestor.settled && !ancestry.has_message(id).await? {
-            return Ok(id);
+        let ancestor = match ancestry.ancestor(id).await? {
+            Some(ancestor) if ancestor.id == id => ancestor,
+            None if is_named => return Ok(Base::Pruned),
+            _ => return Err(LineageError::NotAddressable),
+        };
+        if !ancestor.is_note && ancestor.settled && !ancestry.has_message(id).await? {
+            return Ok(Base::At(id));
         }
-        link = ancestor.parent;
+        link = ancestor.continues;
     }
     Err(LineageError::TooDeep)
 }
@@ -177,8 +193,8 @@ impl Ancestry for Stored<'_> {
             self.links.extend(page.iter().map(|state| {
                 let ancestor = Ancestor {
                     id: state.key.id,
-                    parent: continued(state),
-                    duration_only: state.metadata.is_duration_only(),
+                    continues: continued(state),
+                    is_note: state.repeats_its_parent(),
                     settled: state.next.is_empty(),
                 };
                 (state.key.id, ancestor)
@@ -199,7 +215,7 @@ async fn scan(accessor: &StateAccessor, thread: &ThreadId, message: &str) -> thr
     let query = HistoryQuery { limit: Some(SCAN_ROWS), load: messages_only(), ..HistoryQuery::default() };
     let mut base = Base::Nothing;
     for state in accessor.history(thread, query).await?.iter().rev() {
-        if state.metadata.is_duration_only() {
+        if state.repeats_its_parent() {
             continue;
         }
         if has_message(state, message)? {
@@ -218,7 +234,9 @@ mod tests {
 
     use serde_json::{Map, json};
     use threadkeep::channel::Schema;
+    use threadkeep::deletion::{Boundary, Keep, Prune, prune};
     use threadkeep::id::IdSource;
+    use threadkeep::metadata::RESTORED_KEY;
     use threadkeep::mode::ChannelMode;
     use threadkeep::state::Update;
     use threadkeep_memory::MemorySaver;
@@ -250,17 +268,17 @@ mod tests {
     fn chain(length: u16) -> Made {
         let ancestor = |number: u16| Ancestor {
             id: id(number),
-            parent: number.checked_sub(1).map(id),
-            duration_only: false,
+            continues: number.checked_sub(1).map(id).map(Link::Parent),
+            is_note: false,
             settled: true,
         };
         let ancestors = (0..=length).map(|number| (id(number), ancestor(number))).collect();
         Made { ancestors, without: [id(0)].into() }
     }
 
-    async fn walked(made: &mut Made, head: u16) -> Result<CheckpointId, String> {
-        let parent = made.ancestors[&id(head)].parent;
-        walk(id(head), parent, made).await.map_err(|error| error.to_string())
+    async fn walked(made: &mut Made, head: u16) -> Result<Base, String> {
+        let continues = made.ancestors[&id(head)].continues;
+        walk(id(head), continues, made).await.map_err(|error| error.to_string())
     }
 
     fn change(made: &mut Made, number: u16, change: impl FnOnce(&mut Ancestor)) {
@@ -269,7 +287,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_walk_of_400_links_is_made_and_one_of_401_refused() {
-        assert_eq!(walked(&mut chain(400), 400).await, Ok(id(0)));
+        assert_eq!(walked(&mut chain(400), 400).await, Ok(Base::At(id(0))));
         let refused = Err("Checkpoint lineage exceeded the scan limit (400)".to_owned());
         assert_eq!(walked(&mut chain(401), 401).await, refused);
     }
@@ -278,9 +296,9 @@ mod tests {
     async fn duration_only_and_unsettled_checkpoints_are_stepped_over() {
         let mut made = chain(5);
         made.without.extend([id(4), id(3), id(2)]);
-        change(&mut made, 4, |ancestor| ancestor.duration_only = true);
+        change(&mut made, 4, |ancestor| ancestor.is_note = true);
         change(&mut made, 3, |ancestor| ancestor.settled = false);
-        assert_eq!(walked(&mut made, 5).await, Ok(id(2)));
+        assert_eq!(walked(&mut made, 5).await, Ok(Base::At(id(2))));
     }
 
     #[tokio::test]
@@ -294,7 +312,7 @@ mod tests {
         assert_eq!(walked(&mut made, 3).await, Err(dangling.to_owned()));
         for back_to in [3, 2] {
             let mut made = chain(3);
-            change(&mut made, 1, |ancestor| ancestor.parent = Some(id(back_to)));
+            change(&mut made, 1, |ancestor| ancestor.continues = Some(Link::Parent(id(back_to))));
             assert_eq!(walked(&mut made, 3).await, Err("Checkpoint lineage contains a cycle".to_owned()));
         }
         let mut made = chain(3);
@@ -342,6 +360,47 @@ mod tests {
             let before_last = accessor.get(&thread, Some(before_last)).await.unwrap().unwrap();
             assert!(!before_last.metadata.is_duration_only(), "the note is skipped");
             assert!(matches!(base("two").await, Err(LineageError::NotInHead)), "it is not in this lineage");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_restored_checkpoint_that_was_pruned_is_no_damage() {
+        let (accessor, thread) = (accessor(ChannelMode::Delta), ThreadId::from("t"));
+        accessor.create(&thread, Map::new()).await.unwrap();
+        let one = say(&accessor, None, "one").await;
+        say(&accessor, None, "two").await;
+        let extra = Map::from_iter([(RESTORED_KEY.to_owned(), json!(one.key.id.to_string()))]);
+        let mut known = accessor.known_head(&thread).await.unwrap();
+        let restored = accessor.linearize(&mut known, one.key.id, extra).await.unwrap().unwrap();
+        let head = say(&accessor, None, "three").await;
+        let base = |message: &'static str| base_before(&accessor, &thread, &head, message);
+        assert!(matches!(base("one").await.unwrap(), Base::At(root) if root < one.key.id));
+
+        // The restored state stays on the line that it was written onto; what it restores is older, and goes.
+        let newest = Prune { boundary: Boundary::FreshSnapshot, ..Prune::keeping(Keep::Last(3)) };
+        prune(&**accessor.saver(), &thread, &newest, accessor.table()).await.unwrap();
+        let read = async |id| accessor.get(&thread, Some(id)).await.unwrap();
+        assert!(read(one.key.id).await.is_none());
+        assert!(read(restored.key.id).await.unwrap().parent.is_some());
+        assert_eq!(base("one").await.unwrap(), Base::Pruned);
+        assert_eq!(base("three").await.unwrap(), Base::At(restored.key.id), "this one is there");
+    }
+
+    #[tokio::test]
+    async fn a_note_that_is_all_that_a_prune_left_is_the_base_of_the_next_turn() {
+        for mode in [ChannelMode::Full, ChannelMode::Delta] {
+            let (accessor, thread) = (accessor(mode), ThreadId::from("t"));
+            accessor.create(&thread, Map::new()).await.unwrap();
+            say(&accessor, None, "one").await;
+            let notes = RunNotes { durations: [("r".to_owned(), 1)].into(), ..RunNotes::default() };
+            let note = duration::note(&accessor, &thread, None, &notes).await.unwrap().unwrap().key.id;
+            let latest = Prune { boundary: Boundary::FreshSnapshot, ..Prune::keeping(Keep::Latest) };
+            prune(&**accessor.saver(), &thread, &latest, accessor.table()).await.unwrap();
+            let head = say(&accessor, None, "two").await;
+            assert_eq!(head.parent, Some(note));
+            let base = |message: &'static str| base_before(&accessor, &thread, &head, message);
+            assert_eq!(base("two").await.unwrap(), Base::At(note), "{mode}");
+            assert_eq!(base("one").await.unwrap(), Base::Nothing);
         }
     }
 

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use threadkeep_agent::model::scripted::gate;
 
 use crate::sse::Frames;
-use crate::support::{ALL, Gateway, MODES, Setup, question, texts};
+use crate::support::{ALL, Gateway, MODES, Setup, id, question, texts};
 
 #[tokio::test]
 async fn threads_are_pruned_by_deleting_them() {
@@ -40,9 +40,16 @@ async fn pruning_to_the_latest_keeps_the_state_and_the_thread_goes_on() {
         let body = json!({"thread_ids": ["t"], "strategy": "keep_latest"});
         assert_eq!(gateway.post("/api/threads/prune", body).await.ok()["pruned_count"], 1);
         assert_eq!(gateway.history("t").await.len(), 1, "{backend} {mode}");
-        assert_eq!(gateway.state("t").await["values"], before["values"]);
+        let pruned = gateway.state("t").await;
+        assert_eq!(pruned["values"], before["values"]);
+        // What is left is the note on the last turn.
+        let answer = |state: &Value, at: usize| json!({"message_id": state["values"]["messages"][at]["id"]});
+        gateway.post("/api/threads/t/branches", answer(&pruned, 5)).await.ok();
         gateway.ask("t", "four").await;
         let state = gateway.state("t").await;
+        let again = "/api/threads/t/runs/regenerate/prepare";
+        let prepared = gateway.post(again, answer(&state, 7)).await.ok();
+        assert_eq!(prepared["checkpoint"]["checkpoint_id"], id(&pruned));
         assert_eq!(texts(&state)[..6], texts(&before)[..]);
         assert_eq!(texts(&state)[6..], ["four", "You said: four"]);
     }

@@ -7,14 +7,18 @@ mod lab;
 mod runs;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use serde_json::json;
+use serde_json::{Value as Json, json};
 use threadkeep::Error;
-use threadkeep::checkpoint::{ChannelEntry, Checkpoint, Stored, TaskWrites, Write};
-use threadkeep::id::{TaskId, Version};
-use threadkeep::metadata::{Counters, Metadata, Source};
+use threadkeep::channel::Schema;
+use threadkeep::checkpoint::{ChannelEntry, Checkpoint, CheckpointTuple, Stored, TaskWrites, Write};
+use threadkeep::id::{IdSource, TaskId, Version};
+use threadkeep::metadata::{Counters, Metadata, RESTORED_KEY, Source};
+use threadkeep::mode::ChannelMode;
 use threadkeep::saver::{CheckpointSelector, Flush, Saver, StepCommit};
+use threadkeep::state::{StateAccessor, Update};
 use threadkeep::value::ChannelValue;
 use threadkeep_langgraph::{Frame, ListRequest, Place, Put, Strategy};
 
@@ -82,6 +86,36 @@ async fn a_call_that_fails_after_its_first_step_says_what_was_done() {
         assert!(error.to_string().contains(expected), "{error}");
         lab.graphs.prune(&names, Strategy::Delete).await.unwrap();
     }
+}
+
+/// A gateway goes back along the names of what it restored, as along parents.
+#[tokio::test]
+async fn the_name_of_a_restored_checkpoint_that_goes_is_grafted_as_a_parent_is() {
+    let lab = Lab::new();
+    let thread = &lab.place.thread;
+    let table = Schema::thread_state().compile(ChannelMode::Full, 1).unwrap();
+    let saver = Arc::new(lab.beside.saver.clone());
+    let accessor = StateAccessor::new(saver, Arc::new(table), Arc::new(IdSource::default()));
+    let turn = async |at, extra: Json| {
+        let writes = vec![accessor.write("title", json!("a title"), false).unwrap()];
+        let extra = extra.as_object().unwrap().clone();
+        accessor.update(thread, Update { at, node: "n".into(), writes, extra }).await.unwrap().key.id
+    };
+    let first = turn(None, json!({"run_id": "first"})).await;
+    let before = turn(None, json!({"run_id": "before"})).await;
+    let cancelled = turn(None, json!({"run_id": "cancelled"})).await;
+    let restored = turn(Some(before), json!({RESTORED_KEY: before.to_string()})).await;
+    let lines = async || {
+        let image = lab.beside.saver.read_thread(thread).await.unwrap();
+        let line = |tuple: &CheckpointTuple| (tuple.checkpoint.id, tuple.parent, tuple.metadata.restored());
+        image.checkpoints.values().map(line).collect::<Vec<_>>()
+    };
+    lab.graphs.delete_for_runs(&["before".to_owned()].into()).await.unwrap();
+    let expected =
+        [(first, None, None), (cancelled, Some(first), None), (restored, Some(first), Some(first))];
+    assert_eq!(lines().await, expected);
+    lab.graphs.prune(std::slice::from_ref(thread), Strategy::KeepLatest).await.unwrap();
+    assert_eq!(lines().await, [(restored, None, Some(first))], "nothing is left of what it restored");
 }
 
 #[tokio::test]

@@ -279,7 +279,10 @@ async fn create(
     if !steps.is_empty() {
         return create_with(&app, &thread, new, raise, steps, &caller).await;
     }
-    if raise && has_checkpoint(&app, &thread, CREATE_FAILED).await? {
+    if raise
+        && app.records.threads().get(thread.as_str(), None).await.or_internal(CREATE_FAILED)?.is_none()
+        && has_checkpoint(&app, &thread, CREATE_FAILED).await?
+    {
         // Another program on the store has made it, without a record.
         return Err(exists(&thread));
     }

@@ -73,6 +73,7 @@ impl Records {
         self.batches.delete_items_of_thread(&reservation).await?;
         let (thread, row) = (thread_id.to_owned(), reservation.row_id().to_owned());
         let remains = self.batches.note_remains(thread_id);
+        let held = self.events.hold_thread(thread_id).await;
         let deleted = self.db.write(thread_id, move |tx| {
             Box::pin(async move {
                 if tx.execute(query("DELETE FROM runs WHERE run_id = $1").bind(&row)).await? == 0 {
@@ -91,8 +92,14 @@ impl Records {
                 Ok(DeletedThread { thread, runs, events })
             })
         });
-        let mut deleted = deleted.await?;
-        deleted.events += self.events.forget_thread(thread_id).await;
+        let deleted = match (deleted.await, held) {
+            (Ok(deleted), held) => DeletedThread {
+                events: deleted.events + self.events.forget_thread(thread_id, held).await,
+                ..deleted
+            },
+            (Err(error), Some(held)) => return Err(held.let_go(error).await),
+            (Err(error), None) => return Err(error),
+        };
         reservation.forget();
         Ok(deleted)
     }

@@ -21,7 +21,7 @@ use serde_json::Value;
 
 use self::content::{cut_trace, flatten};
 pub(super) use self::database::keep_numbers;
-use self::jsonl::JsonlFeed;
+use self::jsonl::{Held, JsonlFeed};
 use self::memory::MemoryFeed;
 use super::codec::JsonObject;
 use super::db::Db;
@@ -331,16 +331,23 @@ impl Events {
         Ok(count)
     }
 
+    /// Holds what processes share of a thread outside the database, before the rows of the thread are deleted. Once they
+    /// are, another process may use the id again: what it appends waits for [`Self::forget_thread`].
+    pub(super) async fn hold_thread(&self, thread_id: &str) -> Option<Held> {
+        let Feed::Files(feed) = &self.feed else { return None };
+        let held = feed.hold(thread_id).await;
+        held.inspect_err(|error| log_remaining(thread_id, error)).ok()
+    }
+
     /// Removes what is stored outside the database for a thread whose rows are deleted; returns how many events.
-    pub(super) async fn forget_thread(&self, thread_id: &str) -> u64 {
-        match &self.feed {
-            Feed::Memory(feed) => feed.forget_thread(thread_id).await,
-            Feed::Database => 0,
-            Feed::Files(feed) => feed.forget_thread(thread_id).await.unwrap_or_else(|error| {
-                // The rows are deleted, so nothing refers to the events any more.
-                tracing::error!(thread_id, %error, "the event file of a deleted thread remains");
-                0
-            }),
+    pub(super) async fn forget_thread(&self, thread_id: &str, held: Option<Held>) -> u64 {
+        match (&self.feed, held) {
+            (Feed::Memory(feed), _) => feed.forget_thread(thread_id).await,
+            (Feed::Files(feed), Some(held)) => {
+                let removed = feed.forget_thread(thread_id, held).await;
+                removed.inspect_err(|error| log_remaining(thread_id, error)).unwrap_or(0)
+            }
+            (Feed::Files(_), None) | (Feed::Database, _) => 0,
         }
     }
 
@@ -400,6 +407,11 @@ fn run_owner(thread_id: &str, run_id: &str) -> Sql {
 /// The query for the owner of a thread, which also shows whether the thread exists.
 fn thread_owner(thread_id: &str) -> Sql {
     query("SELECT user_id FROM threads_meta WHERE thread_id = $1").bind(thread_id)
+}
+
+/// The rows of the thread go all the same, so nothing refers to these events any more.
+fn log_remaining(thread_id: &str, error: &RecordsError) {
+    tracing::error!(thread_id, %error, "the event file of a deleted thread remains");
 }
 
 fn check_name(field: &'static str, name: &str, max: usize) -> Result<(), RecordsError> {

@@ -95,9 +95,9 @@ impl From<Event> for EventRow {
 
 /// The feeds by thread.
 ///
-/// As in memory: an append checks in the database that its run exists while it holds the file, and a deletion removes
-/// the file after deleting the rows. So an append that still found its run is removed with the rest, and a later one is
-/// refused.
+/// An append checks in the database that its run exists while it holds the file, and a deletion holds the file while it
+/// deletes the rows, and removes it then. So an append that still found its run is removed with the rest, a later one is
+/// refused, and one of a new thread with the same id, in whatever process, comes after the removal.
 #[derive(Debug)]
 pub(super) struct JsonlFeed {
     directory: PathBuf,
@@ -115,7 +115,7 @@ struct Start {
 }
 
 /// A thread's file, held for writing.
-struct Held {
+pub(crate) struct Held {
     file: FeedFile,
     /// Dropped after the file's own lock.
     _stripe: OwnedMutexGuard<()>,
@@ -251,15 +251,15 @@ impl JsonlFeed {
         Ok(messages.try_into().unwrap_or(u64::MAX))
     }
 
-    /// Removes the file of a thread; returns how many events it had.
-    pub(super) async fn forget_thread(&self, thread_id: &str) -> Result<u64, RecordsError> {
-        if !self.exists(thread_id).await {
-            return Ok(0);
-        }
+    /// Removes the file of a thread, which was held while the rows were deleted; returns how many events it had.
+    pub(super) async fn forget_thread(&self, thread_id: &str, held: Held) -> Result<u64, RecordsError> {
         let events = self.select(thread_id, usize::MAX, |_| true).await;
-        let held = self.hold(thread_id).await?;
         self.forget_starts(thread_id);
-        blocking(move || held.file.remove()).await?;
+        blocking(move || {
+            let Held { file, _stripe } = held;
+            file.remove()
+        })
+        .await?;
         // A damaged file is removed as well.
         Ok(events.map_or(0, |events| events.len().try_into().unwrap_or(u64::MAX)))
     }
@@ -285,7 +285,8 @@ impl JsonlFeed {
         Arc::clone(&self.stripes[stripe]).lock_owned().await
     }
 
-    async fn hold(&self, thread_id: &str) -> Result<Held, RecordsError> {
+    /// Waits for the file of a thread and holds it for writing, creating it if missing.
+    pub(super) async fn hold(&self, thread_id: &str) -> Result<Held, RecordsError> {
         let path = self.path(thread_id);
         let stripe = self.stripe(thread_id).await;
         let thread_id = thread_id.to_owned();
@@ -349,7 +350,7 @@ impl Held {
     }
 
     /// Releases the file after `error`; one that was created for nothing is removed.
-    async fn let_go(self, error: RecordsError) -> RecordsError {
+    pub(crate) async fn let_go(self, error: RecordsError) -> RecordsError {
         match blocking(move || self.file.remove_if_empty()).await {
             Ok(()) => error,
             Err(other) => {

@@ -66,7 +66,8 @@ pub enum RecordsError {
         waiting: u32,
     },
 
-    /// The run has ended, perhaps by another process, or was deleted: it delegates nothing more.
+    /// The run has ended, perhaps by another process, is ended by one that has taken it over, or was deleted: it delegates
+    /// nothing more here.
     #[error("Run {run_id} has ended or was deleted, so nothing was stored for it; start another run")]
     RunEnded {
         /// The run.

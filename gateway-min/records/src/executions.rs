@@ -240,6 +240,8 @@ fn summaries(condition: &str) -> Sql {
 #[derive(Clone, Debug)]
 pub struct Executions {
     pub(super) db: Db,
+    /// The name under which this process owns rows of runs, if it has leases.
+    pub(super) owner: Option<String>,
 }
 
 impl Executions {
@@ -255,8 +257,11 @@ impl Executions {
     /// leaves none in a thread that was deleted.
     pub async fn open(&self, new: NewExecution) -> Result<Opened, RecordsError> {
         let now = time_text(self.db.clock.now());
-        let (db, thread_id) = (self.db.clone(), new.thread_id.clone());
-        self.db.write(&thread_id, move |tx| Box::pin(async move { open_in(&db, tx, new, &now).await })).await
+        let (db, owner, thread_id) = (self.db.clone(), self.owner.clone(), new.thread_id.clone());
+        let opened = self.db.write(&thread_id, move |tx| {
+            Box::pin(async move { open_in((&db, owner.as_deref()), tx, new, &now).await })
+        });
+        opened.await
     }
 
     /// The execution got a slot, after this many milliseconds, and works with this model. Nothing happens if it has
@@ -370,7 +375,7 @@ impl Executions {
         sql.push(&format!(" AND (NOT counted OR {at_work})"));
         if delegating == Delegating::Run {
             sql.push(" AND ");
-            push_active_run(&mut sql, &row.thread_id, run_id);
+            push_active_run(&mut sql, &row.thread_id, run_id, self.owner.as_deref());
         }
         let sql = sql.build();
         let taken = self.db.write(&row.thread_id, move |tx| Box::pin(async move { tx.execute(sql).await }));

@@ -199,8 +199,8 @@ impl StepWriter {
     /// The tasks of the current superstep that finished before a crash: their rows are stored and no child has applied
     /// them. A resuming run passes each to [`Self::adopt`] instead of repeating the task.
     ///
-    /// One for each place: a process that stood still may store the row of its attempt after another one has repeated the
-    /// task and died.
+    /// One for each place: a process that stood still may store the row of its attempt after another one has repeated
+    /// the task and died.
     pub fn recovered(&self) -> Vec<&TaskWrites> {
         let Some(base) = self.base.as_ref().filter(|base| Some(base.key.id) == self.head.id()) else {
             return Vec::new();

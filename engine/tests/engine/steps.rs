@@ -228,7 +228,8 @@ async fn a_finished_task_survives_a_crash_and_is_not_run_again() {
     }
 }
 
-/// A process stood still before it stored the row of a task, and does so after another one has repeated the task and died.
+/// A process stood still before it stored the row of a task, and does so after another one has repeated the task and
+/// died.
 #[tokio::test]
 async fn of_two_finished_attempts_at_a_task_one_is_recovered() {
     for mode in [ChannelMode::Full, ChannelMode::Delta] {

@@ -66,7 +66,7 @@ pub enum RecordsError {
         waiting: u32,
     },
 
-    /// The run has ended, perhaps by another process, is ended by one that has taken it over, or was deleted: it delegates
+    /// The run was ended, perhaps by another process, was taken over by one that ends it, or was deleted: it delegates
     /// nothing more here.
     #[error("Run {run_id} has ended or was deleted, so nothing was stored for it; start another run")]
     RunEnded {

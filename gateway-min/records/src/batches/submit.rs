@@ -67,8 +67,8 @@ pub struct SubmittedBatch {
 }
 
 impl Batches {
-    /// Stores a batch with its items, for a run that is active and this process's. If the thread's owner has a batch with
-    /// this key, that one is returned and nothing is stored, whatever its items are.
+    /// Stores a batch with its items, for a run that is active and this process's. If the thread's owner has a batch
+    /// with this key, that one is returned and nothing is stored, whatever its items are.
     ///
     /// # Errors
     /// [`RecordsError::Invalid`] if there is no item. [`RecordsError::RunEnded`]: the thread may be deleted by then,

@@ -331,8 +331,8 @@ impl Events {
         Ok(count)
     }
 
-    /// Holds what processes share of a thread outside the database, before the rows of the thread are deleted. Once they
-    /// are, another process may use the id again: what it appends waits for [`Self::forget_thread`].
+    /// Holds what processes share of a thread outside the database, before the rows of the thread are deleted. Once
+    /// they are, another process may use the id again: what it appends waits for [`Self::forget_thread`].
     pub(super) async fn hold_thread(&self, thread_id: &str) -> Option<Held> {
         let Feed::Files(feed) = &self.feed else { return None };
         let held = feed.hold(thread_id).await;

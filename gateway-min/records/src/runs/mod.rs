@@ -325,8 +325,8 @@ pub struct Runs {
     pub(super) reserved: Arc<Mutex<BTreeSet<String>>>,
 }
 
-/// Appends: this run of this thread is active, and the process with this name has it; none is the one without leases. In
-/// a transaction of the thread it stays so until that ends: nobody ends the run, takes it over or deletes the thread
+/// Appends: this run of this thread is active, and the process with this name has it; none is the one without leases.
+/// In a transaction of the thread it stays so until that ends: nobody ends the run, takes it over or deletes the thread
 /// meanwhile.
 pub(crate) fn push_active_run(sql: &mut Builder, thread_id: &str, run_id: &str, owner: Option<&str>) {
     sql.push("EXISTS (SELECT 1 FROM runs WHERE run_id = ").push_bind(run_id);

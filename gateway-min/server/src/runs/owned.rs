@@ -1,9 +1,9 @@
 //! Looks whether a run is still this process's before it writes.
 //!
-//! A process that ends the run of another one does not move the head of its thread: nothing in the checkpoints keeps out
-//! the step at which that one stood still. So it looks at the run's row, if it has not done so for longer than the time
-//! after which leases are renewed. What stands still between this look and the write still writes, unless somebody else
-//! has written since.
+//! A process that ends the run of another one does not move the head of its thread: nothing in the checkpoints keeps
+//! out the step at which that one stood still. So it looks at the run's row, if it has not done so for longer than the
+//! time after which leases are renewed. What stood still between this look and the write still writes, unless somebody
+//! else has written since.
 
 use std::sync::Arc;
 
@@ -56,8 +56,8 @@ impl Owned {
         Ok(())
     }
 
-    /// The same before a step of a run that has written. Records that do not answer keep no run from going on: its lease
-    /// says how long it may.
+    /// The same before a step of a run that has written. Records that do not answer keep no run from going on: its
+    /// lease says how long it may.
     ///
     /// # Errors
     /// [`RunError::TakenOver`].

@@ -95,9 +95,9 @@ impl From<Event> for EventRow {
 
 /// The feeds by thread.
 ///
-/// An append checks in the database that its run exists while it holds the file, and a deletion holds the file while it
-/// deletes the rows, and removes it then. So an append that still found its run is removed with the rest, a later one is
-/// refused, and one of a new thread with the same id, in whatever process, comes after the removal.
+/// An append checks in the database that its run exists while it holds the file, and a deletion holds the file while
+/// it deletes the rows, and removes it then. So an append that still found its run is removed with the rest, a later
+/// one is refused, and one of a new thread with the same id, in whatever process, comes after the removal.
 #[derive(Debug)]
 pub(super) struct JsonlFeed {
     directory: PathBuf,

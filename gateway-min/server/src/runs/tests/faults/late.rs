@@ -1,5 +1,5 @@
-//! A process that stands still before a write of a run, while another one ends the run or takes it over: when it goes on,
-//! the run writes nothing. The processes of these tests do not look at the rows of their runs now and then.
+//! A process that stands still before a write of a run, while another one ends the run or takes it over: when it goes
+//! on, the run writes nothing. The processes of these tests do not look at the rows of their runs now and then.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};

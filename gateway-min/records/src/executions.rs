@@ -264,9 +264,14 @@ impl Executions {
         opened.await
     }
 
-    /// The execution got a slot, after this many milliseconds, and works with this model. Nothing happens if it has
-    /// ended or belongs to another run by now.
-    pub async fn started(&self, row: &ExecutionRow, model: &str, waited_ms: i64) -> Result<(), RecordsError> {
+    /// The execution got a slot, after this many milliseconds, and works with this model. False, and nothing happens, if
+    /// it has ended, belongs to another run or was deleted by now.
+    pub async fn started(
+        &self,
+        row: &ExecutionRow,
+        model: &str,
+        waited_ms: i64,
+    ) -> Result<bool, RecordsError> {
         let sql = query(
             "UPDATE executions SET status = $3, model_name = $4, waited_ms = COALESCE(waited_ms, $5), \
              started_at = COALESCE(started_at, $6) \
@@ -274,7 +279,9 @@ impl Executions {
         );
         let sql = sql.bind(&row.execution_id).bind(row.attempt).bind(ExecutionStatus::Running.as_str());
         let sql = sql.bind(model).bind(waited_ms).bind(time_text(self.db.clock.now())).bind(&row.run_id);
-        self.execute(&self.db.unflushed(), row, sql).await
+        let db = self.db.unflushed();
+        let started = db.write(&row.thread_id, move |tx| Box::pin(async move { tx.execute(sql).await }));
+        Ok(started.await? > 0)
     }
 
     /// Ends the execution, unless it has ended: the first end wins. Returns the row as it is then. A process that stood
@@ -458,10 +465,6 @@ impl Executions {
         let sql = "SELECT child_thread FROM executions WHERE thread_id = $1 ORDER BY created_at, execution_id, attempt";
         let found: Vec<(String,)> = self.db.fetch_all(query(sql).bind(thread_id)).await?;
         Ok(found.into_iter().map(|(thread,)| thread).collect())
-    }
-
-    async fn execute(&self, db: &Db, row: &ExecutionRow, sql: Sql) -> Result<(), RecordsError> {
-        db.write(&row.thread_id, move |tx| Box::pin(async move { tx.execute(sql).await.map(|_| ()) })).await
     }
 }
 

@@ -1,5 +1,7 @@
 //! The superstep writer: collects the writes of parallel tasks, applies them in live order, commits.
 
+use std::collections::BTreeSet;
+
 use serde_json::Value as Json;
 
 use crate::checkpoint::{ERROR_CHANNEL, TaskWrites, Write};
@@ -196,13 +198,17 @@ impl StepWriter {
 
     /// The tasks of the current superstep that finished before a crash: their rows are stored and no child has applied
     /// them. A resuming run passes each to [`Self::adopt`] instead of repeating the task.
+    ///
+    /// One for each place: a process that stood still may store the row of its attempt after another one has repeated
+    /// the task and died.
     pub fn recovered(&self) -> Vec<&TaskWrites> {
         let Some(base) = self.base.as_ref().filter(|base| Some(base.key.id) == self.head.id()) else {
             return Vec::new();
         };
         let planned = |row: &&TaskWrites| base.next.get(row.index as usize) == Some(&row.node);
         let finished = |row: &&TaskWrites| !row.writes.iter().any(Write::is_special);
-        base.writes.iter().filter(planned).filter(finished).collect()
+        let mut places = BTreeSet::new();
+        base.writes.iter().filter(planned).filter(finished).filter(|row| places.insert(row.index)).collect()
     }
 
     /// Counts a recovered task as finished in this superstep.

@@ -228,6 +228,34 @@ async fn a_finished_task_survives_a_crash_and_is_not_run_again() {
     }
 }
 
+/// A process stood still before it stored the row of a task, and does so after another one has repeated the task and
+/// died.
+#[tokio::test]
+async fn of_two_finished_attempts_at_a_task_one_is_recovered() {
+    for mode in [ChannelMode::Full, ChannelMode::Delta] {
+        let store = store(mode, 10);
+        let mut stale = store.writer().await;
+        stale.commit(Source::Input, vec!["n".into(), "n".into()], Map::new()).await.unwrap();
+        let mut second = store.writer().await;
+        for (index, id) in [(1, "second"), (0, "again"), (0, "late")] {
+            let writer = if id == "late" { &mut stale } else { &mut second };
+            let task = writer.start_task(&"n".into(), index);
+            let write = writer.write("messages", say(id), false).unwrap();
+            writer.finish_task(task, vec![write], Durability::Now).await.unwrap();
+        }
+
+        let mut next = store.writer().await;
+        let recovered: Vec<_> = next.recovered().iter().map(|row| row.task).collect();
+        for task in recovered {
+            next.adopt(task).unwrap();
+        }
+        let state = next.commit(Source::Loop, Vec::new(), Map::new()).await.unwrap();
+        assert_eq!(ids(state), ["again", "second"]);
+        let read = store.accessor.get(&store.thread, None).await.unwrap().unwrap();
+        assert_eq!(ids(&read), ["again", "second"]);
+    }
+}
+
 /// Something else is written before the tasks go on: their checkpoint is another one then.
 #[tokio::test]
 async fn what_has_finished_can_be_taken_along_to_the_next_checkpoint() {

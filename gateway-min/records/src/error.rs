@@ -66,7 +66,8 @@ pub enum RecordsError {
         waiting: u32,
     },
 
-    /// The run has ended, perhaps by another process, or was deleted: it delegates nothing more.
+    /// The run was ended, perhaps by another process, was taken over by one that ends it, or was deleted: it delegates
+    /// nothing more here.
     #[error("Run {run_id} has ended or was deleted, so nothing was stored for it; start another run")]
     RunEnded {
         /// The run.

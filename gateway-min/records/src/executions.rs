@@ -240,6 +240,8 @@ fn summaries(condition: &str) -> Sql {
 #[derive(Clone, Debug)]
 pub struct Executions {
     pub(super) db: Db,
+    /// The name under which this process owns rows of runs, if it has leases.
+    pub(super) owner: Option<String>,
 }
 
 impl Executions {
@@ -255,13 +257,21 @@ impl Executions {
     /// leaves none in a thread that was deleted.
     pub async fn open(&self, new: NewExecution) -> Result<Opened, RecordsError> {
         let now = time_text(self.db.clock.now());
-        let (db, thread_id) = (self.db.clone(), new.thread_id.clone());
-        self.db.write(&thread_id, move |tx| Box::pin(async move { open_in(&db, tx, new, &now).await })).await
+        let (db, owner, thread_id) = (self.db.clone(), self.owner.clone(), new.thread_id.clone());
+        let opened = self.db.write(&thread_id, move |tx| {
+            Box::pin(async move { open_in((&db, owner.as_deref()), tx, new, &now).await })
+        });
+        opened.await
     }
 
-    /// The execution got a slot, after this many milliseconds, and works with this model. Nothing happens if it has
-    /// ended or belongs to another run by now.
-    pub async fn started(&self, row: &ExecutionRow, model: &str, waited_ms: i64) -> Result<(), RecordsError> {
+    /// The execution got a slot, after this many milliseconds, and works with this model. False, and nothing happens, if
+    /// it has ended, belongs to another run or was deleted by now.
+    pub async fn started(
+        &self,
+        row: &ExecutionRow,
+        model: &str,
+        waited_ms: i64,
+    ) -> Result<bool, RecordsError> {
         let sql = query(
             "UPDATE executions SET status = $3, model_name = $4, waited_ms = COALESCE(waited_ms, $5), \
              started_at = COALESCE(started_at, $6) \
@@ -269,7 +279,9 @@ impl Executions {
         );
         let sql = sql.bind(&row.execution_id).bind(row.attempt).bind(ExecutionStatus::Running.as_str());
         let sql = sql.bind(model).bind(waited_ms).bind(time_text(self.db.clock.now())).bind(&row.run_id);
-        self.execute(&self.db.unflushed(), row, sql).await
+        let db = self.db.unflushed();
+        let started = db.write(&row.thread_id, move |tx| Box::pin(async move { tx.execute(sql).await }));
+        Ok(started.await? > 0)
     }
 
     /// Ends the execution, unless it has ended: the first end wins. Returns the row as it is then. A process that stood
@@ -370,7 +382,7 @@ impl Executions {
         sql.push(&format!(" AND (NOT counted OR {at_work})"));
         if delegating == Delegating::Run {
             sql.push(" AND ");
-            push_active_run(&mut sql, &row.thread_id, run_id);
+            push_active_run(&mut sql, &row.thread_id, run_id, self.owner.as_deref());
         }
         let sql = sql.build();
         let taken = self.db.write(&row.thread_id, move |tx| Box::pin(async move { tx.execute(sql).await }));
@@ -453,10 +465,6 @@ impl Executions {
         let sql = "SELECT child_thread FROM executions WHERE thread_id = $1 ORDER BY created_at, execution_id, attempt";
         let found: Vec<(String,)> = self.db.fetch_all(query(sql).bind(thread_id)).await?;
         Ok(found.into_iter().map(|(thread,)| thread).collect())
-    }
-
-    async fn execute(&self, db: &Db, row: &ExecutionRow, sql: Sql) -> Result<(), RecordsError> {
-        db.write(&row.thread_id, move |tx| Box::pin(async move { tx.execute(sql).await.map(|_| ()) })).await
     }
 }
 

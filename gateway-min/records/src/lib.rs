@@ -30,8 +30,8 @@
 //! beside gateways always has a lease, which its reservations renew; it takes a thread from a reservation that is
 //! not renewed, because there may be no gateway. An ended row never changes, so a process that resumes after a
 //! stall cannot end anything. Nor does it delegate anything: executions and batches are stored only for a run whose
-//! row is active. It deletes nothing of a thread without the row of its reservation. Cancellations are marks in the
-//! rows, which the owner polls ([`Runs::noticed`]).
+//! row is active and its own. It deletes nothing of a thread without the row of its reservation. Cancellations are
+//! marks in the rows, which the owner polls ([`Runs::noticed`]).
 //!
 //! # Transactions
 //!
@@ -203,10 +203,11 @@ impl Records {
     }
 
     fn new(db: Db, options: &RecordsOptions) -> Self {
+        let owner = || options.lease.as_ref().map(|lease| lease.owner.clone());
         Self {
             threads: Threads { db: db.clone() },
-            executions: Executions { db: db.clone() },
-            batches: Batches { db: db.clone() },
+            executions: Executions { db: db.clone(), owner: owner() },
+            batches: Batches { db: db.clone(), owner: owner() },
             runs: Runs {
                 db: db.clone(),
                 lease: options.lease.clone().map(Arc::new),

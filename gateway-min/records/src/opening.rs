@@ -1,7 +1,7 @@
 //! Opening an execution: the transaction of [`Executions::open`](super::Executions::open), and what must hold for it.
 //!
-//! It has the lock of the thread, as has whatever ends a run or deletes the thread: a run that is active when it looks
-//! stays so until it commits, and the thread exists.
+//! It has the lock of the thread, as has whatever ends a run, takes it over or deletes the thread: a run that is active
+//! when it looks stays so until it commits, and the thread exists.
 
 use super::codec::{object_text, time_text};
 use super::db::Db;
@@ -14,7 +14,8 @@ use super::transaction::WriteTx;
 /// What delegates, and so what must hold for it to have an execution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Delegating {
-    /// A run with a row, which must be active: another process may have ended it, and the thread may be deleted by then.
+    /// A run with a row, which must be active and this process's: another one may have ended it or taken it over, and
+    /// the thread may be deleted by then.
     Run,
     /// An item of a batch, the parent execution, which must not have ended. The run of the batch may have.
     Item,
@@ -24,7 +25,7 @@ pub enum Delegating {
 
 /// [`Executions::open`](super::Executions::open) in a transaction.
 pub(super) async fn open_in(
-    db: &Db,
+    (db, owner): (&Db, Option<&str>),
     tx: &mut WriteTx<'_>,
     new: NewExecution,
     now: &str,
@@ -38,7 +39,7 @@ pub(super) async fn open_in(
             let mut sql = db.builder("UPDATE executions SET run_id = ");
             sql.push_bind(&new.run_id).push(" WHERE execution_id = ").push_bind(&row.execution_id);
             sql.push(" AND attempt = ").push_bind(row.attempt).push(" AND ");
-            push_may(&mut sql, &new);
+            push_may(&mut sql, &new, owner);
             if tx.execute(sql.build()).await? == 0 {
                 return Err(refusal(&new));
             }
@@ -63,16 +64,16 @@ pub(super) async fn open_in(
     sql.push(", ").push_bind(&new.definition_digest).push(", ").push_bind(&new.description);
     sql.push(", ").push_bind(ExecutionStatus::Pending.as_str()).push(", '{}', FALSE, FALSE, ");
     sql.push_bind(time_text(new.deadline)).push(", ").push_bind(now).push(" WHERE ");
-    push_may(&mut sql, &new);
+    push_may(&mut sql, &new, owner);
     sql.push(" RETURNING *");
     let row = tx.fetch_optional(sql.build()).await?.ok_or_else(|| refusal(&new))?;
     Ok(Opened { row, counted: false })
 }
 
 /// Appends: what delegates may have an execution.
-fn push_may(sql: &mut Builder, new: &NewExecution) {
+fn push_may(sql: &mut Builder, new: &NewExecution, owner: Option<&str>) {
     match new.delegating {
-        Delegating::Run => push_active_run(sql, &new.thread_id, &new.run_id),
+        Delegating::Run => push_active_run(sql, &new.thread_id, &new.run_id, owner),
         Delegating::Item => {
             sql.push("EXISTS (SELECT 1 FROM executions AS item WHERE item.execution_id = ");
             sql.push_bind(&new.parent_execution).push(" AND item.thread_id = ").push_bind(&new.thread_id);

@@ -79,30 +79,65 @@ pub async fn delete_checkpoints(
 /// put back.
 pub async fn remove_directory(reservation: &Reservation, directory: &Path) -> Result<bool, DeletionError> {
     reservation.ensure_held().await?;
-    remove_moved(reservation, directory).await
+    remove_moved(directory, reservation.row_id(), || reservation.ensure_held()).await
 }
 
-async fn remove_moved(reservation: &Reservation, directory: &Path) -> Result<bool, DeletionError> {
+/// `held` looks whether the thread is still reserved, by the row with this id.
+async fn remove_moved<F>(
+    directory: &Path,
+    row_id: &str,
+    held: impl FnOnce() -> F,
+) -> Result<bool, DeletionError>
+where
+    F: Future<Output = Result<(), RecordsError>>,
+{
     let failed = |source| DeletionError::Directory { directory: directory.to_owned(), source };
     let (Some(all), Some(name)) = (directory.parent(), directory.file_name()) else {
         return Err(failed(ErrorKind::InvalidInput.into()));
     };
     let deleted = all.join(DELETED).join(name);
-    let moved = deleted.join(reservation.row_id());
+    let moved = deleted.join(row_id);
+    // What earlier deletions, which were cut off, have left. What comes later may be moved away from a later run, by a
+    // process that has lost the thread and is about to put it back.
+    let mut removed = entries(&deleted).await.map_err(failed)?;
     let exists = tokio::fs::try_exists(directory).await.map_err(failed)?;
     if exists {
         tokio::fs::create_dir_all(&deleted).await.map_err(failed)?;
         tokio::fs::rename(directory, &moved).await.map_err(failed)?;
-        if let Err(error) = reservation.ensure_held().await {
+        removed.push(moved.clone());
+    }
+    if removed.is_empty() {
+        return Ok(false);
+    }
+    if let Err(error) = held().await {
+        if exists {
             put_back(&moved, directory).await;
-            return Err(error.into());
+        }
+        return Err(error.into());
+    }
+    for path in removed {
+        if let Err(error) = tokio::fs::remove_dir_all(path).await
+            && error.kind() != ErrorKind::NotFound
+        {
+            return Err(failed(error));
         }
     }
-    // With what an earlier deletion, which was cut off, has left.
-    match tokio::fs::remove_dir_all(&deleted).await {
-        Err(error) if error.kind() != ErrorKind::NotFound => Err(failed(error)),
-        _ => Ok(exists),
+    // It stays if another process has moved something there.
+    let _ = tokio::fs::remove_dir(&deleted).await;
+    Ok(exists)
+}
+
+/// What is in a directory; nothing if it is missing.
+async fn entries(directory: &Path) -> io::Result<Vec<PathBuf>> {
+    let mut found = match tokio::fs::read_dir(directory).await {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        found => found?,
+    };
+    let mut paths = Vec::new();
+    while let Some(entry) = found.next_entry().await? {
+        paths.push(entry.path());
     }
+    Ok(paths)
 }
 
 /// Gives a directory its name again, unless another one has it by now.
@@ -141,7 +176,8 @@ mod tests {
         write("of a later run");
         let refused = remove_directory(&reservation, &directory).await.unwrap_err();
         assert!(refused.is_overtaken(), "{refused}");
-        let refused = remove_moved(&reservation, &directory).await.unwrap_err();
+        let held = || reservation.ensure_held();
+        let refused = remove_moved(&directory, reservation.row_id(), held).await.unwrap_err();
         assert!(refused.is_overtaken(), "{refused}");
         assert_eq!(std::fs::read_to_string(&file).unwrap(), "of a later run");
         // Where another directory is by then, both are kept.
@@ -156,5 +192,24 @@ mod tests {
         assert!(!directory.exists() && !moved.exists());
         assert!(!remove_directory(&reservation, &directory).await.unwrap(), "there is none");
         reservation.release().await.unwrap();
+    }
+
+    /// Another process, which has lost the thread too, moves the files of a later run away meanwhile.
+    #[tokio::test]
+    async fn what_is_moved_away_after_a_deletion_has_looked_stays() {
+        let home = tempfile::tempdir().unwrap();
+        let directory = home.path().join("threads").join("t");
+        let other = home.path().join("threads").join(DELETED).join("t").join("other");
+        std::fs::create_dir_all(&directory).unwrap();
+        let held = || async {
+            std::fs::create_dir_all(&other).unwrap();
+            Ok::<(), RecordsError>(())
+        };
+        assert!(remove_moved(&directory, "own", held).await.unwrap());
+        assert!(!directory.exists() && other.exists());
+        // If nobody puts it back, the next deletion of the thread removes it.
+        let held = || async { Ok::<(), RecordsError>(()) };
+        assert!(!remove_moved(&directory, "next", held).await.unwrap());
+        assert!(!other.exists());
     }
 }

@@ -126,11 +126,15 @@ impl Work {
             Err(end) => (end, self.accessor.get(&thread, None).await?, None),
             Ok(slot) => {
                 let waited = (self.delegator.records.now() - entered).num_milliseconds().max(0);
-                self.delegator.records.executions().started(&self.row, &self.model, waited).await?;
-                let mut writer = StepWriter::open(&self.accessor, &thread, None).await?;
-                self.begin(writer.state().is_some()).await;
-                let ended = self.run(&mut writer).await?;
-                (ended, writer.state().cloned(), Some(slot))
+                if self.delegator.records.executions().started(&self.row, &self.model, waited).await? {
+                    let mut writer = StepWriter::open(&self.accessor, &thread, None).await?;
+                    self.begin(writer.state().is_some()).await;
+                    let ended = self.run(&mut writer).await?;
+                    (ended, writer.state().cloned(), Some(slot))
+                } else {
+                    // Its row says how it has ended, or who goes on with it: two of them would write to one thread.
+                    (End::Stopped, self.accessor.get(&thread, None).await?, Some(slot))
+                }
             }
         };
         let end = self.end(end, state.as_ref())?;

@@ -34,6 +34,9 @@ const DETAIL_MAX: usize = 500;
 /// What the model reads after an unexpected error.
 const HINT: &str = "The subagent's work may be incomplete. Check what exists before you delegate it again.";
 
+/// Why a call of a run that is not cancelled has no result.
+const TAKEN: &str = "its run has ended, and the next one goes on with the subagent";
+
 /// The tool of one run.
 pub(crate) struct Task {
     pub(crate) delegator: Arc<Delegator>,
@@ -100,12 +103,11 @@ enum Failure {
 impl From<ExecutionError> for Failure {
     fn from(error: ExecutionError) -> Self {
         let class = match error {
-            // Another run may go on with the call: a failed result would be stored for good.
-            ExecutionError::Records(ref ended @ RecordsError::RunEnded { .. }) => {
-                return Self::Undelivered(ended.to_string());
+            // Another run may go on with the call, or does: a failed result would be stored for good.
+            ExecutionError::Records(RecordsError::RunEnded { .. }) | ExecutionError::TakenOver { .. } => {
+                return Self::Undelivered(error.to_string());
             }
             ExecutionError::Records(_) => "RunStoreError",
-            ExecutionError::TakenOver { .. } => "RuntimeError",
             ExecutionError::Engine(ref error) => error.class_name(),
         };
         Self::Unexpected { class, detail: error.to_string() }
@@ -170,7 +172,10 @@ impl Tool for Task {
             // Another result would take its place for good.
             Err(Failure::Undelivered(error)) => return Err(ToolError::Undelivered(error)),
             // Nobody sees it: the run ends without the results of this superstep.
-            Err(Failure::LeftToNextRun) => Ok(TaskOutcome::new(Ending::Cancelled { error: None })),
+            Err(Failure::LeftToNextRun) if context.cancel.is_cancelled() => {
+                Ok(TaskOutcome::new(Ending::Cancelled { error: None }))
+            }
+            Err(Failure::LeftToNextRun) => return Err(ToolError::Undelivered(TAKEN.to_owned())),
             Ok(outcome) => Ok(outcome),
         };
         let output = match outcome {

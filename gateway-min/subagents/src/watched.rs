@@ -108,20 +108,18 @@ impl Watched {
             Err(panic) => Err(panic.to_string()),
         };
         let error = failed.as_ref().map_or_else(String::clone, ToString::to_string);
-        let recorded = self.work.record_end(ExecutionStatus::Failed, &error).await;
-        let status = recorded.as_ref().map_or(ExecutionStatus::Failed, |recorded| recorded.status);
-        let _ = self.work.announce(status).await;
         // The run must get the same end as the one that the records have.
-        let usage = match recorded {
-            Ok(Recorded { first: true, outcome, .. }) => outcome.usage,
+        let usage = match self.work.fail(error).await {
+            Some(Ok(Recorded { first: true, outcome, .. })) => outcome.usage,
             // It has ended already, and what failed came after that.
-            Ok(Recorded { first: false, outcome, .. }) => return Ok(Some(outcome)),
-            Err(unread) if self.work.row.status.is_terminal() => {
-                return Err(NoOutcome::Unread(unread.to_string()));
-            }
-            Err(unrecorded) => {
-                let id = &self.work.row.execution_id;
-                tracing::warn!(execution_id = id, error = %unrecorded, "{UNRECORDED}");
+            Some(Ok(Recorded { first: false, outcome, .. })) => return Ok(Some(outcome)),
+            unrecorded => {
+                let unrecorded = unrecorded.and_then(Result::err).map(|error| error.to_string());
+                let error = unrecorded.unwrap_or_else(|| "its task panicked".to_owned());
+                if self.work.row.status.is_terminal() {
+                    return Err(NoOutcome::Unread(error));
+                }
+                tracing::warn!(execution_id = self.work.row.execution_id, error, "{UNRECORDED}");
                 None
             }
         };
@@ -147,6 +145,8 @@ impl Drop for Watched {
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
         runtime.spawn(async move {
             if tokio::time::timeout(STOPS_WITHIN, &mut task).await.is_ok() {
+                // One that failed or panicked could not say so itself. The next run records its end.
+                work.stopped(ExecutionStatus::Failed).await;
                 return;
             }
             if !work.settled.is() {
@@ -175,6 +175,19 @@ impl Work {
         // Extensions may take longer than the run can wait.
         let _ = tokio::time::timeout_at(until, announced).await;
         ended
+    }
+
+    /// Records that the subagent has failed and could not record it itself, and tells extensions, both also if nobody
+    /// waits for that. `None` if this panics.
+    async fn fail(self: &Arc<Self>, error: String) -> Option<Result<Recorded, ExecutionError>> {
+        let work = Arc::clone(self);
+        let failing = tokio::spawn(async move {
+            let recorded = work.record_end(ExecutionStatus::Failed, &error).await;
+            let status = recorded.as_ref().map_or(ExecutionStatus::Failed, |recorded| recorded.status);
+            work.stopped(status).await;
+            recorded
+        });
+        failing.await.ok()
     }
 
     /// Tells extensions of an end that the subagent could not tell them of, also if nobody waits for that.

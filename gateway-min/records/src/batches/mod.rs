@@ -51,6 +51,8 @@ pub const LEASE_EXPIRED_LAST: &str = "Execution lease expired after the maximum 
 #[derive(Clone, Debug)]
 pub struct Batches {
     pub(super) db: Db,
+    /// The name under which this process owns rows of runs, if it has leases.
+    pub(super) owner: Option<String>,
 }
 
 /// The name of the worker of a process that owns its rows under this name; each of its claims has a number besides.

@@ -67,8 +67,8 @@ pub struct SubmittedBatch {
 }
 
 impl Batches {
-    /// Stores a batch with its items, for a run that is active. If the thread's owner has a batch with this key, that
-    /// one is returned and nothing is stored, whatever its items are.
+    /// Stores a batch with its items, for a run that is active and this process's. If the thread's owner has a batch
+    /// with this key, that one is returned and nothing is stored, whatever its items are.
     ///
     /// # Errors
     /// [`RecordsError::Invalid`] if there is no item. [`RecordsError::RunEnded`]: the thread may be deleted by then,
@@ -87,7 +87,7 @@ impl Batches {
     async fn insert(&self, tx: &mut WriteTx<'_>, new: NewBatch) -> Result<SubmittedBatch, RecordsError> {
         let mut owner = self.db.builder("SELECT thread_id, user_id FROM threads_meta WHERE thread_id = ");
         owner.push_bind(&new.thread_id).push(" AND ");
-        push_active_run(&mut owner, &new.thread_id, &new.run_id);
+        push_active_run(&mut owner, &new.thread_id, &new.run_id, self.owner.as_deref());
         let owner: Option<(String, Option<String>)> = tx.fetch_optional(owner.build()).await?;
         let (_, user_id) = owner.ok_or_else(|| RecordsError::run_ended(&new.run_id))?;
         let mut sql = self.db.builder("SELECT ");

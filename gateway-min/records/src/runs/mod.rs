@@ -325,12 +325,14 @@ pub struct Runs {
     pub(super) reserved: Arc<Mutex<BTreeSet<String>>>,
 }
 
-/// Appends: this run of this thread is active. In a transaction of the thread it stays so until that ends: nobody
-/// ends the run or deletes the thread meanwhile.
-pub(crate) fn push_active_run(sql: &mut Builder, thread_id: &str, run_id: &str) {
+/// Appends: this run of this thread is active, and the process with this name has it; none is the one without leases.
+/// In a transaction of the thread it stays so until that ends: nobody ends the run, takes it over or deletes the thread
+/// meanwhile.
+pub(crate) fn push_active_run(sql: &mut Builder, thread_id: &str, run_id: &str, owner: Option<&str>) {
     sql.push("EXISTS (SELECT 1 FROM runs WHERE run_id = ").push_bind(run_id);
     sql.push(" AND thread_id = ").push_bind(thread_id);
-    sql.push(" AND operation_kind = 'run' AND status IN ('pending', 'running'))");
+    sql.push(" AND operation_kind = 'run' AND status IN ('pending', 'running')");
+    sql.push(" AND owner_worker_id IS NOT DISTINCT FROM ").push_bind(owner).push(")");
 }
 
 /// The condition of a [`RunRow::reported_status`].

@@ -208,6 +208,32 @@ async fn a_run_that_has_ended_takes_no_execution_and_opens_none() {
     refused("r3", "e").await;
 }
 
+/// A process stood still while another one took its run over, to roll it back: the row is active, and no more its own.
+#[tokio::test]
+async fn a_run_that_was_taken_over_delegates_nothing_more() {
+    let fixture = fixture().await;
+    let (own, other) = (fixture.owner("own").await, fixture.owner("other").await);
+    create_thread(&own, "t").await;
+    start(&own, "t", "r1").await;
+    let of_run = |id: &str| NewExecution { delegating: Delegating::Run, ..new(&fixture, id) };
+    let row = own.executions().open(of_run("e")).await.unwrap().row;
+    own.runs().request_cancel("r1", CancelAction::Rollback).await.unwrap();
+    let found = other.runs().recover_owner(fixture.clock.now(), "own").await.unwrap();
+    assert_eq!(found.rollbacks.len(), 1);
+    for id in ["e", "late"] {
+        let error = own.executions().open(of_run(id)).await.unwrap_err();
+        assert!(matches!(error, RecordsError::RunEnded { .. }), "{error}");
+    }
+    let none = BTreeMap::new();
+    let taken = own.executions().take_over(&row, ("r1", Delegating::Run), "the run is over", &none);
+    assert!(!taken.await.unwrap());
+    let batch = NewBatch { run_id: "r1".to_owned(), ..super::batches::batch("late", 1, 1, 1) };
+    let error = own.batches().submit(batch).await.unwrap_err();
+    assert!(matches!(error, RecordsError::RunEnded { .. }), "{error}");
+    assert_eq!(own.executions().of_thread("t").await.unwrap(), [listed(row)]);
+    assert_eq!(own.batches().get("late").await.unwrap(), None);
+}
+
 /// Of a thread that was deleted nothing is shown to the next user who takes its id.
 #[tokio::test]
 async fn late_executions_of_a_deleted_thread_are_refused() {

@@ -10,6 +10,7 @@ mod frames;
 pub(crate) mod instance;
 mod interrupted_title;
 mod journal;
+mod owned;
 pub(crate) mod ownership;
 mod progress;
 mod report;

@@ -12,6 +12,7 @@ use threadkeep_agent::{Added, Observer, ObserverError, Origin, TaskInput};
 
 use super::frames::Frames;
 use super::journal::Journal;
+use super::owned::Owned;
 use super::usage::UsageLedger;
 
 /// Shows and stores what one run reports.
@@ -19,6 +20,7 @@ pub(super) struct Reporter {
     pub(super) frames: Frames,
     pub(super) journal: Journal,
     pub(super) usage: UsageLedger,
+    pub(super) owned: Owned,
 }
 
 #[async_trait]
@@ -60,6 +62,8 @@ impl Observer for Reporter {
     }
 
     async fn message_added(&mut self, message: Added<'_>) -> Result<(), ObserverError> {
+        // The step that stores it follows.
+        self.owned.before_step().await.map_err(|error| error.to_string())?;
         match message {
             Added::Human(message) => {
                 self.usage.message(message);

@@ -106,21 +106,36 @@ impl Tool for BatchTask {
     }
 
     async fn call(&self, context: &ToolContext, args: Json) -> Result<ToolOutput, ToolError> {
-        let submitted = self.submit(context, args).await;
-        Ok(submitted.unwrap_or_else(|error| ToolOutput {
-            status: ToolStatus::Error,
-            additional_kwargs: metadata(json!({"subagent_batch_error": true})),
-            ..ToolOutput::text(error)
-        }))
+        match self.submit(context, args).await {
+            Ok(submitted) => Ok(submitted),
+            Err(Unsubmitted::RunEnded(error)) => Err(ToolError::Undelivered(error)),
+            Err(Unsubmitted::Refused(error)) => Ok(ToolOutput {
+                status: ToolStatus::Error,
+                additional_kwargs: metadata(json!({"subagent_batch_error": true})),
+                ..ToolOutput::text(error)
+            }),
+        }
+    }
+}
+
+/// Why a batch was not submitted.
+enum Unsubmitted {
+    /// The text for the model (delegation, section 5.2).
+    Refused(String),
+    /// The run has ended. Another one may go on with the call: a failed result would be stored for good.
+    RunEnded(String),
+}
+
+impl From<String> for Unsubmitted {
+    fn from(text: String) -> Self {
+        Self::Refused(text)
     }
 }
 
 impl BatchTask {
-    /// # Errors
-    /// The text for the model (delegation, section 5.2).
-    async fn submit(&self, context: &ToolContext, args: Json) -> Result<ToolOutput, String> {
+    async fn submit(&self, context: &ToolContext, args: Json) -> Result<ToolOutput, Unsubmitted> {
         if !self.batching.is_working() {
-            return Err(UNAVAILABLE.to_owned());
+            return Err(UNAVAILABLE.to_owned().into());
         }
         let failed = |reason: &dyn std::fmt::Display| format!("Batch submission failed: {reason}");
         let args: Args = serde_json::from_value(args)
@@ -162,7 +177,10 @@ impl BatchTask {
             execution_spec: spec.to_json(),
             items: args.items().map_err(|error| failed(&error))?,
         };
-        let submitted = self.delegator.records.batches().submit(new).await.map_err(|error| failed(&error))?;
+        let submitted = self.delegator.records.batches().submit(new).await.map_err(|error| match error {
+            RecordsError::RunEnded { .. } => Unsubmitted::RunEnded(error.to_string()),
+            error => failed(&error).into(),
+        })?;
         self.batching.wake();
         let batch = submitted.batch;
         let text = format!(

@@ -2,7 +2,7 @@
 
 use serde_json::{Value as Json, json};
 use threadkeep_agent::Ended;
-use threadkeep_records::ExecutionStatus;
+use threadkeep_records::{Delegating, ExecutionStatus, JsonObject, NewExecution};
 use threadkeep_subagents::admission::{Class, Slot};
 use tokio_util::sync::CancellationToken;
 
@@ -59,6 +59,43 @@ async fn a_delegation_waits_for_a_slot_until_its_own_time_or_the_queues_is_up() 
     let seen = house.ask("go").await;
     let error = "Execution timed out after 1 seconds";
     both_ended(&house, &seen, "task_timed_out", ExecutionStatus::TimedOut, error).await;
+}
+
+/// A process stood still in the queue. Another run goes on with its subagent by then: two would write to one thread.
+#[tokio::test]
+async fn a_delegation_that_was_taken_over_in_the_queue_does_not_begin() {
+    let script = lead(&[task("one", "general-purpose")], vec![subagent(json!([{"text": "ok"}]))]);
+    let house = House::new(script, "subagent_runtime: {max_running: 1}").await;
+    let held = house.delegator.admission.acquire(&Class::Interactive).await.unwrap();
+    let mut seen = Seen::default();
+    let (ended, ()) = tokio::join!(house.run("r1", Some("go"), &mut seen), async {
+        while house.delegator.admission.counts().waiting() == 0 {
+            tokio::task::yield_now().await;
+        }
+        let row = house.executions().await.remove(0);
+        let next = NewExecution {
+            execution_id: row.execution_id,
+            thread_id: row.thread_id,
+            run_id: "r2".to_owned(),
+            delegating: Delegating::Unrecorded,
+            parent_execution: None,
+            kind: row.kind,
+            tool_call_id: row.tool_call_id,
+            agent_name: row.agent_name,
+            definition: JsonObject::new(),
+            definition_digest: row.definition_digest,
+            description: row.description,
+            deadline: row.deadline,
+        };
+        house.delegator.records.executions().open(next).await.unwrap();
+        drop(held);
+    });
+    let error = ended.unwrap_err().to_string();
+    assert!(error.contains("run r2 goes on with execution"), "{error}");
+    assert_eq!(house.results().await, Vec::<Json>::new());
+    let row = house.executions().await.remove(0);
+    assert_eq!((row.run_id.as_str(), row.status), ("r2", ExecutionStatus::Pending));
+    assert_eq!(house.requests("subagent:general-purpose").len(), 0);
 }
 
 /// Scenario 39.

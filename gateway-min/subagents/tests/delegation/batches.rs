@@ -11,7 +11,7 @@ use threadkeep_agent::tools::{Tool, ToolSource};
 use threadkeep_agent::{Added, Observer, ObserverError};
 use threadkeep_config::Config;
 use threadkeep_records::{
-    BatchItemRow, BatchItemStatus, BatchRow, BatchStatus, ExecutionKind, ExecutionStatus, NewThread,
+    BatchItemRow, BatchItemStatus, BatchRow, BatchStatus, ExecutionKind, ExecutionStatus, NewThread, RunEnd,
     WriterKind,
 };
 use threadkeep_subagents::batches::{AttemptEnd, BatchWorker};
@@ -185,6 +185,32 @@ async fn the_tools_say_what_is_wrong_and_show_and_cancel_a_batch() {
     let house = House::new(lead(&[], vec![]), "").await;
     house.ask("go").await;
     assert!(!house.requests("lead_agent")[0]["tools"].to_string().contains("batch"));
+}
+
+/// A process stood still before it submitted: its run was ended elsewhere, and the next one makes the call.
+#[tokio::test]
+async fn a_run_that_has_ended_stores_no_result_of_a_submission() {
+    let name = gate_name("submits-late");
+    let mut script = lead(&[items_call(&["a"])], vec![subagent(json!([{"text": "done"}]))]);
+    script["rules"][0]["answers"][0]["gate"] = json!({"name": name});
+    let house = House::new(script, SECTIONS).await;
+    let worker = worker(&house).await;
+    let mut seen = Seen::default();
+    let (refused, ()) = tokio::join!(house.run("r1", Some("go"), &mut seen), async {
+        gate(&name).reached().await;
+        let end = RunEnd::failed("ended elsewhere");
+        house.delegator.records.runs().finish("r1", &end).await.unwrap();
+        gate(&name).open();
+    });
+    let error = refused.unwrap_err().to_string();
+    assert!(error.contains("Run r1 has ended") && error.ends_with("makes the call again"), "{error}");
+    assert_eq!(house.results().await, Vec::<Json>::new());
+    house.run("r2", None, &mut Seen::default()).await.unwrap();
+    let results = house.results().await;
+    let metadata = &results[0]["additional_kwargs"];
+    assert_eq!((results.len(), &metadata["subagent_batch_error"]), (1, &json!(false)), "{results:?}");
+    assert_eq!(ended(&house).await.run_id, "r2");
+    worker.stop().await;
 }
 
 #[tokio::test]

@@ -36,10 +36,14 @@ enum Trouble {
     /// The store does not answer to anybody who reads the thread either.
     Silence,
     Panics,
+    /// It waits until the gate opens, and panics.
+    PanicsLate,
     /// It fails once.
     Fails,
     /// It panics, and the next read of the thread fails.
     PanicsUnread,
+    /// It panics, and the store does not answer to anybody who reads the thread.
+    PanicsSilent,
     /// None, but as many reads of the thread fail as the test asks for.
     Unread,
 }
@@ -77,7 +81,7 @@ impl Troubled {
     }
 
     fn is_silent(&self, thread: &ThreadId) -> bool {
-        self.trouble == Trouble::Silence
+        matches!(self.trouble, Trouble::Silence | Trouble::PanicsSilent)
             && thread.as_str().starts_with(CHILD_PREFIX)
             && self.commits.load(Ordering::SeqCst) > 2
     }
@@ -88,6 +92,7 @@ impl Troubled {
 impl Saver for Troubled {
     async fn get(&self, at: &CheckpointSelector) -> Result<Option<CheckpointTuple>> {
         if self.is_silent(&at.thread) {
+            self.reached.add_permits(1);
             self.gate.acquire().await.unwrap().forget();
         }
         if self.fails(&at.thread) {
@@ -119,8 +124,10 @@ impl Saver for Troubled {
             if self.trouble == Trouble::PanicsUnread {
                 self.unread.store(1, Ordering::SeqCst);
             }
-            assert!(!matches!(self.trouble, Trouble::Panics | Trouble::PanicsUnread), "expected by the test");
+            let panics = [Trouble::Panics, Trouble::PanicsUnread, Trouble::PanicsSilent];
+            assert!(!panics.contains(&self.trouble), "expected by the test");
             self.gate.acquire().await.unwrap().forget();
+            assert!(self.trouble != Trouble::PanicsLate, "expected by the test");
         }
         self.inner.commit(step).await
     }
@@ -210,6 +217,16 @@ async fn slot_is_back(house: &House) {
     while house.delegator.admission.counts().running > 0 {
         tokio::task::yield_now().await;
     }
+}
+
+/// Until extensions have learnt of an end.
+async fn until_ended(ends: &Ends) {
+    let ended = async {
+        while ends.0.lock().unwrap().is_empty() {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(Duration::from_mins(10), ended).await.expect("extensions never learnt of the end");
 }
 
 const RESULT: &str = "Task polling timed out after 30 minutes. This may indicate the background task is stuck. Status: running";
@@ -350,6 +367,45 @@ async fn a_subagent_whose_end_cannot_be_recorded_has_an_end_for_extensions_too()
     assert!(house.results().await[0]["content"].as_str().unwrap().starts_with("Task failed."));
     assert_eq!(*ends.0.lock().unwrap(), ["failed"], "once");
     assert_eq!(house.delegator.admission.counts().running, 0);
+}
+
+/// The result of another call could not be stored, say: nobody waits for the subagent any more.
+#[tokio::test]
+async fn a_subagent_that_panics_after_its_run_was_dropped_has_an_end_for_extensions_too() {
+    let saver = Troubled::new(Trouble::PanicsLate);
+    let (house, ends) = house(&saver).await;
+    let mut seen = Seen::default();
+    tokio::select! {
+        biased;
+        () = saver.reached() => {}
+        ended = house.run("r", Some("go"), &mut seen) => panic!("{ended:?}"),
+    }
+    saver.open();
+    until_ended(&ends).await;
+    slot_is_back(&house).await;
+    assert_eq!(*ends.0.lock().unwrap(), ["failed"], "once");
+    assert_eq!(only(&house).await.status, ExecutionStatus::Running, "the next run records it");
+}
+
+/// The run is dropped while the end is recorded: it is recorded all the same, and extensions learn of it.
+#[tokio::test]
+async fn the_end_of_a_subagent_that_failed_is_recorded_also_if_its_run_is_dropped_meanwhile() {
+    let saver = Troubled::new(Trouble::PanicsSilent);
+    let (house, ends) = house(&saver).await;
+    let mut seen = Seen::default();
+    tokio::select! {
+        biased;
+        () = async {
+            saver.reached().await;
+            // The read with which the record of the end begins.
+            saver.reached().await;
+        } => {}
+        ended = house.run("r", Some("go"), &mut seen) => panic!("{ended:?}"),
+    }
+    saver.open();
+    until_ended(&ends).await;
+    assert_eq!(*ends.0.lock().unwrap(), ["failed"], "once");
+    assert_eq!(only(&house).await.status, ExecutionStatus::Failed);
 }
 
 /// Scenario 78 for what stops an item where it cannot say so itself: a panic, its store, its time, the loss of its claim.

@@ -2,6 +2,8 @@
 
 use std::sync::mpsc;
 
+use serde_json::json;
+
 use super::support::*;
 use crate::query::query;
 use crate::*;
@@ -185,4 +187,35 @@ async fn a_commit_that_finds_the_disk_full_does_not_keep_later_ones_from_being_w
     assert!(matches!(failed, RecordsError::InDoubt { .. }), "{failed}");
     create(&records, "b", || Ok(())).await.unwrap().unwrap();
     assert_eq!(ids(&records).await, ["b"]);
+}
+
+/// Once the rows are gone, another process may use the id, and its events go to the same file.
+#[tokio::test]
+async fn the_event_file_of_a_deleted_thread_is_held_before_its_rows_go() {
+    let fixture = fixture_with(EventBackend::Jsonl).await;
+    let records = &fixture.records;
+    create_thread(records, "t").await;
+    start(records, "t", "r").await;
+    let event = NewEvent::new("run.end", "outputs", json!({}));
+    records.events().append("t", "r", vec![event]).await.unwrap();
+    records.runs().finish("r", &end(RunStatus::Success)).await.unwrap();
+    let files: Vec<_> = std::fs::read_dir(fixture.place.event_directory()).unwrap().collect();
+    let [Ok(file)] = &files[..] else { panic!("one file: {files:?}") };
+
+    let reservation = records.runs().reserve("t", WriterKind::Delete).await.unwrap();
+    let (go_on, first) = held(records).await;
+    let deleting = records.clone();
+    let deletion = tokio::spawn(async move { deleting.delete_thread(reservation).await });
+    soon(async {
+        while records.db.queued() == 0 {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    let another = std::fs::File::open(file.path()).unwrap();
+    assert!(another.try_lock().is_err(), "the rows are about to go");
+    go_on.send(()).unwrap();
+    assert_eq!(first.await.unwrap().unwrap(), 1);
+    assert_eq!(deletion.await.unwrap().unwrap().events, 1);
+    assert!(!file.path().exists());
 }

@@ -48,7 +48,9 @@ impl Worker<'_> {
             head?
         } else {
             let head = accessor.known_head(thread).await?;
-            self.still_owned().await?;
+            // Then no other process wrote to the thread between the run's start and that read, and from there on each
+            // write carries the head.
+            self.reporter.owned.check().await?;
             head
         };
         if spec.checkpoint.is_some() {
@@ -88,7 +90,7 @@ impl Worker<'_> {
         if self.guard.control.cancel.is_cancelled() {
             return Ok(Ended::Cancelled);
         }
-        self.owned_before_a_write().await?;
+        self.reporter.owned.before_first_write().await?;
         let at = self.linearized(accessor, &mut head).await;
         self.head = Some(head.clone());
         let mut writer = match (&self.rollback, spec.checkpoint) {
@@ -107,7 +109,7 @@ impl Worker<'_> {
                 self.count(&uncounted);
             }
         }
-        self.owned_before_a_write().await?;
+        self.reporter.owned.before_first_write().await?;
         let (records, run_id) = (&self.runs.records, &spec.run_id);
         let progress =
             progress::report(self.reporter.usage.watch(), self.runs.progress_every, |totals| async move {
@@ -145,28 +147,6 @@ impl Worker<'_> {
     pub(super) async fn read_head(&self) -> threadkeep::Result<KnownHead> {
         let accessor = self.runs.threads.accessor_for_run().await?;
         accessor.known_head(&self.thread).await
-    }
-
-    /// Checks that the run is still this process's, after its head was read: then no other process wrote to the thread
-    /// between the run's start and that read, and from there on each write carries the head.
-    async fn still_owned(&self) -> Result<(), RunError> {
-        if self.runs.records.runs().owner().is_none() {
-            return Ok(());
-        }
-        let has = persistently(|| self.runs.still_has(&self.spec.run_id)).await?;
-        if has { Ok(()) } else { Err(RunError::TakenOver) }
-    }
-
-    /// The same before the run's first writes, if the last look was longer ago than leases are renewed. A process that
-    /// ends this run does not move the head, so nothing else keeps these writes out.
-    async fn owned_before_a_write(&mut self) -> Result<(), RunError> {
-        let now = self.runs.records.now();
-        let lease = self.runs.records.runs().lease();
-        if lease.is_some_and(|lease| now - self.owned_at > lease.length / 3) {
-            self.still_owned().await?;
-            self.owned_at = now;
-        }
-        Ok(())
     }
 
     /// Notes which rows were there before the run adds some, for a process that has to roll it back. There are none, and it

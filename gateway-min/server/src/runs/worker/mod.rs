@@ -9,7 +9,6 @@ pub(super) use conclude::ROLLED_BACK;
 
 use std::sync::Arc;
 
-use chrono::{DateTime, Utc};
 use serde_json::{Map, Value as Json, json};
 use threadkeep::id::{CheckpointId, ThreadId};
 use threadkeep::metadata::{RESTORED_KEY, ROLLED_BACK_KEY};
@@ -23,6 +22,7 @@ use super::control::RunGuard;
 use super::ending::DIED;
 use super::frames::Frames;
 use super::journal::Journal;
+use super::owned::Owned;
 use super::report::Reporter;
 use super::request::{Delegation, RunInput};
 use super::usage::UsageLedger;
@@ -121,9 +121,9 @@ async fn work(runs: Arc<Runs>, spec: RunSpec, publisher: Arc<Publisher>, frames:
             frames,
             journal: Journal::new(runs.records.clone(), &spec.thread_id, &spec.run_id),
             usage: UsageLedger::default(),
+            owned: Owned::new(&runs, &spec.run_id),
         },
         thread: ThreadId::from(spec.thread_id.as_str()),
-        owned_at: runs.records.now(),
         first_head: None,
         head: None,
         left: None,
@@ -176,8 +176,6 @@ struct Worker<'a> {
     thread: ThreadId,
     guard: &'a RunGuard,
     reporter: Reporter,
-    /// When the run was last known to be this process's: just before it was started, or its row read.
-    owned_at: DateTime<Utc>,
     /// The head that was read before the run started: that it could start then shows that no other process had taken its
     /// thread, and wrote to it, before the read.
     first_head: Option<threadkeep::Result<KnownHead>>,

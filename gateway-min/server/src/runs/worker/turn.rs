@@ -24,7 +24,7 @@ impl Worker<'_> {
         let in_doubt = AtomicBool::new(false);
         loop {
             let promoted = self.guard.control.promoted.notified();
-            self.owned_at = self.runs.records.now();
+            self.reporter.owned.begin();
             let started = persistently(|| async {
                 let started = self.runs.records.runs().start(&self.spec.run_id).await;
                 in_doubt.fetch_or(matches!(started, Err(RecordsError::InDoubt { .. })), Ordering::Relaxed);

@@ -1,5 +1,5 @@
-//! A process that stands still before the first write of a run, while another one ends the run or takes it over: when
-//! it goes on, the run writes nothing. The processes of these tests do not look at the rows of their runs now and then.
+//! A process that stands still before a write of a run, while another one ends the run or takes it over: when it goes
+//! on, the run writes nothing. The processes of these tests do not look at the rows of their runs now and then.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -117,6 +117,33 @@ async fn a_run_that_was_ended_elsewhere_long_before_its_first_write_writes_nothi
         };
         before_read_of_started(&two.faults, two.own.app.records.clone(), Box::pin(ending));
         let (_, row) = two.own.run(ask("late")).await;
+        assert_eq!(row.error.as_deref(), Some(RECOVERY_ERROR), "{on:?}");
+        assert_eq!(count(&two.own).await, before, "{on:?}");
+        goes_on(&two.own).await;
+    }
+}
+
+/// Nor does anything move it while its model answers.
+#[tokio::test]
+async fn a_run_that_was_ended_elsewhere_while_its_model_answered_stores_no_answer() {
+    for on @ (saver, mode) in everywhere() {
+        let name = format!("late-answer-{saver}-{mode}");
+        let two = Two::start(on, &name).await;
+        let created = two.own.create(ask("wait")).await.unwrap();
+        gate(&name).reached().await;
+        while said(&two.own.head().await.unwrap()).last().map(String::as_str) != Some("wait") {
+            tokio::task::yield_now().await;
+        }
+        let before = count(&two.own).await;
+        // More than a third of a lease has passed.
+        two.ahead.store(21, Ordering::SeqCst);
+        let records = &two.other.app.records;
+        let found = records.runs().recover_owner(records.now(), "own").await.unwrap();
+        assert_eq!(found.runs.len(), 1, "{on:?}");
+        gate(&name).open();
+        let run_id = created.run.run_id.clone();
+        frames(created.stream).await;
+        let row = two.own.row(&run_id).await;
         assert_eq!(row.error.as_deref(), Some(RECOVERY_ERROR), "{on:?}");
         assert_eq!(count(&two.own).await, before, "{on:?}");
         goes_on(&two.own).await;

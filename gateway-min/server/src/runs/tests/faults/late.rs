@@ -8,6 +8,7 @@ use std::time::Duration;
 use chrono::{TimeDelta, Utc};
 use futures::future::BoxFuture;
 use tempfile::TempDir;
+use threadkeep_agent::model::scripted::gate;
 
 use super::super::frames;
 use super::*;

@@ -40,16 +40,12 @@ impl From<Map<String, Json>> for Input {
 
 impl Input {
     /// Whether a run with this input goes on with the tool calls that the conversation in this state waits for.
-    /// Otherwise it turns away from them: it goes to the model or to its end, or the input changes the calls.
+    /// Otherwise it goes to the model or to its end, or the input changes the calls, and then it makes all of them.
     ///
     /// # Errors
     /// If the input's messages cannot be added to the conversation, or the state cannot be read.
     pub fn goes_on(&self, state: Option<&StateSnapshot>) -> threadkeep::Result<bool> {
-        let to_tools = match &self.next {
-            Next::Stay => state.is_some_and(|state| state.next.iter().any(is_tools)),
-            Next::Go(node) => node.as_ref().is_some_and(is_tools),
-        };
-        if !to_tools || state.is_none() {
+        if !self.goes_to_tools(state) || state.is_none() {
             return Ok(false);
         }
         if !self.writes.contains_key(MESSAGES_CHANNEL) {
@@ -57,6 +53,14 @@ impl Input {
         }
         let (before, after) = self.conversation(state)?;
         Ok(last_calls(&before)? == last_calls(&after)?)
+    }
+
+    /// Whether tool calls come next in this state.
+    fn goes_to_tools(&self, state: Option<&StateSnapshot>) -> bool {
+        match &self.next {
+            Next::Stay => state.is_some_and(|state| state.next.iter().any(is_tools)),
+            Next::Go(node) => node.as_ref().is_some_and(is_tools),
+        }
     }
 
     /// The nodes after this input in this state: of the tools one for each call, as the input leaves the calls. One if
@@ -93,15 +97,38 @@ impl Input {
     }
 }
 
+/// The answer whose calls a run from this state makes first: as this input leaves it, or without one where the thread
+/// stopped. `None` if the run asks the model first, or ends.
+///
+/// # Errors
+/// As for [`Input::goes_on`].
+pub fn pending_answer(
+    input: Option<&Input>,
+    state: Option<&StateSnapshot>,
+) -> threadkeep::Result<Option<Json>> {
+    let nothing = Input { writes: Map::new(), next: Next::Stay, rows: Vec::new() };
+    let input = input.unwrap_or(&nothing);
+    if !input.goes_to_tools(state) {
+        return Ok(None);
+    }
+    let (_, after) = input.conversation(state)?;
+    last_answer(&after)
+}
+
 fn is_tools(node: &NodeName) -> bool {
     node.as_str() == TOOLS
 }
 
 /// The id of the last answer among messages, and its calls.
 fn last_calls(messages: &ChannelValue) -> threadkeep::Result<Option<(Json, Vec<Json>)>> {
-    let mut messages = messages.as_list().into_iter().flat_map(ListValue::iter);
-    let answer = messages.rfind(|message| message.text("type") == Some("ai"));
-    let Some(answer) = answer.map(Element::to_json).transpose()? else { return Ok(None) };
+    let Some(answer) = last_answer(messages)? else { return Ok(None) };
     let calls = tool_calls(&answer).iter().chain(invalid_tool_calls(&answer)).cloned().collect();
     Ok(Some((answer["id"].clone(), calls)))
+}
+
+/// The last answer among messages.
+fn last_answer(messages: &ChannelValue) -> threadkeep::Result<Option<Json>> {
+    let mut messages = messages.as_list().into_iter().flat_map(ListValue::iter);
+    let answer = messages.rfind(|message| message.text("type") == Some("ai"));
+    answer.map(Element::to_json).transpose()
 }

@@ -32,7 +32,7 @@ pub use binding::{AGENT_BINDING, DEFAULT_AGENT, binding};
 pub use builder::{AgentBuilder, AgentSpec, SubagentSpec};
 pub use date::{DATE_TIMEZONE_VARIABLE, DateZone};
 pub use error::AgentError;
-pub use input::{Input, Next};
+pub use input::{Input, Next, pending_answer};
 pub use middleware::{After, Before, Middleware, View};
 pub use observer::{Added, Observer, ObserverError, Origin, TaskInput};
 pub use pattern::Pattern;

@@ -178,7 +178,7 @@ pub struct Config {
     pub summarization: Summarization,
     /// When an agent that repeats itself is stopped.
     pub loop_detection: LoopDetection,
-    /// Whether clients show token counts.
+    /// Whether the cards of tasks show tokens.
     pub token_usage: TokenUsage,
     /// The lead agent's token budget.
     pub token_budget: TokenBudget,

@@ -26,6 +26,8 @@ use crate::task::Task;
 
 /// The error of a delegation that no run goes on with.
 const ABANDONED: &str = "The run that delegated it ended, and the conversation went on without it";
+/// The error of a delegation whose call a client has edited or taken away.
+const WITHDRAWN: &str = "Its call was changed before it had ended";
 /// The error of an external agent's work whose run has ended without its end.
 const INTERRUPTED: &str = "Its run ended before it";
 /// The error of an execution whose result the conversation has, and whose end could not be recorded.
@@ -179,6 +181,36 @@ impl Delegator {
         for row in self.records.executions().unsettled(thread_id).await? {
             if !row.status.is_terminal() || is_uncounted(&row) {
                 uncounted.extend(self.take_over(accessor, &row, run_id, ABANDONED).await?);
+            }
+        }
+        Ok(uncounted)
+    }
+
+    /// Cancels these executions for the run `run_id`, and returns the same as [`Self::abandon`]. Their calls were edited or
+    /// taken away from the answer with whose other calls the run goes on. A call that is changed back is made again.
+    ///
+    /// # Errors
+    /// As for [`Self::abandon`].
+    pub async fn withdraw(
+        &self,
+        accessor: &StateAccessor,
+        thread_id: &str,
+        run_id: &str,
+        executions: &[String],
+    ) -> Result<Vec<WorkUsage>, CatchUpError> {
+        let mut uncounted = Vec::new();
+        if executions.is_empty() {
+            return Ok(uncounted);
+        }
+        for row in self.records.executions().unsettled(thread_id).await? {
+            let at_work = !row.status.is_terminal();
+            if executions.contains(&row.execution_id) && (at_work || is_uncounted(&row)) {
+                let taken = self.take_over(accessor, &row, run_id, WITHDRAWN).await?;
+                if at_work && taken.is_some() {
+                    // Nobody wants what it left: whatever makes the call again begins with a new attempt.
+                    self.records.executions().delivered(thread_id, &row.execution_id).await?;
+                }
+                uncounted.extend(taken);
             }
         }
         Ok(uncounted)

@@ -19,7 +19,6 @@ use threadkeep_records::{
 
 use crate::bounds;
 use crate::delegator::Delegator;
-use crate::task::execution_id;
 
 /// Makes the tool that calls the external agents of a configuration; `None` if it has none.
 pub type ExternalAgents = Arc<dyn Fn(&Config) -> Option<Arc<dyn Tool>> + Send + Sync>;
@@ -72,7 +71,7 @@ impl External {
         let now = self.delegator.records.now();
         let definition = definition(agent);
         let new = NewExecution {
-            execution_id: execution_id(context, None),
+            execution_id: execution_id(context),
             thread_id: context.thread_id.clone(),
             run_id: context.run_id.clone(),
             delegating: self.delegating,
@@ -95,6 +94,12 @@ impl External {
         executions.started(&row, agent.model.as_deref().unwrap_or("unknown"), 0).await?;
         Ok(row)
     }
+}
+
+/// The id of a call's execution: from its place, so that whatever repeats it there makes a new attempt.
+fn execution_id(context: &ToolContext) -> String {
+    let checkpoint = context.state.as_ref().map(|state| state.key.id.to_string()).unwrap_or_default();
+    sha256(&format!("{}\n{checkpoint}\n{}", context.thread_id, context.index))[..32].to_owned()
 }
 
 /// What the row keeps of an agent: not its environment, which has keys.
@@ -138,7 +143,7 @@ impl Tool for External {
     }
 
     async fn stored(&self, context: &ToolContext) {
-        let id = execution_id(context, None);
+        let id = execution_id(context);
         if let Err(error) = self.delegator.records.executions().delivered(&context.thread_id, &id).await {
             tracing::warn!(execution_id = id, %error, "the delivery of an external agent's result was not recorded");
         }

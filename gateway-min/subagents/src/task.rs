@@ -157,7 +157,7 @@ impl Tool for Task {
     }
 
     async fn stored(&self, context: &ToolContext) {
-        let id = execution_id(context, entry(context).as_ref());
+        let Entry { id, .. } = entry(context);
         if let Err(error) = self.delegator.records.executions().delivered(&context.thread_id, &id).await {
             // Then a run that starts again from the same checkpoint uses this result instead of repeating the work.
             tracing::warn!(execution_id = id, %error, "the delivery of a result was not recorded");
@@ -166,7 +166,7 @@ impl Tool for Task {
 
     async fn call(&self, context: &ToolContext, args: Json) -> Result<ToolOutput, ToolError> {
         let entry = entry(context);
-        let outcome = match self.delegate(context, args, entry.as_ref()).await {
+        let outcome = match self.delegate(context, args, &entry).await {
             Err(Failure::Refused(outcome)) => Ok(*outcome),
             Err(Failure::Unexpected { class, detail }) => Err(unexpected(class, &detail)),
             // Another result would take its place for good.
@@ -184,7 +184,7 @@ impl Tool for Task {
             }
             Err(unexpected) => unexpected,
         };
-        Ok(ToolOutput { writes: ended(entry, &output), ..output })
+        Ok(ToolOutput { writes: ended(&entry, &output), ..output })
     }
 }
 
@@ -193,7 +193,7 @@ impl Task {
         &self,
         context: &ToolContext,
         args: Json,
-        entry: Option<&Entry>,
+        entry: &Entry,
     ) -> Result<TaskOutcome, Failure> {
         let args: Args =
             serde_json::from_value(args).map_err(|error| refused(&format!("invalid arguments: {error}")))?;
@@ -230,7 +230,7 @@ impl Task {
         &self,
         context: &ToolContext,
         subagent: &str,
-        entry: Option<&Entry>,
+        entry: &Entry,
     ) -> Result<(Definition, String), Failure> {
         let refusal = match self.available.get(subagent) {
             Ok(definition) => {
@@ -243,7 +243,7 @@ impl Task {
             Err(error) => refused(&error),
         };
         let executions = self.delegator.records.executions();
-        let left = executions.undelivered(&context.thread_id, &execution_id(context, entry)).await;
+        let left = executions.undelivered(&context.thread_id, &entry.id).await;
         match left.map_err(ExecutionError::from)?.filter(|row| row.status.is_terminal()) {
             Some(row) => {
                 let definition = stored_definition(&row)?;
@@ -257,8 +257,11 @@ impl Task {
     async fn count(&self, context: &ToolContext) -> Result<(), ExecutionError> {
         let (Some(budget), Some(answer)) = (&self.budget, answer(context)) else { return Ok(()) };
         let entries = ledger::entries(context.state.as_deref())?;
-        let of_answer =
-            |id: &str| entries.iter().any(|entry| entry.id == id && answer["id"] == *entry.message_id);
+        let calls = ledger::executions_of(&context.thread_id, &entries, &answer);
+        let of_answer = |id: &String| {
+            calls.contains(id)
+                || entries.iter().any(|entry| entry.id == *id && answer["id"] == *entry.message_id)
+        };
         let mut used = budget::used_in(&turn(context)?);
         for row in self.delegator.records.executions().unsettled(&context.thread_id).await? {
             if !row.delivered && of_answer(&row.execution_id) {
@@ -275,7 +278,7 @@ impl Task {
         &self,
         context: &ToolContext,
         definition: &Definition,
-        entry: Option<&Entry>,
+        entry: &Entry,
         description: &str,
     ) -> Result<Opened, ExecutionError> {
         let timeout = TimeDelta::from_std(definition.timeout).unwrap_or(TimeDelta::MAX);
@@ -286,7 +289,7 @@ impl Task {
             _ => Map::new(),
         };
         let new = NewExecution {
-            execution_id: execution_id(context, entry),
+            execution_id: entry.id.clone(),
             thread_id: context.thread_id.clone(),
             run_id: context.run_id.clone(),
             delegating: self.delegator.delegating,
@@ -381,23 +384,16 @@ fn refused(error: &dyn std::fmt::Display) -> Failure {
     Failure::Refused(Box::new(TaskOutcome::failed(error.to_string())))
 }
 
-/// The ledger's entry of a call.
-fn entry(context: &ToolContext) -> Option<Entry> {
+/// The entry of a call: the ledger's or, of a call that a client has put into the answer, a new one.
+fn entry(context: &ToolContext) -> Entry {
     let entries = ledger::entries(context.state.as_deref()).unwrap_or_default();
-    ledger::entry_of(&entries, &answer(context)?, context.index as usize).cloned()
-}
-
-/// The id of a call's execution: the ledger's. An execution that the ledger does not know, because something else than
-/// the model made the call, has one from the place of the call, so that a restart finds it again.
-pub(crate) fn execution_id(context: &ToolContext, entry: Option<&Entry>) -> String {
-    entry.map_or_else(
-        || {
-            let checkpoint = context.state.as_ref().map(|state| state.key.id.to_string()).unwrap_or_default();
-            let place = format!("{}\n{checkpoint}\n{}", context.thread_id, context.index);
-            threadkeep_agent::receipts::sha256(&place)[..32].to_owned()
-        },
-        |entry| entry.id.clone(),
-    )
+    let (answer, index) = (answer(context).unwrap_or_default(), context.index as usize);
+    if let Some(entry) = ledger::entry_of(&entries, &answer, index) {
+        return entry.clone();
+    }
+    let id = ledger::execution_of(&context.thread_id, &entries, &answer, index);
+    let call = message::tool_calls(&answer).get(index).cloned().unwrap_or_default();
+    Entry::begun(id, &context.run_id, &answer, index, &call, context.ids.now())
 }
 
 /// What came of a call that failed for a reason that nobody expected.
@@ -416,9 +412,8 @@ fn unexpected(class: &str, detail: &str) -> ToolOutput {
     }
 }
 
-/// The ledger's entry with the result.
-fn ended(entry: Option<Entry>, output: &ToolOutput) -> Map<String, Json> {
-    let Some(entry) = entry else { return Map::new() };
+/// The entry with the result.
+fn ended(entry: &Entry, output: &ToolOutput) -> Map<String, Json> {
     let result = json!({
         "content": output.content, "additional_kwargs": output.additional_kwargs, "tool_call_id": entry.tool_call_id,
     });

@@ -121,7 +121,7 @@ fn limits(node: &Node<'_>, warn: (&str, usize), hard: (&str, usize)) -> (usize, 
 /// `token_usage`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TokenUsage {
-    /// Whether clients should show token counts; default true.
+    /// Whether the cards of tasks show tokens; default true.
     pub enabled: bool,
 }
 

@@ -26,11 +26,11 @@ pub(crate) fn routes() -> OpenApiRouter<Arc<App>> {
 struct Models {
     /// In configuration order; the first is the default.
     models: Vec<ModelInfo>,
-    /// Whether token counts are shown.
+    /// Whether the cards of tasks show tokens.
     token_usage: TokenUsageInfo,
 }
 
-/// Whether token counts are shown (`token_usage.enabled`).
+/// Whether the cards of tasks show tokens (`token_usage.enabled`).
 #[derive(Debug, Serialize, ToSchema)]
 struct TokenUsageInfo {
     enabled: bool,

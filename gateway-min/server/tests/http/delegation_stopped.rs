@@ -7,8 +7,9 @@ use threadkeep_agent::model::scripted::gate;
 
 use crate::support::{ALL, Gateway, MODES, Setup, id};
 
-/// A lead that delegates three tasks. Of two subagents, the second answer waits at a gate; the first one is done at once.
-fn script(name: &str) -> Value {
+/// A lead that delegates three tasks, or looks and then delegates one. Of most subagents, the second answer waits at a
+/// gate; those of alpha and of delta are done at once.
+pub(crate) fn script(name: &str) -> Value {
     let task = |prompt: &str| json!({"name": "task", "args": {"prompt": prompt, "subagent_type": "general-purpose"}});
     let subagent = |prompt: &str, gate: Option<String>| {
         let mut last = json!({"text": "Done: {{input}}", "usage": {"input_tokens": 7, "output_tokens": 2}});
@@ -25,10 +26,17 @@ fn script(name: &str) -> Value {
         subagent("alpha", None),
         subagent("bravo", Some(format!("{name}-bravo"))),
         subagent("charlie", Some(format!("{name}-charlie"))),
+        subagent("delta", None),
+        subagent("echo", Some(format!("{name}-echo"))),
         {"when": {"contains": ["delegate"]}, "answers": [
             {"text": "I delegate.", "tool_calls": [task("alpha"), task("bravo"), task("charlie")],
              "usage": {"input_tokens": 10, "output_tokens": 2}},
             {"text": "All is done.", "usage": {"input_tokens": 20, "output_tokens": 3}},
+        ]},
+        {"when": {"contains": ["please look"]}, "answers": [
+            {"text": "I look.", "tool_calls": [{"name": "ls", "args": {}}]},
+            {"text": "I delegate.", "tool_calls": [task("alpha")]},
+            {"text": "All is seen."},
         ]},
         {"answers": [{"text": "You said: {{input}}"}]},
     ]})
@@ -39,7 +47,7 @@ const SO_FAR: u64 = 15 + 6 + 6;
 const ALL_OF_THEM: u64 = 3 * 15;
 
 /// A body whose run may delegate; without a question, it goes on.
-fn delegating(question: Option<&str>) -> Value {
+pub(crate) fn delegating(question: Option<&str>) -> Value {
     let mut body = json!({"context": {"subagent_enabled": true}});
     if let Some(question) = question {
         body["input"] = json!({"messages": [{"role": "user", "content": question}]});
@@ -47,7 +55,7 @@ fn delegating(question: Option<&str>) -> Value {
     body
 }
 
-fn open(name: &str) {
+pub(crate) fn open(name: &str) {
     for which in ["bravo", "charlie"] {
         gate(&format!("{name}-{which}")).open();
     }
@@ -59,7 +67,7 @@ async fn executions(gateway: &Gateway, thread: &str) -> Vec<Value> {
 }
 
 /// Task, status, attempt and delivery of each execution, by task.
-async fn summary(gateway: &Gateway, thread: &str) -> Vec<Value> {
+pub(crate) async fn summary(gateway: &Gateway, thread: &str) -> Vec<Value> {
     let mut rows: Vec<Value> = executions(gateway, thread)
         .await
         .iter()
@@ -70,18 +78,18 @@ async fn summary(gateway: &Gateway, thread: &str) -> Vec<Value> {
 }
 
 /// The statuses in the ledger, in the order of the calls.
-async fn ledger(gateway: &Gateway, thread: &str) -> Vec<Value> {
+pub(crate) async fn ledger(gateway: &Gateway, thread: &str) -> Vec<Value> {
     let state = gateway.state(thread).await;
     let entries = state["values"]["delegations"].as_array().cloned().unwrap_or_default();
     entries.iter().map(|entry| json!([entry["description"], entry["status"]])).collect()
 }
 
-async fn tokens(gateway: &Gateway, thread: &str) -> (Value, Value) {
+pub(crate) async fn tokens(gateway: &Gateway, thread: &str) -> (Value, Value) {
     let usage = gateway.get(&format!("/api/threads/{thread}/token-usage")).await.ok();
     (usage["by_caller"]["lead_agent"].clone(), usage["by_caller"]["subagent"].clone())
 }
 
-async fn results(gateway: &Gateway, thread: &str) -> Vec<String> {
+pub(crate) async fn results(gateway: &Gateway, thread: &str) -> Vec<String> {
     let state = gateway.state(thread).await;
     let messages = state["values"]["messages"].as_array().unwrap();
     let tools = messages.iter().filter(|message| message["type"] == "tool");
@@ -94,7 +102,7 @@ async fn no_slot_is_left(gateway: &Gateway) {
 }
 
 /// A gateway with a run in the middle of its subagents: the first is done, the others are asked the second time.
-async fn in_the_middle(setup: Setup, name: &str) -> (Gateway, String) {
+pub(crate) async fn in_the_middle(setup: Setup, name: &str) -> (Gateway, String) {
     in_the_middle_after(&[], setup, name).await
 }
 
@@ -121,7 +129,7 @@ async fn cancelled(gateway: &Gateway, run: &str, action: &str) {
 }
 
 /// The same, interrupted.
-async fn interrupted(setup: Setup, name: &str) -> Gateway {
+pub(crate) async fn interrupted(setup: Setup, name: &str) -> Gateway {
     let (gateway, run) = in_the_middle(setup, name).await;
     cancelled(&gateway, &run, "interrupt").await;
     gateway

@@ -12,6 +12,7 @@ mod client_delegation;
 mod compact;
 mod degraded;
 mod delegation;
+mod delegation_edited;
 mod delegation_stopped;
 mod delete;
 mod dropped_requests;

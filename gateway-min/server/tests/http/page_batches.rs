@@ -15,12 +15,14 @@ fn setup(backend: &'static str, gate: &str) -> Setup {
         "subagent_type": "general-purpose"}});
     let script = json!({"rules": [
         {"when": {"caller": "subagent", "contains": ["luckless"]}, "answers": [{"error": {"kind": "fatal", "message": "no luck"}}]},
-        {"when": {"caller": "subagent"}, "answers": [{"text": "<b>waited", "gate": {"name": gate}}]},
+        {"when": {"caller": "subagent"}, "answers": [{"text": "<b>waited", "gate": {"name": gate},
+            "usage": {"input_tokens": 3, "output_tokens": 2}}]},
         {"when": {"contains": ["submit"]}, "answers": [{"tool_calls": [call]}, {"text": "Submitted."}]},
         {"answers": [{"text": "You said: {{input}}"}]},
     ]});
-    let sections =
-        json!({"subagent_batches": {"enabled": true, "poll_interval_seconds": 0.1, "max_attempts": 1}});
+    // An item has no card: the setting hides nothing of it.
+    let sections = json!({"token_usage": {"enabled": false},
+        "subagent_batches": {"enabled": true, "poll_interval_seconds": 0.1, "max_attempts": 1}});
     Setup { script, sections, ..Setup::on(backend, "delta") }
 }
 
@@ -97,6 +99,7 @@ async fn a_batch_shows_its_progress_its_items_and_what_can_be_done_with_them() {
             !done.contains("/pause\"") && !done.contains("/cancel\"") && done.contains("/retry\""),
             "{done}"
         );
+        assert!(done.contains("5 tokens"), "{done}");
     }
 }
 

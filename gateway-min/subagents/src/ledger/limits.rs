@@ -4,6 +4,7 @@ use serde_json::{Map, Value as Json};
 use threadkeep_agent::model::message;
 use threadkeep_agent::{After, AgentError, Before, Middleware, View};
 
+use super::calls::index_of;
 use super::{CHANNEL, Entry, TASK, entries, render};
 
 /// The stop reason of a run that used up its delegations (service reference, "Status vocabularies").
@@ -63,12 +64,13 @@ impl Middleware for Ledger {
 
 /// What came of the entries in progress: no subagent is at work while the model is asked. A call with a result in the
 /// conversation that the tool never saw, for example because its arguments were wrong, failed; one without a result was
-/// cancelled with its run.
+/// cancelled with its run, and so was one that a client has edited or taken away.
 fn settled(known: &[Entry], turn: &[Json]) -> Vec<Entry> {
     let result = |entry: &Entry| {
         let answer = turn.iter().position(|message| message["id"] == *entry.message_id)?;
+        let index = index_of(known, &turn[answer], entry)?;
         let mut results = turn[answer + 1..].iter().take_while(|message| message["type"] == "tool");
-        results.nth(entry.call_index)
+        results.nth(index)
     };
     let in_progress = known.iter().filter(|entry| entry.is_in_progress());
     in_progress
@@ -188,5 +190,9 @@ mod tests {
             ("cancelled", &json!("Task cancelled by user."))
         );
         assert_eq!(settled(&ended, &turn), [], "once");
+        // A client has put another call in its place.
+        let mut edited = turn;
+        edited[0]["tool_calls"][1]["args"]["prompt"] = json!("other");
+        assert_eq!(settled(std::slice::from_ref(&entry), &edited), cancelled);
     }
 }

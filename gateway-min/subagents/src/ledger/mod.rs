@@ -1,9 +1,10 @@
 //! The ledger of a thread's delegations: the channel `delegations` of its state.
 //!
-//! An entry is written with the answer that delegates, and again with the result. Its id is the execution's, which is
-//! ours; the model's id of the call, which providers repeat, is only a field. The ledger is a channel of its own, so it
-//! survives a summary of the messages.
+//! An entry is written with the answer that delegates, and again with the result; that of a call which a client has put
+//! into the answer with the result only. Its id is the execution's, which is ours; the model's id of the call, which
+//! providers repeat, is only a field. The ledger is a channel of its own, so it survives a summary of the messages.
 
+mod calls;
 mod limits;
 mod render;
 
@@ -15,6 +16,8 @@ use threadkeep_agent::model::message;
 
 use crate::outcome::Recorded;
 
+pub(crate) use calls::{entry_of, execution_of, executions_of};
+pub use calls::{has_unfinished, withdrawn};
 pub(crate) use limits::Ledger;
 pub use limits::{Limits, STOP_REASON};
 
@@ -38,9 +41,12 @@ pub(crate) struct Entry {
     /// The answer with the call.
     #[serde(default)]
     pub(crate) message_id: String,
-    /// The call's index among the calls of that answer.
+    /// The call's index among the calls of that answer, as it was when the model gave it.
     #[serde(default)]
     pub(crate) call_index: usize,
+    /// The SHA-256 of the call's arguments; `None` in an entry of an earlier version.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) args_sha256: Option<String>,
     /// The run that delegated.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) run_id: Option<String>,
@@ -54,8 +60,8 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
-    /// The entry of a call that was just made.
-    fn begun(
+    /// The entry of a call that has no result yet.
+    pub(crate) fn begun(
         id: String,
         run_id: &str,
         answer: &Json,
@@ -69,6 +75,7 @@ impl Entry {
             tool_call_id: call["id"].as_str().unwrap_or_default().to_owned(),
             message_id: answer["id"].as_str().unwrap_or_default().to_owned(),
             call_index,
+            args_sha256: Some(calls::args_digest(call)),
             run_id: Some(run_id.to_owned()),
             description: description(arg("description"), arg("prompt"))
                 .chars()
@@ -79,6 +86,13 @@ impl Entry {
             created_at: now.to_rfc3339_opts(SecondsFormat::Millis, true),
             ended: Map::new(),
         }
+    }
+
+    /// Whether this is the content of its call.
+    fn is_of(&self, call: &Json) -> bool {
+        call["name"] == TASK
+            && call["id"].as_str().unwrap_or_default() == self.tool_call_id
+            && self.args_sha256.as_ref().is_some_and(|digest| *digest == calls::args_digest(call))
     }
 
     /// Whether it has no result.
@@ -148,17 +162,4 @@ pub(crate) fn entries(state: Option<&StateSnapshot>) -> threadkeep::Result<Vec<E
     let list = state.map(|state| state.json(CHANNEL)).transpose()?.flatten();
     let Some(Json::Array(list)) = list else { return Ok(Vec::new()) };
     Ok(list.into_iter().filter_map(|entry| serde_json::from_value(entry).ok()).collect())
-}
-
-/// Whether the state has delegations without a result.
-///
-/// # Errors
-/// If the state cannot be read.
-pub fn has_unfinished(state: Option<&StateSnapshot>) -> threadkeep::Result<bool> {
-    Ok(entries(state)?.iter().any(Entry::is_in_progress))
-}
-
-/// The entry of the call at this place.
-pub(crate) fn entry_of<'e>(entries: &'e [Entry], answer: &Json, call_index: usize) -> Option<&'e Entry> {
-    entries.iter().rfind(|entry| answer["id"] == *entry.message_id && entry.call_index == call_index)
 }

@@ -125,6 +125,7 @@ mod tests {
             tool_call_id: "call_0".to_owned(),
             message_id: "m".to_owned(),
             call_index: 0,
+            args_sha256: None,
             run_id: None,
             description: format!("work {index}"),
             subagent_type: "general-purpose".to_owned(),

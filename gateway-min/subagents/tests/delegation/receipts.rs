@@ -1,7 +1,10 @@
 //! Receipts from the call to the verdict: what a subagent sees, what it may cite, what the lead gets.
 
 use serde_json::{Value as Json, json};
+use threadkeep::id::ThreadId;
 use threadkeep_agent::receipts::{LEDGER_KEY, LEDGER_NAME, RECEIPT_KEY};
+use threadkeep_records::ExecutionRow;
+use threadkeep_subagents::recheck;
 
 use crate::support::{House, lead, subagent, task};
 
@@ -117,4 +120,19 @@ async fn without_receipts_nobody_hears_of_them() {
     }
     assert!(!json!(off.ledger().await).to_string().contains("receipt_verdict"));
     assert!(json!(on.ledger().await).to_string().contains("receipt_verdict"));
+}
+
+/// Calls of another answer, or one that a client has put in the place of this one, may have its id.
+#[tokio::test]
+async fn a_report_that_no_conversation_got_is_not_missed_there() {
+    let house = worked(&[ls()], "Created it [r1].", "").await;
+    let [row] = &house.executions().await[..] else { panic!("one execution") };
+    let child = house.accessor.get(&ThreadId::from(row.child_thread.as_str()), None).await.unwrap();
+    let mut parent = house.messages().await;
+    let result = parent.iter_mut().find(|message| message["type"] == "tool").unwrap();
+    result["additional_kwargs"]["subagent_result_sha256"] = json!("0".repeat(64));
+    let found = |row: &ExecutionRow| recheck(row, child.as_ref(), &parent).unwrap();
+    assert_eq!(found(row), ["the report in the conversation is not the one in its checkpoints"]);
+    let left = ExecutionRow { delivered: false, ..row.clone() };
+    assert_eq!(found(&left), Vec::<String>::new());
 }

@@ -52,8 +52,8 @@ impl Session {
     /// Executes an effect; returns the actions that show the result.
     pub(super) async fn carry_out(&mut self, effect: Effect) -> Vec<Action> {
         let done = match effect {
-            Effect::Say(text) => return self.begin(Some(&text)),
-            Effect::Continue => return self.begin(None),
+            Effect::Say(text) => return self.begin(Some(&text)).await,
+            Effect::Continue => return self.begin(None).await,
             Effect::Stop => {
                 if let Some(turn) = &self.turn {
                     turn.cancel();
@@ -80,7 +80,9 @@ impl Session {
     }
 
     /// Begins a turn with this message; without one, the thread goes on where it stopped.
-    fn begin(&mut self, text: Option<&str>) -> Vec<Action> {
+    async fn begin(&mut self, text: Option<&str>) -> Vec<Action> {
+        // As a run reads it: an edit of the file applies from the next turn on.
+        let hides_tokens = !self.client.config().await.token_usage.enabled;
         let options = TurnOptions { model_name: self.model.clone(), ..TurnOptions::default() };
         let turn = match (text, &self.thread) {
             (None, Some(thread)) => self.client.resume(thread, options),
@@ -91,7 +93,7 @@ impl Session {
             self.row = None;
         }
         self.turn = Some(turn);
-        vec![Action::Began(thread), Action::View(ViewEvent::RunStarted)]
+        vec![Action::HidesTokens(hides_tokens), Action::Began(thread), Action::View(ViewEvent::RunStarted)]
     }
 
     /// Switches to the thread, as the view did.

@@ -55,6 +55,8 @@ pub(super) enum Action {
     Threads(Vec<ThreadSummary>),
     /// The model for future turns.
     Model(String),
+    /// Whether the configuration hides the tokens of delegations.
+    HidesTokens(bool),
     Notice(String),
     Error(String),
 }
@@ -129,6 +131,7 @@ impl State {
                 self.notice(&format!("switched to model {name}"));
                 self.model = Some(name);
             }
+            Action::HidesTokens(hides) => self.hides_tokens = hides,
             Action::Notice(text) => self.notice(&text),
             Action::Error(text) => self.add(TranscriptEntry::Error(clean(&text))),
         }

@@ -420,6 +420,21 @@ async fn a_thread_begun_here_is_in_the_gateways_list() {
 }
 
 #[tokio::test]
+async fn the_tokens_of_delegations_are_hidden_from_the_turn_after_an_edit_on() {
+    let (dir, config) = configured("full");
+    let (mut session, mut state) = (session(&config).await, sized(60, 20));
+    done(&mut session, &mut state, Effect::Say("hello".into())).await;
+    assert!(!state.hides_tokens);
+    let path = dir.path().join("config.yaml");
+    let text = std::fs::read_to_string(&path).unwrap();
+    let edited = text.replacen('{', "{\"token_usage\": {\"enabled\": false}, ", 1);
+    std::fs::write(&path, edited).unwrap();
+    done(&mut session, &mut state, Effect::Say("again".into())).await;
+    assert!(state.hides_tokens);
+    session.close().await;
+}
+
+#[tokio::test]
 async fn a_refused_thread_is_not_entered() {
     let (dir, config) = configured("delta");
     let (mut first, mut state) = (session(&config).await, sized(60, 20));

@@ -8,7 +8,7 @@ use threadkeep::saver::Load;
 use threadkeep::state::{KnownHead, RollbackPoint, StateAccessor, StateSnapshot};
 use threadkeep::step::StepWriter;
 use threadkeep_agent::tools::WorkUsage;
-use threadkeep_agent::{Ended, Input, Next, RunTerms, Session};
+use threadkeep_agent::{Ended, Input, Next, RunTerms, Session, pending_answer};
 use threadkeep_records::persistently;
 use threadkeep_subagents::ledger;
 
@@ -98,13 +98,18 @@ impl Worker<'_> {
             _ => StepWriter::open_known(accessor, head, at?).await?,
         };
         let input = self.input(accessor, writer.state()).await?;
-        let turns_away = match &input {
-            Some(input) => !input.goes_on(writer.state())?,
-            None => false,
-        };
-        if turns_away && ledger::has_unfinished(writer.state())? {
-            // Nobody goes on with what the thread has turned away from.
-            let uncounted = delegator.abandon(accessor, &spec.thread_id, &spec.run_id).await?;
+        if ledger::has_unfinished(writer.state())? {
+            let (thread_id, run_id) = (&spec.thread_id, &spec.run_id);
+            let uncounted = match pending_answer(input.as_ref(), writer.state())? {
+                // The calls of this answer go on, but not those that it no longer has.
+                Some(answer) => {
+                    let withdrawn = ledger::withdrawn(thread_id, writer.state(), &answer)?;
+                    delegator.withdraw(accessor, thread_id, run_id, &withdrawn).await?
+                }
+                // Nobody goes on with what the thread has turned away from.
+                None if input.is_some() => delegator.abandon(accessor, thread_id, run_id).await?,
+                None => Vec::new(),
+            };
             if !again {
                 self.count(&uncounted);
             }

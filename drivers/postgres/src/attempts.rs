@@ -67,10 +67,10 @@ impl Store {
     }
 
     /// Waits for an attempt. While there is no answer, a new connection is opened from time to time: if that leads to
-    /// another server than the attempt began with, the one that was asked has been replaced, and may never answer. A server
-    /// that is only slow is waited for: the patience counts from when it was last heard of, at first from when the call
-    /// began. One that takes no more connections was heard of too, if there is only one: of several, a full standby says
-    /// nothing of the primary.
+    /// another server than the attempt began with, the one that was asked has been replaced, and may never answer. A
+    /// server that is only slow is waited for: the patience counts from when it was last heard of, at first from when
+    /// the call began. One that takes no more connections was heard of too, if there is only one: of several, a full
+    /// standby says nothing of the primary.
     async fn watched<T>(&self, mut attempt: Attempt<'_, T>, began: Instant) -> Result<T, Trouble> {
         if self.patience.is_zero() {
             return attempt.await;

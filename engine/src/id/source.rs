@@ -44,8 +44,8 @@ impl<C: Clock + ?Sized> Clock for Arc<C> {
 
 /// Generates ids and tells the time. With a seed and a given clock both are reproducible, so a test can be replayed.
 ///
-/// Ids depend on the order in which they are drawn. What works at the same time as something else therefore draws from a
-/// source of its own, [`derived`](Self::derived) from its identity.
+/// Ids depend on the order in which they are drawn. What works at the same time as something else therefore draws from
+/// a source of its own, [`derived`](Self::derived) from its identity.
 pub struct IdSource {
     clock: Arc<dyn Clock>,
     /// What the ids are made from: a seed, and of a derived source, who it is for. `None` for chance.
@@ -78,8 +78,8 @@ impl IdSource {
         Self { clock: Arc::new(clock), origin: Some(origin), random: Mutex::new(StdRng::seed_from_u64(seed)) }
     }
 
-    /// The source of what has this identity, with the same clock. Of a seeded source it is seeded too, by its parent's seed
-    /// and the identity alone: what was drawn from either before makes no difference.
+    /// The source of what has this identity, with the same clock. Of a seeded source it is seeded too, by its parent's
+    /// seed and the identity alone: what was drawn from either before makes no difference.
     #[must_use]
     pub fn derived(&self, identity: &str) -> Self {
         let origin = self.origin.map(|parent| *blake3::keyed_hash(&parent, identity.as_bytes()).as_bytes());
@@ -98,8 +98,8 @@ impl IdSource {
     }
 
     /// A checkpoint id with the current time, strictly greater than `floor` (the greater of the parent and the head
-    /// that it follows). One that follows an id of version 6 is of version 6: those sort after all of version 7 of their
-    /// time, so one of version 7 could only follow with a time a thousand years ahead.
+    /// that it follows). One that follows an id of version 6 is of version 6: those sort after all of version 7 of
+    /// their time, so one of version 7 could only follow with a time a thousand years ahead.
     pub fn checkpoint_after(&self, floor: Option<CheckpointId>) -> CheckpointId {
         let now = self.clock.now_ms();
         let (start, tail) = self.random(|rng| (rng.random_range(0..0x800_u16), rng.random::<u64>()));

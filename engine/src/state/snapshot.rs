@@ -60,8 +60,8 @@ pub struct TaskView {
 }
 
 impl StateSnapshot {
-    /// Whether it only repeats its parent's state: it is duration-only, and has a parent. A note whose parent was pruned
-    /// has the state itself.
+    /// Whether it only repeats its parent's state: it is duration-only, and has a parent. A note whose parent was
+    /// pruned has the state itself.
     pub fn repeats_its_parent(&self) -> bool {
         self.parent.is_some() && self.metadata.is_duration_only()
     }

@@ -24,8 +24,9 @@ pub struct DeletedThread {
 impl Records {
     /// Deletes all records of the reserved thread, including the reservation. The work continues if the future is
     /// dropped; after an error, unless it is [`RecordsError::InDoubt`], nothing is deleted and the thread is released.
-    /// Only batches are an exception: first they are cancelled, and their items deleted a number at a time. Each of these
-    /// transactions looks for the reservation, so that a process that stood still takes nothing of what came after it.
+    /// Only batches are an exception: first they are cancelled, and their items deleted a number at a time. Each of
+    /// these transactions looks for the reservation, so that a process that stood still takes nothing of what came
+    /// after it.
     ///
     /// Events outside the database are removed after the commit, and are held from before it, so that those of a newer
     /// thread with the same id stay. [`Events::has_remains`](super::Events::has_remains) finds those of a process that
@@ -33,8 +34,8 @@ impl Records {
     ///
     /// # Errors
     /// [`RecordsError::Invalid`] if the reservation is not for a deletion, [`RecordsError::NotFound`] if it was
-    /// recovered in the meantime, [`RecordsError::InDoubt`] if a commit is in doubt and a look at the rows did not settle
-    /// it.
+    /// recovered in the meantime, [`RecordsError::InDoubt`] if a commit is in doubt and a look at the rows did not
+    /// settle it.
     pub async fn delete_thread(&self, reservation: Reservation) -> Result<DeletedThread, RecordsError> {
         if reservation.kind() != WriterKind::Delete {
             let problem =

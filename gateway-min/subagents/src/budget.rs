@@ -261,7 +261,8 @@ impl Budgeting {
 
     /// Takes over the warning of the process that had this turn before.
     fn go_on_warning(&self, turn: &[Json]) {
-        let known = self.budget.used();
+        // Without what a summary has used in this process: after the next answer it counts.
+        let known = less(self.budget.used(), self.budget.spent());
         let used_at = |at: usize| {
             if self.of_turn { used_in(&turn[..=at]) } else { less(known, used_in(&turn[at + 1..])) }
         };
@@ -405,6 +406,16 @@ mod tests {
                 assert_eq!(warned_after(&Budgeting::knowing(budget), &turn), warned, "{turn:?}");
             }
         }
+    }
+
+    #[test]
+    fn of_what_a_summary_uses_before_another_process_calls_the_model_is_warned_after_the_answer() {
+        let turn = [json!({"type": "human"}), answer(680), answer(5)];
+        let budget = Budget::new(settings(1000), None);
+        budget.go_on_from(used_in(&turn));
+        let guard = Budgeting::knowing(budget);
+        guard.after_summary(&view(), "m", &answer(20)).unwrap();
+        assert_eq!(warned_after(&guard, &turn), [false, true, false]);
     }
 
     #[test]

@@ -71,7 +71,8 @@ async fn every_command_of_a_failed_commit_stays_in_doubt() {
             while store.saver.queued() > 2 {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
-            // The first one waits for the lock, the others in the queue; the fourth looks first whether its thread is long.
+            // The first one waits for the lock, the others in the queue; the fourth looks first whether its thread is
+            // long.
             while store.saver.queued() != 3 {
                 if store.saver.queued() < 3 {
                     assert!(fourth.as_mut().now_or_never().is_none());

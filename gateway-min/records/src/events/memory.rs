@@ -125,7 +125,9 @@ impl MemoryFeed {
         events.try_into().unwrap_or(u64::MAX)
     }
 
+    /// Drops the events of a run whose row is deleted, also those of an append that has found it.
     pub(super) async fn forget_run(&self, thread_id: &str, run_id: &str) {
+        let _stripe = self.stripes.hold(thread_id).await;
         self.feeds.lock().await.forget_run(thread_id, run_id);
     }
 }

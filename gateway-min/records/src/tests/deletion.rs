@@ -1,4 +1,5 @@
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde_json::json;
 use tokio::sync::Barrier;
@@ -264,6 +265,24 @@ async fn events_of_a_newer_thread_wait_until_those_of_the_deleted_one_are_gone()
         assert_eq!(feed.forget("t").await, 4, "{backend:?}");
         assert_eq!(soon(appending).await.unwrap(), [1], "{backend:?}");
         assert_eq!(events(records, "t", "new").await, 1, "{backend:?}");
+    }
+}
+
+/// An append that has found its run holds the feed until the events are in it.
+#[tokio::test]
+async fn the_deletion_of_a_run_waits_for_an_append_that_has_found_it() {
+    for backend in [EventBackend::Memory, EventBackend::Jsonl] {
+        let fixture = fixture_with(backend).await;
+        let records = &fixture.records;
+        full_thread(records, "t").await;
+        let append = records.events().hold_to_delete("t").await.unwrap();
+        let mut deleting = Box::pin(records.delete_run("t-r0"));
+        let early = tokio::time::timeout(Duration::from_millis(50), &mut deleting).await;
+        assert!(early.is_err(), "{backend:?}: {early:?}");
+        drop(append);
+        soon(deleting).await.unwrap();
+        assert_eq!(events(records, "t", "t-r0").await, 0, "{backend:?}");
+        assert_eq!(events(records, "t", "t-r1").await, 2, "{backend:?}");
     }
 }
 

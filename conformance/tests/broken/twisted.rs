@@ -1,8 +1,8 @@
 //! Savers that break one sentence of the contract each: a right saver, with one answer or one request twisted.
 
-use std::collections::BTreeSet;
-use std::sync::Arc;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
 use threadkeep::checkpoint::{CheckpointKey, CheckpointTuple, Stored, TaskWrites};
@@ -66,6 +66,8 @@ pub(crate) enum Twist {
     KeepsKnownRows,
     /// Deletes the root namespace in one change, and what is in the others in another.
     DeletesByNamespace,
+    /// Deletes a thread without the rows under its nested checkpoints.
+    LeavesNestedRows,
     /// Claims to share elements, and stores each list whole.
     StoresEachListWhole,
     /// Frees nothing.
@@ -99,7 +101,7 @@ impl Factory for Twister {
     }
 
     async fn open(&self, place: &Place) -> Result<Arc<dyn Saver>, BoxError> {
-        Ok(Arc::new(Twisted { inner: place.store.clone(), twist: self.0 }))
+        Ok(Arc::new(Twisted { inner: place.store.clone(), twist: self.0, left: Mutex::default() }))
     }
 
     /// As if each checkpoint had its lists for itself, and nothing were freed.
@@ -136,11 +138,17 @@ pub(crate) struct Place {
 struct Twisted {
     inner: MemorySaver,
     twist: Twist,
+    /// Rows that a deletion left.
+    left: Mutex<HashMap<CheckpointKey, Vec<TaskWrites>>>,
 }
 
 impl Twisted {
     fn is(&self, twist: Twist) -> bool {
         self.twist == twist
+    }
+
+    fn left(&self) -> MutexGuard<'_, HashMap<CheckpointKey, Vec<TaskWrites>>> {
+        self.left.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     async fn at(&self, key: &CheckpointKey) -> Result<Option<CheckpointTuple>> {
@@ -151,6 +159,10 @@ impl Twisted {
         match self.twist {
             Twist::ShowsRowsBackwards => tuple.writes.reverse(),
             Twist::ForgetsWhatIsNext => tuple.checkpoint.next.clear(),
+            Twist::LeavesNestedRows => {
+                let key = tuple.key();
+                tuple.writes.extend(self.left().get(&key).into_iter().flatten().cloned());
+            }
             Twist::StoresValuesAsJson => {
                 for entry in tuple.checkpoint.channels.values_mut() {
                     if let Stored::Value(value) | Stored::Snapshot(value) = &mut entry.stored
@@ -340,6 +352,10 @@ impl Saver for Twisted {
         let image = self.inner.read_thread(thread).await?;
         if self.is(Twist::RefusesToDeleteTheUnknown) && image.checkpoints.is_empty() {
             return Err(Error::InvalidInput(format!("there is no thread {thread}")));
+        }
+        if self.is(Twist::LeavesNestedRows) {
+            let nested = image.checkpoints.into_values().filter(|tuple| !tuple.namespace.as_str().is_empty());
+            self.left().extend(nested.map(|tuple| (tuple.key(), tuple.writes)));
         }
         self.inner.delete_thread(thread).await
     }

@@ -406,5 +406,60 @@ async fn a_deletion_beats_a_racing_commit(store: Store) -> Outcome {
         );
         check_eq!(dump(&*saver, "t").await?, [], "the thread, whichever came first ({commit:?})");
     }
+    a_deletion_races_with_a_beginning(&store).await
+}
+
+/// A thread begins, in one namespace and then in another one, while it is deleted. The deletion comes before, between
+/// or after the two: it never leaves the first commit without the second one, and what it leaves is whole.
+async fn a_deletion_races_with_a_beginning(store: &Store) -> Outcome {
+    let (saver, other) = (store.open().await?, store.open().await?);
+    for round in 0..20 {
+        let first = Step::first("t", 1).snapshot(MESSAGES, list(["x"])?);
+        let nested = Step::first("t", 1).namespace("nested").value("n", plain(round)?);
+        let (writer, deleter, thread) = (saver.clone(), other.clone(), first.commit.thread.clone());
+        let steps = [first.clone(), nested.clone()];
+        let begin = async move {
+            for step in &steps {
+                step.commit(&*writer).await?;
+                yield_now().await;
+            }
+            Ok::<_, Error>(())
+        };
+        let delete = async move { deleter.delete_thread(&thread).await };
+        let (begun, deleted) = if round % 2 == 0 {
+            let (begin, delete) = (tokio::spawn(begin), tokio::spawn(delete));
+            (begin.await?, delete.await?)
+        } else {
+            // In one task: whenever the deletion waits, the beginning goes on.
+            let (deleted, begun) = tokio::join!(delete, begin);
+            (begun, deleted)
+        };
+        begun?;
+        deleted?;
+        let root = head(&*saver, "t").await?;
+        let inner = get(&*saver, &nested.commit.key()).await?;
+        check!(
+            root.is_none() || inner.is_some(),
+            "a deletion left the first commit, and took the second one"
+        );
+        for reader in [&saver, &other] {
+            let mut found = dump(&**reader, "t").await?;
+            found.sort_by_key(|tuple| tuple.namespace.clone());
+            let there = [(&root, &first), (&inner, &nested)].into_iter().filter(|(read, _)| read.is_some());
+            let expected: Vec<_> = there.map(|(_, step)| step.tuple([])).collect();
+            check_eq!(found, expected, "what is there of the thread");
+            let listed = reader.threads(None, 10).await?;
+            check_eq!(listed.is_empty(), expected.is_empty(), "whether the thread is missing in a list");
+        }
+        // It goes on, or begins again.
+        let next = match &root {
+            Some(root) => Step::after(&root.key(), 2).sentinel(MESSAGES).runs(says(2, "y")?),
+            None => Step::first("t", 2).snapshot(MESSAGES, list(["x", "y"])?),
+        };
+        let next = next.commit(&*other).await?;
+        check_eq!(replayed(&*saver, &next).await?, json!(["x", "y"]), "the messages after the race");
+        saver.delete_thread(&next.thread).await?;
+        check_eq!(dump(&*other, "t").await?, [], "the thread after a deletion without a race");
+    }
     Ok(())
 }

@@ -94,6 +94,10 @@ async fn a_thread_made_anew_has_nothing_of_the_old_one(store: Store) -> Outcome 
         );
         let writes: Vec<_> = messages.steps.into_iter().flat_map(|step| step.writes).collect();
         check_eq!(writes, says(1, life)?.writes, "its writes");
+        let inner = Step::first("t", 1).namespace("nested").value("title", plain(life)?);
+        let nested = inner.commit(&*saver).await?;
+        check_eq!(get(&*saver, &nested).await?, Some(inner.tuple([])), "the nested root of the {life} life");
+        saver.put_writes(&nested, &says(3, life)?).await?;
         if life == "old" {
             saver.delete_thread(&root.thread).await?;
         }

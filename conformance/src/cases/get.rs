@@ -1,10 +1,12 @@
 //! [`threadkeep::saver::Saver::get`].
 
 use serde_json::json;
+use threadkeep::Result;
 use threadkeep::checkpoint::{CheckpointTuple, Stored};
 use threadkeep::id::CheckpointId;
 use threadkeep::metadata::{Counters, Source};
 use threadkeep::saver::{CheckpointSelector, ListQuery, Load, Rewrite};
+use threadkeep::value::{ChannelValue, Codec, Element, Encoded, ListValue};
 
 use crate::case::{Case, Outcome, case, check_eq};
 use crate::factory::Store;
@@ -106,7 +108,43 @@ async fn get_returns_what_was_committed(store: Store) -> Outcome {
 
     check_eq!(get(&*saver, &root).await?, Some(first.tuple(tasks)), "the first checkpoint");
     check_eq!(head(&*saver, "t").await?, Some(second.tuple([])), "the second checkpoint");
+
+    // Values are bytes, as channels, as elements of a list and in the writes of a task.
+    let values = OPAQUE.iter().map(|bytes| opaque(bytes)).collect::<Result<Vec<_>>>()?;
+    let elements: ListValue = OPAQUE.iter().map(|bytes| Element::from_bytes(bytes.to_vec().into())).collect();
+    let mut third = Step::after(&second.commit.key(), 3).snapshot("elements", elements.into());
+    for (n, value) in values.iter().enumerate() {
+        third = third.value(&format!("value {n}"), value.clone());
+    }
+    let third_key = third.commit(&*saver).await?;
+    let row = task(6, values.into_iter().map(|value| write("title", value)).collect::<Vec<_>>());
+    saver.put_writes(&third_key, &row).await?;
+    check_eq!(get(&*saver, &third_key).await?, Some(third.tuple([row])), "values that are no JSON");
     Ok(())
+}
+
+/// MessagePack that no JSON expresses, or that JSON expresses in other bytes.
+const OPAQUE: [&[u8]; 13] = [
+    // The value of a channel that has none, bytes, a time, and an object of LangGraph's, shown as `{"id": "x"}`.
+    &[0xc7, 0, 84],
+    &[0xc4, 3, 0x00, 0xff, 0x80],
+    &[0xd6, 0xff, 0, 0, 0, 1],
+    &[0xc7, 11, 5, 0x93, 0xa1, b'm', 0xa1, b'C', 0x81, 0xa2, b'i', b'd', 0xa1, b'x'],
+    // Keys that are not sorted, a key that is there twice, and one that is a number.
+    &[0x82, 0xa1, b'b', 1, 0xa1, b'a', 2],
+    &[0x82, 0xa1, b'a', 1, 0xa1, b'a', 2],
+    &[0x81, 1, 0xa1, b'x'],
+    // 1.5 in four bytes, no number, minus zero, and one: as a float, as an integer, and in more bytes than it needs.
+    &[0xca, 0x3f, 0xc0, 0, 0],
+    &[0xcb, 0x7f, 0xf8, 0, 0, 0, 0, 0, 0],
+    &[0xcb, 0x80, 0, 0, 0, 0, 0, 0, 0],
+    &[0xcb, 0x3f, 0xf0, 0, 0, 0, 0, 0, 0],
+    &[1],
+    &[0xcd, 0, 1],
+];
+
+fn opaque(bytes: &[u8]) -> Result<ChannelValue> {
+    ChannelValue::from_encoded(Encoded { codec: Codec::MessagePack, bytes: bytes.to_vec().into() })
 }
 
 async fn get_loads_what_was_asked(store: Store) -> Outcome {

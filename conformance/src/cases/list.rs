@@ -1,5 +1,6 @@
 //! [`threadkeep::saver::Saver::list`].
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use serde_json::{Map, Value as Json, json};
@@ -10,7 +11,7 @@ use threadkeep::saver::{ListQuery, Load, Saver};
 
 use crate::case::{Case, Failure, Outcome, case, check_eq};
 use crate::factory::Store;
-use crate::kit::{MESSAGES, Step, all, channels, get, id, ids, key, list, says};
+use crate::kit::{MESSAGES, Step, all, channels, get, id, ids, key, list, plain, says};
 
 pub(super) const CASES: &[Case] = &[
     case!(Core, list_is_newest_first, "history would be shown in the wrong order"),
@@ -26,6 +27,9 @@ pub(super) const CASES: &[Case] = &[
     case!(Core, list_returns_what_get_returns, "history would show another state than the checkpoint itself"),
 ];
 
+/// From here on, a float holds only every second integer.
+const BIG: u64 = 1 << 53;
+
 /// A chain of eight checkpoints of thread `t`, the last one a fork from the third. Odd ones come from run `odd`.
 async fn chain(store: &Store) -> Result<Arc<dyn Saver>, Failure> {
     let saver = store.open().await?;
@@ -38,6 +42,7 @@ async fn chain(store: &Store) -> Result<Arc<dyn Saver>, Failure> {
         };
         let mut step = step.value(MESSAGES, list(["m"])?);
         step = step.meta("run_id", json!(if n % 2 == 1 { "odd" } else { "even" })).meta("n", json!(n));
+        step = step.meta("big", json!(BIG + u64::from(n)));
         step = step.meta("writes", json!({"agent": {"n": n, "list": [n, null]}}));
         let metadata = &mut step.commit.metadata;
         metadata.source = if n == 1 { Source::Input } else { Source::Loop };
@@ -132,6 +137,8 @@ async fn list_filters_on_metadata(store: Store) -> Outcome {
         (json!({"run_id": "odd", "n": 6}), vec![]),
         (json!({"n": 3}), vec![3]),
         (json!({"n": "3"}), vec![]),
+        (json!({"n": 3.0}), vec![]),
+        (json!({"big": BIG + 3}), vec![3]),
         (json!({"source": "input"}), vec![1]),
         (json!({"step": 4}), vec![4]),
         (json!({"svc_checkpoint_channel_mode": "delta"}), vec![5]),
@@ -168,6 +175,7 @@ async fn list_filters_on_metadata(store: Store) -> Outcome {
 
 async fn list_all_namespaces(store: Store) -> Outcome {
     let saver = store.open().await?;
+    let mut steps = BTreeMap::new();
     for (namespace, numbers) in [("", [1, 4, 7]), ("nested", [2, 5, 8]), ("tools:1", [3, 6, 9])] {
         let mut last: Option<CheckpointKey> = None;
         for n in numbers {
@@ -175,7 +183,9 @@ async fn list_all_namespaces(store: Store) -> Outcome {
                 Some(last) => Step::after(last, n),
                 None => Step::first("t", n).namespace(namespace),
             };
+            let step = step.value("n", plain(n)?).value("title", plain("x")?).meta("even", json!(n % 2 == 0));
             last = Some(step.commit(&*saver).await?);
+            steps.insert(n, step);
         }
     }
     Step::first("other", 10).commit(&*saver).await?;
@@ -187,8 +197,17 @@ async fn list_all_namespaces(store: Store) -> Outcome {
         (1..=9).rev().map(|n| (id(n), ["tools:1", "", "nested"][usize::from(n % 3)])).collect();
     check_eq!(found, expected, "all namespaces, merged by id");
 
-    let page = ListQuery { before: Some(id(8)), limit: Some(3), ..everywhere };
+    let page = ListQuery { before: Some(id(8)), limit: Some(3), ..everywhere.clone() };
     check_eq!(ids(&*saver, &page).await?, [7, 6, 5].map(id), "a page over all namespaces");
+    let even = ListQuery { filter: filter(json!({"even": true})), ..everywhere.clone() };
+    check_eq!(ids(&*saver, &even).await?, [8, 6, 4, 2].map(id), "a filter over all namespaces");
+    let page = ListQuery { before: Some(id(8)), limit: Some(2), ..even };
+    check_eq!(ids(&*saver, &page).await?, [6, 4].map(id), "a filtered page over all namespaces");
+    for load in [Load::Only(channels(["n"])), Load::None] {
+        let some = ListQuery { load, ..everywhere.clone() };
+        let expected: Vec<_> = steps.values().rev().map(|step| some.load.of(step.tuple([]))).collect();
+        check_eq!(saver.list(&some).await?, expected, "all namespaces, loaded in part");
+    }
     for (namespace, expected) in [("", vec![7, 4, 1]), ("nested", vec![8, 5, 2]), ("nest", vec![])] {
         let query = ListQuery { namespace: Some(Namespace::new(namespace)), ..all("t") };
         let expected: Vec<_> = expected.into_iter().map(id).collect();

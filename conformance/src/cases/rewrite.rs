@@ -153,7 +153,41 @@ async fn rewrite_removes_and_puts(store: Store) -> Outcome {
     check_eq!(last.writes.len(), 1, "its pending tasks");
     last.writes.clear();
     rewrite(&*saver, "t", Rewrite { put: vec![last.clone()], ..Rewrite::default() }).await?;
-    check_eq!(get(&*saver, &tree.keys[4]).await?, Some(last), "the head without its pending task");
+    check_eq!(get(&*saver, &tree.keys[4]).await?, Some(last.clone()), "the head without its pending task");
+    put_beside_what_stays(&*saver, last, expected).await
+}
+
+/// Puts a child of the head and the first checkpoint of a namespace, and then other rows under the former head.
+async fn put_beside_what_stays(
+    saver: &dyn Saver,
+    mut parent: CheckpointTuple,
+    mut expected: BTreeMap<LocalKey, CheckpointTuple>,
+) -> Outcome {
+    let child = Step::after(&parent.key(), 6).sentinel(MESSAGES).value("title", plain("put")?).applies(8);
+    let inner = Step::first("t", 2).namespace("put").value("inner", plain(9)?);
+    parent.writes = vec![says(9, "pending")?, says(8, "e")?];
+    let put = vec![child.tuple([]), parent.clone(), inner.tuple([])];
+    expected.extend(put.iter().map(|tuple| (place(&tuple.key()), tuple.clone())));
+    rewrite(saver, "t", Rewrite { put, ..Rewrite::default() }).await?;
+    check_eq!(image(saver, "t").await?.checkpoints, expected, "the thread with new checkpoints");
+    check_eq!(head(saver, "t").await?, Some(child.tuple([])), "the head that was put");
+
+    // The applied row stays as it is, in another place; the pending one is another one now.
+    parent.writes = vec![says(8, "e")?, says(9, "changed")?];
+    rewrite(saver, "t", Rewrite { put: vec![parent.clone()], ..Rewrite::default() }).await?;
+    expected.insert(place(&parent.key()), parent);
+    check_eq!(image(saver, "t").await?.checkpoints, expected, "the thread with other rows");
+
+    // Both go on.
+    let seven = Step::after(&child.commit.key(), 7).held("title", 6).sentinel(MESSAGES).runs(says(7, "f")?);
+    let seven = seven.commit(saver).await?;
+    let said = serde_json::json!(["a", "b", "c", "d", "e", "f"]);
+    check_eq!(replayed(saver, &seven).await?, said, "the step after the head that was put");
+    let title = stored(saver, &seven, "title").await?;
+    check_eq!(title, Some(Stored::Value(plain("put")?)), "what it takes over");
+    let next = Step::after(&inner.commit.key(), 3).held("inner", 2).commit(saver).await?;
+    let value = stored(saver, &next, "inner").await?;
+    check_eq!(value, Some(Stored::Value(plain(9)?)), "what the new namespace takes over");
     Ok(())
 }
 

@@ -67,6 +67,8 @@ pub(crate) enum Lapse {
     FoldsMetadata,
     /// Takes the dots in a filter's keys for a path.
     FollowsDots,
+    /// Compares the numbers of a filter as floats.
+    ComparesAsFloats,
     /// Stores keys of metadata without their dots.
     LosesDots,
     /// Stores whole numbers as integers.

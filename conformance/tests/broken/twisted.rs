@@ -1,20 +1,21 @@
 //! Savers that break one sentence of the contract each: a right saver, with one answer or one request twisted.
 
-use std::collections::BTreeSet;
-use std::sync::Arc;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
 use threadkeep::checkpoint::{CheckpointKey, CheckpointTuple, Stored, TaskWrites};
 use threadkeep::id::{ChannelName, CheckpointId, Namespace, ThreadId, Version};
 use threadkeep::saver::{
-    Capabilities, CheckpointSelector, DeltaHistory, ListQuery, Revision, Rewrite, Saver, Seed, StepCommit,
-    ThreadImage,
+    Capabilities, CheckpointSelector, DeltaHistory, ListQuery, LocalKey, Revision, Rewrite, Saver, Seed,
+    StepCommit, ThreadImage,
 };
 use threadkeep::value::{ChannelValue, ListValue, Part};
 use threadkeep::{Error, Result};
 use threadkeep_conformance::{BoxError, Claim, Damage, Factory};
 use threadkeep_memory::MemorySaver;
+use tokio::task::yield_now;
 
 /// What the saver does wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,6 +28,10 @@ pub(crate) enum Twist {
     ListsOneNamespace,
     /// Lists what matches any key of a filter.
     MatchesAnyKey,
+    /// Ignores the filter of a list of all namespaces.
+    FiltersOneNamespace,
+    /// Stores values as the JSON that they show, if they show any.
+    StoresValuesAsJson,
     /// Shows the rows of a checkpoint in reverse order.
     ShowsRowsBackwards,
     /// Forgets which nodes are next.
@@ -55,6 +60,14 @@ pub(crate) enum Twist {
     ListsThreadsWithARoot,
     /// Removes what a rewrite removes, and forgets what it puts beside.
     ForgetsWhatIsPut,
+    /// Changes the checkpoints of a thread that a rewrite puts, and adds none to a thread that is there.
+    PutsOnlyWhatIsThere,
+    /// Keeps the rows that a checkpoint has when it is put again with others for the same tasks.
+    KeepsKnownRows,
+    /// Deletes the root namespace in one change, and what is in the others in another.
+    DeletesByNamespace,
+    /// Deletes a thread without the rows under its nested checkpoints.
+    LeavesNestedRows,
     /// Claims to share elements, and stores each list whole.
     StoresEachListWhole,
     /// Frees nothing.
@@ -88,7 +101,7 @@ impl Factory for Twister {
     }
 
     async fn open(&self, place: &Place) -> Result<Arc<dyn Saver>, BoxError> {
-        Ok(Arc::new(Twisted { inner: place.store.clone(), twist: self.0 }))
+        Ok(Arc::new(Twisted { inner: place.store.clone(), twist: self.0, left: Mutex::default() }))
     }
 
     /// As if each checkpoint had its lists for itself, and nothing were freed.
@@ -125,11 +138,17 @@ pub(crate) struct Place {
 struct Twisted {
     inner: MemorySaver,
     twist: Twist,
+    /// Rows that a deletion left.
+    left: Mutex<HashMap<CheckpointKey, Vec<TaskWrites>>>,
 }
 
 impl Twisted {
     fn is(&self, twist: Twist) -> bool {
         self.twist == twist
+    }
+
+    fn left(&self) -> MutexGuard<'_, HashMap<CheckpointKey, Vec<TaskWrites>>> {
+        self.left.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     async fn at(&self, key: &CheckpointKey) -> Result<Option<CheckpointTuple>> {
@@ -140,6 +159,20 @@ impl Twisted {
         match self.twist {
             Twist::ShowsRowsBackwards => tuple.writes.reverse(),
             Twist::ForgetsWhatIsNext => tuple.checkpoint.next.clear(),
+            Twist::LeavesNestedRows => {
+                let key = tuple.key();
+                tuple.writes.extend(self.left().get(&key).into_iter().flatten().cloned());
+            }
+            Twist::StoresValuesAsJson => {
+                for entry in tuple.checkpoint.channels.values_mut() {
+                    if let Stored::Value(value) | Stored::Snapshot(value) = &mut entry.stored
+                        && let Ok(json) = value.to_json()
+                        && let Ok(again) = ChannelValue::from_json(&json)
+                    {
+                        *value = again;
+                    }
+                }
+            }
             Twist::ShowsSnapshotsAsValues => {
                 for entry in tuple.checkpoint.channels.values_mut() {
                     if let Stored::Snapshot(value) = &entry.stored {
@@ -150,6 +183,19 @@ impl Twisted {
             _ => {}
         }
         tuple
+    }
+
+    /// Removes the checkpoints of a thread at these places, whatever else happens to it.
+    async fn remove(&self, thread: &ThreadId, gone: impl Fn(&LocalKey) -> bool + Send) -> Result<()> {
+        loop {
+            let image = self.inner.read_thread(thread).await?;
+            let remove = image.checkpoints.into_keys().filter(&gone).collect();
+            let rewrite = Rewrite { remove, ..Rewrite::default() };
+            match self.inner.rewrite_thread(thread, &image.revision, rewrite).await {
+                Err(Error::Stale { .. }) => {}
+                done => return done,
+            }
+        }
     }
 
     /// Puts the lists of a step together from what its parent holds.
@@ -168,6 +214,11 @@ impl Twisted {
         }
         Ok(())
     }
+}
+
+/// What an image has in the place of a checkpoint.
+fn stored<'i>(image: &'i ThreadImage, tuple: &CheckpointTuple) -> Option<&'i CheckpointTuple> {
+    image.checkpoints.get(&(tuple.namespace.clone(), tuple.checkpoint.id))
 }
 
 /// The list with the ranges of its base taken from another one, if that is long enough.
@@ -198,6 +249,9 @@ impl Saver for Twisted {
         let mut inside = query.clone();
         if self.is(Twist::ListsOneNamespace) {
             inside.namespace.get_or_insert_with(Namespace::root);
+        }
+        if self.is(Twist::FiltersOneNamespace) && query.namespace.is_none() {
+            inside.filter.clear();
         }
         let any = self.is(Twist::MatchesAnyKey) && query.filter.len() > 1;
         if any {
@@ -282,9 +336,26 @@ impl Saver for Twisted {
     }
 
     async fn delete_thread(&self, thread: &ThreadId) -> Result<()> {
+        if self.is(Twist::DeletesByNamespace) {
+            let is_root = |place: &LocalKey| place.0.as_str().is_empty();
+            self.remove(thread, is_root).await?;
+            // Until another call has begun the thread, if any does.
+            for _ in 0..500 {
+                yield_now().await;
+                let image = self.inner.read_thread(thread).await?;
+                if image.checkpoints.keys().any(|place| !is_root(place)) {
+                    break;
+                }
+            }
+            return self.remove(thread, |place| !is_root(place)).await;
+        }
         let image = self.inner.read_thread(thread).await?;
         if self.is(Twist::RefusesToDeleteTheUnknown) && image.checkpoints.is_empty() {
             return Err(Error::InvalidInput(format!("there is no thread {thread}")));
+        }
+        if self.is(Twist::LeavesNestedRows) {
+            let nested = image.checkpoints.into_values().filter(|tuple| !tuple.namespace.as_str().is_empty());
+            self.left().extend(nested.map(|tuple| (tuple.key(), tuple.writes)));
         }
         self.inner.delete_thread(thread).await
     }
@@ -320,6 +391,20 @@ impl Saver for Twisted {
         }
         if self.is(Twist::ForgetsWhatIsPut) && !rewrite.remove.is_empty() {
             rewrite.put.clear();
+        }
+        let image = self.inner.read_thread(thread).await?;
+        if self.is(Twist::PutsOnlyWhatIsThere) && !image.checkpoints.is_empty() {
+            rewrite.put.retain(|tuple| stored(&image, tuple).is_some());
+        }
+        if self.is(Twist::KeepsKnownRows) {
+            for tuple in &mut rewrite.put {
+                let known = stored(&image, tuple).map_or(&[][..], |known| &known.writes);
+                for row in &mut tuple.writes {
+                    if let Some(known) = known.iter().find(|known| known.task == row.task) {
+                        *row = known.clone();
+                    }
+                }
+            }
         }
         self.inner.rewrite_thread(thread, expected, rewrite).await
     }

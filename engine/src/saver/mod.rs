@@ -330,7 +330,7 @@ pub trait Saver: Send + Sync {
     /// - `get_by_id_is_exact`: with an id, that checkpoint or `None`; never another one.
     /// - `get_unknown_is_none`: an unknown thread, namespace or id is `None`.
     /// - `get_returns_what_was_committed`: channels, next nodes, applied tasks, parent and metadata are returned
-    ///   unchanged.
+    ///   unchanged. A value is its bytes: not every one can be expressed as JSON.
     /// - `get_loads_what_was_asked`: entries outside `load` are [`Stored::Held`] with their version.
     /// - `get_includes_writes_in_stored_order`: the task writes stored under the checkpoint.
     /// - `namespaces_are_separate`: equal ids in two namespaces are two checkpoints.
@@ -343,7 +343,7 @@ pub trait Saver: Send + Sync {
     /// - `list_is_newest_first`
     /// - `list_before_is_exclusive`
     /// - `list_limit_bounds_matches`: the limit counts checkpoints that match the filter; 0 is none.
-    /// - `list_filters_on_metadata`: all keys must match; compared as JSON.
+    /// - `list_filters_on_metadata`: all keys must match; compared as [`Metadata::matches`] does: 3 is not 3.0.
     /// - `list_all_namespaces`
     /// - `list_unknown_thread_is_empty`
     async fn list(&self, query: &ListQuery) -> Result<Vec<CheckpointTuple>>;

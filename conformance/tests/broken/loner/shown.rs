@@ -30,6 +30,9 @@ impl Loner {
             (Lapse::FoldsMetadata, Some(Json::String(found)), Json::String(wanted)) => {
                 found.eq_ignore_ascii_case(wanted)
             }
+            (Lapse::ComparesAsFloats, Some(Json::Number(found)), Json::Number(wanted)) => {
+                found.as_f64().map(f64::to_bits) == wanted.as_f64().map(f64::to_bits)
+            }
             (Lapse::FollowsDots, None, wanted) => {
                 let mut at = Some(&Json::Null);
                 for (n, part) in key.split('.').enumerate() {

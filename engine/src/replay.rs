@@ -41,8 +41,8 @@ impl<'a> Replay<'a> {
     /// The complete values at a checkpoint whose parent was already requested, but for foreign changes.
     ///
     /// # Errors
-    /// As a read of the checkpoint: [`Error::BrokenLineage`] also where a channel was never written, or was written less
-    /// often than its counters say.
+    /// As a read of the checkpoint: [`Error::BrokenLineage`] also where a channel was never written, or was written
+    /// less often than its counters say.
     pub(crate) fn values(&mut self, place: &LocalKey, tuple: &CheckpointTuple) -> Result<Values> {
         let broken = |missing: String| Error::broken(&tuple.thread, tuple.checkpoint.id, missing);
         let (mut values, mut paths) = (Values::new(), BTreeMap::new());

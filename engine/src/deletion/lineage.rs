@@ -153,8 +153,8 @@ impl<'a> Lineage<'a> {
     ///
     /// # Errors
     /// [`Error::BrokenLineage`] if something it needs is missing, or it was written less often than its counters say;
-    /// [`Error::ForeignChanges`] if LangGraph changed it since it was last stored as a value; [`Error::InvalidInput`] if
-    /// `table` does not have the channel and something was written to it since; those of the channel's reducer.
+    /// [`Error::ForeignChanges`] if LangGraph changed it since it was last stored as a value; [`Error::InvalidInput`]
+    /// if `table` does not have the channel and something was written to it since; those of the channel's reducer.
     pub fn value(
         &self,
         at: &CheckpointTuple,

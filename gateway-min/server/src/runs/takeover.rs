@@ -181,8 +181,8 @@ impl Before {
 
     /// With the run's first checkpoint, and the one that is older.
     fn of(first: StateSnapshot, head: Option<CheckpointId>) -> threadkeep::Result<Self> {
-        // Only the first checkpoint of a thread begins without a parent, and only that one is before step 0. This one has
-        // lost its parent since, so the older one, or that there is none, is not what the run began with.
+        // The first checkpoint of a thread has no parent, and it alone is before step 0. This one has lost its parent
+        // since, so the older one, or that there is none, is not what the run began with.
         if first.parent.is_none() && first.metadata.step >= 0 {
             let thread = &first.key.thread;
             return Err(Error::InvalidInput(format!("thread {thread}: the state before the run was pruned")));

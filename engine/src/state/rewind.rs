@@ -96,8 +96,9 @@ impl StateAccessor {
     /// Restores the captured state after a cancelled run, as a new head. `head` is the run's known head: the last one
     /// it wrote. In delta mode the state is written onto it; in full mode it forks from the captured checkpoint, unless
     /// a prune has removed that since. The next nodes are restored, and pending writes of the captured head are attached
-    /// to the restored one. A thread that had no checkpoint loses everything that the run created. Where nothing was written since, nothing is written,
-    /// unless the run is another process's ([`Self::captured_at`]). Returns the restored head.
+    /// to the restored one. A thread that had no checkpoint loses everything that the run created. Where nothing was
+    /// written since, nothing is written, unless the run is another process's ([`Self::captured_at`]). Returns the
+    /// restored head.
     ///
     /// Not cancel-safe: a dropped call may have restored the state without its pending writes.
     ///

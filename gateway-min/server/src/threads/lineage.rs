@@ -241,7 +241,7 @@ async fn scan(
         if has_message(state, message)? {
             return Ok(base);
         }
-        if state.next.is_empty() && last_message(state)?.is_none_or(|last| before.contains(&*last)) {
+        if state.next.is_empty() && last_message(state)?.is_none_or(|last| before.contains(last.as_str())) {
             base = Base::At(state.key.id);
         }
     }

@@ -228,14 +228,8 @@ fn complete(
                     .ok_or_else(|| broken(format!("no write of channel {name} was found")))?;
                 let counters = tuple.metadata.counters.get(&name);
                 let expected = counters.ok_or_else(|| broken(format!("channel {name} has no counters")))?;
-                // The path may start before the snapshot from which the counters count, so it may contain more. It may
-                // also start after it, at a value that a deletion or a conversion has stored since.
-                if path.updates < expected.updates && path.supersteps >= expected.supersteps {
-                    let Counters { updates, .. } = expected;
-                    let found = path.updates;
-                    return Err(broken(format!(
-                        "{updates} updates of channel {name} since its snapshot, found {found}"
-                    )));
+                if let Some(missing) = expected.lacking_in(*path, &name) {
+                    return Err(broken(missing));
                 }
                 (Some(value.clone()), false)
             }

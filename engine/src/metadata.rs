@@ -46,6 +46,21 @@ pub struct Counters {
     pub supersteps: u64,
 }
 
+impl Counters {
+    /// What a path back to a stored value of a channel lacks of the updates counted here; `None` if nothing.
+    ///
+    /// The path may start before the snapshot from which these count, so it may contain more. It may also start after
+    /// it, at a value that a deletion or a conversion has stored since; then it has fewer supersteps, too.
+    pub(crate) fn lacking_in(self, path: Self, channel: &ChannelName) -> Option<String> {
+        (path.updates < self.updates && path.supersteps >= self.supersteps).then(|| {
+            format!(
+                "{} updates of channel {channel} since its snapshot, found {}",
+                self.updates, path.updates
+            )
+        })
+    }
+}
+
 /// The metadata of a checkpoint.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Metadata {

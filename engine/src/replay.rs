@@ -9,6 +9,7 @@ use crate::deletion::{Lineage, cannot_replay};
 use crate::error::{Error, Result};
 use crate::foreign::ForeignChanges;
 use crate::id::{ChannelName, TaskId};
+use crate::metadata::Counters;
 use crate::saver::LocalKey;
 use crate::value::ChannelValue;
 
@@ -22,11 +23,14 @@ pub(crate) struct Replay<'a> {
     /// They have no value here.
     foreign: ForeignChanges,
     done: HashMap<LocalKey, Values>,
+    /// What was replayed since the nearest value of each channel that is stored as changes.
+    paths: HashMap<LocalKey, BTreeMap<ChannelName, Counters>>,
 }
 
 impl<'a> Replay<'a> {
     pub(crate) fn new(lineage: &'a Lineage<'a>, table: &'a ChannelTable) -> Self {
-        Self { lineage, table, foreign: ForeignChanges::new(lineage), done: HashMap::new() }
+        let foreign = ForeignChanges::new(lineage);
+        Self { lineage, table, foreign, done: HashMap::new(), paths: HashMap::new() }
     }
 
     /// What only LangGraph can replay.
@@ -35,8 +39,13 @@ impl<'a> Replay<'a> {
     }
 
     /// The complete values at a checkpoint whose parent was already requested, but for foreign changes.
+    ///
+    /// # Errors
+    /// As a read of the checkpoint: [`Error::BrokenLineage`] also where a channel was never written, or was written
+    /// less often than its counters say.
     pub(crate) fn values(&mut self, place: &LocalKey, tuple: &CheckpointTuple) -> Result<Values> {
-        let mut values = Values::new();
+        let broken = |missing: String| Error::broken(&tuple.thread, tuple.checkpoint.id, missing);
+        let (mut values, mut paths) = (Values::new(), BTreeMap::new());
         for (name, entry) in &tuple.checkpoint.channels {
             let value = match &entry.stored {
                 Stored::Value(value) | Stored::Snapshot(value) => Some(value.clone()),
@@ -45,11 +54,18 @@ impl<'a> Replay<'a> {
                 Stored::Sentinel if self.foreign.contains(place, name) => None,
                 Stored::Sentinel => {
                     let parent = self.lineage.parent(tuple).ok_or_else(|| {
-                        let missing =
-                            format!("channel {name} is stored as changes, and its parent is missing");
-                        Error::broken(&tuple.thread, tuple.checkpoint.id, missing)
+                        broken(format!("channel {name} is stored as changes, and its parent is missing"))
                     })?;
-                    self.next(parent, &tuple.checkpoint.applied, name)?
+                    let value = self.next(parent, &tuple.checkpoint.applied, name)?;
+                    let value =
+                        value.ok_or_else(|| broken(format!("no write of channel {name} was found")))?;
+                    let path = self.path(parent, &tuple.checkpoint.applied, name);
+                    let counters = tuple.metadata.counters.get(name);
+                    if let Some(missing) = counters.and_then(|counters| counters.lacking_in(path, name)) {
+                        return Err(broken(missing));
+                    }
+                    paths.insert(name.clone(), path);
+                    Some(value)
                 }
             };
             if let Some(mut value) = value {
@@ -60,7 +76,21 @@ impl<'a> Replay<'a> {
             }
         }
         self.done.insert(place.clone(), values.clone());
+        if !paths.is_empty() {
+            self.paths.insert(place.clone(), paths);
+        }
         Ok(values)
+    }
+
+    /// The path of a channel after `parent`, with these tasks applied.
+    fn path(&self, parent: &CheckpointTuple, applied: &[TaskId], name: &ChannelName) -> Counters {
+        let place = (parent.namespace.clone(), parent.checkpoint.id);
+        let mut path = self.paths.get(&place).and_then(|paths| paths.get(name)).copied().unwrap_or_default();
+        let rows = parent.writes.iter().filter(|row| applied.contains(&row.task));
+        let is_written = rows.flat_map(|row| &row.writes).any(|write| write.channel == *name);
+        path.updates += u64::from(is_written);
+        path.supersteps += u64::from(!applied.is_empty());
+        path
     }
 
     /// The value of a channel after `parent`, with these tasks applied.

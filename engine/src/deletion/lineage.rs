@@ -7,6 +7,7 @@ use crate::checkpoint::{CheckpointTuple, Stored, TaskWrites, Write};
 use crate::error::{Error, Result};
 use crate::foreign;
 use crate::id::{ChannelName, CheckpointId, Namespace, ThreadId};
+use crate::metadata::Counters;
 use crate::saver::{LocalKey, ThreadImage};
 use crate::value::ChannelValue;
 
@@ -151,9 +152,9 @@ impl<'a> Lineage<'a> {
     /// The value of a channel at a checkpoint, replayed if it is not stored there; `None` if it was never written.
     ///
     /// # Errors
-    /// [`Error::BrokenLineage`] if something it needs is missing; [`Error::ForeignChanges`] if LangGraph changed it
-    /// since it was last stored as a value; [`Error::InvalidInput`] if `table` does not have the channel and something
-    /// was written to it since; those of the channel's reducer.
+    /// [`Error::BrokenLineage`] if something it needs is missing, or it was written less often than its counters say;
+    /// [`Error::ForeignChanges`] if LangGraph changed it since it was last stored as a value; [`Error::InvalidInput`]
+    /// if `table` does not have the channel and something was written to it since; those of the channel's reducer.
     pub fn value(
         &self,
         at: &CheckpointTuple,
@@ -163,6 +164,7 @@ impl<'a> Lineage<'a> {
         let broken = |why: String| Error::broken(&self.image.thread, at.checkpoint.id, why);
         // From the checkpoint back to the seed, with the writes that each one applied.
         let mut steps: Vec<Vec<&Write>> = Vec::new();
+        let mut path = Counters::default();
         let mut child = at;
         let mut value = loop {
             match child.checkpoint.channels.get(channel).map(|entry| (&entry.stored, entry.version)) {
@@ -189,9 +191,15 @@ impl<'a> Lineage<'a> {
                 let row = row.ok_or_else(|| broken(format!("the writes of task {task} are missing")))?;
                 writes.extend(row.writes.iter().filter(|write| write.channel == *channel));
             }
+            path.updates += u64::from(!writes.is_empty());
+            path.supersteps += u64::from(!child.checkpoint.applied.is_empty());
             steps.push(writes);
             child = parent;
         };
+        let counters = at.metadata.counters.get(channel);
+        if let Some(missing) = counters.and_then(|counters| counters.lacking_in(path, channel)) {
+            return Err(broken(missing));
+        }
         for writes in steps.iter().rev().filter(|writes| !writes.is_empty()) {
             let behaviour =
                 table.behaviour(channel).ok_or_else(|| cannot_replay(&self.image.thread, channel))?;

@@ -94,10 +94,11 @@ impl StateAccessor {
     }
 
     /// Restores the captured state after a cancelled run, as a new head. `head` is the run's known head: the last one
-    /// it wrote. In delta mode the state is written onto it; in full mode it forks from the captured checkpoint. The
-    /// next nodes are restored, and pending writes of the captured head are attached to the restored one. A thread that
-    /// had no checkpoint loses everything that the run created. Where nothing was written since, nothing is written,
-    /// unless the run is another process's ([`Self::captured_at`]). Returns the restored head.
+    /// it wrote. In delta mode the state is written onto it; in full mode it forks from the captured checkpoint, unless
+    /// a prune has removed that since. The next nodes are restored, and pending writes of the captured head are attached
+    /// to the restored one. A thread that had no checkpoint loses everything that the run created. Where nothing was
+    /// written since, nothing is written, unless the run is another process's ([`Self::captured_at`]). Returns the
+    /// restored head.
     ///
     /// Not cancel-safe: a dropped call may have restored the state without its pending writes.
     ///
@@ -132,9 +133,16 @@ impl StateAccessor {
                 (captured, messages.map(write).into_iter().collect())
             }
         };
-        let next = captured.next.clone();
-        let plan = self.plan_update(head, Some(base), RESTORE_NODE.into(), writes, extra, next)?;
-        let mut restored = self.commit_known(head, plan).await?;
+        let (next, more) = (captured.next.clone(), extra.clone());
+        let plan = self.plan_update(head, Some(base), RESTORE_NODE.into(), writes, more, next.clone())?;
+        let mut restored = match self.commit_known(head, plan).await {
+            Err(Error::NotFound { checkpoint, .. }) if checkpoint == captured.key.id => {
+                let writes = self.replacement(captured, &found)?;
+                let plan = self.plan_update(head, Some(&found), RESTORE_NODE.into(), writes, extra, next)?;
+                self.commit_known(head, plan).await?
+            }
+            committed => committed?,
+        };
         self.attach(&restored.key, &captured.writes).await?;
         restored.writes = captured.writes.clone();
         Ok(Some(restored))

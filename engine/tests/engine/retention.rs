@@ -501,6 +501,24 @@ async fn a_keep_set_reaches_back_to_the_nearest_value_of_each_channel() {
 }
 
 #[tokio::test]
+async fn a_prune_by_time_keeps_what_was_created_at_that_moment() {
+    for store in stores() {
+        let third = store.turns(6).await[2].key.id;
+        let moment = third.unix_ms();
+        for since in [moment, moment + 1] {
+            let before = store.states().await;
+            let head = *before.last_key_value().unwrap().0;
+            let older = |id: &CheckpointId| id.unix_ms() < since && *id != head;
+            let older: Vec<_> = before.keys().rev().copied().filter(older).collect();
+            let asked = Prune { boundary: Boundary::FreshSnapshot, ..Prune::keeping(Keep::Since(since)) };
+            assert_eq!(store.prune(&asked).await, older);
+            store.only_removes(&before, &older).await;
+            assert_eq!(store.states().await.contains_key(&third), since == moment);
+        }
+    }
+}
+
+#[tokio::test]
 async fn a_pruned_thread_keeps_its_head_and_its_kept_history() {
     for store in stores() {
         store.turns(13).await;

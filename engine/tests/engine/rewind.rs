@@ -7,6 +7,7 @@ use proptest::prelude::*;
 use serde_json::{Map, Value as Json, json};
 use threadkeep::channel::Schema;
 use threadkeep::checkpoint::TaskWrites;
+use threadkeep::deletion::{Boundary, Keep, Prune, prune};
 use threadkeep::id::{CheckpointId, IdSource, NodeName, ThreadId};
 use threadkeep::metadata::Source;
 use threadkeep::mode::ChannelMode;
@@ -172,6 +173,33 @@ async fn a_rollback_restores_what_was_to_run_next_and_the_pending_rows() {
         let live = writer.commit(Source::Loop, Vec::new(), Map::new()).await.unwrap().clone();
         assert_eq!(store.reloaded().await.values().unwrap(), live.values().unwrap(), "live == reload");
         assert_eq!(live.json("messages").unwrap().unwrap().as_array().unwrap().len(), 2);
+    }
+}
+
+/// An operator's prune beside the run, which leaves only what the run has written.
+#[tokio::test]
+async fn a_rollback_to_a_state_that_was_pruned_since_is_written_onto_the_head() {
+    for mode in [ChannelMode::Full, ChannelMode::Delta] {
+        let dir = tempfile::tempdir().unwrap();
+        let sqlite = SqliteSaver::open(dir.path().join("db"), &Options::default()).unwrap();
+        for store in [memory(mode), Store::new(Arc::new(sqlite), (mode, 3))] {
+            let before = store.step(None, &json!({"messages": say("a"), "title": "t"}), &["n", "n"]).await;
+            let row = store.pend("finished").await;
+            let point = store.capture().await;
+            let more = json!({"messages": say("b"), "title": "other", "summary_text": "s"});
+            let cancelled = store.step(None, &more, &["model"]).await;
+            let latest = Prune { boundary: Boundary::FreshSnapshot, ..Prune::keeping(Keep::Latest) };
+            prune(&*store.saver, &store.thread, &latest, store.accessor.table()).await.unwrap();
+            assert_eq!(store.history().await.len(), 1);
+
+            let restored = store.restore(&point).await.unwrap();
+            assert_eq!(restored.parent, Some(cancelled.key.id), "{mode}");
+            let mut expected = before.values().unwrap();
+            expected.insert("summary_text".to_owned(), Json::Null);
+            let read = store.reloaded().await;
+            assert_eq!(read.values().unwrap(), expected, "{mode}");
+            assert_eq!((&read.key, &read.writes, &read.next), (&restored.key, &vec![row], &before.next));
+        }
     }
 }
 

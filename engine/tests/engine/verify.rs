@@ -8,7 +8,8 @@ use serde_json::{Map, json};
 use threadkeep::Error;
 use threadkeep::channel::{ChannelTable, Schema};
 use threadkeep::checkpoint::{CheckpointTuple, Stored};
-use threadkeep::deletion::{Keep, Lineage, Prune, RetentionPolicy, plan_prune, plan_retention};
+use threadkeep::convert::plan_conversion;
+use threadkeep::deletion::{Boundary, Keep, Lineage, Prune, RetentionPolicy, plan_prune, plan_retention};
 use threadkeep::id::{IdSource, ThreadId, Version};
 use threadkeep::metadata::{Counters, Source};
 use threadkeep::mode::ChannelMode;
@@ -140,6 +141,53 @@ async fn every_rule_is_named_when_it_is_broken() {
         .counters
         .insert("messages".into(), Counters { updates: 9, supersteps: 9 });
     assert_eq!(verify_image(&understated, store.table()), []);
+}
+
+/// What a read refuses is a violation, and no deletion or conversion stores it as the value.
+#[tokio::test]
+async fn a_row_that_lost_its_writes_is_named_and_nothing_is_made_of_it() {
+    let lost = |tuple: &mut CheckpointTuple| {
+        for row in &mut tuple.writes {
+            row.writes.retain(|write| write.channel.as_str() != "messages");
+        }
+    };
+    let some: Breaking = |_| ();
+    let all: Breaking = |image| {
+        nth(image, 3).checkpoint.channels.remove("messages");
+        let counters = Counters { updates: 0, supersteps: 1 };
+        nth(image, 4).metadata.counters.insert("messages".into(), counters);
+    };
+    for (under, breaking, missing) in [
+        (4, some, "2 updates of channel messages since its snapshot, found 1"),
+        (3, all, "no write of channel messages was found"),
+    ] {
+        let store = Store::new().await;
+        let mut broken = store.image().await;
+        let revision = broken.revision.clone();
+        lost(nth(&mut broken, under));
+        breaking(&mut broken);
+        let at = nth(&mut broken, under + 1).key();
+        let put = broken.checkpoints.clone().into_values().collect();
+        let rewrite = Rewrite { put, ..Rewrite::default() };
+        store.saver.rewrite_thread(&store.thread, &revision, rewrite).await.unwrap();
+        let read = store.accessor.get(&store.thread, Some(at.id)).await;
+        assert_eq!(read, Err(Error::broken(&store.thread, at.id, missing)));
+
+        let found = verify(&store.saver, &store.thread, store.table()).await.unwrap();
+        let named = found.iter().find(|violation| violation.rule == Rule::Replayable);
+        let named = named.unwrap_or_else(|| panic!("{missing}: {found:?}"));
+        assert_eq!(named.at, Some((at.namespace.clone(), at.id)));
+        assert!(named.found.contains(missing), "{named}");
+        let keep = Keep::Last(8 - (under + 1));
+        let cut = Prune { boundary: Boundary::FreshSnapshot, ..Prune::keeping(keep) };
+        let cut = plan_prune(&broken, &cut, store.table());
+        assert!(matches!(cut, Err(Error::BrokenLineage { .. })), "{cut:?}");
+        let full = Schema::thread_state().compile(ChannelMode::Full, 3).unwrap();
+        let converted = plan_conversion(&broken, &full);
+        assert!(matches!(converted, Err(Error::BrokenLineage { .. })), "{converted:?}");
+        let Repair { left, .. } = repair(&store.saver, &store.thread, store.table()).await.unwrap();
+        assert!(left.iter().any(|violation| violation.rule == Rule::Replayable), "{left:?}");
+    }
 }
 
 #[tokio::test]

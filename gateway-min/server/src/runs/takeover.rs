@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use serde_json::Map;
+use threadkeep::Error;
 use threadkeep::deletion::RUN_ID_KEY;
 use threadkeep::id::{CheckpointId, TaskId, ThreadId};
 use threadkeep::metadata::ROLLED_BACK_KEY;
@@ -148,6 +149,9 @@ struct Before {
 
 impl Before {
     /// None if the run has written nothing: while it held the thread, all newer checkpoints were its own.
+    ///
+    /// # Errors
+    /// [`Error::InvalidInput`] if an operator's prune has removed that state since; the accessor's.
     async fn find(
         accessor: &StateAccessor,
         thread: &ThreadId,
@@ -167,11 +171,22 @@ impl Before {
                     first = Some(state);
                     continue;
                 }
-                return Ok(first.map(|first| Self { head: before, since: first.applied }));
+                return first.map(|first| Self::of(first, before)).transpose();
             }
             if ended {
-                return Ok(first.map(|first| Self { head: None, since: first.applied }));
+                return first.map(|first| Self::of(first, None)).transpose();
             }
         }
+    }
+
+    /// With the run's first checkpoint, and the one that is older.
+    fn of(first: StateSnapshot, head: Option<CheckpointId>) -> threadkeep::Result<Self> {
+        // The first checkpoint of a thread has no parent, and it alone is before step 0. This one has lost its parent
+        // since, so the older one, or that there is none, is not what the run began with.
+        if first.parent.is_none() && first.metadata.step >= 0 {
+            let thread = &first.key.thread;
+            return Err(Error::InvalidInput(format!("thread {thread}: the state before the run was pruned")));
+        }
+        Ok(Self { head, since: first.applied })
     }
 }

@@ -3,9 +3,10 @@
 //! It follows the parent links, because the previously written checkpoint need not be an ancestor. A checkpoint that
 //! restores the state of an older one continues that one, whatever its parent: in delta mode it is written onto what it
 //! replaces. A prune may have left it without that one; then nobody knows what came before. Only a lineage that ends too
-//! early, as in threads of other writers, is searched by time instead; a damaged lineage is an error.
+//! early, as in threads of other writers, is searched by time instead; a damaged lineage is an error. A prune may have
+//! ended it, too, and left the end of another branch, from which the conversation does not go on.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use threadkeep::Error;
 use threadkeep::channel::MESSAGES_CHANNEL;
@@ -89,7 +90,9 @@ pub(crate) async fn base_before(
     let mut stored =
         Stored { accessor, thread, message, links: BTreeMap::new(), oldest: head.key.id, exhausted: false };
     match walk(head.key.id, continued(head), &mut stored).await {
-        Err(LineageError::ParentMissing) => scan(accessor, thread, message).await.map_err(LineageError::Read),
+        Err(LineageError::ParentMissing) => {
+            scan(accessor, thread, head, message).await.map_err(LineageError::Read)
+        }
         walked => walked,
     }
 }
@@ -98,6 +101,13 @@ pub(crate) async fn base_before(
 pub(crate) fn has_message(state: &StateSnapshot, message: &str) -> threadkeep::Result<bool> {
     let messages = state.json(MESSAGES_CHANNEL)?.unwrap_or_default();
     Ok(messages.as_array().is_some_and(|list| list.iter().any(|one| one["id"] == message)))
+}
+
+/// The id of the last message of a state, if that has one.
+fn last_message(state: &StateSnapshot) -> threadkeep::Result<Option<String>> {
+    let messages = state.json(MESSAGES_CHANNEL)?.unwrap_or_default();
+    let last = messages.as_array().and_then(|messages| messages.last());
+    Ok(last.and_then(|last| last["id"].as_str()).map(str::to_owned))
 }
 
 /// The checkpoint whose state another one continues.
@@ -210,8 +220,18 @@ impl Ancestry for Stored<'_> {
     }
 }
 
-/// The search by time: oldest first, up to the first checkpoint with the message.
-async fn scan(accessor: &StateAccessor, thread: &ThreadId, message: &str) -> threadkeep::Result<Base> {
+/// The search by time: oldest first, up to the first checkpoint with the message. Only what the conversation of `head`
+/// goes on from can come before it there: what ends with another message is another branch.
+async fn scan(
+    accessor: &StateAccessor,
+    thread: &ThreadId,
+    head: &StateSnapshot,
+    message: &str,
+) -> threadkeep::Result<Base> {
+    let conversation = head.json(MESSAGES_CHANNEL)?.unwrap_or_default();
+    let conversation = conversation.as_array().map_or(&[][..], Vec::as_slice);
+    let before = conversation.iter().take_while(|one| one["id"] != message);
+    let before: HashSet<&str> = before.filter_map(|one| one["id"].as_str()).collect();
     let query = HistoryQuery { limit: Some(SCAN_ROWS), load: messages_only(), ..HistoryQuery::default() };
     let mut base = Base::Nothing;
     for state in accessor.history(thread, query).await?.iter().rev() {
@@ -221,7 +241,7 @@ async fn scan(accessor: &StateAccessor, thread: &ThreadId, message: &str) -> thr
         if has_message(state, message)? {
             return Ok(base);
         }
-        if state.next.is_empty() {
+        if state.next.is_empty() && last_message(state)?.is_none_or(|last| before.contains(last.as_str())) {
             base = Base::At(state.key.id);
         }
     }
@@ -411,7 +431,42 @@ mod tests {
             say(&accessor, None, "one").await;
             let head = say(&accessor, None, "two").await;
             assert_eq!(base_before(&accessor, &thread, &head, "one").await.unwrap(), Base::Nothing);
-            assert_eq!(scan(&accessor, &thread, "never").await.unwrap(), Base::Unknown);
+            assert_eq!(scan(&accessor, &thread, &head, "never").await.unwrap(), Base::Unknown);
+        }
+    }
+
+    #[tokio::test]
+    async fn the_end_of_another_branch_that_a_prune_left_is_no_base() {
+        for mode in [ChannelMode::Full, ChannelMode::Delta] {
+            let (accessor, thread) = (accessor(mode), ThreadId::from("t"));
+            accessor.create(&thread, Map::new()).await.unwrap();
+            let one = say(&accessor, None, "one").await;
+            let other = say(&accessor, None, "two").await;
+            let head = say(&accessor, Some(one.key.id), "three").await;
+            let base = |message: &'static str| base_before(&accessor, &thread, &head, message);
+            assert_eq!(base("three").await.unwrap(), Base::At(one.key.id), "{mode}");
+
+            let newest = Prune { boundary: Boundary::FreshSnapshot, ..Prune::keeping(Keep::Last(2)) };
+            prune(&**accessor.saver(), &thread, &newest, accessor.table()).await.unwrap();
+            let head = accessor.get(&thread, Some(head.key.id)).await.unwrap().unwrap();
+            assert_eq!(head.parent, None, "it has become a root");
+            assert!(accessor.check(&thread, Some(other.key.id)).await.unwrap(), "the other branch is there");
+            let base = base_before(&accessor, &thread, &head, "three").await.unwrap();
+            assert_eq!(base, Base::Nothing, "{mode}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_search_by_time_finds_what_the_conversation_goes_on_from() {
+        for mode in [ChannelMode::Full, ChannelMode::Delta] {
+            let (accessor, thread) = (accessor(mode), ThreadId::from("t"));
+            accessor.create(&thread, Map::new()).await.unwrap();
+            let one = say(&accessor, None, "one").await;
+            say(&accessor, None, "two").await;
+            let head = say(&accessor, Some(one.key.id), "three").await;
+            let base = async |message: &'static str| scan(&accessor, &thread, &head, message).await.unwrap();
+            assert_eq!(base("three").await, Base::At(one.key.id), "{mode}: not the newer one with two");
+            assert!(matches!(base("one").await, Base::At(root) if root < one.key.id));
         }
     }
 }

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use serde_json::json;
 use threadkeep::checkpoint::TaskWrites;
+use threadkeep::deletion::{Boundary, Keep, Prune, prune};
 use threadkeep::id::ThreadId;
 use threadkeep::metadata::Source;
 use threadkeep::saver::Load;
@@ -57,6 +58,26 @@ async fn a_rollback_that_cannot_be_carried_out_ends_its_run_and_frees_its_thread
             "{error}"
         );
         assert!(error.ends_with("corrupt data: a checkpoint: injected fault"), "{error}");
+        assert_eq!(said(&gateway.head().await.unwrap()), ["first", "You said: first", "more"], "{on:?}");
+        goes_on(&gateway).await;
+    }
+}
+
+/// An operator's prune has left only what the run has written. That is no thread which began with the run.
+#[tokio::test]
+async fn a_rollback_to_a_state_that_was_pruned_deletes_nothing() {
+    for on in everywhere() {
+        let (gateway, _) = faulty(on, "none").await;
+        let row = left(&gateway).await;
+        let (accessor, thread) = (gateway.app.threads.accessor(), ThreadId::from("t"));
+        let latest = Prune { boundary: Boundary::FreshSnapshot, ..Prune::keeping(Keep::Latest) };
+        prune(&**accessor.saver(), &thread, &latest, accessor.table()).await.unwrap();
+        assert_eq!(gateway.history().await.len(), 1, "{on:?}");
+        let row = rolled_back(&gateway, row).await;
+        assert_eq!(row.status, RunStatus::Error, "{on:?}");
+        let error = row.error.unwrap();
+        let kept = "Run gone could not be rolled back, and what it committed is kept: ";
+        assert!(error.starts_with(kept) && error.contains("was pruned"), "{error}");
         assert_eq!(said(&gateway.head().await.unwrap()), ["first", "You said: first", "more"], "{on:?}");
         goes_on(&gateway).await;
     }

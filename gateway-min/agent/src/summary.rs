@@ -149,7 +149,12 @@ fn start_of_tail(messages: &[Json], keep: ContextSize, window: Option<u64>) -> u
 
 /// The last index up to `cut` at which no tool result is separated from its call.
 fn beside_calls(messages: &[Json], mut cut: usize) -> usize {
-    while cut > 0 && messages.get(cut).is_some_and(|message| kind(message) == "tool") {
+    // A message that was added while a call was waiting may be between it and its result.
+    let separates = |cut: usize| {
+        let mut after = messages.iter().skip(cut).map(kind);
+        after.find(|kind| matches!(*kind, "ai" | "tool")) == Some("tool")
+    };
+    while cut > 0 && separates(cut) {
         cut -= 1;
     }
     cut
@@ -198,6 +203,14 @@ mod tests {
             5,
             "a share of the window"
         );
+    }
+
+    #[test]
+    fn a_result_stays_with_its_call_also_if_a_message_was_added_between_them() {
+        let messages = ["human", "ai", "tool", "human", "tool", "human", "ai"].map(message);
+        for (kept, cut_at) in [(2, 5), (3, 1), (4, 1), (5, 1), (6, 1)] {
+            assert_eq!(start_of_tail(&messages, ContextSize::Messages(kept), None), cut_at, "{kept}");
+        }
     }
 
     #[test]

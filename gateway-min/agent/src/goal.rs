@@ -17,11 +17,10 @@ use chrono::{DateTime, SecondsFormat, Utc};
 use serde_json::{Map, Value as Json, json};
 use threadkeep::metadata::Source;
 use threadkeep::step::Durability;
-use threadkeep_config::ContextSize;
 
 use crate::agent::{conversation, next_step};
 use crate::model::message::{self, fallback_reason, kind, text};
-use crate::summary::{ask, line, start_of_tail};
+use crate::summary::{ask, line, transcript};
 use crate::tools::asks;
 use crate::{Agent, AgentError, Ended, Input, ObserverError, Session, TaskInput};
 
@@ -287,8 +286,7 @@ impl Agent {
 
     /// The answer of the judging model.
     async fn evaluate(&self, objective: &str, messages: &[Json]) -> Json {
-        let evidence = &messages[start_of_tail(messages, ContextSize::Tokens(EVIDENCE_TOKENS), None)..];
-        let lines: Vec<String> = evidence.iter().map(line).collect();
+        let lines = transcript(messages, EVIDENCE_TOKENS);
         let content = format!("The goal:\n{objective}\n\nThe conversation:\n{}", lines.join("\n"));
         ask(&self.model, CALLER, PROMPT, content).await
     }

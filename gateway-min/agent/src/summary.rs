@@ -71,15 +71,28 @@ impl Summarizer {
     /// The summary of `messages` (only the last ones, if they are too many for the model) and of the earlier summary;
     /// `None` if the model returns none. Also the model's answer, for the ledger.
     pub async fn summarize(&self, earlier: Option<&str>, messages: &[Json]) -> (Option<String>, Json) {
-        let most = ContextSize::Tokens(self.settings.trim_tokens_to_summarize);
-        let shown = &messages[start_of_tail(messages, most, None)..];
         let earlier = earlier.map(|summary| format!("summary of the earlier conversation: {summary}"));
-        let lines = shown.iter().map(line);
+        let lines = transcript(messages, self.settings.trim_tokens_to_summarize);
         let content = earlier.into_iter().chain(lines).collect::<Vec<_>>().join("\n");
         let prompt = self.settings.summary_prompt.as_deref().unwrap_or(PROMPT);
         let answer = ask(&self.model, CALLER, prompt, content).await;
         let summary = text(&answer).trim().to_owned();
         ((fallback_reason(&answer).is_none() && !summary.is_empty()).then_some(summary), answer)
+    }
+}
+
+/// The last messages, about `most` tokens of them, as a transcript for another model. If the last one alone has more,
+/// its beginning: a model that is shown nothing would judge nothing.
+pub(crate) fn transcript(messages: &[Json], most: u64) -> Vec<String> {
+    let start = start_of_tail(messages, ContextSize::Tokens(most), None);
+    match messages.last() {
+        Some(last) if start == messages.len() => {
+            let bytes = usize::try_from(most.saturating_mul(BYTES_PER_TOKEN)).unwrap_or(usize::MAX);
+            let mut line = line(last);
+            line.truncate(line.floor_char_boundary(bytes));
+            vec![line]
+        }
+        _ => messages[start..].iter().map(line).collect(),
     }
 }
 
@@ -106,7 +119,7 @@ pub(crate) async fn ask(model: &RetryingModel, caller: &str, system: &str, conte
 
 /// The start of the last messages that make up about `keep` of the conversation. A tool result stays with its call.
 /// `window` is the model's context in tokens; without one, a fraction refers to the conversation.
-pub(crate) fn start_of_tail(messages: &[Json], keep: ContextSize, window: Option<u64>) -> usize {
+fn start_of_tail(messages: &[Json], keep: ContextSize, window: Option<u64>) -> usize {
     let budget = match keep {
         ContextSize::Messages(count) => {
             let count = usize::try_from(count).unwrap_or(usize::MAX);
@@ -136,7 +149,12 @@ pub(crate) fn start_of_tail(messages: &[Json], keep: ContextSize, window: Option
 
 /// The last index up to `cut` at which no tool result is separated from its call.
 fn beside_calls(messages: &[Json], mut cut: usize) -> usize {
-    while cut > 0 && messages.get(cut).is_some_and(|message| kind(message) == "tool") {
+    // A message that was added while a call was waiting may be between it and its result.
+    let separates = |cut: usize| {
+        let mut after = messages.iter().skip(cut).map(kind);
+        after.find(|kind| matches!(*kind, "ai" | "tool")) == Some("tool")
+    };
+    while cut > 0 && separates(cut) {
         cut -= 1;
     }
     cut
@@ -188,6 +206,14 @@ mod tests {
     }
 
     #[test]
+    fn a_result_stays_with_its_call_also_if_a_message_was_added_between_them() {
+        let messages = ["human", "ai", "tool", "human", "tool", "human", "ai"].map(message);
+        for (kept, cut_at) in [(2, 5), (3, 1), (4, 1), (5, 1), (6, 1)] {
+            assert_eq!(start_of_tail(&messages, ContextSize::Messages(kept), None), cut_at, "{kept}");
+        }
+    }
+
+    #[test]
     fn the_question_of_the_turn_and_the_last_message_always_stay() {
         let numbered = |kinds: &[&str]| -> Vec<Json> {
             (0..).zip(kinds).map(|(n, kind)| json!({"type": kind, "content": "x", "id": n})).collect()
@@ -212,6 +238,29 @@ mod tests {
         let asked_for =
             summarizer(ContextSize::Messages(9), &[], None).cut(&messages, Some(ContextSize::Messages(2)));
         assert_eq!(asked_for.unwrap().at, 6, "what the caller wants to keep comes first");
+    }
+
+    #[test]
+    fn a_transcript_has_the_last_messages_or_the_beginning_of_the_last_one() {
+        let long = json!({"type": "tool", "content": format!("x{}", "\u{e9}".repeat(100))});
+        let short = "human: 12345678901234";
+        assert_eq!(transcript(&[], 10), Vec::<String>::new());
+        assert_eq!(transcript(&[long.clone(), message("human")], 10), [short]);
+        // 40 bytes, of which the last would be half a character.
+        let beginning = format!("tool: x{}", "\u{e9}".repeat(16));
+        assert_eq!(transcript(&[message("human"), long.clone()], 10), [beginning]);
+        assert_eq!(transcript(&[message("human"), long], 1000).len(), 2);
+    }
+
+    #[tokio::test]
+    async fn a_summary_is_of_something_also_if_the_last_message_is_too_long() {
+        let script = json!({"rules": [{"answers": [{"text": "{{input}}"}]}]}).to_string();
+        let model = RetryingModel::new(std::sync::Arc::new(ScriptedModel::from_json("m", &script).unwrap()));
+        let settings = Summarization { trim_tokens_to_summarize: 10, ..Summarization::default() };
+        let summarizer = Summarizer { model, settings, window: None };
+        let messages = [message("human"), json!({"type": "tool", "content": "x".repeat(1000)})];
+        let (summary, _) = summarizer.summarize(None, &messages).await;
+        assert_eq!(summary, Some(format!("tool: {}", "x".repeat(34))));
     }
 
     #[test]

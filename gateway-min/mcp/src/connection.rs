@@ -1,5 +1,6 @@
 //! One connection to a server.
 
+use std::net::IpAddr;
 use std::time::Duration;
 
 use reqwest::redirect;
@@ -155,12 +156,15 @@ fn http_transport(
     let url = server.url.as_ref().map(threadkeep_config::Secret::expose).unwrap_or_default();
     // The process has one provider for TLS; the first one to come installs it.
     drop(rustls::crypto::ring::default_provider().install_default());
-    let client = reqwest::Client::builder()
+    let mut client = reqwest::Client::builder()
         .connect_timeout(HTTP_CONNECT)
         // A redirect would take the headers elsewhere.
-        .redirect(redirect::Policy::none())
-        .build()
-        .map_err(|error| ConnectError::Http(error.without_url().to_string()))?;
+        .redirect(redirect::Policy::none());
+    if is_loopback(url) {
+        // A proxy of the environment cannot reach a server on this machine, and would read the headers.
+        client = client.no_proxy();
+    }
+    let client = client.build().map_err(|error| ConnectError::Http(error.without_url().to_string()))?;
     let mut config = StreamableHttpClientTransportConfig::with_uri(url);
     for (name, value) in &server.headers {
         let invalid = || ConnectError::Header(name.clone());
@@ -170,6 +174,13 @@ fn http_transport(
         config.custom_headers.insert(header, value);
     }
     Ok(StreamableHttpClientTransport::with_client(client, config))
+}
+
+/// Whether the address is on this machine.
+fn is_loopback(url: &str) -> bool {
+    let url = reqwest::Url::parse(url).ok();
+    let host = url.as_ref().and_then(reqwest::Url::host_str).unwrap_or_default().trim_matches(['[', ']']);
+    host == "localhost" || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
 /// The innermost reason.

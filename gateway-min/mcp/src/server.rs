@@ -8,7 +8,7 @@ use rmcp::service::ServiceError;
 use threadkeep_config::{Hidden, McpServer};
 use threadkeep_processes::Guard;
 use tokio::sync::watch;
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use crate::connection::{ConnectError, Connection, root_cause};
 use crate::listed::{Listed, listed};
@@ -19,6 +19,9 @@ pub(crate) const FIRST_WAIT: Duration = Duration::from_secs(5);
 const CONNECT_WITHIN: Duration = Duration::from_secs(30);
 /// How long after a failure a run tries again.
 const TRY_AGAIN_AFTER: Duration = Duration::from_secs(15);
+
+/// How long after a listing the tools are listed again. A server may say after each listing that they have changed.
+const LIST_AGAIN_AFTER: Duration = Duration::from_secs(1);
 
 /// A server and how it is at the moment.
 pub(crate) struct Server {
@@ -223,6 +226,12 @@ async fn follow(connected: Weak<Connected>, name: String, hidden: Hidden, tools:
             Err(_) => {
                 tracing::warn!(server = name, "the changed tools of an MCP server were not listed in time");
             }
+        }
+        // What nobody uses any more ends now, not after the pause.
+        drop(connected);
+        tokio::select! {
+            () = sleep(LIST_AGAIN_AFTER) => {}
+            () = tools.closed() => return,
         }
     }
 }

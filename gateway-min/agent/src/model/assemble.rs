@@ -127,12 +127,13 @@ impl ChunkAssembler {
     /// The whole answer as a serialised assistant message.
     ///
     /// A call whose arguments are not a JSON object, or are nested too deeply, is in `invalid_tool_calls`, with its raw
-    /// arguments.
+    /// arguments. So is the last call of an answer that was cut off before the arguments: it would run without any.
     pub fn finish(self) -> Value {
         let (mut calls, mut invalid) = (Vec::new(), Vec::new());
         if self.fallback.is_none() {
-            for call in self.calls.values() {
-                match parse_args(call) {
+            let cut_off = self.cut_off_call();
+            for (index, call) in &self.calls {
+                match parse_args(call, cut_off == Some(*index)) {
                     Ok(args) => calls.push(tool_call(&json!(call.name), &args, &json!(call.id))),
                     Err(error) => invalid.push(json!({
                         "type": "invalid_tool_call", "name": call.name, "args": call.args, "id": call.id,
@@ -154,6 +155,12 @@ impl ChunkAssembler {
         })
     }
 
+    /// The call at which the provider ended the answer, if it did so before the end.
+    fn cut_off_call(&self) -> Option<u64> {
+        let ended = matches!(self.finish_reason.as_deref(), Some("length" | "content_filter"));
+        self.calls.keys().next_back().copied().filter(|_| ended)
+    }
+
     fn response_metadata(&self) -> Value {
         let mut metadata = Map::new();
         metadata.insert("model_name".to_owned(), self.model_name.clone().into());
@@ -169,9 +176,12 @@ fn tool_call(name: &Value, args: &Value, id: &Value) -> Value {
     json!({"type": "tool_call", "name": name, "args": args, "id": id})
 }
 
-fn parse_args(call: &PartialCall) -> Result<Value, String> {
+fn parse_args(call: &PartialCall, is_cut_off: bool) -> Result<Value, String> {
     if call.name.is_none() {
         return Err("the call names no tool".to_owned());
+    }
+    if is_cut_off && call.args.trim().is_empty() {
+        return Err("the answer was cut off before the arguments".to_owned());
     }
     parse_arguments(&call.args)
 }
@@ -313,6 +323,25 @@ mod tests {
         }
         let (_, message) = assemble(&[call(0, Some("a"), None, "{}"), last("tool_calls")]);
         assert_eq!(message["invalid_tool_calls"][0]["error"], "the call names no tool");
+    }
+
+    #[test]
+    fn the_call_at_which_an_answer_was_cut_off_does_not_run_without_its_arguments() {
+        let calls = [call(0, Some("a"), Some("list"), ""), call(1, Some("b"), Some("remove"), " ")];
+        let made = |reason: &str| {
+            let (_, message) = assemble(&[calls[0].clone(), calls[1].clone(), last(reason)]);
+            let ids = |key: &str| -> Vec<Value> {
+                message[key].as_array().unwrap().iter().map(|call| call["id"].clone()).collect()
+            };
+            (ids("tool_calls"), ids("invalid_tool_calls"))
+        };
+        assert_eq!(made("tool_calls"), (vec![json!("a"), json!("b")], vec![]));
+        for reason in ["length", "content_filter"] {
+            assert_eq!(made(reason), (vec![json!("a")], vec![json!("b")]), "{reason}");
+        }
+        let whole = call(0, Some("a"), Some("list"), "{}");
+        let (_, message) = assemble(&[whole, last("length")]);
+        assert_eq!(message["invalid_tool_calls"], json!([]), "it has its arguments");
     }
 
     /// Stored within a message, they could not be read again.

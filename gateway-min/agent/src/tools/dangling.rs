@@ -1,7 +1,8 @@
-//! Tool calls that an interruption left without a result.
+//! Tool calls that an interruption left without a result, and results that are not right after their calls.
 //!
 //! Providers refuse a conversation in which a call has no result, so each such call gets a result that reports the
-//! interruption before the next model call.
+//! interruption before the next model call. They refuse another message between a call and its result, too: one that a
+//! client added while the call was waiting is sent after the result.
 
 use serde_json::Value;
 
@@ -27,13 +28,9 @@ pub struct Repair {
 pub fn repairs(messages: &[Value]) -> Vec<Repair> {
     let mut repairs = Vec::new();
     for (position, message) in messages.iter().enumerate().filter(|(_, message)| kind(message) == "ai") {
-        let following = &messages[position + 1..];
-        let end = following.iter().position(|later| kind(later) == "ai").unwrap_or(following.len());
-        let answered = |call: &Value| {
-            following[..end].iter().any(|later| kind(later) == "tool" && later["tool_call_id"] == call["id"])
-        };
-        for call in tool_calls(message).iter().chain(invalid_tool_calls(message)) {
-            if !answered(call) {
+        let following = following(messages, position);
+        for call in calls(message) {
+            if !following.iter().any(|later| answers(later, call)) {
                 repairs.push(Repair { index: position + 1, message: interrupted(message, call) });
             }
         }
@@ -41,18 +38,49 @@ pub fn repairs(messages: &[Value]) -> Vec<Repair> {
     repairs
 }
 
-/// `messages` with their repairs inserted, as sent to the model.
+/// `messages` as sent to the model: with their repairs inserted, and each result before whatever else follows its call.
 pub fn repaired(messages: &[Value]) -> Vec<Value> {
     let mut result = Vec::with_capacity(messages.len());
     let mut repairs = repairs(messages).into_iter().peekable();
-    for (position, message) in messages.iter().enumerate() {
-        while let Some(repair) = repairs.next_if(|repair| repair.index == position) {
+    for position in ordered(messages) {
+        result.push(messages[position].clone());
+        while let Some(repair) = repairs.next_if(|repair| repair.index == position + 1) {
             result.push(repair.message);
         }
-        result.push(message.clone());
     }
-    result.extend(repairs.map(|repair| repair.message));
     result
+}
+
+/// The indices of `messages` in the order in which they are sent.
+fn ordered(messages: &[Value]) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..messages.len()).collect();
+    // Where each message belongs: a result beside its call, all others where they are.
+    let mut places = order.clone();
+    for (position, message) in messages.iter().enumerate().filter(|(_, message)| kind(message) == "ai") {
+        for (index, later) in (position + 1..).zip(following(messages, position)) {
+            if calls(message).any(|call| answers(later, call)) {
+                places[index] = position;
+            }
+        }
+    }
+    // Stable: a call before its results, and these in their own order.
+    order.sort_by_key(|index| places[*index]);
+    order
+}
+
+/// The messages after the one at `position`, up to the next assistant message.
+fn following(messages: &[Value], position: usize) -> &[Value] {
+    let later = &messages[position + 1..];
+    let end = later.iter().position(|message| kind(message) == "ai").unwrap_or(later.len());
+    &later[..end]
+}
+
+fn calls(message: &Value) -> impl Iterator<Item = &Value> {
+    tool_calls(message).iter().chain(invalid_tool_calls(message))
+}
+
+fn answers(message: &Value, call: &Value) -> bool {
+    kind(message) == "tool" && message["tool_call_id"] == call["id"]
 }
 
 fn interrupted(message: &Value, call: &Value) -> Value {
@@ -104,6 +132,29 @@ mod tests {
         assert_eq!((&repair["status"], &repair["name"]), (&json!("error"), &json!("ls")));
         assert_eq!(repair["content"], INTERRUPTED);
         assert_eq!(repair["id"], "interrupted-m-a");
+    }
+
+    #[test]
+    fn a_result_is_sent_right_after_its_call_also_if_a_message_was_added_between_them() {
+        let messages =
+            [human(), ai("m", &["a", "b", "c"]), tool("b"), human(), tool("a"), tool("x"), ai("n", &["x"])];
+        let sent = repaired(&messages);
+        let order: Vec<Value> = sent.iter().map(|m| json!([m["type"], m["tool_call_id"]])).collect();
+        assert_eq!(
+            json!(order),
+            json!([
+                ["human", null],
+                ["ai", null],
+                ["tool", "c"],
+                ["tool", "b"],
+                ["tool", "a"],
+                ["human", null],
+                ["tool", "x"],
+                ["ai", null],
+                ["tool", "x"],
+            ])
+        );
+        assert_eq!(repaired(&sent), sent);
     }
 
     #[test]

@@ -26,7 +26,8 @@
 //! checkpoints, so that a turn which was killed goes on with its subagents ([`Client::resume`]), here or in a gateway. A
 //! client with a checkpointer of its own, or without one, keeps the rows in memory.
 //!
-//! Features of the service's client that this gateway does not have: plan mode, skills, memory, uploads, artifacts, MCP servers and further middlewares.
+//! Features of the service's client that this gateway does not have: plan mode, memory, uploads, artifacts and further
+//! middlewares.
 
 mod agent;
 mod checkpointer;

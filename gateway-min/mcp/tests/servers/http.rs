@@ -69,6 +69,20 @@ async fn all_pages_of_tools_are_listed_and_every_request_has_the_headers() {
     assert!(seen.len() >= 4 && seen.iter().all(|(_, key)| key == "Bearer sk-1"), "{seen:?}");
 }
 
+#[test]
+fn a_proxy_of_the_environment_is_not_used_for_a_server_on_this_machine() {
+    // The variable must be set before the process starts, so a test runs again in its own process.
+    let rerun = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "http::all_pages_of_tools_are_listed_and_every_request_has_the_headers"])
+        .env("http_proxy", "http://127.0.0.1:1")
+        .env_remove("no_proxy")
+        .env_remove("NO_PROXY")
+        .output()
+        .unwrap();
+    let printed = String::from_utf8_lossy(&rerun.stdout);
+    assert!(rerun.status.success() && printed.contains("1 passed"), "{printed}");
+}
+
 /// A redirect would hand the headers to somebody else.
 #[tokio::test]
 async fn a_redirect_is_not_followed() {

@@ -189,6 +189,25 @@ async fn tools_that_change_are_listed_again() {
     tokio::time::timeout(PATIENCE, changed).await.unwrap();
 }
 
+/// Some servers say after each listing that their tools have changed.
+#[tokio::test]
+async fn tools_that_change_all_the_time_are_not_listed_all_the_time() {
+    let scene = Scene::new(
+        r#"initialize; while hear; do echo listed >> "$ROOT/lists"; answer '{"tools":[]}'; printf '{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}\n'; done"#,
+    );
+    let begun = Instant::now();
+    scene.servers.connect(&scene.configured);
+    let listed = async {
+        scene.until("lists").await;
+        while scene.read("lists").lines().count() < 4 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, listed).await.unwrap();
+    // Not a measure of speed: before the third listing there is a pause of a second, and before the fourth.
+    assert!(begun.elapsed() >= Duration::from_secs(2), "{:?}", begun.elapsed());
+}
+
 #[tokio::test]
 async fn a_server_ends_when_it_is_no_longer_configured_or_its_process_ends() {
     let daemon = "trap '' TERM; (setsid sh -c \"trap '' TERM; sleep 1000\" &) ; ready; sleep 1000";

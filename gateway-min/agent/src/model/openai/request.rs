@@ -110,8 +110,18 @@ fn assistant(message: &Value) -> Option<Value> {
 }
 
 fn function_call(call: &Value, arguments: &str) -> Value {
-    let name = call["name"].as_str().unwrap_or("unknown");
+    let name = function_name(call["name"].as_str().unwrap_or_default());
     json!({"type": "function", "id": call["id"], "function": {"name": name, "arguments": arguments}})
+}
+
+/// A tool's name as servers take it. A model may have called a tool by a name that it made up, and servers refuse every
+/// request of a conversation with a name of another form.
+fn function_name(name: &str) -> String {
+    /// The longest name that servers take.
+    const MAX_CHARS: usize = 64;
+    let is_taken = |char: char| char.is_ascii_alphanumeric() || matches!(char, '_' | '-');
+    let taken = name.chars().take(MAX_CHARS).map(|char| if is_taken(char) { char } else { '_' });
+    if name.is_empty() { "unknown".to_owned() } else { taken.collect() }
 }
 
 /// A tool's result as text, the only form in the protocol.
@@ -275,6 +285,18 @@ mod tests {
             ])
         );
         assert_eq!(wire[0]["content"], "x");
+    }
+
+    #[test]
+    fn a_tool_name_that_a_model_made_up_is_sent_back_in_the_form_that_servers_take() {
+        let long = "x".repeat(100);
+        let names = ["read_file", "functions.ls<|x|>\u{e9}", "", long.as_str()];
+        let call = |name: &str| json!({"name": name, "args": {}, "id": "a"});
+        let calls: Vec<Value> = names.into_iter().map(call).collect();
+        let wire = wire(json!([{"type": "ai", "content": "", "tool_calls": calls}]));
+        let sent: Vec<&str> =
+            tool_calls(&wire[0]).iter().map(|call| call["function"]["name"].as_str().unwrap()).collect();
+        assert_eq!(sent, ["read_file", "functions_ls__x___", "unknown", &long[..64]]);
     }
 
     #[test]

@@ -16,7 +16,8 @@ use async_trait::async_trait;
 use serde_json::{Value as Json, json};
 use threadkeep_config::{ToolRouting, ToolSearch};
 
-use super::{Tool, ToolContext, ToolError, ToolOutput, ToolSpec, Toolbox};
+use super::pool::Stop;
+use super::{Tool, ToolContext, ToolError, ToolOutput, ToolSpec, Toolbox, blocking};
 use crate::model::message;
 use crate::receipts::sha256;
 
@@ -117,9 +118,9 @@ impl Deferred {
         found.into_iter().take(self.auto_promote).map(|(_, name)| name.to_owned()).collect()
     }
 
-    fn search(&self, query: &str) -> ToolOutput {
+    fn search(&self, query: &str, stop: &Stop) -> ToolOutput {
         let catalog: Vec<&ToolSpec> = self.tools.iter().map(|(spec, _)| spec).collect();
-        let found = query::search(&catalog, query);
+        let found = query::search(&catalog, query, stop);
         if found.is_empty() {
             let query: String = query.chars().take(200).collect();
             return ToolOutput::text(format!("No tools found matching: {query}"));
@@ -188,6 +189,12 @@ impl Tool for Search {
     }
 
     async fn call(&self, _: &ToolContext, args: Json) -> Result<ToolOutput, ToolError> {
-        Ok(self.0.search(args["query"].as_str().unwrap_or_default()))
+        let query = args["query"].as_str().unwrap_or_default().to_owned();
+        let deferred = Arc::clone(&self.0);
+        blocking(move |stop| {
+            let output = deferred.search(&query, stop);
+            if stop.is_due() { Err(ToolError::Failed(Stop::notice())) } else { Ok(output) }
+        })
+        .await
     }
 }

@@ -4,6 +4,7 @@ use std::cmp::Reverse;
 
 use regex::RegexBuilder;
 
+use super::super::pool::Stop;
 use crate::model::ToolSpec;
 
 /// The most tools that a search finds; a selection by name finds all.
@@ -11,14 +12,15 @@ const FOUND_MAX: usize = 5;
 /// The longest query that is looked at, in characters.
 const QUERY_MAX: usize = 1_000;
 /// How large a compiled pattern may be, in bytes.
-const PATTERN_MAX: usize = 1 << 20;
+const PATTERN_MAX: usize = 256 * 1024;
 
 /// The tools of `catalog` that a query names: `select:a,b` these, `+word more words` those whose name has the word, else those
 /// whose name or description matches the pattern. An invalid pattern is a literal text; a blank query finds nothing.
-pub(super) fn search<'c>(catalog: &[&'c ToolSpec], query: &str) -> Vec<&'c ToolSpec> {
+/// When it has to stop, it returns what it has found by then.
+pub(super) fn search<'c>(catalog: &[&'c ToolSpec], query: &str, stop: &Stop) -> Vec<&'c ToolSpec> {
     let query = query.trim();
     if let Some(names) = query.strip_prefix("select:") {
-        return select(catalog, names);
+        return select(catalog, names, stop);
     }
     let query: String = query.chars().take(QUERY_MAX).collect();
     if query.is_empty() {
@@ -26,15 +28,15 @@ pub(super) fn search<'c>(catalog: &[&'c ToolSpec], query: &str) -> Vec<&'c ToolS
     }
     let mut found = match query.strip_prefix('+') {
         Some(words) => with_word(catalog, words),
-        None => matching(catalog, &query),
+        None => matching(catalog, &query, stop),
     };
     found.truncate(FOUND_MAX);
     found
 }
 
-fn select<'c>(catalog: &[&'c ToolSpec], names: &str) -> Vec<&'c ToolSpec> {
+fn select<'c>(catalog: &[&'c ToolSpec], names: &str, stop: &Stop) -> Vec<&'c ToolSpec> {
     let mut found: Vec<&ToolSpec> = Vec::new();
-    for name in names.split(',').map(str::trim) {
+    for name in names.split(',').map(str::trim).take_while(|_| !stop.is_due()) {
         if let Some(spec) = catalog.iter().find(|spec| spec.name == name)
             && !found.iter().any(|known| known.name == name)
         {
@@ -62,12 +64,13 @@ fn with_word<'c>(catalog: &[&'c ToolSpec], words: &str) -> Vec<&'c ToolSpec> {
     found
 }
 
-fn matching<'c>(catalog: &[&'c ToolSpec], pattern: &str) -> Vec<&'c ToolSpec> {
+fn matching<'c>(catalog: &[&'c ToolSpec], pattern: &str, stop: &Stop) -> Vec<&'c ToolSpec> {
     let build =
         |pattern: &str| RegexBuilder::new(pattern).case_insensitive(true).size_limit(PATTERN_MAX).build();
     let Ok(pattern) = build(pattern).or_else(|_| build(&regex::escape(pattern))) else { return Vec::new() };
+    let matches = |text: &str| !stop.is_due() && pattern.is_match(text);
     let (by_name, others): (Vec<&ToolSpec>, Vec<&ToolSpec>) =
-        catalog.iter().copied().partition(|spec| pattern.is_match(&spec.name));
-    let by_description = others.into_iter().filter(|spec| pattern.is_match(&spec.description));
+        catalog.iter().copied().partition(|spec| matches(&spec.name));
+    let by_description = others.into_iter().filter(|spec| matches(&spec.description));
     by_name.into_iter().chain(by_description).collect()
 }

@@ -1,3 +1,5 @@
+use std::time::Duration;
+
 use proptest::prelude::*;
 
 use super::*;
@@ -48,8 +50,13 @@ fn deferred() -> Arc<Deferred> {
     Deferred::of(&toolbox(), &ToolSearch { enabled: true, auto_promote_top_k: 3 }).unwrap()
 }
 
+/// Searches that need not stop.
+fn in_time() -> Stop {
+    Stop::after(Duration::from_mins(10))
+}
+
 fn found(query: &str) -> Vec<String> {
-    let output = deferred().search(query);
+    let output = deferred().search(query, &in_time());
     let names = |name: &Json| name.as_str().unwrap().to_owned();
     let promoted = output.additional_kwargs.get(PROMOTION);
     let promoted = promoted
@@ -87,6 +94,26 @@ fn s79_each_form_of_a_query_finds_its_tools() {
     assert_eq!(found("a{1000000}{1000000}"), Vec::<String>::new());
     for blank in ["", "  ", "select:", "nothing at all"] {
         assert_eq!(found(blank), Vec::<String>::new(), "{blank:?}");
+    }
+}
+
+#[test]
+fn a_search_for_tools_stops_between_two_when_its_time_is_up() {
+    let stop = Stop::after(Duration::ZERO);
+    for query in ["mcp", "mail", "select:mcp_a_read"] {
+        let output = deferred().search(query, &stop);
+        assert_eq!(output.content, format!("No tools found matching: {query}"));
+    }
+}
+
+#[tokio::test]
+async fn the_tool_searches_as_its_catalog_does() {
+    let call = |query: &str| {
+        let (tool, args) = (deferred().tool().unwrap(), json!({"query": query}));
+        async move { tool.call(&ToolContext::new("t", "r", "unused"), args).await.unwrap() }
+    };
+    for query in ["mail", "select:mcp_a_read", "+write", "nothing at all"] {
+        assert_eq!(call(query).await, deferred().search(query, &in_time()));
     }
 }
 
@@ -168,7 +195,8 @@ fn a_selection_that_is_too_much_for_one_result_says_what_it_left_out() {
         toolbox.add(Arc::new(Outside(name, long, None)));
     }
     let enabled = ToolSearch { enabled: true, auto_promote_top_k: 3 };
-    let output = Deferred::of(&toolbox, &enabled).unwrap().search("select:mcp_one,mcp_two,mcp_three");
+    let deferred = Deferred::of(&toolbox, &enabled).unwrap();
+    let output = deferred.search("select:mcp_one,mcp_two,mcp_three", &in_time());
     assert_eq!(output.additional_kwargs[PROMOTION]["names"], json!(["mcp_one", "mcp_two"]));
     assert!(output.content.ends_with("select fewer at a time: mcp_three"));
 }
@@ -183,7 +211,7 @@ proptest! {
 }
 
 fn found_any(query: &str) -> Vec<String> {
-    let output = deferred().search(query);
+    let output = deferred().search(query, &in_time());
     let names = output.additional_kwargs.get(PROMOTION).map(|promotion| promotion["names"].clone());
     names.map(|names| serde_json::from_value(names).unwrap()).unwrap_or_default()
 }

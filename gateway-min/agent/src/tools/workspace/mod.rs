@@ -26,6 +26,11 @@ use super::ToolError;
 
 /// The maximum size of a file that the tools read or write, in bytes.
 pub(super) const MAX_FILE_BYTES: usize = 10 * 1024 * 1024;
+/// The maximum length of a path, in bytes: that of the operating system, which is asked about each beginning of a path.
+/// So a path of megabytes would keep a thread busy for hours.
+const MAX_PATH_BYTES: usize = 4096;
+/// The maximum number of directories in a path. Whatever removes or copies a directory holds each of them open.
+const MAX_PATH_PARTS: usize = 128;
 /// The maximum number of entries that a walk visits.
 pub(super) const MAX_WALK_ENTRIES: usize = 20_000;
 
@@ -74,6 +79,11 @@ impl Workspace {
     /// Where `path` leads: a canonical path inside the workspace, whose last components may not exist yet.
     pub(super) fn resolve(&self, path: &str) -> Result<PathBuf, ToolError> {
         let refused = |reason| ToolError::Path { path: path.to_owned(), reason };
+        if path.len() > MAX_PATH_BYTES {
+            // The reason follows the path, and what a tool returns is cut at its end.
+            let path = path.chars().take(200).chain(['\u{2026}']).collect();
+            return Err(ToolError::Path { path, reason: "it has more than 4096 bytes" });
+        }
         if path.contains('\0') {
             return Err(refused("it has a NUL byte"));
         }
@@ -85,6 +95,9 @@ impl Workspace {
                 Component::ParentDir => return Err(refused("it has `..`")),
                 Component::RootDir | Component::Prefix(_) => return Err(refused("it is absolute")),
             }
+        }
+        if inside.components().count() > MAX_PATH_PARTS {
+            return Err(refused("it has more than 128 parts"));
         }
         let full = self.root.join(&inside);
         let existing = full.ancestors().find(|part| part.symlink_metadata().is_ok()).unwrap_or(&self.root);

@@ -78,6 +78,21 @@ fn paths_that_lead_out_by_their_text_are_refused() {
 }
 
 #[test]
+fn paths_that_are_too_long_or_too_deep_are_refused_before_they_are_followed() {
+    let place = Folder::new();
+    let (long, deep) = ("a/".repeat(3000), "a/".repeat(129));
+    for (path, reason) in [(&long, "it has more than 4096 bytes"), (&deep, "it has more than 128 parts")] {
+        assert_eq!(refusal(place.workspace.read(path)), reason);
+        assert_eq!(refusal(place.workspace.write(path, b"x")), reason);
+        assert_eq!(refusal(place.workspace.walk(path, |_| ControlFlow::Continue(true))), reason);
+        let shown = place.workspace.read(path).unwrap_err().to_string();
+        assert!(shown.contains(reason) && shown.len() < 1000, "{shown}");
+    }
+    let deepest = format!("{}b.txt", "a/".repeat(127));
+    assert_eq!(place.workspace.write(&deepest, b"x").unwrap(), deepest);
+}
+
+#[test]
 fn links_that_lead_out_are_refused_wherever_they_stand() {
     let place = Folder::new();
     let before = place.outside();

@@ -130,6 +130,7 @@ pub(crate) fn plan(
         checkpoint,
         metadata,
         writes,
+        pending: Vec::new(),
         flush: Flush::Now,
     };
     Ok(Plan { commit, state })

@@ -114,6 +114,7 @@ async fn channels_with_a_version_and_no_value_are_written_as_if_they_never_were(
         },
         metadata: Metadata::new(Source::Loop, 1),
         writes: Vec::new(),
+        pending: Vec::new(),
         flush: Flush::Now,
     };
     store.saver.commit(commit).await.unwrap();

@@ -129,6 +129,7 @@ async fn repeat(accessor: &StateAccessor, head: &CheckpointTuple, goal: &Json) -
             ..head.metadata.clone()
         },
         writes: Vec::new(),
+        pending: Vec::new(),
         flush: Flush::Now,
     };
     let key = saver::commit(&**store, commit).await?;
@@ -175,6 +176,7 @@ mod tests {
             checkpoint,
             metadata: Metadata::new(Source::Loop, 0),
             writes: Vec::new(),
+            pending: Vec::new(),
             flush: Flush::Now,
         };
         saver.commit(commit).await.unwrap();

@@ -95,6 +95,7 @@ impl Step {
             checkpoint: Checkpoint { id: id(n), channels: [].into(), next: vec![], applied: vec![] },
             metadata: Metadata::new(Source::Loop, n.into()),
             writes: vec![],
+            pending: vec![],
             flush: Flush::Now,
         };
         Self { commit, version: version(n) }
@@ -164,6 +165,12 @@ impl Step {
     pub(crate) fn runs(mut self, task: TaskWrites) -> Self {
         self.commit.checkpoint.applied.push(task.task);
         self.brings(task)
+    }
+
+    /// Lets the checkpoint begin with this row.
+    pub(crate) fn begins_with(mut self, row: TaskWrites) -> Self {
+        self.commit.pending.push(row);
+        self
     }
 
     /// Adds a key to the metadata.

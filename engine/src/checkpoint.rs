@@ -107,6 +107,18 @@ pub struct TaskWrites {
 }
 
 impl TaskWrites {
+    /// The rows under a new checkpoint to which these are put, one after the other: see [`Self::merge`].
+    pub fn merged(puts: &[Self]) -> Vec<Self> {
+        let mut rows: Vec<Self> = Vec::with_capacity(puts.len());
+        for put in puts {
+            match rows.iter_mut().find(|row| row.task == put.task) {
+                Some(row) => row.merge(put),
+                None => rows.push(put.clone()),
+            }
+        }
+        rows
+    }
+
     /// Merges `more`, put for the same task. Ordinary writes are merged by their position: the task's second put may be
     /// longer than its first, and what it adds is appended; a stored write never changes. A task that finished without a
     /// write stays empty. A special write is replaced. This is for rows that no child has applied: an applied row is

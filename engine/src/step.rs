@@ -27,6 +27,8 @@ pub struct StepWriter {
     base: Option<StateSnapshot>,
     head: KnownHead,
     finished: Vec<(TaskWrites, bool)>,
+    /// The rows that the checkpoint of the next commit begins with.
+    pending: Vec<TaskWrites>,
     flush: Flush,
     /// Whether a commit of this writer may not be flushed yet.
     unflushed: bool,
@@ -105,6 +107,7 @@ impl StepWriter {
             base,
             head,
             finished: Vec::new(),
+            pending: Vec::new(),
             flush: Flush::Now,
             unflushed: false,
             unsettled: false,
@@ -224,8 +227,15 @@ impl StepWriter {
         Ok(())
     }
 
-    /// Commits the superstep: applies the writes of its finished tasks, and stores writes and checkpoint in one change.
-    /// Returns the new state.
+    /// Lets the checkpoint of the next commit begin with these rows, which are stored in the same change: those of
+    /// tasks that had finished before it and that are still its next, so that they are not run again, or what belongs
+    /// to it otherwise. See [`StepCommit::pending`](crate::saver::StepCommit::pending).
+    pub fn begin_with(&mut self, rows: impl IntoIterator<Item = TaskWrites>) {
+        self.pending.extend(rows);
+    }
+
+    /// Commits the superstep: applies the writes of its finished tasks, and stores writes, checkpoint and the rows that
+    /// it [begins with](Self::begin_with) in one change. Returns the new state.
     ///
     /// # Errors
     /// [`Error::InvalidUpdate`] if the writes cannot be applied together, [`Error::Conflict`] if another writer moved
@@ -239,7 +249,7 @@ impl StepWriter {
         self.settled()?;
         self.finished.sort_by_key(|(row, _)| row.index);
         let step = Step { source, next, extra: extra.into() };
-        let mut plan = plan(
+        let plan = plan(
             &self.accessor,
             &self.thread,
             self.base.as_ref(),
@@ -247,6 +257,7 @@ impl StepWriter {
             self.finished.clone(),
             step,
         )?;
+        let mut plan = plan.with_pending(self.pending.clone());
         plan.commit.flush = self.flush;
         self.unsettled = true;
         self.unflushed = true;
@@ -255,30 +266,15 @@ impl StepWriter {
         let state = committed?;
         self.unflushed = self.flush == Flush::WithNext;
         self.finished.clear();
+        self.pending.clear();
         Ok(self.base.insert(state))
     }
 
-    /// Attaches rows to the state that was just committed: those of tasks that had finished before it and that are
-    /// still its next, so that they are not run again, or what belongs to it otherwise.
-    ///
-    /// Not cancel-safe, like every write here; a crash between the commit and this leaves the rows where they were.
-    ///
-    /// # Errors
-    /// As [`StateAccessor::attach`].
-    pub async fn attach(&mut self, rows: &[TaskWrites]) -> Result<()> {
-        self.settled()?;
-        let Some(base) = self.base.as_mut().filter(|_| !rows.is_empty()) else { return Ok(()) };
-        self.unsettled = true;
-        let attached = self.accessor.attach(&base.key, rows).await;
-        self.unsettled = matches!(attached, Err(Error::InDoubt { .. }));
-        attached?;
-        base.writes.extend_from_slice(rows);
-        Ok(())
-    }
-
-    /// Drops the finished tasks of the current superstep, for a run that continues differently.
+    /// Drops the finished tasks of the current superstep, and the rows that the next checkpoint would begin with, for a
+    /// run that continues differently.
     pub fn discard(&mut self) {
         self.finished.clear();
+        self.pending.clear();
     }
 
     /// Stores a row under the base; `false` if there is no base, so that the row waits for the commit.

@@ -35,12 +35,15 @@ pub(super) const CASES: &[Case] = &[
 pub(super) enum Call {
     PutWrites,
     Commit,
+    /// A commit of a checkpoint that takes the place of the head, with rows of its own.
+    Replace,
     Rewrite,
     Delete,
 }
 
 impl Call {
-    pub(super) const ALL: [Self; 4] = [Self::PutWrites, Self::Commit, Self::Rewrite, Self::Delete];
+    pub(super) const ALL: [Self; 5] =
+        [Self::PutWrites, Self::Commit, Self::Replace, Self::Rewrite, Self::Delete];
 
     pub(super) fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|call| format!("{call:?}") == name)
@@ -60,6 +63,15 @@ impl Call {
                 step = step.value("all", messages(0..300)?.into()).applies(90);
                 for n in 100..110 {
                     step = step.runs(says(n, &format!("task {n} of the step"))?);
+                }
+                step.commit(saver).await?;
+            }
+            Self::Replace => {
+                let mut step =
+                    Step::after(&head, LENGTH + 1).held("title", 1).held("all", 1).sentinel(MESSAGES);
+                step = step.runs(says(100, "between")?).begins_with(says(90, "pending")?);
+                for n in 101..110 {
+                    step = step.begins_with(says(n, &format!("task {n}, which has finished"))?);
                 }
                 step.commit(saver).await?;
             }

@@ -1,7 +1,7 @@
 //! [`threadkeep::saver::Saver::commit`].
 
 use serde_json::json;
-use threadkeep::checkpoint::{CheckpointKey, Stored};
+use threadkeep::checkpoint::{CheckpointKey, INTERRUPT_CHANNEL, Stored};
 use threadkeep::id::{CheckpointId, Namespace, Version};
 use threadkeep::metadata::Counters;
 use threadkeep::saver::{Flush, Rewrite, Saver};
@@ -10,14 +10,19 @@ use threadkeep::{Error, Result};
 use crate::case::{Case, Failure, Outcome, case, check, check_eq};
 use crate::factory::Store;
 use crate::kit::{
-    MESSAGES, Step, dump, get, head, id, key, list, not_found, plain, replayed, says, stored, task, task_id,
-    version, write,
+    MESSAGES, Step, dump, get, head, id, key, list, not_found, path, plain, replayed, says, stored, task,
+    task_id, version, write,
 };
 
 pub(super) const CASES: &[Case] = &[
     case!(Core, commit_on_a_stale_head_conflicts, "two runs would silently fork a thread"),
     case!(Core, commit_of_the_same_id_is_idempotent, "a commit in doubt could not be repeated"),
     case!(Core, commit_needs_its_parent, "a checkpoint would have no parent in the store"),
+    case!(
+        Core,
+        commit_stores_pending_rows_with_its_checkpoint,
+        "what had finished would run again on a checkpoint that takes the place of another one"
+    ),
     case!(Core, commit_applies_only_known_tasks, "a checkpoint could never be replayed"),
     case!(Core, commit_takes_over_held_values, "channels that a step did not write would be lost"),
     case!(
@@ -131,6 +136,64 @@ async fn commit_needs_its_parent(store: Store) -> Outcome {
     let missing = key("t", id(2));
     let orphan = Step::fork(&missing, &three, 4).value("title", plain("lost")?).brings(says(1, "lost")?);
     refused(&*saver, &orphan, not_found(&missing)).await
+}
+
+async fn commit_stores_pending_rows_with_its_checkpoint(store: Store) -> Outcome {
+    let (saver, other) = (store.open().await?, store.open().await?);
+    let question = |text: &str| Ok::<_, Error>(write(INTERRUPT_CHANNEL, plain(text)?));
+    let asked = task(3, [write(MESSAGES, list(["three"])?), question("which one?")?]);
+    let rows = [says(2, "two")?, asked.clone(), task(1, [])];
+    // A first checkpoint may begin with rows, too.
+    let first = Step::first("t", 1).snapshot(MESSAGES, list(["seed"])?);
+    let first = rows.iter().cloned().fold(first, Step::begins_with);
+    let root = first.commit(&*saver).await?;
+    check_eq!(get(&*saver, &root).await?, Some(first.tuple(rows.clone())), "the first checkpoint");
+    check_eq!(path(&*saver, &root, None).await?.steps, [], "pending rows are no history");
+
+    // One that takes its place has the same rows, the first of which comes in two parts.
+    let longer = task(2, [write(MESSAGES, list(["two"])?), write(MESSAGES, list(["and more"])?)]);
+    let second = Step::after(&root, 2).snapshot(MESSAGES, list(["seed", "between"])?);
+    let second = second.runs(says(4, "between")?);
+    let mut second = rows.iter().chain([&longer]).cloned().fold(second, Step::begins_with);
+    second.commit.flush = Flush::WithNext;
+    let mut stale = second.clone();
+    stale.commit.expected_head = None;
+    refused(&*saver, &stale, conflict(&second.commit.key(), None, Some(root.id))).await?;
+    invalid(&*saver, &second.clone().applies(1).applies(9), "one of two is unknown").await?;
+    let own = Step::after(&root, 2).begins_with(says(9, "its own")?).applies(9);
+    invalid(&*saver, &own, "it applies a row that it begins with").await?;
+    let at = second.commit(&*saver).await?;
+    let merged = [longer, asked, task(1, [])];
+    for reader in [&saver, &other] {
+        check_eq!(get(&**reader, &at).await?, Some(second.tuple(merged.clone())), "the second checkpoint");
+    }
+    let under_root = rows.iter().cloned().chain([says(4, "between")?]).collect::<Vec<_>>();
+    check_eq!(
+        get(&*saver, &root).await?,
+        Some(first.tuple(under_root)),
+        "the first one, in whose place it is"
+    );
+
+    // From then on they are rows like others: what is put later stays when the commit is repeated.
+    let mut now = merged;
+    let later = task(3, [question("which one, really?")?]);
+    saver.put_writes(&at, &later).await?;
+    now[1].merge(&later);
+    let changed = second.clone().begins_with(says(9, "never")?);
+    for (repeat, writer) in [(&second, &saver), (&changed, &saver), (&second, &other)] {
+        check_eq!(repeat.commit(&**writer).await, Ok(at.clone()), "committed again");
+        check_eq!(get(&*saver, &at).await?, Some(second.tuple(now.clone())), "after the repeat");
+    }
+    let third = Step::after(&at, 3).sentinel(MESSAGES).applies(3).applies(2).commit(&*other).await?;
+    check_eq!(
+        replayed(&*saver, &third).await?,
+        json!(["seed", "between", "three", "two", "and more"]),
+        "a child"
+    );
+    saver.put_writes(&at, &task(3, [question("and now?")?])).await?;
+    check_eq!(second.commit(&*saver).await, Ok(at.clone()), "committed again after a child");
+    check_eq!(get(&*saver, &at).await?, Some(second.tuple(now)), "what a child has applied is final");
+    Ok(())
 }
 
 async fn commit_applies_only_known_tasks(store: Store) -> Outcome {

@@ -160,13 +160,17 @@ impl Naive {
         if let Some(parent) = parent_key.and_then(|key| self.nodes.get_mut(&key)) {
             parent.tuple.writes = rows;
         }
+        let mut pending = Vec::new();
+        for row in &step.pending {
+            merge(&mut pending, row);
+        }
         let tuple = CheckpointTuple {
             thread: key.thread.clone(),
             namespace: key.namespace.clone(),
             checkpoint,
             parent: step.parent,
             metadata: step.metadata.clone(),
-            writes: Vec::new(),
+            writes: pending,
         };
         self.nodes.insert(key, Node { tuple, made_by });
         Ok(())

@@ -86,6 +86,7 @@ impl World<'_> {
             },
             metadata: metadata(n),
             writes: Vec::new(),
+            pending: Vec::new(),
             flush: [Flush::Now, Flush::WithNext][usize::from(n % 3 == 1)],
             thread,
             namespace,
@@ -96,6 +97,10 @@ impl World<'_> {
         }
         let values = self.store_channels(&mut step, commit, parent.as_ref(), &old)?;
         count(&mut step, parent.as_ref(), n);
+        if let Some(parent) = parent.as_ref().filter(|_| n % 4 == 3) {
+            // It takes the parent's place; a row that comes twice is merged.
+            step.pending = parent.writes.iter().chain(parent.writes.first()).cloned().collect();
+        }
         let early = match &parent {
             Some(parent) => self.run_tasks(&mut step, commit, parent, &old)?,
             None => Vec::new(),

@@ -41,6 +41,12 @@ pub(crate) enum Fault {
     KeepsWritesOfRefusedCommits,
     /// Puts the writes, waits, and commits.
     CommitsInTwoParts,
+    /// Commits without the pending rows.
+    ForgetsPendingRows,
+    /// Commits, waits, and puts the pending rows.
+    PutsPendingRowsAfterwards,
+    /// Appends the pending rows of a commit again when it is repeated.
+    DoublesPendingRows,
     /// Takes the base of a list from what it holds under the base's version, or an empty list.
     TrustsBases,
     /// Replays every row under a parent.

@@ -170,6 +170,9 @@ impl Broken {
                 row.writes.pop();
             }
         }
+        if self.is(Fault::ForgetsPendingRows) {
+            step.pending.clear();
+        }
         if self.is(Fault::DropsHeldValues) {
             step.checkpoint.channels.retain(|_, entry| entry.stored != Stored::Held);
         }
@@ -346,8 +349,26 @@ impl Saver for Broken {
             }
             tokio::task::yield_now().await;
         }
+        if self.is(Fault::DoublesPendingRows)
+            && self.inner.get(&CheckpointSelector::at(&key)).await?.is_some()
+        {
+            for row in &step.pending {
+                let twice = [&row.writes[..], &row.writes[..]].concat();
+                self.inner.put_writes(&key, &TaskWrites { writes: twice, ..row.clone() }).await?;
+            }
+        }
+        let afterwards = match self.fault {
+            Fault::PutsPendingRowsAfterwards => std::mem::take(&mut step.pending),
+            _ => Vec::new(),
+        };
         let rows = step.writes.clone();
         let mut done = self.inner.commit(step.clone()).await;
+        if done.is_ok() {
+            for row in &afterwards {
+                tokio::task::yield_now().await;
+                self.inner.put_writes(&key, row).await?;
+            }
+        }
         if let (Err(Error::Stale { .. }), Fault::IgnoresTheForm, Some(parent)) = (&done, self.fault, &parent)
             && let Some(parent) = self.inner.get(&CheckpointSelector::at(parent)).await?
         {

@@ -75,6 +75,9 @@ pub(crate) fn commit(rows: &mut Overlay<'_>, memo: &Memo, step: &StepCommit, mar
         ..draft.described(&step.metadata)?
     };
     draft.put((namespace, id), &record)?;
+    for task in &step.pending {
+        put_task(&mut draft, (namespace, id), task)?;
+    }
     draft.done(mark);
     Ok(())
 }

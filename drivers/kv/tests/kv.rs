@@ -55,6 +55,7 @@ fn step(thread: &str, n: u8, runs: &Entries) -> StepCommit {
         },
         metadata,
         writes: parent.map(|_| task(n)).into_iter().collect(),
+        pending: Vec::new(),
         flush: Flush::Now,
     }
 }

@@ -53,6 +53,7 @@ fn step(n: u8, parent: u8, list: Option<(u64, ListValue)>) -> StepCommit {
         },
         metadata: Metadata::new(Source::Loop, i64::from(n)),
         writes: Vec::new(),
+        pending: Vec::new(),
         flush: Flush::Now,
     }
 }

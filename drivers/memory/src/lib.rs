@@ -263,7 +263,7 @@ impl Saver for MemorySaver {
             checkpoint: step.checkpoint,
             parent: step.parent,
             metadata: step.metadata,
-            writes: Vec::new(),
+            writes: TaskWrites::merged(&step.pending),
         };
         chain.insert(key.id, tuple);
         threads.changed(&key.thread);

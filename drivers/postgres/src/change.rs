@@ -114,13 +114,16 @@ impl Change {
         self.heads.push(Head { ns, name: name.to_vec(), id: head, sum });
     }
 
-    /// A change that commits one checkpoint, and maybe adds tasks to its parent, in a namespace that has a head.
+    /// A change that commits one checkpoint without pending rows, and maybe adds tasks to its parent, in a namespace
+    /// that has a head.
     ///
     /// # Errors
     /// The change itself if it is another one.
     pub(crate) fn into_step(mut self: Box<Self>) -> Result<Box<Step>, Box<Self>> {
         let Some(from) = self.from else { return Err(self) };
-        let ([head], [.., new]) = (&mut self.heads[..], &mut self.rows[..]) else { return Err(self) };
+        let ([head], [.., new @ Row { tasks: None, .. }]) = (&mut self.heads[..], &mut self.rows[..]) else {
+            return Err(self);
+        };
         let (head_sum, id) = (std::mem::take(&mut head.sum), new.id);
         let mut step = Box::new(Step {
             thread: self.thread,

@@ -102,7 +102,8 @@ pub(crate) fn commit(
         channels,
         ..described(&mut draft, &step.metadata)?
     };
-    let node = Node { id: step.checkpoint.id, record, tasks: Vec::new() };
+    let tasks = put_tasks(&mut draft, &[], &step.pending)?;
+    let node = Node { id: step.checkpoint.id, record, tasks };
     let names = draft.names(&node.record)?;
     let parent_names = under_parent.as_ref().map(|node| draft.names(&node.record)).transpose()?;
 

@@ -25,8 +25,9 @@ pub fn list(
 }
 
 /// [`Saver::commit`] on whole checkpoints: with the head of the namespace, with the parent if it exists, and with whether
-/// a child of the parent has already applied a task. Returns the new checkpoint, and the parent with the rows of the step
-/// under it; store both in one change. The caller must check that the new checkpoint does not exist yet.
+/// a child of the parent has already applied a task. Returns the new checkpoint with its pending rows, and the parent
+/// with the rows of the step under it; store both in one change. The caller must check that the new checkpoint does not
+/// exist yet.
 ///
 /// # Errors
 /// As the method.
@@ -63,9 +64,9 @@ pub fn commit(
             checkpoint.id, step.thread
         )));
     }
+    let writes = TaskWrites::merged(&step.pending);
     let StepCommit { thread, namespace, parent: parent_id, metadata, .. } = step;
-    let new =
-        CheckpointTuple { thread, namespace, checkpoint, parent: parent_id, metadata, writes: Vec::new() };
+    let new = CheckpointTuple { thread, namespace, checkpoint, parent: parent_id, metadata, writes };
     Ok((new, parent))
 }
 

@@ -160,6 +160,10 @@ pub struct StepCommit {
     pub metadata: Metadata,
     /// The step's writes that are not stored yet; they are stored under the parent.
     pub writes: Vec<TaskWrites>,
+    /// Rows that the new checkpoint begins with: they are stored under it, in the same change, as
+    /// [`Saver::put_writes`] would put them one after the other. For a checkpoint that takes the place of another one:
+    /// what has finished of the tasks that run next has finished on it from the first moment on.
+    pub pending: Vec<TaskWrites>,
     /// When it is flushed.
     pub flush: Flush,
 }
@@ -175,6 +179,8 @@ impl StepCommit {
     }
 
     /// Refuses an invalid commit. Every saver must call this first.
+    ///
+    /// [Pending](Self::pending) rows need no parent, because they are the new checkpoint's own.
     ///
     /// # Errors
     /// [`Error::InvalidInput`] if the id is not greater than the parent's and the expected head's, or a first
@@ -361,12 +367,16 @@ pub trait Saver: Send + Sync {
     /// - `put_writes_may_repeat_a_task_elsewhere`: a task has a row under each checkpoint from which it ran.
     async fn put_writes(&self, at: &CheckpointKey, task: &TaskWrites) -> Result<()>;
 
-    /// Stores a superstep: its writes, its checkpoint and its values, in one atomic change.
+    /// Stores a superstep: its writes, its checkpoint with its values, and its pending rows, in one atomic change.
     ///
     /// - `commit_on_a_stale_head_conflicts`: if the head is not `expected_head`, [`Error::Conflict`] and nothing stored.
     /// - `commit_of_the_same_id_is_idempotent`: if the checkpoint already exists, the call succeeds and changes
     ///   nothing.
     /// - `commit_needs_its_parent`: a missing parent is [`Error::NotFound`].
+    /// - `commit_stores_pending_rows_with_its_checkpoint`: [`StepCommit::pending`] is under the new checkpoint as soon as
+    ///   that exists, in this order and merged as by [`Self::put_writes`]; a refused commit stores none of it, a repeat
+    ///   changes nothing of it, and it is flushed with the step. From then on such a row is like any other of its
+    ///   checkpoint.
     /// - `commit_applies_only_known_tasks`: `applied` names tasks whose writes are stored under the parent or come with
     ///   the commit; otherwise [`Error::InvalidInput`].
     /// - `commit_takes_over_held_values`: a [`Stored::Held`] entry is the parent's; one that the parent does not have

@@ -77,6 +77,7 @@ impl StateAccessor {
             },
             metadata: metadata.clone(),
             writes: Vec::new(),
+            pending: Vec::new(),
             flush,
         };
         let state = StateSnapshot {

@@ -27,6 +27,15 @@ pub(crate) struct Plan {
     pub(crate) state: StateSnapshot,
 }
 
+impl Plan {
+    /// The same, with these rows under the new checkpoint from the beginning: see [`StepCommit::pending`].
+    pub(crate) fn with_pending(mut self, rows: Vec<TaskWrites>) -> Self {
+        self.state.writes = TaskWrites::merged(&rows);
+        self.commit.pending = rows;
+        self
+    }
+}
+
 /// Plans the step in which `tasks`, in live order, ran from `base`; each task comes with whether its row is already
 /// stored. The cost depends on the number of channels and writes, not on the size of their values.
 pub(crate) fn plan(
@@ -130,6 +139,7 @@ pub(crate) fn plan(
         checkpoint,
         metadata,
         writes,
+        pending: Vec::new(),
         flush: Flush::Now,
     };
     Ok(Plan { commit, state })

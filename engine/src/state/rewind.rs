@@ -4,7 +4,7 @@ use serde_json::{Map, Value as Json};
 
 use super::{KnownHead, StateAccessor, StateSnapshot};
 use crate::channel::MESSAGES_CHANNEL;
-use crate::checkpoint::{CheckpointKey, TaskWrites, Write};
+use crate::checkpoint::Write;
 use crate::error::{Error, Result};
 use crate::id::{CheckpointId, Namespace, TaskId, ThreadId};
 use crate::mode::ChannelMode;
@@ -95,16 +95,14 @@ impl StateAccessor {
 
     /// Restores the captured state after a cancelled run, as a new head. `head` is the run's known head: the last one
     /// it wrote. In delta mode the state is written onto it; in full mode it forks from the captured checkpoint, unless
-    /// a prune has removed that since. The next nodes are restored, and pending writes of the captured head are attached
-    /// to the restored one. A thread that had no checkpoint loses everything that the run created. Where nothing was
+    /// a prune has removed that since. The next nodes are restored, and so are the pending writes of the captured head,
+    /// in the same change. A thread that had no checkpoint loses everything that the run created. Where nothing was
     /// written since, nothing is written, unless the run is another process's ([`Self::captured_at`]). Returns the
     /// restored head.
     ///
-    /// Not cancel-safe: a dropped call may have restored the state without its pending writes.
-    ///
     /// # Errors
-    /// [`Error::Conflict`] if another writer moved the head: nothing changes. [`Error::InDoubt`] if the state was
-    /// restored but a pending write could not be attached, or if a commit in doubt may still arrive. The saver's.
+    /// [`Error::Conflict`] if another writer moved the head: nothing changes. [`Error::InDoubt`] if a commit in doubt
+    /// may still arrive. The saver's.
     pub async fn restore(
         &self,
         head: &mut KnownHead,
@@ -133,40 +131,17 @@ impl StateAccessor {
                 (captured, messages.map(write).into_iter().collect())
             }
         };
-        let (next, more) = (captured.next.clone(), extra.clone());
+        let (next, more, pending) = (captured.next.clone(), extra.clone(), captured.writes.clone());
         let plan = self.plan_update(head, Some(base), RESTORE_NODE.into(), writes, more, next.clone())?;
-        let mut restored = match self.commit_known(head, plan).await {
+        let restored = match self.commit_known(head, plan.with_pending(pending.clone())).await {
             Err(Error::NotFound { checkpoint, .. }) if checkpoint == captured.key.id => {
                 let writes = self.replacement(captured, &found)?;
                 let plan = self.plan_update(head, Some(&found), RESTORE_NODE.into(), writes, extra, next)?;
-                self.commit_known(head, plan).await?
+                self.commit_known(head, plan.with_pending(pending)).await?
             }
             committed => committed?,
         };
-        self.attach(&restored.key, &captured.writes).await?;
-        restored.writes = captured.writes.clone();
         Ok(Some(restored))
-    }
-
-    /// Attaches rows of another checkpoint to one that was just committed for them.
-    ///
-    /// # Errors
-    /// The saver's; [`Error::InDoubt`] instead of [`Error::Unavailable`], because the checkpoint exists.
-    pub async fn attach(&self, to: &CheckpointKey, rows: &[TaskWrites]) -> Result<()> {
-        for row in rows {
-            self.saver.put_writes(to, row).await.map_err(|error| match error {
-                Error::Unavailable { saver, reason } => Error::InDoubt {
-                    saver,
-                    reason: format!(
-                        "checkpoint {} of thread {} was written, and the pending writes of task {} were not attached \
-                         to it: {reason}",
-                        to.id, to.thread, row.task
-                    ),
-                },
-                error => error,
-            })?;
-        }
-        Ok(())
     }
 
     /// Deletes a thread that contains only what the writer with this head created.

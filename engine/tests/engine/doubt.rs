@@ -399,6 +399,53 @@ async fn a_conversion_in_doubt_that_was_carried_out_says_what_it_changed() {
     }
 }
 
+/// The process dies, or the store goes away, right after the commit of a checkpoint that takes the place of another one:
+/// the rows of what had finished are under it.
+#[tokio::test]
+async fn a_checkpoint_that_takes_the_place_of_another_one_has_its_rows_at_once() {
+    for mode in [ChannelMode::Full, ChannelMode::Delta] {
+        for loss in [Loss::Nothing, Loss::DoubtStored] {
+            let store = MemorySaver::new();
+            let table = Arc::new(Schema::thread_state().compile(mode, 2).unwrap());
+            let healthy = StateAccessor::new(Arc::new(store.clone()), table.clone(), Arc::default());
+            let t = ThreadId::from("t");
+            let start = || {
+                let failing = Failing {
+                    inner: store.clone(),
+                    left: AtomicUsize::new(0),
+                    loss,
+                    poisoned: AtomicBool::new(false),
+                    blind: false,
+                    meanwhile: None,
+                };
+                StateAccessor::new(Arc::new(failing), table.clone(), Arc::default())
+            };
+            let rows = async || healthy.get(&t, None).await.unwrap().unwrap().writes;
+            let mut writer = StepWriter::open(&healthy, &t, None).await.unwrap();
+            writer.commit(Source::Input, vec!["n".into(), "n".into()], Map::new()).await.unwrap();
+            let task = writer.start_task(&"n".into(), 0);
+            writer.finish_task(task, Vec::new(), Durability::Now).await.unwrap();
+            let before = rows().await;
+            assert_eq!(before.len(), 1);
+
+            let mut again = StepWriter::open(&start(), &t, None).await.unwrap();
+            again.begin_with(before.clone());
+            let next = vec!["n".into(), "n".into()];
+            let committed = again.commit(Source::Input, next, Map::new()).await.map(|_| ());
+            assert_eq!(committed.is_ok(), loss == Loss::Nothing, "{mode:?} {loss:?}: {committed:?}");
+            assert_eq!(rows().await, before, "{mode:?} {loss:?}, a step");
+
+            let mut head = healthy.known_head(&t).await.unwrap();
+            let point = healthy.capture(&mut head).await.unwrap();
+            let update = healthy.update_known(&mut head, saying(&healthy, "of the run")).await.unwrap();
+            assert_eq!(update.writes, []);
+            let restored = start().restore(&mut head, &point, Map::new()).await;
+            assert_eq!(restored.is_ok(), loss == Loss::Nothing, "{mode:?} {loss:?}: {restored:?}");
+            assert_eq!(rows().await, before, "{mode:?} {loss:?}, a rollback");
+        }
+    }
+}
+
 /// The repeat of a commit in doubt finds that the store lost history: the error says that the first attempt may have been
 /// carried out. One that was not in doubt does not say so.
 #[tokio::test]

@@ -435,6 +435,7 @@ async fn a_page_of_history_does_not_replay_what_led_to_a_value_that_another_prog
         },
         metadata: Metadata::new(Source::Loop, 2),
         writes: vec![TaskWrites { task, node: NodeName::from("other"), index: 0, writes: vec![write] }],
+        pending: Vec::new(),
         flush: Flush::Now,
     };
     saver.commit(step).await.unwrap();

@@ -283,6 +283,7 @@ async fn a_link_stays_if_a_task_has_rows_under_it_and_under_its_parent() {
             checkpoint,
             metadata,
             writes: vec![TaskWrites { task: id, node: "n".into(), index: 0, writes: vec![write] }],
+            pending: Vec::new(),
             flush: Flush::Now,
         };
         store.saver.commit(step).await.unwrap();

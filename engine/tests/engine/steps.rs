@@ -6,7 +6,7 @@ use std::sync::Arc;
 use futures::FutureExt as _;
 use serde_json::{Map, Value as Json, json};
 use threadkeep::channel::Schema;
-use threadkeep::checkpoint::{ChannelEntry, Checkpoint, Stored};
+use threadkeep::checkpoint::{ChannelEntry, Checkpoint, Stored, TaskWrites};
 use threadkeep::id::{IdSource, ThreadId, Version};
 use threadkeep::metadata::{Counters, Metadata, Source};
 use threadkeep::mode::ChannelMode;
@@ -114,6 +114,7 @@ async fn channels_with_a_version_and_no_value_are_written_as_if_they_never_were(
         },
         metadata: Metadata::new(Source::Loop, 1),
         writes: Vec::new(),
+        pending: Vec::new(),
         flush: Flush::Now,
     };
     store.saver.commit(commit).await.unwrap();
@@ -274,9 +275,8 @@ async fn what_has_finished_can_be_taken_along_to_the_next_checkpoint() {
         let between = writer.start_task(&"other".into(), 0);
         let write = writer.write("messages", say("between"), false).unwrap();
         writer.finish_task(between, vec![write], Durability::WithCommit).await.unwrap();
+        writer.begin_with(rows.clone());
         writer.commit(Source::Input, both(), Map::new()).await.unwrap();
-        assert!(writer.recovered().is_empty(), "they are on the checkpoint before");
-        writer.attach(&rows).await.unwrap();
         assert_eq!(writer.recovered(), rows.iter().collect::<Vec<_>>());
 
         let mut writer = store.writer().await;
@@ -290,6 +290,27 @@ async fn what_has_finished_can_be_taken_along_to_the_next_checkpoint() {
         let read = store.accessor.get(&store.thread, None).await.unwrap().unwrap();
         assert_eq!(ids(&read), ["between", "first", "second"]);
     }
+}
+
+/// A run that goes on differently drops them, and a commit takes them along once.
+#[tokio::test]
+async fn rows_are_taken_along_by_one_commit() {
+    let store = store(ChannelMode::Full, 10);
+    let row =
+        TaskWrites { task: store.accessor.ids().task(), node: "n".into(), index: 0, writes: Vec::new() };
+    let mut writer = store.writer().await;
+    writer.begin_with([row.clone()]);
+    writer.discard();
+    let created = writer.commit(Source::Input, vec!["n".into()], Map::new()).await.unwrap();
+    assert_eq!(created.writes, [], "they were dropped");
+    writer.begin_with([row.clone()]);
+    let first = writer.commit(Source::Loop, vec!["n".into()], Map::new()).await.unwrap().clone();
+    let second = writer.commit(Source::Loop, vec!["n".into()], Map::new()).await.unwrap().clone();
+    assert_eq!((&first.writes, &second.writes), (&vec![row.clone()], &Vec::new()));
+    let read = async |state: &StateSnapshot| {
+        store.accessor.get(&store.thread, Some(state.key.id)).await.unwrap().unwrap().writes
+    };
+    assert_eq!((read(&first).await, read(&second).await), (vec![row], Vec::new()));
 }
 
 #[tokio::test]

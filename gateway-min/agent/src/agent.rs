@@ -245,8 +245,8 @@ impl Agent {
         let humans: Vec<Json> = messages_of(&writes)?.into_iter().filter(|m| m["type"] == "human").collect();
         let task = session.writer.start_task(&INPUT.into(), 0);
         session.writer.finish_task(task, writes, Durability::WithCommit).await?;
+        session.writer.begin_with(rows);
         session.commit(Source::Input, next).await?;
-        session.writer.attach(&rows).await?;
         for message in humans {
             session.added(Added::Human(&message)).await?;
         }

@@ -101,7 +101,7 @@ async fn write(accessor: &StateAccessor, head: &CheckpointTuple, goal: &Json) ->
 }
 
 /// Repeats the head with another goal, which gets a new version. Everything else is as stored on the head, including
-/// the marker and the counters; rows of tasks that ran from the head are copied.
+/// the marker and the counters; the rows of tasks that ran from the head are under the new one, too.
 async fn repeat(accessor: &StateAccessor, head: &CheckpointTuple, goal: &Json) -> Result<()> {
     let (store, ids) = (accessor.saver(), accessor.ids());
     let id = ids.checkpoint_after(Some(head.checkpoint.id));
@@ -129,10 +129,10 @@ async fn repeat(accessor: &StateAccessor, head: &CheckpointTuple, goal: &Json) -
             ..head.metadata.clone()
         },
         writes: Vec::new(),
+        pending: head.writes.clone(),
         flush: Flush::Now,
     };
-    let key = saver::commit(&**store, commit).await?;
-    accessor.attach(&key, &head.writes).await
+    saver::commit(&**store, commit).await.map(|_| ())
 }
 
 #[cfg(test)]
@@ -175,6 +175,7 @@ mod tests {
             checkpoint,
             metadata: Metadata::new(Source::Loop, 0),
             writes: Vec::new(),
+            pending: Vec::new(),
             flush: Flush::Now,
         };
         saver.commit(commit).await.unwrap();

@@ -96,6 +96,7 @@ pub(crate) fn plan(
         checkpoint: Checkpoint { id: put.id, channels, next: Vec::new(), applied },
         metadata,
         writes: Vec::new(),
+        pending: Vec::new(),
         flush: Flush::Now,
     };
     Ok((step, known))

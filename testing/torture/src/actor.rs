@@ -192,6 +192,9 @@ impl Actor {
     async fn turn(&mut self, thread: &ThreadId) -> anyhow::Result<()> {
         let at = self.older(thread);
         let mut writer = StepWriter::open(&self.accessor(thread), thread, at).await?;
+        // What had finished before belongs to the checkpoint that takes the head's place.
+        let left: Vec<_> = writer.recovered().into_iter().cloned().collect();
+        writer.begin_with(left);
         let later = self.rng.random_bool(0.5);
         if later {
             writer.set_flush(Flush::WithNext);

@@ -101,6 +101,7 @@ impl Growing {
             checkpoint: Checkpoint { id, channels, next: vec!["model".into()], applied: Vec::new() },
             metadata,
             writes: Vec::new(),
+            pending: Vec::new(),
             flush: Flush::Now,
         };
         self.head = Some(id);

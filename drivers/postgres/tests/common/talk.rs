@@ -94,6 +94,7 @@ impl Talk {
             },
             metadata: Metadata::new(Source::Loop, self.step),
             writes: Vec::new(),
+            pending: Vec::new(),
             flush: Flush::Now,
         }
     }

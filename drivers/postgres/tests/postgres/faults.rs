@@ -35,9 +35,10 @@ impl Write {
     }
 }
 
-const KINDS: [&str; 7] = [
+const KINDS: [&str; 8] = [
     "first commit",
     "commit",
+    "commit with pending rows",
     "commit to an unknown thread",
     "put_writes",
     "delete_thread",
@@ -74,6 +75,11 @@ async fn prepare(kind: &str, maker: &PostgresSaver, subject: &PostgresSaver) -> 
     }
     let write = match kind {
         "put_writes" => Write::Put(talk.key(), talk.task(talk.messages.last().unwrap())),
+        "commit with pending rows" => {
+            let row = |n: usize| talk.task(talk.messages.get(n).unwrap());
+            let pending = vec![row(0), row(1)];
+            Write::Commit(StepCommit { pending, ..talk.say(&note(4)) })
+        }
         "delete_thread" => Write::Delete(thread.clone()),
         "rewrite_thread" => {
             let image = maker.read_thread(&thread).await.unwrap();

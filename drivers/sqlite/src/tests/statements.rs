@@ -180,6 +180,49 @@ fn a_commit_that_waits_for_a_flush_with_a_failing_statement_never_happened() {
     });
 }
 
+/// A step with pending rows: what a task has left in two parts, and one of a task that had nothing to write.
+fn beginning_with_rows(talk: &Talk) -> StepCommit {
+    let step = rich(talk, 9);
+    let row = rich(talk, 10).writes.remove(0);
+    let longer = TaskWrites { writes: [&row.writes[..], &row.writes[..]].concat(), ..row.clone() };
+    let silent = TaskWrites { task: talk.ids.task(), writes: Vec::new(), ..row.clone() };
+    StepCommit { pending: vec![row, silent, longer], ..step }
+}
+
+#[test]
+fn a_commit_with_pending_rows_with_a_failing_statement_never_happened() {
+    in_both(async || {
+        for how in [How::NotDone, How::Done, How::RolledBack] {
+            fail_every_statement(how, |talk| Call::Commit(Box::new(beginning_with_rows(talk)))).await;
+        }
+    });
+}
+
+/// Whatever became of a commit in doubt, it has its pending rows as soon as it is there.
+#[tokio::test]
+async fn a_commit_in_doubt_has_its_pending_rows_if_it_is_stored() {
+    for how in [How::NotDone, How::Done] {
+        let store = Opened::new();
+        let mut talk = Talk::new("t");
+        store.say(&mut talk, 0).await;
+        let before = all(&store.saver, &talk).await;
+        let step = beginning_with_rows(&talk);
+        store.faults().arm(0, how, "COMMIT");
+        let error = store.saver.commit(step.clone()).await.unwrap_err();
+        assert!(matches!(error, Error::InDoubt { .. }), "{error}");
+        store.saver.close().await;
+        let reopened = store.reopen();
+        let rows = || async { all(&reopened, &talk).await[0].writes.clone() };
+        if how == How::Done {
+            assert_eq!(rows().await, TaskWrites::merged(&step.pending));
+        } else {
+            assert_eq!(all(&reopened, &talk).await, before);
+        }
+        reopened.commit(step.clone()).await.unwrap();
+        assert_eq!(rows().await, TaskWrites::merged(&step.pending), "after the repeat");
+    }
+}
+
 /// A failed flush flushes nothing; a repeated one does, and stored data is readable throughout.
 #[tokio::test]
 async fn a_flush_with_a_failing_statement_is_told_and_can_be_repeated() {

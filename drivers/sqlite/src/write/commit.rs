@@ -231,7 +231,8 @@ impl WriterState {
         let record = self.record(state, (&step.checkpoint, &step.metadata), parent, &channels, ordinal)?;
         let id = step.checkpoint.id;
         checkpoints::add(&self.db, chain.key, ordinal, id, &record)?;
-        let node = Node { ordinal, id, channels, counters: record.counters, tasks: Vec::new() };
+        let mut node = Node { ordinal, id, channels, counters: record.counters, tasks: Vec::new() };
+        node.tasks = self.put_tasks(state, &step.thread, chain.key, &node, &step.pending)?;
         state.moved(&step.namespace, chain, node);
         Ok(())
     }

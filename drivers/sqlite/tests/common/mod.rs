@@ -93,6 +93,7 @@ impl Talk {
             checkpoint: Checkpoint { id, channels, next: vec!["model".into()], applied: Vec::new() },
             metadata: Metadata::new(Source::Loop, self.step),
             writes: Vec::new(),
+            pending: Vec::new(),
             flush: Flush::Now,
         }
     }

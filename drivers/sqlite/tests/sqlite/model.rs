@@ -203,6 +203,15 @@ impl World {
                 applied.push(task);
             }
         }
+        // A checkpoint that takes its parent's place begins with the rows of that, any may begin with a new one.
+        let mut pending = match &parent_tuple {
+            Some(tuple) if choices.below(4) == 1 => tuple.writes.clone(),
+            _ => Vec::new(),
+        };
+        if choices.below(4) == 1 {
+            let task = self.ids.task();
+            pending.push(self.task(choices, task));
+        }
         let mut metadata = Metadata::new(Source::Loop, i64::try_from(self.fresh).unwrap());
         metadata.delta_marker = choices.below(2) == 0;
         let parents = parent_tuple.as_ref().map(|tuple| &tuple.metadata.counters);
@@ -231,6 +240,7 @@ impl World {
             checkpoint,
             metadata,
             writes: writes.clone(),
+            pending: pending.clone(),
             flush: [Flush::Now, Flush::WithNext][usize::from(choices.below(3) == 0)],
         };
         let saver = &self.savers[usize::from(choices.below(5) == 0)];
@@ -247,7 +257,7 @@ impl World {
             checkpoint: Checkpoint { channels: expected, ..step.checkpoint },
             parent,
             metadata: step.metadata,
-            writes: Vec::new(),
+            writes: pending,
         };
         self.model.insert((namespace, id), tuple);
     }

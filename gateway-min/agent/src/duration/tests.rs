@@ -208,6 +208,7 @@ async fn titling(saver: &MemorySaver, thread: &ThreadId) -> StepCommit {
         checkpoint,
         metadata: head.metadata,
         writes: Vec::new(),
+        pending: Vec::new(),
         flush: Flush::Now,
     }
 }

@@ -176,9 +176,9 @@ async fn compact(
         writer.write(summary::CHANNEL, json!(text), false).map_err(engine)?,
     ];
     writer.finish_task(task, writes, Durability::WithCommit).await.map_err(engine)?;
+    writer.begin_with(head.writes.clone());
     let extra = binding(&head.metadata.extra);
     let state = writer.commit(Source::Update, head.next.clone(), extra).await.map_err(engine)?.clone();
-    accessor.attach(&state.key, &head.writes).await.map_err(engine)?;
     Ok(Compacted {
         compacted: true,
         reason: None,

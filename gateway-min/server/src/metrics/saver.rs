@@ -101,7 +101,8 @@ impl Saver for MeteredSaver {
 /// The logical bytes of a superstep: its size in a store without sharing.
 fn bytes(step: &StepCommit) -> u64 {
     let values = step.checkpoint.channels.values().filter_map(|entry| entry.stored.value());
-    let writes = step.writes.iter().flat_map(|row| &row.writes).map(|write| &write.value);
+    let rows = step.writes.iter().chain(&step.pending);
+    let writes = rows.flat_map(|row| &row.writes).map(|write| &write.value);
     let bytes: usize = values.chain(writes).map(ChannelValue::encoded_len).sum();
     bytes.try_into().unwrap_or(u64::MAX)
 }

@@ -19,8 +19,6 @@ const TITLE_NODE: &str = "runtime_interrupt_title";
 /// Gives the thread its title, if it is in its first exchange and has no title yet, and returns the checkpoint with it.
 /// `head` is the one that the run wrote last.
 ///
-/// Not cancel-safe: a dropped call may have written the title without the rows of finished tasks, which then run again.
-///
 /// # Errors
 /// [`threadkeep::Error::Conflict`] if another writer moved the head, and the accessor's.
 pub(crate) async fn write(
@@ -46,9 +44,9 @@ pub(crate) async fn write(
     let task = writer.start_task(&TITLE_NODE.into(), 0);
     let writes = vec![writer.write("title", title, false)?];
     writer.finish_task(task, writes, Durability::WithCommit).await?;
-    let key = writer.commit(Source::Update, head.next.clone(), extra).await?.key.clone();
-    accessor.attach(&key, &head.writes).await?;
-    Ok(Some(key.id))
+    writer.begin_with(head.writes);
+    let state = writer.commit(Source::Update, head.next, extra).await?;
+    Ok(Some(state.key.id))
 }
 
 #[cfg(test)]

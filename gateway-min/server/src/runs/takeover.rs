@@ -164,7 +164,7 @@ impl Before {
             let ended = page.len() < PAGE;
             for state in page {
                 before = Some(state.key.id);
-                // A rollback of it that was cut off has written its checkpoint, and perhaps not all rows under that.
+                // A rollback of it that was cut off may have written its checkpoint.
                 let is_of_run =
                     |key: &str| state.metadata.extra.get(key).is_some_and(|named| named == run_id);
                 if is_of_run(RUN_ID_KEY) || is_of_run(ROLLED_BACK_KEY) {

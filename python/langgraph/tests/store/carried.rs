@@ -233,6 +233,7 @@ impl World {
             checkpoint: Checkpoint { id, channels, next: Vec::new(), applied: Vec::new() },
             metadata: Metadata { source: Source::Update, ..head.metadata },
             writes: Vec::new(),
+            pending: Vec::new(),
             flush: Flush::Now,
         };
         self.lab.beside.saver.commit(commit).await.unwrap();

@@ -288,6 +288,7 @@ async fn change(lab: &Lab) {
         },
         metadata: Metadata { delta_marker: n > 0, counters, ..Metadata::new(Source::Loop, i64::from(n)) },
         writes: Vec::new(),
+        pending: Vec::new(),
         flush: Flush::Now,
     };
     let first = step(0, Stored::Value(messages(json!([]))), None, BTreeMap::new());
@@ -349,6 +350,7 @@ async fn values_are_of_the_checkpoint_that_was_asked_for_whatever_its_versions_a
         checkpoint: Checkpoint { id: lab.id(2), channels, next: Vec::new(), applied: Vec::new() },
         metadata: ours.metadata,
         writes: Vec::new(),
+        pending: Vec::new(),
         flush: Flush::Now,
     };
     lab.beside.saver.commit(step).await.unwrap();
@@ -396,6 +398,7 @@ async fn changes_that_the_gateway_carries_on_are_looked_at_once() {
             checkpoint: Checkpoint { id: lab.id(n), channels, next: Vec::new(), applied: Vec::new() },
             metadata: head.metadata,
             writes: Vec::new(),
+            pending: Vec::new(),
             flush: Flush::Now,
         };
         lab.beside.saver.commit(step).await.unwrap();

@@ -341,6 +341,7 @@ fn append(ids: &IdSource, thread: &str, head: Head, values: &[u64]) -> Result<St
         },
         metadata: Metadata::new(Source::Loop, 0),
         writes: Vec::new(),
+        pending: Vec::new(),
         flush: Flush::Now,
     })
 }

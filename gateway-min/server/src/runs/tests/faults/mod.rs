@@ -5,6 +5,7 @@ mod branches;
 mod deletions;
 mod late;
 mod records;
+mod replaced;
 mod rollbacks;
 mod saver;
 mod takeover;

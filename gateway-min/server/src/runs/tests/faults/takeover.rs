@@ -102,11 +102,18 @@ async fn a_rollback_is_carried_out_although_the_cadence_was_edited() {
 }
 
 /// In the middle of a superstep of which one task had finished before the run, and one in it: before the run's first
-/// checkpoint, after it, and with a store that goes away in the middle of the rollback.
+/// checkpoint, after it, and with a store that goes away during the rollback, or whose answer is lost.
 #[tokio::test]
 async fn a_rollback_that_is_taken_over_leaves_just_the_rows_of_before_the_run() {
     for on in everywhere() {
-        for (commits, is_cut_off) in [(false, false), (true, false), (false, true), (true, true)] {
+        for (commits, fault) in [
+            (false, None),
+            (true, None),
+            (false, Some(Fault::Away)),
+            (true, Some(Fault::Away)),
+            (false, Some(Fault::InDoubt)),
+            (true, Some(Fault::InDoubt)),
+        ] {
             let (gateway, faults) = faulty(on, "none").await;
             let stopping = RunOptions {
                 interrupt_before: Interrupts::Nodes(vec!["tools".to_owned()]),
@@ -137,9 +144,9 @@ async fn a_rollback_that_is_taken_over_leaves_just_the_rows_of_before_the_run() 
             }
             runs.request_cancel("gone", CancelAction::Rollback).await.unwrap();
             let row = runs.get("gone").await.unwrap().unwrap();
-            if is_cut_off {
-                // The first is the checkpoint, the second the row under it.
-                faults.write(2, Fault::Away);
+            if let Some(fault) = fault {
+                // The checkpoint and its row are one write.
+                faults.write(1, fault);
             }
             let row = rolled_back(&gateway, row).await;
             assert!(!faults.disarm(), "{on:?} {commits}");
@@ -148,7 +155,7 @@ async fn a_rollback_that_is_taken_over_leaves_just_the_rows_of_before_the_run() 
             assert_eq!(
                 (&left.writes, &left.next),
                 (&vec![earlier], &head.next),
-                "{on:?} {commits} {is_cut_off}"
+                "{on:?} {commits} {fault:?}"
             );
             assert_eq!(said(&left), said(&head));
         }

@@ -27,7 +27,7 @@ pub enum AgentError {
     /// The observer failed to store what was reported.
     #[error(transparent)]
     Observer(ObserverError),
-    /// A tool could not read a result that it has stored, or may not give one to this run.
+    /// A tool could not read a result that is or may be stored, or may not give one to this run.
     #[error("no result of a tool call was stored: {0}; the next run of the thread makes the call again")]
     Undelivered(String),
 }

@@ -211,9 +211,9 @@ pub enum ToolError {
     /// Any other failure.
     #[error("{0}")]
     Failed(String),
-    /// The call has a result, and its store did not give it back; or its run has ended elsewhere, and another one may go on
-    /// with it. The model reads nothing of this: the run fails before anything of the superstep is stored, and the next run
-    /// makes the call again.
+    /// The call has or may have a result, and its store did not give it back; or its run has ended elsewhere, and another one
+    /// may go on with it. The model reads nothing of this: the run fails before anything of the superstep is stored, and the
+    /// next run makes the call again.
     #[error("{0}")]
     Undelivered(String),
 }

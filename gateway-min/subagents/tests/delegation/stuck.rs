@@ -484,6 +484,61 @@ async fn a_stored_result_is_delivered_although_its_store_fails_at_first() {
     }
 }
 
+/// The same where the database with its execution is away: for less time than the call waits for it, and for longer.
+#[tokio::test]
+async fn a_stored_result_is_delivered_although_the_database_is_away_at_first() {
+    for lasts in [false, true] {
+        let saver = Troubled::new(Trouble::Unread);
+        let (house, _) = house(&saver).await;
+        // Started, three messages, completed.
+        killed_at(&house, Some("go"), 5);
+        house.settled().await;
+        // Only the call itself writes.
+        house.count("r1").await;
+        let next = house.restarted();
+        let records = &next.delegator.records;
+        if lasts {
+            records.fail_from(1);
+        } else {
+            records.fail_statement(1);
+        }
+        let mut seen = Seen::default();
+        let mut ended = next.run("r2", None, &mut seen).await;
+        assert!(!records.fail_statement(0), "{lasts}: it was away");
+        if lasts {
+            let error = ended.unwrap_err().to_string();
+            assert!(error.contains("makes the call again"), "{error}");
+            assert_eq!(next.results().await, Vec::<Json>::new());
+            assert!(!only(&next).await.delivered);
+            assert!(seen.events.is_empty(), "{:?}", seen.events);
+            ended = next.run("r3", None, &mut seen).await;
+        }
+        assert!(matches!(ended, Ok(Ended::Done { .. })), "{lasts}: {ended:?}");
+        assert_eq!(next.results().await[0]["content"], "Task Succeeded. Result: Second.", "{lasts}");
+        let row = only(&next).await;
+        assert_eq!((row.status, row.delivered), (ExecutionStatus::Completed, true), "{lasts}");
+        assert_eq!(seen.types(), ["task_started", "task_completed"], "{lasts}");
+    }
+}
+
+/// A call that no earlier run can have begun has nothing to lose: its model reads that it failed, and the run goes on.
+#[tokio::test]
+async fn a_new_call_fails_if_the_database_is_away_for_long() {
+    let saver = Troubled::new(Trouble::Unread);
+    let (house, _) = house(&saver).await;
+    let records = &house.delegator.records;
+    records.fail_from(1);
+    let seen = house.ask("go").await;
+    assert!(!records.fail_statement(0), "it was away");
+    let result = &house.results().await[0];
+    let content = result["content"].as_str().unwrap();
+    assert!(content.starts_with("Task failed. Error: RunStoreError: "), "{content}");
+    assert_eq!(result["additional_kwargs"]["subagent_status"], "failed");
+    assert_eq!(house.ledger().await[0]["status"], "failed");
+    assert!(seen.events.is_empty(), "{:?}", seen.events);
+    assert!(house.executions().await.is_empty());
+}
+
 /// What ends a subagent at its time is that time, not another look at a clock, which may have been set back meanwhile: here
 /// one that does not move.
 #[tokio::test]

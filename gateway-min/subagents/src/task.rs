@@ -94,9 +94,10 @@ enum Failure {
     Refused(Box<TaskOutcome>),
     /// For a reason that nobody expected.
     Unexpected { class: &'static str, detail: String },
-    /// Because its result, which is or may be stored, cannot be read, or because its run has ended and another one goes on
-    /// with it.
+    /// Because its run has ended and another one goes on with it.
     Undelivered(String),
+    /// Because its result, which is or may be stored, cannot be read.
+    Unread(String),
     /// Because its run ends before it, and the next one goes on with both.
     LeftToNextRun,
 }
@@ -119,7 +120,7 @@ impl Failure {
     /// The failure of a call before its subagent is at work. If an earlier run has begun the call, a failed result would take
     /// the place of what that run has left, for good: what passes is left to the next run.
     fn before_work(error: ExecutionError, is_own: bool) -> Self {
-        if !is_own && error.may_pass() { Self::Undelivered(error.to_string()) } else { error.into() }
+        if !is_own && error.may_pass() { Self::Unread(error.to_string()) } else { error.into() }
     }
 }
 
@@ -180,6 +181,7 @@ impl Tool for Task {
             Err(Failure::Unexpected { class, detail }) => Err(unexpected(class, &detail)),
             // Another result would take its place for good.
             Err(Failure::Undelivered(error)) => return Err(ToolError::Undelivered(error)),
+            Err(Failure::Unread(error)) => return Err(ToolError::Unread(error)),
             // Nobody sees it: the run ends without the results of this superstep.
             Err(Failure::LeftToNextRun) if context.cancel.is_cancelled() => {
                 Ok(TaskOutcome::new(Ending::Cancelled { error: None }))
@@ -355,7 +357,7 @@ impl Task {
     async fn without_outcome(&self, context: &ToolContext, model: String, none: NoOutcome) -> Failure {
         let (failure, usage) = match none {
             NoOutcome::TakenOver(error) => return error.into(),
-            NoOutcome::Unread(error) => return Failure::Undelivered(error),
+            NoOutcome::Unread(error) => return Failure::Unread(error),
             NoOutcome::Failed(error, usage) => (Failure::from(error), usage),
             NoOutcome::Panicked(detail, usage) => {
                 (Failure::Unexpected { class: "RuntimeError", detail }, usage)

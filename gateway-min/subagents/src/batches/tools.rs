@@ -108,7 +108,8 @@ impl Tool for BatchTask {
     async fn call(&self, context: &ToolContext, args: Json) -> Result<ToolOutput, ToolError> {
         match self.submit(context, args).await {
             Ok(submitted) => Ok(submitted),
-            Err(Unsubmitted::LeftToNextRun(error)) => Err(ToolError::Undelivered(error)),
+            Err(Unsubmitted::RunEnded(error)) => Err(ToolError::Undelivered(error)),
+            Err(Unsubmitted::InDoubt(error)) => Err(ToolError::Unread(error)),
             Err(Unsubmitted::Refused(error)) => Ok(ToolOutput {
                 status: ToolStatus::Error,
                 additional_kwargs: metadata(json!({"subagent_batch_error": true})),
@@ -122,9 +123,10 @@ impl Tool for BatchTask {
 enum Unsubmitted {
     /// The text for the model (delegation, section 5.2).
     Refused(String),
-    /// The run has ended, and another one may go on with the call; or the batch may be stored, and is at work then. A failed
-    /// result would be stored for good.
-    LeftToNextRun(String),
+    /// The run has ended. Another one may go on with the call: a failed result would be stored for good.
+    RunEnded(String),
+    /// Nobody knows whether the batch was stored. If it was, it is worked on.
+    InDoubt(String),
 }
 
 impl From<String> for Unsubmitted {
@@ -136,9 +138,8 @@ impl From<String> for Unsubmitted {
 impl From<RecordsError> for Unsubmitted {
     fn from(error: RecordsError) -> Self {
         match error {
-            RecordsError::RunEnded { .. } | RecordsError::InDoubt { .. } => {
-                Self::LeftToNextRun(error.to_string())
-            }
+            RecordsError::RunEnded { .. } => Self::RunEnded(error.to_string()),
+            RecordsError::InDoubt { .. } => Self::InDoubt(error.to_string()),
             error => Self::Refused(failed(&error)),
         }
     }
@@ -348,7 +349,7 @@ mod tests {
         };
         records.doubt_commit(1);
         let in_doubt = records.batches().submit(new.clone()).await.unwrap_err();
-        assert!(matches!(Unsubmitted::from(in_doubt), Unsubmitted::LeftToNextRun(_)));
+        assert!(matches!(Unsubmitted::from(in_doubt), Unsubmitted::InDoubt(_)));
         assert!(!records.batches().submit(new.clone()).await.unwrap().is_new, "it was stored");
         // Nothing is changed by a call that fails otherwise, and its model may do something about it.
         records.fail_statement(1);

@@ -117,8 +117,8 @@ impl From<ExecutionError> for Failure {
 }
 
 impl Failure {
-    /// The failure of a call before its subagent is at work. If an earlier run has begun the call, a failed result would take
-    /// the place of what that run has left, for good: what passes is left to the next run.
+    /// The failure of a call before its subagent is at work. If an earlier run has begun the call, a failed result
+    /// would take the place of what that run has left, for good: what passes is left to the next run.
     fn before_work(error: ExecutionError, is_own: bool) -> Self {
         if !is_own && error.may_pass() { Self::Unread(error.to_string()) } else { error.into() }
     }

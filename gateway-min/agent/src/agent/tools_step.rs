@@ -19,8 +19,8 @@ use crate::{Added, AgentError, Observer, Session, TaskInput};
 impl Agent {
     /// Runs the tool calls of the last answer in parallel; adds their results to the conversation.
     ///
-    /// If the result of one cannot be read now, the step fails when the others have ended: their results are stored, and the
-    /// next run makes that call alone.
+    /// If the result of one cannot be read now, the step fails when the others have ended: their results are stored,
+    /// and the next run makes that call alone.
     ///
     /// When the run is cancelled, tools that say how fast they stop are asked to, and awaited that long; the others are
     /// dropped.

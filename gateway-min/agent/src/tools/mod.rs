@@ -211,12 +211,12 @@ pub enum ToolError {
     /// Any other failure.
     #[error("{0}")]
     Failed(String),
-    /// The run has ended elsewhere, and another one may go on with the call. The model reads nothing of this: the run fails
-    /// at once, and the next run makes the call again.
+    /// The run has ended elsewhere, and another one may go on with the call. The model reads nothing of this: the run
+    /// fails at once, and the next run makes the call again.
     #[error("{0}")]
     Undelivered(String),
-    /// The call has or may have a result, and its store did not give it back. As after [`Self::Undelivered`], but the other
-    /// calls of the superstep go on to their ends first, and their results are kept for the next run.
+    /// The call has or may have a result, and its store did not give it back. As after [`Self::Undelivered`], but the
+    /// other calls of the superstep go on to their ends first, and their results are kept for the next run.
     #[error("{0}")]
     Unread(String),
 }

@@ -27,9 +27,12 @@ pub enum AgentError {
     /// The observer failed to store what was reported.
     #[error(transparent)]
     Observer(ObserverError),
-    /// A tool could not read a result that it has stored, or may not give one to this run.
+    /// A tool may not give a result to this run.
     #[error("no result of a tool call was stored: {0}; the next run of the thread makes the call again")]
     Undelivered(String),
+    /// A tool could not read a result that is or may be stored.
+    #[error("no result of a tool call was stored: {0}; the next run of the thread makes the call again")]
+    Unread(String),
 }
 
 impl AgentError {
@@ -41,7 +44,7 @@ impl AgentError {
             Self::UnknownNode(_) | Self::UnknownModel(_) | Self::Model(_) => "ValueError",
             Self::Stopping => "RuntimeError",
             // An observer's failures are failures to store.
-            Self::Observer(_) | Self::Undelivered(_) => "RunStoreError",
+            Self::Observer(_) | Self::Undelivered(_) | Self::Unread(_) => "RunStoreError",
         }
     }
 }

@@ -95,6 +95,19 @@ pub(crate) enum ExecutionError {
     },
 }
 
+impl ExecutionError {
+    /// Whether the same may succeed later.
+    pub(crate) fn may_pass(&self) -> bool {
+        match self {
+            Self::Records(error) => error.is_unavailable(),
+            Self::Engine(error) => {
+                matches!(error, threadkeep::Error::Unavailable { .. } | threadkeep::Error::InDoubt { .. })
+            }
+            Self::TakenOver { .. } => false,
+        }
+    }
+}
+
 /// How the work of a subagent ended.
 pub(crate) enum End {
     Agent(Result<Ended, AgentError>),
@@ -126,7 +139,8 @@ impl Work {
             Err(end) => (end, self.accessor.get(&thread, None).await?, None),
             Ok(slot) => {
                 let waited = (self.delegator.records.now() - entered).num_milliseconds().max(0);
-                if self.delegator.records.executions().started(&self.row, &self.model, waited).await? {
+                let executions = self.delegator.records.executions();
+                if persistently(|| executions.started(&self.row, &self.model, waited)).await? {
                     let mut writer = StepWriter::open(&self.accessor, &thread, None).await?;
                     self.begin(writer.state().is_some()).await;
                     let ended = self.run(&mut writer).await?;

@@ -11,7 +11,7 @@ use threadkeep::id::ThreadId;
 use threadkeep::state::StateAccessor;
 use threadkeep_agent::model::message;
 use threadkeep_agent::tools::{Report, Tool, ToolContext, ToolError, ToolOutput, ToolSpec, ToolStatus};
-use threadkeep_records::{ExecutionKind, ExecutionRow, NewExecution, Opened, RecordsError};
+use threadkeep_records::{ExecutionKind, ExecutionRow, NewExecution, Opened, RecordsError, persistently};
 use tokio::sync::OnceCell;
 
 use crate::acceptance::Criteria;
@@ -94,8 +94,10 @@ enum Failure {
     Refused(Box<TaskOutcome>),
     /// For a reason that nobody expected.
     Unexpected { class: &'static str, detail: String },
-    /// Because its result, which is stored, cannot be read, or because its run has ended and another one goes on with it.
+    /// Because its run has ended and another one goes on with it.
     Undelivered(String),
+    /// Because its result, which is or may be stored, cannot be read.
+    Unread(String),
     /// Because its run ends before it, and the next one goes on with both.
     LeftToNextRun,
 }
@@ -111,6 +113,14 @@ impl From<ExecutionError> for Failure {
             ExecutionError::Engine(ref error) => error.class_name(),
         };
         Self::Unexpected { class, detail: error.to_string() }
+    }
+}
+
+impl Failure {
+    /// The failure of a call before its subagent is at work. If an earlier run has begun the call, a failed result
+    /// would take the place of what that run has left, for good: what passes is left to the next run.
+    fn before_work(error: ExecutionError, is_own: bool) -> Self {
+        if !is_own && error.may_pass() { Self::Unread(error.to_string()) } else { error.into() }
     }
 }
 
@@ -171,6 +181,7 @@ impl Tool for Task {
             Err(Failure::Unexpected { class, detail }) => Err(unexpected(class, &detail)),
             // Another result would take its place for good.
             Err(Failure::Undelivered(error)) => return Err(ToolError::Undelivered(error)),
+            Err(Failure::Unread(error)) => return Err(ToolError::Unread(error)),
             // Nobody sees it: the run ends without the results of this superstep.
             Err(Failure::LeftToNextRun) if context.cancel.is_cancelled() => {
                 Ok(TaskOutcome::new(Ending::Cancelled { error: None }))
@@ -206,8 +217,10 @@ impl Task {
             }
             Some(ContextMode::Isolated) | None => None,
         };
-        self.counted.get_or_try_init(|| self.count(context)).await?;
-        let opened = self.open(context, &definition, entry, description).await?;
+        let is_own = is_own(context, entry);
+        let failure = |error| Failure::before_work(error, is_own);
+        self.counted.get_or_try_init(|| self.count(context)).await.map_err(failure)?;
+        let opened = self.open(context, &definition, entry, description).await.map_err(failure)?;
         let row = &opened.row;
         // An execution that goes on after a restart keeps what it began with.
         let definition = stored_definition(row)?;
@@ -244,7 +257,8 @@ impl Task {
         };
         let executions = self.delegator.records.executions();
         let left = executions.undelivered(&context.thread_id, &entry.id).await;
-        match left.map_err(ExecutionError::from)?.filter(|row| row.status.is_terminal()) {
+        let left = left.map_err(|error| Failure::before_work(error.into(), is_own(context, entry)))?;
+        match left.filter(|row| row.status.is_terminal()) {
             Some(row) => {
                 let definition = stored_definition(&row)?;
                 Ok((definition, row.model_name.unwrap_or_else(|| self.model.clone())))
@@ -302,7 +316,9 @@ impl Task {
             description: bounds::first(description, 200).to_owned(),
             deadline,
         };
-        Ok(self.delegator.records.executions().open(new).await?)
+        let executions = self.delegator.records.executions();
+        // Repeated, it finds what it has stored.
+        Ok(persistently(|| executions.open(new.clone())).await?)
     }
 
     /// The work in a task of its own, so that a subagent settles what it has begun even if nobody waits for it. `None` if
@@ -341,7 +357,7 @@ impl Task {
     async fn without_outcome(&self, context: &ToolContext, model: String, none: NoOutcome) -> Failure {
         let (failure, usage) = match none {
             NoOutcome::TakenOver(error) => return error.into(),
-            NoOutcome::Unread(error) => return Failure::Undelivered(error),
+            NoOutcome::Unread(error) => return Failure::Unread(error),
             NoOutcome::Failed(error, usage) => (Failure::from(error), usage),
             NoOutcome::Panicked(detail, usage) => {
                 (Failure::Unexpected { class: "RuntimeError", detail }, usage)
@@ -394,6 +410,14 @@ fn entry(context: &ToolContext) -> Entry {
     let id = ledger::execution_of(&context.thread_id, &entries, &answer, index);
     let call = message::tool_calls(&answer).get(index).cloned().unwrap_or_default();
     Entry::begun(id, &context.run_id, &answer, index, &call, context.ids.now())
+}
+
+/// Whether no earlier run can have begun the call: the ledger says that this one did.
+fn is_own(context: &ToolContext, entry: &Entry) -> bool {
+    let entries = ledger::entries(context.state.as_deref()).unwrap_or_default();
+    entries
+        .iter()
+        .any(|known| known.id == entry.id && known.run_id.as_deref() == Some(context.run_id.as_str()))
 }
 
 /// What came of a call that failed for a reason that nobody expected.

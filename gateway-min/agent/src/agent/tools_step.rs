@@ -19,6 +19,9 @@ use crate::{Added, AgentError, Observer, Session, TaskInput};
 impl Agent {
     /// Runs the tool calls of the last answer in parallel; adds their results to the conversation.
     ///
+    /// If the result of one cannot be read now, the step fails when the others have ended: their results are stored,
+    /// and the next run makes that call alone.
+    ///
     /// When the run is cancelled, tools that say how fast they stop are asked to, and awaited that long; the others are
     /// dropped.
     pub(super) async fn tools_step(
@@ -84,6 +87,7 @@ impl Agent {
                 }
             });
         }
+        let mut unread = None;
         loop {
             let (task, done) = tokio::select! {
                 biased;
@@ -114,6 +118,10 @@ impl Agent {
                     continue;
                 }
                 done = running.next() => match done {
+                    Some((_, Some(Err(error @ AgentError::Unread(_))))) => {
+                        unread = unread.or(Some(error));
+                        continue;
+                    }
                     Some((task, Some(done))) => (task, done?),
                     Some((_, None)) => return Ok(Stepped::Cancelled),
                     None => break,
@@ -139,7 +147,7 @@ impl Agent {
                 update.insert(channel, value);
             }
             // The commit that follows at once makes the last one durable.
-            let last = running.is_empty();
+            let last = running.is_empty() && unread.is_none();
             if last
                 && ends_run
                 && let Some(title) = running.beside(self.title(session, conversation, true)).await?
@@ -153,6 +161,9 @@ impl Agent {
             running.beside(session.writer.finish_task(task, writes, durability)).await?;
         }
         drop(running);
+        if let Some(error) = unread {
+            return Err(error);
+        }
         let next = if ends_run { Vec::new() } else { vec![MODEL.into()] };
         session.commit(Source::Loop, next).await?;
         for (context, call) in &contexts {
@@ -287,6 +298,47 @@ mod tests {
         let (ended, seen) = run(false).await;
         assert!(matches!(ended, Ended::Done { .. }), "{ended:?}");
         assert_eq!(seen, ["first", "second", "report", "write", "write"]);
+    }
+
+    /// A tool whose store does not answer, beside another one.
+    struct Unanswered;
+
+    #[async_trait]
+    impl Tool for Unanswered {
+        fn spec(&self) -> ToolSpec {
+            let (name, description) = ("unanswered".to_owned(), String::new());
+            ToolSpec { name, description, parameters: json!({"type": "object", "properties": {}}) }
+        }
+
+        async fn call(&self, _: &ToolContext, _: Json) -> Result<ToolOutput, ToolError> {
+            Err(ToolError::Unread("no answer".to_owned()))
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn calls_beside_one_whose_result_cannot_be_read_end_and_are_kept() {
+        let script =
+            json!({"rules": [{"answers": [{"tool_calls": [{"name": "unanswered"}, {"name": "report"}]}]}]});
+        let model = ScriptedModel::from_json("m", &script.to_string()).unwrap();
+        let mut toolbox = Toolbox::new();
+        toolbox.add(Arc::new(Unanswered));
+        toolbox.add(Arc::new(Writing(None)));
+        let context = ToolContext::new("t", "r", "/nonexistent");
+        let agent = Agent::new(RetryingModel::new(Arc::new(model)), toolbox, context);
+        let table = Schema::thread_state().compile(ChannelMode::Delta, 3).unwrap();
+        let saver = Arc::new(MemorySaver::default());
+        let accessor = StateAccessor::new(saver, Arc::new(table), Arc::new(IdSource::default()));
+        let thread = ThreadId::from("t");
+        let mut writer = StepWriter::open(&accessor, &thread, None).await.unwrap();
+        let mut observer = Storing { transaction: Transaction::default(), seen: Vec::new(), cancel: None };
+        let mut session = Session::new(RunTerms::new("r", 10), &mut writer, &mut observer);
+        let input = Map::from_iter([("messages".to_owned(), json!([message::human("go")]))]);
+        let error = agent.run(&mut session, Some(input.into())).await.unwrap_err();
+        assert!(matches!(&error, AgentError::Unread(reason) if reason == "no answer"), "{error}");
+        assert_eq!(observer.seen, ["first", "second", "report"]);
+        let next = StepWriter::open(&accessor, &thread, None).await.unwrap();
+        let kept = next.recovered();
+        assert_eq!(kept.iter().map(|row| row.index).collect::<Vec<_>>(), [1]);
     }
 
     #[tokio::test(start_paused = true)]

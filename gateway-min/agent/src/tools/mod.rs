@@ -211,11 +211,14 @@ pub enum ToolError {
     /// Any other failure.
     #[error("{0}")]
     Failed(String),
-    /// The call has a result, and its store did not give it back; or its run has ended elsewhere, and another one may go on
-    /// with it. The model reads nothing of this: the run fails before anything of the superstep is stored, and the next run
-    /// makes the call again.
+    /// The run has ended elsewhere, and another one may go on with the call. The model reads nothing of this: the run
+    /// fails at once, and the next run makes the call again.
     #[error("{0}")]
     Undelivered(String),
+    /// The call has or may have a result, and its store did not give it back. As after [`Self::Undelivered`], but the
+    /// other calls of the superstep go on to their ends first, and their results are kept for the next run.
+    #[error("{0}")]
+    Unread(String),
 }
 
 /// The settings of the built-in tools, from the configuration's `sandbox` section.

@@ -123,7 +123,7 @@ impl Toolbox {
     /// what to do instead. Output beyond the tool's limit is cut off.
     ///
     /// # Errors
-    /// [`AgentError::Undelivered`] for [`ToolError::Undelivered`].
+    /// [`AgentError::Undelivered`] for [`ToolError::Undelivered`], [`AgentError::Unread`] for [`ToolError::Unread`].
     pub async fn run(&self, context: &ToolContext, call: &Value) -> Result<ToolAnswer, AgentError> {
         let name = call["name"].as_str().unwrap_or_default();
         let found = self.tools.iter().find(|(spec, _)| spec.name == name);
@@ -138,6 +138,7 @@ impl Toolbox {
         let output = match result {
             Ok(output) => output,
             Err(ToolError::Undelivered(error)) => return Err(AgentError::Undelivered(error)),
+            Err(ToolError::Unread(error)) => return Err(AgentError::Unread(error)),
             Err(error) => {
                 ToolOutput { status: ToolStatus::Error, ..ToolOutput::text(format!("Error: {error}")) }
             }

@@ -170,6 +170,56 @@ async fn s62_the_next_process_in_the_directory_goes_on_with_a_batch_at_once() {
     }
 }
 
+/// A batch of three items that had ended when its process died, and whose rows were changed by this statement. It is to
+/// be worked on again.
+async fn changed(dirs: &[TempDir], sql: &str) -> String {
+    with_batches(dirs, 3, 1);
+    let gateway = Gateway::start(dirs[0].path());
+    let id = submit(&gateway).await;
+    ended(&gateway, &id).await;
+    gateway.signal("-9");
+    drop(gateway);
+    let records = rusqlite::Connection::open(dirs[0].path().join("state/data/gateway.db")).unwrap();
+    let again = "UPDATE subagent_batch_items SET status = 'pending', attempt = 0; \
+                 UPDATE subagent_batches SET status = 'queued', completed_at = NULL;";
+    records.execute_batch(&format!("{again} {sql}")).unwrap();
+    id
+}
+
+/// The row of a batch cannot be read: the batches after it are worked on all the same.
+#[tokio::test]
+async fn a_damaged_batch_keeps_no_other_one_waiting() {
+    let dirs = [configured("full")];
+    changed(&dirs, "UPDATE subagent_batches SET execution_spec = 'damaged'").await;
+    let next = Gateway::start(dirs[0].path());
+    next.post("/api/threads", json!({"thread_id": "u"})).await;
+    let input = json!({"messages": [{"role": "user", "content": "submit"}]});
+    let body = json!({"input": input, "context": {"subagent_enabled": true}});
+    let (status, values) = next.post("/api/threads/u/runs/wait", body).await;
+    assert_eq!(status, 200, "{values}");
+    let completed = async {
+        while next.get("/api/threads/u/subagent-batches").await[0]["status"] != "completed" {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_mins(10), completed).await.expect("nobody works on the other batch");
+}
+
+/// The executions of items cannot be read: their attempts fail, and the last ones end the batch.
+#[tokio::test]
+async fn items_whose_executions_are_damaged_are_not_tried_for_ever() {
+    let dirs = [configured("full")];
+    let id = changed(&dirs, "UPDATE executions SET delivered = FALSE, usage_json = 'damaged'").await;
+    let next = Gateway::start(dirs[0].path());
+    let ended = tokio::time::timeout(Duration::from_mins(10), ended(&next, &id)).await;
+    let batch = ended.expect("they are tried for ever");
+    assert_eq!((&batch["status"], &batch["counts"]["failed"]), (&json!("failed"), &json!(3)), "{batch}");
+    let items = next.get(&format!("{BATCHES}/{id}/items")).await;
+    let error = items[0]["error"].as_str().unwrap();
+    assert!(error.contains("is damaged at executions"), "{error}");
+    assert_eq!(items[0]["attempt"], 10);
+}
+
 /// It wakes up when its leases are over and another process has done its work: nothing of what it does then counts.
 #[tokio::test]
 async fn s52_a_process_that_stood_still_past_its_leases_changes_nothing() {

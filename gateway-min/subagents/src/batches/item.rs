@@ -107,10 +107,12 @@ impl AtWork {
         let row = match self.launch(&spec.definition, &model, waited).await {
             Ok(Some(row)) => row,
             Ok(None) => return AttemptEnd::Lost,
-            Err(error) => {
+            Err(error) if error.is_unavailable() => {
                 tracing::warn!(item_id = self.item.claim.item_id, %error, "a batch item could not be started");
                 return self.release(None).await;
             }
+            // Its execution cannot be read, later neither.
+            Err(error) => return self.failed(&error.to_string(), None).await,
         };
         let account = self.worker.budgets.of(&self.batch, spec.budget.as_ref());
         let budget = account.map(|account| ItemBudget::new(account, self.item.claim.clone(), row.clone()));

@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value as Json, json};
 use threadkeep_agent::model::ToolSpec;
 use threadkeep_agent::tools::{Tool, ToolContext, ToolError, ToolOutput, ToolStatus};
-use threadkeep_records::{BatchRow, ExecutionTokens, NewBatch, RecordsError};
+use threadkeep_records::{BatchRow, ExecutionTokens, NewBatch, RecordsError, persistently};
 
 use super::Batching;
 use super::spec::{RunBudget, Spec};
@@ -109,6 +109,7 @@ impl Tool for BatchTask {
         match self.submit(context, args).await {
             Ok(submitted) => Ok(submitted),
             Err(Unsubmitted::RunEnded(error)) => Err(ToolError::Undelivered(error)),
+            Err(Unsubmitted::InDoubt(error)) => Err(ToolError::Unread(error)),
             Err(Unsubmitted::Refused(error)) => Ok(ToolOutput {
                 status: ToolStatus::Error,
                 additional_kwargs: metadata(json!({"subagent_batch_error": true})),
@@ -124,6 +125,8 @@ enum Unsubmitted {
     Refused(String),
     /// The run has ended. Another one may go on with the call: a failed result would be stored for good.
     RunEnded(String),
+    /// Nobody knows whether the batch was stored. If it was, it is worked on.
+    InDoubt(String),
 }
 
 impl From<String> for Unsubmitted {
@@ -132,12 +135,26 @@ impl From<String> for Unsubmitted {
     }
 }
 
+impl From<RecordsError> for Unsubmitted {
+    fn from(error: RecordsError) -> Self {
+        match error {
+            RecordsError::RunEnded { .. } => Self::RunEnded(error.to_string()),
+            RecordsError::InDoubt { .. } => Self::InDoubt(error.to_string()),
+            error => Self::Refused(failed(&error)),
+        }
+    }
+}
+
+/// The text of a submission that failed.
+fn failed(reason: &dyn std::fmt::Display) -> String {
+    format!("Batch submission failed: {reason}")
+}
+
 impl BatchTask {
     async fn submit(&self, context: &ToolContext, args: Json) -> Result<ToolOutput, Unsubmitted> {
         if !self.batching.is_working() {
             return Err(UNAVAILABLE.to_owned().into());
         }
-        let failed = |reason: &dyn std::fmt::Display| format!("Batch submission failed: {reason}");
         let args: Args = serde_json::from_value(args)
             .map_err(|error| failed(&format_args!("invalid arguments: {error}")))?;
         args.check_items()?;
@@ -177,10 +194,9 @@ impl BatchTask {
             execution_spec: spec.to_json(),
             items: args.items().map_err(|error| failed(&error))?,
         };
-        let submitted = self.delegator.records.batches().submit(new).await.map_err(|error| match error {
-            RecordsError::RunEnded { .. } => Unsubmitted::RunEnded(error.to_string()),
-            error => failed(&error).into(),
-        })?;
+        let batches = self.delegator.records.batches();
+        // A submission whose answer was lost is found again by its key.
+        let submitted = persistently(|| batches.submit(new.clone())).await?;
         self.batching.wake();
         let batch = submitted.batch;
         let text = format!(
@@ -302,4 +318,43 @@ impl Tool for CancelBatch {
 fn unavailable(error: &RecordsError) -> ToolOutput {
     tracing::warn!(%error, "a batch could not be read or changed");
     ToolOutput { status: ToolStatus::Error, ..ToolOutput::text(UNAVAILABLE) }
+}
+
+#[cfg(test)]
+mod tests {
+    use threadkeep_records::{JsonObject, NewBatchItem, Records, RecordsOptions};
+
+    use super::*;
+    use crate::batches::begin_run;
+
+    /// Nothing says whether the batch was stored: the call must not say that it was not.
+    #[tokio::test]
+    async fn a_submission_in_doubt_is_left_to_the_next_run() {
+        let records = Records::open_memory(RecordsOptions::default()).await.unwrap();
+        begin_run(&records).await;
+        let item = NewBatchItem { key: "a".into(), prompt: "p".into(), acceptance_criteria: None };
+        let new = NewBatch {
+            id: "b".into(),
+            thread_id: "t".into(),
+            run_id: "r".into(),
+            tool_call_id: "c".into(),
+            submission_key: "k".into(),
+            title: "t".into(),
+            subagent_type: "s".into(),
+            max_live_items: 1,
+            max_running_items: 1,
+            max_attempts: 1,
+            execution_spec: JsonObject::new(),
+            items: vec![item],
+        };
+        records.doubt_commit(1);
+        let in_doubt = records.batches().submit(new.clone()).await.unwrap_err();
+        assert!(matches!(Unsubmitted::from(in_doubt), Unsubmitted::InDoubt(_)));
+        assert!(!records.batches().submit(new.clone()).await.unwrap().is_new, "it was stored");
+        // Nothing is changed by a call that fails otherwise, and its model may do something about it.
+        records.fail_statement(1);
+        let refused = records.batches().submit(new).await.unwrap_err();
+        let Unsubmitted::Refused(text) = Unsubmitted::from(refused) else { panic!("it is refused") };
+        assert!(text.starts_with("Batch submission failed: "), "{text}");
+    }
 }

@@ -192,7 +192,16 @@ impl Worker {
                 let until = Instant::now() + self.leases.renewal() * 3;
                 unanswered.push(Unanswered { batch_id: batch_id.clone(), owner: owner.clone(), until });
             }
-            let Some(claimed) = claimed? else {
+            let claimed = match claimed {
+                // Its rows cannot be read. No other batch waits for that.
+                Err(error) if !error.is_unavailable() => {
+                    tracing::error!(batch_id, %error, "no items of a batch can be claimed");
+                    turns.served(batch_id);
+                    continue;
+                }
+                claimed => claimed?,
+            };
+            let Some(claimed) = claimed else {
                 // Another process is at it; if it has no other batch to turn to, this one waits for it.
                 turns.skipped.insert(batch_id.clone());
                 found = true;

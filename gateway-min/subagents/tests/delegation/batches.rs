@@ -213,6 +213,35 @@ async fn a_run_that_has_ended_stores_no_result_of_a_submission() {
     worker.stop().await;
 }
 
+/// No call says that a batch failed which is worked on: its model would submit it again.
+#[tokio::test]
+async fn a_submission_whose_answer_is_lost_is_one_batch() {
+    let name = gate_name("submits-in-doubt");
+    let mut script = lead(&[items_call(&["a"])], vec![subagent(json!([{"text": "done"}]))]);
+    script["rules"][0]["answers"][0]["gate"] = json!({"name": name});
+    let house = House::new(script, SECTIONS).await;
+    let worker = worker(&house).await;
+    let records = &house.delegator.records;
+    // The worker writes nothing meanwhile.
+    let held = hold_slots(&house);
+    let (seen, ()) = tokio::join!(house.ask("go"), async {
+        gate(&name).reached().await;
+        records.doubt_commit(1);
+        gate(&name).open();
+    });
+    assert!(!records.fail_statement(0), "an answer was lost");
+    assert!(seen.events.is_empty(), "{:?}", seen.events);
+    let results = house.results().await;
+    let metadata = &results[0]["additional_kwargs"];
+    assert_eq!((results.len(), &metadata["subagent_batch_error"]), (1, &json!(false)), "{results:?}");
+    assert_eq!(metadata["subagent_batch_id"], *batch(&house).await.id);
+    drop(held);
+    ended(&house).await;
+    let batches = records.batches().of_thread(THREAD, 10).await.unwrap();
+    assert_eq!(batches.len(), 1, "it was found again");
+    worker.stop().await;
+}
+
 #[tokio::test]
 async fn s53_failures_are_tried_again_on_a_new_thread() {
     let failing = json!([{"error": {"kind": "fatal", "message": "no"}}]);

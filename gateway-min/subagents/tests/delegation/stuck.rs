@@ -18,13 +18,14 @@ use threadkeep::saver::{
 };
 use threadkeep::state::StateAccessor;
 use threadkeep_agent::Ended;
+use threadkeep_agent::model::scripted::gate;
 use threadkeep_memory::MemorySaver;
 use threadkeep_records::{CHILD_PREFIX, Clock, ExecutionRow, ExecutionStatus, Records, RecordsOptions};
 use threadkeep_subagents::hooks::{HookStore, Hooks, LifecycleHooks, TaskConclusion, TaskInfo};
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
-use crate::batches::{batch, ended, items_call, until_lost, worker};
+use crate::batches::{batch, ended, gate_name, items_call, until_lost, worker};
 use crate::restart::killed_at;
 use crate::support::{House, Seen, lead, subagent, task, ticking};
 
@@ -54,6 +55,8 @@ struct Troubled {
     trouble: Trouble,
     commits: AtomicUsize,
     unread: AtomicUsize,
+    /// The thread that is not read; any subagent's if there is none.
+    unreadable: Mutex<Option<String>>,
     reached: Semaphore,
     gate: Semaphore,
 }
@@ -62,7 +65,8 @@ impl Troubled {
     fn new(trouble: Trouble) -> Arc<Self> {
         let (reached, gate) = (Semaphore::new(0), Semaphore::new(0));
         let (inner, commits, unread) = (MemorySaver::default(), AtomicUsize::new(0), AtomicUsize::new(0));
-        Arc::new(Self { inner, trouble, commits, unread, reached, gate })
+        let unreadable = Mutex::default();
+        Arc::new(Self { inner, trouble, commits, unread, unreadable, reached, gate })
     }
 
     async fn reached(&self) {
@@ -76,7 +80,9 @@ impl Troubled {
     /// Whether this read of the thread fails.
     fn fails(&self, thread: &ThreadId) -> bool {
         let less = |left: usize| left.checked_sub(1);
+        let unreadable = self.unreadable.lock().unwrap().clone();
         thread.as_str().starts_with(CHILD_PREFIX)
+            && unreadable.is_none_or(|unreadable| unreadable == thread.as_str())
             && self.unread.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less).is_ok()
     }
 
@@ -187,7 +193,11 @@ async fn delegating(saver: &Arc<Troubled>, call: &Json, sections: &str) -> (Hous
         {"text": "First.", "tool_calls": [{"name": "ls", "args": {}}], "usage": {"input_tokens": 5, "output_tokens": 1}},
         {"text": "Second.", "usage": {"input_tokens": 7, "output_tokens": 2}},
     ]));
-    let script = lead(std::slice::from_ref(call), vec![answers]);
+    scripted(saver, lead(std::slice::from_ref(call), vec![answers]), sections).await
+}
+
+/// A house on this store with this script.
+async fn scripted(saver: &Arc<Troubled>, script: Json, sections: &str) -> (House, Arc<Ends>) {
     let records = Records::open_memory(ticking()).await.unwrap();
     let table = Schema::thread_state().compile(ChannelMode::Delta, 3).unwrap();
     let (saver, ids) = (Arc::clone(saver) as Arc<dyn Saver>, Arc::new(IdSource::default()));
@@ -482,6 +492,100 @@ async fn a_stored_result_is_delivered_although_its_store_fails_at_first() {
         assert_eq!(seen.types(), ["task_started", "task_completed"], "{failures}");
         assert!(seen.used.is_empty(), "{failures}: the run that died has counted it");
     }
+}
+
+/// What is at work beside such a call is not cancelled with its run, which would be its end for good.
+#[tokio::test]
+async fn what_is_at_work_beside_a_result_that_cannot_be_read_goes_on() {
+    let saver = Troubled::new(Trouble::Unread);
+    let name = gate_name("beside-unread");
+    let short =
+        json!({"when": {"caller": "subagent", "contains": ["short"]}, "answers": [{"text": "Short."}]});
+    let long = subagent(json!([{"text": "Long.", "gate": {"name": name}}]));
+    let calls = [task("short", "general-purpose"), task("long", "general-purpose")];
+    let (house, _) = scripted(&saver, lead(&calls, vec![short, long]), "").await;
+    // Both have started; of the short one its message and its end.
+    killed_at(&house, Some("go"), 4);
+    house.settled().await;
+    house.count("r1").await;
+    let next = house.restarted();
+    let ended = |row: &ExecutionRow| row.status == ExecutionStatus::Completed;
+    let short = next.executions().await.into_iter().find(ended).unwrap();
+    *saver.unreadable.lock().unwrap() = Some(short.child_thread);
+    saver.unread.store(2, Ordering::SeqCst);
+    let mut seen = Seen::default();
+    let (failed, ()) = tokio::join!(next.run("r2", None, &mut seen), async {
+        while saver.unread.load(Ordering::SeqCst) > 0 {
+            tokio::task::yield_now().await;
+        }
+        gate(&name).open();
+    });
+    let error = failed.unwrap_err().to_string();
+    assert!(error.contains("makes the call again"), "{error}");
+    let rows = next.executions().await;
+    assert!(rows.iter().all(ended), "{rows:?}");
+    let requests = next.requests("subagent:general-purpose").len();
+    next.run("r3", None, &mut Seen::default()).await.unwrap();
+    let results = next.results().await;
+    let texts: Vec<_> = results.iter().map(|result| result["content"].as_str().unwrap()).collect();
+    assert_eq!(texts, ["Task Succeeded. Result: Short.", "Task Succeeded. Result: Long."]);
+    assert_eq!(next.requests("subagent:general-purpose").len(), requests, "no further call");
+    assert!(next.executions().await.iter().all(|row| row.delivered));
+}
+
+/// The same where the database with its execution is away: for less time than the call waits for it, and for longer.
+#[tokio::test]
+async fn a_stored_result_is_delivered_although_the_database_is_away_at_first() {
+    for lasts in [false, true] {
+        let saver = Troubled::new(Trouble::Unread);
+        let (house, _) = house(&saver).await;
+        // Started, three messages, completed.
+        killed_at(&house, Some("go"), 5);
+        house.settled().await;
+        // Only the call itself writes.
+        house.count("r1").await;
+        let next = house.restarted();
+        let records = &next.delegator.records;
+        if lasts {
+            records.fail_from(1);
+        } else {
+            records.fail_statement(1);
+        }
+        let mut seen = Seen::default();
+        let mut ended = next.run("r2", None, &mut seen).await;
+        assert!(!records.fail_statement(0), "{lasts}: it was away");
+        if lasts {
+            let error = ended.unwrap_err().to_string();
+            assert!(error.contains("makes the call again"), "{error}");
+            assert_eq!(next.results().await, Vec::<Json>::new());
+            assert!(!only(&next).await.delivered);
+            assert!(seen.events.is_empty(), "{:?}", seen.events);
+            ended = next.run("r3", None, &mut seen).await;
+        }
+        assert!(matches!(ended, Ok(Ended::Done { .. })), "{lasts}: {ended:?}");
+        assert_eq!(next.results().await[0]["content"], "Task Succeeded. Result: Second.", "{lasts}");
+        let row = only(&next).await;
+        assert_eq!((row.status, row.delivered), (ExecutionStatus::Completed, true), "{lasts}");
+        assert_eq!(seen.types(), ["task_started", "task_completed"], "{lasts}");
+    }
+}
+
+/// A call that no earlier run can have begun has nothing to lose: its model reads that it failed, and the run goes on.
+#[tokio::test]
+async fn a_new_call_fails_if_the_database_is_away_for_long() {
+    let saver = Troubled::new(Trouble::Unread);
+    let (house, _) = house(&saver).await;
+    let records = &house.delegator.records;
+    records.fail_from(1);
+    let seen = house.ask("go").await;
+    assert!(!records.fail_statement(0), "it was away");
+    let result = &house.results().await[0];
+    let content = result["content"].as_str().unwrap();
+    assert!(content.starts_with("Task failed. Error: RunStoreError: "), "{content}");
+    assert_eq!(result["additional_kwargs"]["subagent_status"], "failed");
+    assert_eq!(house.ledger().await[0]["status"], "failed");
+    assert!(seen.events.is_empty(), "{:?}", seen.events);
+    assert!(house.executions().await.is_empty());
 }
 
 /// What ends a subagent at its time is that time, not another look at a clock, which may have been set back meanwhile: here

@@ -190,6 +190,15 @@ async fn a_thread_is_created_with_the_state_that_its_supersteps_make() {
 }
 
 #[tokio::test]
+async fn a_thread_is_created_with_ten_thousand_supersteps_at_most() {
+    let gateway = Setup::default().start().await;
+    let supersteps = vec![json!({"updates": []}); 10_001];
+    let refused = gateway.post("/api/threads", json!({"thread_id": "t", "supersteps": supersteps})).await;
+    refused.invalid("too_long", &json!(["body", "supersteps"]));
+    assert_eq!(gateway.get("/api/threads/t").await.status, 404);
+}
+
+#[tokio::test]
 async fn supersteps_that_cannot_be_applied_leave_no_thread() {
     let gateway = Setup::on("sqlite", "delta").start().await;
     let rows = gateway.rows().await;

@@ -39,6 +39,16 @@ impl<'p> Field<'p> {
         self
     }
 
+    /// Reports a list with more items than this, none of which is read then.
+    pub fn at_most(mut self, max: usize) -> Self {
+        let found = self.value.as_ref().and_then(Value::as_array).map_or(0, Vec::len);
+        if found > max {
+            self.value = None;
+            self.problems.add(self.loc.clone(), Flaw::too_long(max, found), Value::Null);
+        }
+        self
+    }
+
     /// Whether the field is present and a string, for a field with alternatives.
     pub fn is_text(&self) -> bool {
         self.value.as_ref().is_some_and(Value::is_string)

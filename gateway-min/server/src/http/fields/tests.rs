@@ -150,6 +150,14 @@ fn containers_are_read_or_refused() {
     accepts(|f| f.texts(), &same(&[json!([]), json!(["a", "b"])]));
     let msg = "Input should be a valid list";
     refuses(|f| f.texts(), "list_type", msg, &NULL, &[json!({}), json!("a"), NULL]);
+    refuses(|f| f.at_most(2).texts(), "list_type", msg, &NULL, &[json!({}), json!("abc"), NULL]);
+    accepts(|f| f.at_most(2).texts(), &same(&[json!([]), json!(["a", "b"])]));
+    let (value, problems) = read(json!({"x": ["a", "b", 3]}), |f| f.at_most(2).texts());
+    let too_long = json!([{
+        "type": "too_long", "loc": ["body", "x"], "msg": "List should have at most 2 items, not 3", "input": null,
+        "ctx": {"max_length": 2, "actual_length": 3},
+    }]);
+    assert_eq!((value, problems), (None, too_long));
     let (_, problems) = read(json!({"x": ["a", 1, null]}), |f| f.texts());
     let item = |place: usize, input: Value| {
         let msg = "Input should be a valid string";

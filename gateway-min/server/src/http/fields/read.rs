@@ -178,9 +178,13 @@ impl<'p> Field<'p> {
         Some(names)
     }
 
-    /// A list of these strings. Any other item is reported at its index.
+    /// A list of these strings. Any other item is reported at its index. One that is there twice counts once: a body
+    /// has room for millions, which would be gone through for each field of each item of a response.
     pub fn each_of(self, allowed: &[&'static str]) -> Option<Vec<&'static str>> {
-        self.each(|item| item.one_of(allowed))
+        let mut chosen = self.each(|item| item.one_of(allowed))?;
+        let mut seen = HashSet::new();
+        chosen.retain(|name| seen.insert(*name));
+        Some(chosen)
     }
 
     /// A list of objects, each read by `read`. A field that it does not take is refused.

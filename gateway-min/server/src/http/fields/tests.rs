@@ -167,6 +167,15 @@ fn containers_are_read_or_refused() {
 }
 
 #[test]
+fn a_choice_that_is_there_twice_counts_once() {
+    let chosen: Reader<Vec<&'static str>> = |f| f.each_of(&["a", "b", "c"]);
+    accepts(chosen, &[(json!(["b", "a", "b", "a", "b"]), json!(["b", "a"])), (json!([]), json!([]))]);
+    let (value, problems) = read(json!({"x": ["a", "d", "d"]}), chosen);
+    let refused: Vec<_> = problems.as_array().unwrap().iter().map(|problem| problem["loc"].clone()).collect();
+    assert_eq!((value, refused), (Some(vec!["a"]), vec![json!(["body", "x", 1]), json!(["body", "x", 2])]));
+}
+
+#[test]
 fn an_absent_field_is_none_unless_it_is_required() {
     assert_eq!(read(json!({}), |f| f.text()), (None, json!([])));
     assert_eq!(read(json!({"x": null}), |field| field.nullable().text()), (None, json!([])));

@@ -24,6 +24,8 @@ use super::state::{known_channels, unprocessable};
 const FAILED: &str = "Failed to create thread";
 /// The maximum number of supersteps of a new thread: each becomes a checkpoint, whether or not the client waits.
 pub(super) const MAX_STEPS: usize = 10_000;
+/// The maximum number of updates of one: a reader of its checkpoint looks for each of its tasks among all.
+const MAX_UPDATES: usize = 1000;
 
 /// A superstep as sent: the updates of nodes that ran in parallel.
 #[derive(Debug)]
@@ -40,6 +42,7 @@ struct StateUpdate {
 #[allow(dead_code, reason = "described; read into a superstep")]
 pub(super) struct SuperstepBody {
     /// The updates of its nodes, which ran in parallel.
+    #[schema(max_items = 1000)]
     updates: Vec<StateUpdateBody>,
 }
 
@@ -60,7 +63,8 @@ struct StateUpdateBody {
 impl Superstep {
     /// Reads a superstep.
     pub(super) fn from_fields(fields: &mut Fields<'_>) -> Self {
-        Self(fields.field("updates").required().items(StateUpdate::from_fields).unwrap_or_default())
+        let updates = fields.field("updates").required().at_most(MAX_UPDATES);
+        Self(updates.items(StateUpdate::from_fields).unwrap_or_default())
     }
 }
 

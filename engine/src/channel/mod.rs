@@ -32,6 +32,15 @@ pub trait Reducer: Send + Sync + Debug {
     /// [`Error::InvalidUpdate`] if the write does not fit the value.
     fn reduce(&self, current: ChannelValue, write: &ChannelValue) -> Result<ChannelValue>;
 
+    /// Folds several writes in order, as [`Self::reduce`] does one after the other. For a reducer that goes through the
+    /// whole value for each write: a superstep may have many, and the value may be long.
+    ///
+    /// # Errors
+    /// As there.
+    fn reduce_all(&self, current: ChannelValue, writes: &[&ChannelValue]) -> Result<ChannelValue> {
+        writes.iter().try_fold(current, |value, write| self.reduce(value, write))
+    }
+
     /// Completes a write before it is first stored, for example with ids, which a replay must not generate again.
     ///
     /// # Errors
@@ -97,14 +106,19 @@ impl Behaviour {
             let empty = if overwrite.value.is_null() { reducer.empty() } else { None };
             return Ok(Some(empty.unwrap_or_else(|| overwrite.value.clone())));
         }
-        let mut value = current.filter(|value| !value.is_absent()).or_else(|| reducer.empty());
-        for write in writes {
-            value = Some(match value {
-                Some(value) => reducer.reduce(value, &write.value)?,
-                None => write.value.clone(),
-            });
-        }
-        Ok(value)
+        let (value, writes) = match current.filter(|value| !value.is_absent()).or_else(|| reducer.empty()) {
+            Some(value) => (value, writes),
+            None => (first.value.clone(), rest),
+        };
+        let folded = match writes {
+            [] => value,
+            [write] => reducer.reduce(value, &write.value)?,
+            writes => {
+                let writes: Vec<_> = writes.iter().map(|write| &write.value).collect();
+                reducer.reduce_all(value, &writes)?
+            }
+        };
+        Ok(Some(folded))
     }
 }
 

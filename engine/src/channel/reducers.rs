@@ -8,12 +8,12 @@ use serde_json::Value as Json;
 
 use super::Reducer;
 use crate::error::{Error, Result};
-use crate::value::{ChannelValue, ElementHash, ListValue};
+use crate::value::{ChannelValue, ElementHash, ListValue, visited};
 
 type FoldFn = dyn Fn(Json, Json) -> Result<Json> + Send + Sync;
 
-/// A reducer built from a function on JSON values. It decodes and encodes the whole value on each write, so use it for
-/// small values.
+/// A reducer built from a function on JSON values. It decodes and encodes the whole value in each superstep that writes
+/// to it, so use it for small values.
 #[derive(Clone)]
 pub struct Fold {
     empty: Option<Json>,
@@ -45,6 +45,14 @@ impl Reducer for Fold {
     fn reduce(&self, current: ChannelValue, write: &ChannelValue) -> Result<ChannelValue> {
         ChannelValue::from_json(&(self.fold)(current.to_json()?, write.to_json()?)?)
     }
+
+    fn reduce_all(&self, current: ChannelValue, writes: &[&ChannelValue]) -> Result<ChannelValue> {
+        let mut value = current.to_json()?;
+        for write in writes {
+            value = (self.fold)(value, write.to_json()?)?;
+        }
+        ChannelValue::from_json(&value)
+    }
 }
 
 /// A list without repetitions, in the order of first appearance. Null adds nothing.
@@ -57,24 +65,37 @@ impl Reducer for OrderedUnion {
     }
 
     fn reduce(&self, current: ChannelValue, write: &ChannelValue) -> Result<ChannelValue> {
+        self.reduce_all(current, &[write])
+    }
+
+    fn reduce_all(&self, current: ChannelValue, writes: &[&ChannelValue]) -> Result<ChannelValue> {
         let mut list = match current {
             ChannelValue::List(list) => list,
             ChannelValue::Plain(_) => ListValue::default(),
         };
-        match write {
-            ChannelValue::List(more) => {
-                let mut seen: HashSet<ElementHash> = list.iter().map(|element| *element.hash()).collect();
-                for element in more.iter().filter(|element| seen.insert(*element.hash())) {
-                    list.push(element.clone());
+        let mut seen = None;
+        for write in writes {
+            match write {
+                ChannelValue::List(more) => {
+                    let seen = seen.get_or_insert_with(|| hashes(&list));
+                    for element in more.iter().filter(|element| seen.insert(*element.hash())) {
+                        list.push(element.clone());
+                    }
                 }
-            }
-            plain if plain.is_null() => {}
-            ChannelValue::Plain(_) => {
-                return Err(Error::InvalidUpdate("this channel takes lists".to_owned()));
+                plain if plain.is_null() => {}
+                ChannelValue::Plain(_) => {
+                    return Err(Error::InvalidUpdate("this channel takes lists".to_owned()));
+                }
             }
         }
         Ok(list.into())
     }
+}
+
+/// The hashes of the elements.
+fn hashes(list: &ListValue) -> HashSet<ElementHash> {
+    visited(list.len());
+    list.iter().map(|element| *element.hash()).collect()
 }
 
 /// An object to which writes add keys; an empty object clears it. Null adds nothing.
@@ -95,9 +116,31 @@ impl Reducer for MergeMap {
                 ChannelValue::from_json(&Json::Object(map))
             }
             (_, Json::Object(_)) => Ok(write.clone()),
-            _ => Err(Error::InvalidUpdate("this channel takes objects".to_owned())),
+            _ => Err(no_object()),
         }
     }
+
+    fn reduce_all(&self, current: ChannelValue, writes: &[&ChannelValue]) -> Result<ChannelValue> {
+        let (mut map, mut is_changed) = (current.to_json()?, false);
+        for write in writes {
+            match write.to_json()? {
+                Json::Null => {}
+                Json::Object(more) => {
+                    is_changed = true;
+                    match &mut map {
+                        Json::Object(map) if !more.is_empty() => map.extend(more),
+                        other => *other = Json::Object(more),
+                    }
+                }
+                _ => return Err(no_object()),
+            }
+        }
+        if is_changed { ChannelValue::from_json(&map) } else { Ok(current) }
+    }
+}
+
+fn no_object() -> Error {
+    Error::InvalidUpdate("this channel takes objects".to_owned())
 }
 
 #[cfg(test)]
@@ -106,7 +149,9 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::value::COMPARED;
+    use crate::channel::Behaviour;
+    use crate::checkpoint::Write;
+    use crate::value::{COMPARED, VISITED};
 
     fn fold(reducer: &dyn Reducer, writes: &[Json]) -> Json {
         let value = writes.iter().fold(reducer.empty().unwrap(), |value, write| {
@@ -139,6 +184,46 @@ mod tests {
         let compared = COMPARED.get() - before;
         assert!(compared <= 2000, "{compared} comparisons");
         assert_eq!(union, list(0..1500));
+    }
+
+    /// A superstep of a new thread may have hundreds of thousands.
+    #[test]
+    fn the_writes_of_a_superstep_go_through_a_list_once() {
+        const LEN: usize = 1000;
+        let list =
+            |ids: std::ops::Range<usize>| ChannelValue::from_json(&json!(ids.collect::<Vec<_>>())).unwrap();
+        let one = |id: usize| ChannelValue::from_json(&json!([id])).unwrap();
+        let write = |id| Write { channel: "c".into(), value: one(id), overwrite: false };
+        let writes: Vec<Write> = (LEN / 2..LEN * 2).map(write).collect();
+        let writes: Vec<&Write> = writes.iter().collect();
+        let channel = Behaviour::Reducer(Arc::new(OrderedUnion));
+        let before = VISITED.get();
+        let union = channel.apply(&"c".into(), Some(list(0..LEN)), &writes).unwrap();
+        assert_eq!(VISITED.get() - before, LEN);
+        assert_eq!(union, Some(list(0..LEN * 2)));
+    }
+
+    #[test]
+    fn writes_folded_together_are_those_folded_one_by_one() {
+        let last = Fold::new(None, |_, new| Ok(new));
+        let writes = [
+            vec![json!({"a": 1}), json!({"b": 2, "a": 3})],
+            vec![json!({"a": 1}), json!({}), json!(null), json!({"c": [1.5]})],
+            vec![json!({"a": 1}), json!({})],
+            vec![json!(null), json!(null)],
+            vec![],
+        ];
+        for reducer in [&MergeMap as &dyn Reducer, &last] {
+            for writes in &writes {
+                let writes: Vec<_> = writes.iter().map(|w| ChannelValue::from_json(w).unwrap()).collect();
+                let current = ChannelValue::from_json(&json!({"z": 1})).unwrap();
+                let together = reducer.reduce_all(current.clone(), &writes.iter().collect::<Vec<_>>());
+                let one_by_one = writes.iter().try_fold(current, |value, write| reducer.reduce(value, write));
+                assert_eq!(together, one_by_one, "{reducer:?} {writes:?}");
+            }
+        }
+        let (map, text) = (MergeMap.empty().unwrap(), ChannelValue::from_json(&json!("x")).unwrap());
+        assert!(matches!(MergeMap.reduce_all(map, &[&text, &text]), Err(Error::InvalidUpdate(_))));
     }
 
     #[test]

@@ -28,20 +28,20 @@ pub fn decoded_bytes() -> u64 {
 
 #[cfg(test)]
 thread_local! {
-    static VISITED: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+    pub(crate) static VISITED: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
     /// How many elements of lists were compared with others.
     pub(crate) static COMPARED: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
 }
 
-/// Counts, in tests, the elements of lists that were visited to find one by its id or to remove some: whether the work of
-/// an update depends on the length of a thread shows here first.
+/// Counts, in tests, the elements of lists that were visited to find one by its id, to remove some, or to add others
+/// once: whether the work of an update depends on the length of a thread shows here first.
 #[cfg(test)]
-fn visited(elements: usize) {
+pub(crate) fn visited(elements: usize) {
     VISITED.set(VISITED.get() + elements);
 }
 
 #[cfg(not(test))]
-fn visited(_: usize) {}
+pub(crate) fn visited(_: usize) {}
 
 /// How to decode the bytes of an [`Encoded`] value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -17,10 +17,13 @@ use super::serve::BodyTimeout;
 
 /// How much of an oversized body is read from the client and discarded.
 const MAX_DISCARDED_BYTES: usize = 256 * 1024 * 1024;
-/// The maximum number of objects in a list.
-const MAX_ITEMS: usize = 100;
 /// For how long.
 const MAX_DISCARDING: Duration = Duration::from_secs(30);
+/// The maximum number of objects in a list.
+const MAX_ITEMS: usize = 100;
+/// The maximum number of values in a body. Once it is parsed, an object of eight bytes takes hundreds: a body of nothing
+/// else would take gigabytes.
+const MAX_VALUES: usize = 1_000_000;
 
 /// The JSON body of a request. Without a `Content-Type` it is read as JSON; any other content type is refused.
 #[derive(Debug, Clone, Copy)]
@@ -208,10 +211,29 @@ fn parsed(body: &[u8], json: bool) -> Result<Value, ApiError> {
     if !json {
         return refuse(Flaw::no_object());
     }
+    if values(body) > MAX_VALUES {
+        let text = format!("Request body has too many values: at most {MAX_VALUES} are accepted");
+        return Err(ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, text));
+    }
     threadkeep::json::from_slice(body).map_err(|error| {
         let loc = vec!["body".into(), Loc::Index(offset(body, &error))];
         Problems::one(loc, Flaw::json_invalid(&error), Value::Object(Map::new())).into()
     })
+}
+
+/// The number of objects, lists and commas in JSON: it has at most one value more.
+fn values(text: &[u8]) -> usize {
+    let (mut count, mut is_text, mut is_escaped) = (0, false, false);
+    for byte in text {
+        match byte {
+            _ if is_escaped => is_escaped = false,
+            b'\\' => is_escaped = is_text,
+            b'"' => is_text = !is_text,
+            b'{' | b'[' | b',' if !is_text => count += 1,
+            _ => {}
+        }
+    }
+    count
 }
 
 /// The byte offset of the error in the body.
@@ -351,6 +373,19 @@ mod tests {
         let deep = format!("{}{}", "[".repeat(200), "]".repeat(200));
         let refused = whole(deep.as_bytes(), true, false).unwrap_err();
         assert_eq!(refused.status(), 422, "nested too deeply for the stack");
+    }
+
+    #[tokio::test]
+    async fn a_body_of_a_million_values_at_most_is_parsed() {
+        let list = |items: usize| format!("[{}0]", "0,".repeat(items - 1));
+        assert_eq!(send("/named", None, list(MAX_VALUES)).await.0, 422, "it is no object");
+        let detail = "{\"detail\":\"Request body has too many values: at most 1000000 are accepted\"}";
+        assert_eq!(send("/named", None, list(MAX_VALUES + 1)).await, (413, detail.to_owned()));
+        let objects = format!("{{\"name\":[{}{{}}]}}", "{},".repeat(MAX_VALUES / 2));
+        assert_eq!(send("/named", None, objects).await, (413, detail.to_owned()));
+        // In a text they are none.
+        let name = format!("\\{}\"", ",[{".repeat(MAX_VALUES));
+        assert_eq!(send("/named", None, json!({"name": name}).to_string()).await, (200, name));
     }
 
     #[tokio::test]

@@ -29,6 +29,9 @@ use threadkeep_records::{CHILD_PREFIX, WriterKind};
 
 const FAILED: &str = "Failed to prune threads";
 const BUSY: &str = "Thread has work in flight. Prune it after the work finishes.";
+/// The maximum number of threads in a request, as many as a search finds: they are pruned to the end, whether or not
+/// the client waits, and a body has room for millions of ids.
+const MAX_THREADS: usize = 1000;
 
 /// The routes of this file.
 pub(crate) fn routes() -> OpenApiRouter<Arc<App>> {
@@ -39,6 +42,7 @@ pub(crate) fn routes() -> OpenApiRouter<Arc<App>> {
 #[derive(Debug, ToSchema)]
 struct PruneThreads {
     /// The threads.
+    #[schema(max_items = 1000)]
     thread_ids: Vec<String>,
     /// `delete` the threads, or `keep_latest`: only the newest checkpoint of each [default: delete].
     #[schema(value_type = Option<PruneStrategy>)]
@@ -57,7 +61,12 @@ enum PruneStrategy {
 impl FromFields for PruneThreads {
     fn from_fields(fields: &mut Fields<'_>) -> Self {
         Self {
-            thread_ids: fields.field("thread_ids").required().texts().unwrap_or_default(),
+            thread_ids: fields
+                .field("thread_ids")
+                .required()
+                .at_most(MAX_THREADS)
+                .texts()
+                .unwrap_or_default(),
             strategy: fields.field("strategy").nullable().one_of(&["delete", "keep_latest"]),
         }
     }

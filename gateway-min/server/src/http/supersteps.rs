@@ -22,6 +22,10 @@ use super::run_body::{Command, messages};
 use super::state::{known_channels, unprocessable};
 
 const FAILED: &str = "Failed to create thread";
+/// The maximum number of supersteps of a new thread: each becomes a checkpoint, whether or not the client waits.
+pub(super) const MAX_STEPS: usize = 10_000;
+/// The maximum number of updates of one: a reader of its checkpoint looks for each of its tasks among all.
+const MAX_UPDATES: usize = 1000;
 
 /// A superstep as sent: the updates of nodes that ran in parallel.
 #[derive(Debug)]
@@ -38,6 +42,7 @@ struct StateUpdate {
 #[allow(dead_code, reason = "described; read into a superstep")]
 pub(super) struct SuperstepBody {
     /// The updates of its nodes, which ran in parallel.
+    #[schema(max_items = 1000)]
     updates: Vec<StateUpdateBody>,
 }
 
@@ -58,7 +63,8 @@ struct StateUpdateBody {
 impl Superstep {
     /// Reads a superstep.
     pub(super) fn from_fields(fields: &mut Fields<'_>) -> Self {
-        Self(fields.field("updates").required().items(StateUpdate::from_fields).unwrap_or_default())
+        let updates = fields.field("updates").required().at_most(MAX_UPDATES);
+        Self(updates.items(StateUpdate::from_fields).unwrap_or_default())
     }
 }
 
@@ -85,17 +91,19 @@ impl StateUpdate {
 pub(super) struct PlannedStep(Vec<(NodeName, Vec<Write>)>);
 
 /// The writes of the supersteps of a new thread, all of which can be applied after each other: a thread is created whole
-/// or not at all.
+/// or not at all. Each may change a value that has become long, so others are let in between two of them, and a client
+/// that disconnects ends it.
 ///
 /// # Errors
 /// 400 for a malformed message, 422 for an unknown channel or a value that a channel refuses.
-pub(super) fn planned(
+pub(super) async fn planned(
     accessor: &StateAccessor,
     supersteps: Vec<Superstep>,
 ) -> Result<Vec<PlannedStep>, ApiError> {
     let mut state: BTreeMap<ChannelName, Option<ChannelValue>> = BTreeMap::new();
     let mut steps = Vec::with_capacity(supersteps.len());
     for (index, superstep) in supersteps.into_iter().enumerate() {
+        tokio::task::yield_now().await;
         let refuse = |error: &Error| unprocessable(format!("supersteps[{index}]: {error}"));
         let mut planned = Vec::new();
         for StateUpdate { mut values, node } in superstep.0 {
@@ -141,6 +149,8 @@ pub(super) async fn write(
     let mut writer = StepWriter::open(accessor, thread, None).await.map_err(engine)?;
     writer.set_flush(Flush::WithNext);
     for PlannedStep(updates) in steps {
+        // A store in memory waits for nothing.
+        tokio::task::yield_now().await;
         for ((node, writes), index) in updates.into_iter().zip(0_u32..) {
             let task = writer.start_task(&node, index);
             writer.finish_task(task, writes, Durability::WithCommit).await.map_err(engine)?;
@@ -150,4 +160,43 @@ pub(super) async fn write(
     writer.flush().await.map_err(engine)?;
     let title = writer.state().map(|state| state.json("title")).transpose().map_err(engine)?;
     Ok(title.flatten().as_ref().and_then(Value::as_str).map(str::to_owned))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+    use std::sync::Arc;
+
+    use futures::FutureExt as _;
+    use serde_json::json;
+    use threadkeep::channel::Schema;
+    use threadkeep::id::IdSource;
+    use threadkeep::mode::ChannelMode;
+    use threadkeep_memory::MemorySaver;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn others_are_let_in_between_two_supersteps() {
+        const STEPS: usize = 100;
+        let table = Schema::thread_state().compile(ChannelMode::Full, 10).unwrap();
+        let accessor = StateAccessor::new(
+            Arc::new(MemorySaver::default()),
+            Arc::new(table),
+            Arc::new(IdSource::default()),
+        );
+        let step = |number: usize| {
+            let values = Map::from_iter([("artifacts".to_owned(), json!([number]))]);
+            Superstep(vec![StateUpdate { values, node: "n".into() }])
+        };
+        let mut planning = pin!(planned(&accessor, (0..STEPS).map(step).collect()));
+        let mut waits = 0;
+        let steps = loop {
+            match planning.as_mut().now_or_never() {
+                Some(steps) => break steps.unwrap(),
+                None => waits += 1,
+            }
+        };
+        assert_eq!((steps.len(), waits), (STEPS, STEPS));
+    }
 }

@@ -154,7 +154,7 @@ struct CreateThread {
     /// `raise` refuses an existing thread; otherwise that thread is returned.
     #[schema(value_type = Option<IfExists>)]
     if_exists: Option<&'static str>,
-    /// The supersteps that make its state, oldest first: each is a checkpoint. Only for a new thread.
+    /// The supersteps that make its state, oldest first: each is a checkpoint. At most 10,000; only for a new thread.
     #[schema(value_type = Option<Vec<SuperstepBody>>)]
     supersteps: Vec<Superstep>,
 }
@@ -179,7 +179,8 @@ impl FromFields for CreateThread {
             if_exists: fields.field("if_exists").nullable().one_of(&["raise", "do_nothing"]),
             supersteps: {
                 fields.field("ttl").unsupported(NO_TTL);
-                fields.field("supersteps").nullable().items(Superstep::from_fields).unwrap_or_default()
+                let supersteps = fields.field("supersteps").nullable().at_most(supersteps::MAX_STEPS);
+                supersteps.items(Superstep::from_fields).unwrap_or_default()
             },
         }
     }
@@ -222,7 +223,7 @@ async fn create_thread(
             return Ok(Json(row.into()));
         }
     }
-    let steps = supersteps::planned(app.threads.accessor(), body.supersteps)?;
+    let steps = supersteps::planned(app.threads.accessor(), body.supersteps).await?;
     let new = NewThread {
         thread_id: thread.to_string(),
         assistant_id: body.assistant_id,

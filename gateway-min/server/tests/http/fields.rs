@@ -190,6 +190,20 @@ async fn a_thread_is_created_with_the_state_that_its_supersteps_make() {
 }
 
 #[tokio::test]
+async fn a_thread_is_created_with_ten_thousand_supersteps_at_most() {
+    let gateway = Setup::default().start().await;
+    let many = vec![json!({"updates": []}); 10_001];
+    let large = json!([{"updates": vec![json!({"as_node": "n"}); 1001]}]);
+    for (supersteps, loc) in
+        [(json!(many), json!(["body", "supersteps"])), (large, json!(["body", "supersteps", 0, "updates"]))]
+    {
+        let body = json!({"thread_id": "t", "supersteps": supersteps});
+        gateway.post("/api/threads", body).await.invalid("too_long", &loc);
+    }
+    assert_eq!(gateway.get("/api/threads/t").await.status, 404);
+}
+
+#[tokio::test]
 async fn supersteps_that_cannot_be_applied_leave_no_thread() {
     let gateway = Setup::on("sqlite", "delta").start().await;
     let rows = gateway.rows().await;

@@ -29,6 +29,16 @@ async fn threads_are_pruned_by_deleting_them() {
 }
 
 #[tokio::test]
+async fn as_many_threads_are_pruned_at_once_as_a_search_finds() {
+    let gateway = Setup::default().start().await;
+    let ids = |number: usize| (0..number).map(|id| format!("none-{id}")).collect::<Vec<_>>();
+    let refused = gateway.post("/api/threads/prune", json!({"thread_ids": ids(1001)})).await;
+    refused.invalid("too_long", &json!(["body", "thread_ids"]));
+    let pruned = gateway.post("/api/threads/prune", json!({"thread_ids": ids(1000)})).await.ok();
+    assert_eq!(pruned["not_found"].as_array().map(Vec::len), Some(1000));
+}
+
+#[tokio::test]
 async fn pruning_to_the_latest_keeps_the_state_and_the_thread_goes_on() {
     for (backend, mode) in ALL {
         let gateway = Setup::on(backend, mode).start().await;

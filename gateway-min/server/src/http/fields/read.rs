@@ -39,6 +39,16 @@ impl<'p> Field<'p> {
         self
     }
 
+    /// Reports a list with more items than this, none of which is read then.
+    pub fn at_most(mut self, max: usize) -> Self {
+        let found = self.value.as_ref().and_then(Value::as_array).map_or(0, Vec::len);
+        if found > max {
+            self.value = None;
+            self.problems.add(self.loc.clone(), Flaw::too_long(max, found), Value::Null);
+        }
+        self
+    }
+
     /// Whether the field is present and a string, for a field with alternatives.
     pub fn is_text(&self) -> bool {
         self.value.as_ref().is_some_and(Value::is_string)
@@ -168,9 +178,13 @@ impl<'p> Field<'p> {
         Some(names)
     }
 
-    /// A list of these strings. Any other item is reported at its index.
+    /// A list of these strings. Any other item is reported at its index. One that is there twice counts once: a body
+    /// has room for millions, which would be gone through for each field of each item of a response.
     pub fn each_of(self, allowed: &[&'static str]) -> Option<Vec<&'static str>> {
-        self.each(|item| item.one_of(allowed))
+        let mut chosen = self.each(|item| item.one_of(allowed))?;
+        let mut seen = HashSet::new();
+        chosen.retain(|name| seen.insert(*name));
+        Some(chosen)
     }
 
     /// A list of objects, each read by `read`. A field that it does not take is refused.

@@ -150,12 +150,29 @@ fn containers_are_read_or_refused() {
     accepts(|f| f.texts(), &same(&[json!([]), json!(["a", "b"])]));
     let msg = "Input should be a valid list";
     refuses(|f| f.texts(), "list_type", msg, &NULL, &[json!({}), json!("a"), NULL]);
+    refuses(|f| f.at_most(2).texts(), "list_type", msg, &NULL, &[json!({}), json!("abc"), NULL]);
+    accepts(|f| f.at_most(2).texts(), &same(&[json!([]), json!(["a", "b"])]));
+    let (value, problems) = read(json!({"x": ["a", "b", 3]}), |f| f.at_most(2).texts());
+    let too_long = json!([{
+        "type": "too_long", "loc": ["body", "x"], "msg": "List should have at most 2 items, not 3", "input": null,
+        "ctx": {"max_length": 2, "actual_length": 3},
+    }]);
+    assert_eq!((value, problems), (None, too_long));
     let (_, problems) = read(json!({"x": ["a", 1, null]}), |f| f.texts());
     let item = |place: usize, input: Value| {
         let msg = "Input should be a valid string";
         json!({"type": "string_type", "loc": ["body", "x", place], "msg": msg, "input": input})
     };
     assert_eq!(problems, json!([item(1, json!(1)), item(2, NULL)]));
+}
+
+#[test]
+fn a_choice_that_is_there_twice_counts_once() {
+    let chosen: Reader<Vec<&'static str>> = |f| f.each_of(&["a", "b", "c"]);
+    accepts(chosen, &[(json!(["b", "a", "b", "a", "b"]), json!(["b", "a"])), (json!([]), json!([]))]);
+    let (value, problems) = read(json!({"x": ["a", "d", "d"]}), chosen);
+    let refused: Vec<_> = problems.as_array().unwrap().iter().map(|problem| problem["loc"].clone()).collect();
+    assert_eq!((value, refused), (Some(vec!["a"]), vec![json!(["body", "x", 1]), json!(["body", "x", 2])]));
 }
 
 #[test]

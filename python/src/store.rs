@@ -11,7 +11,7 @@ use serde_json::Value as Json;
 use threadkeep::Error;
 use threadkeep::saver::Saver;
 use threadkeep_langgraph::{
-    Fence, LangGraph, ListRequest, Place, Put, PutWrites, Strategy, after, moved, stored,
+    Caller, Fence, LangGraph, ListRequest, Place, Put, PutWrites, Strategy, after, moved, stored,
 };
 use threadkeep_memory::MemorySaver;
 use threadkeep_postgres::PostgresSaver;
@@ -223,6 +223,11 @@ fn place(thread: &str, namespace: &str) -> Place {
     Place::new(thread, namespace)
 }
 
+/// Whose calls these are: a run's, or those of a thread or task that belong to none.
+fn called_by((is_run, number): (bool, u64)) -> Caller {
+    if is_run { Caller::Run(number) } else { Caller::Other(number) }
+}
+
 #[pymethods]
 impl Store {
     /// A store in memory.
@@ -303,7 +308,7 @@ impl Store {
         namespace: &str,
         parent: Option<&str>,
         seen: Option<&str>,
-        run: Option<u64>,
+        caller: (bool, u64),
         checkpoint: &Bound<'_, PyDict>,
         metadata_json: &[u8],
         new_versions: &Bound<'_, PyDict>,
@@ -362,8 +367,10 @@ impl Store {
             metadata: metadata(metadata_json)?,
             place,
         };
-        Ok(self
-            .call(move |graphs| async move { graphs.of_run(run).put(&put).await.map(|()| Output::Nothing) }))
+        let caller = called_by(caller);
+        Ok(self.call(move |graphs| async move {
+            graphs.called_by(caller).put(&put).await.map(|()| Output::Nothing)
+        }))
     }
 
     #[expect(clippy::too_many_arguments, reason = "LangGraph's, and its place in pieces")]
@@ -372,7 +379,7 @@ impl Store {
         thread: &str,
         namespace: &str,
         id: &str,
-        run: Option<u64>,
+        caller: (bool, u64),
         writes: Vec<Bound<'_, PyAny>>,
         task: String,
         path: String,
@@ -387,16 +394,18 @@ impl Store {
         }
         let id = place.id(id).map_err(exception)?;
         let put = PutWrites { place, id, task, path, writes: encoded };
+        let caller = called_by(caller);
         Ok(self.call(move |graphs| async move {
-            graphs.of_run(run).put_writes(&put).await.map(|()| Output::Nothing)
+            graphs.called_by(caller).put_writes(&put).await.map(|()| Output::Nothing)
         }))
     }
 
-    fn get(&self, thread: &str, namespace: &str, id: Option<&str>, run: Option<u64>) -> PyResult<Call> {
+    fn get(&self, thread: &str, namespace: &str, id: Option<&str>, caller: (bool, u64)) -> PyResult<Call> {
         let place = place(thread, namespace);
         let id = id.map(|id| place.id(id).map_err(exception)).transpose()?;
+        let caller = called_by(caller);
         Ok(self.call(move |graphs| async move {
-            graphs.of_run(run).get(&place, id).await.map(|found| Output::Tuple(found.map(Box::new)))
+            graphs.called_by(caller).get(&place, id).await.map(|found| Output::Tuple(found.map(Box::new)))
         }))
     }
 

@@ -60,7 +60,7 @@ class Store:
         namespace: str,
         parent: str | None,
         seen: str | None,
-        run: int | None,
+        caller: tuple[bool, int],
         checkpoint: dict[str, Any],
         metadata_json: bytes,
         new_versions: dict[str, Any],
@@ -71,13 +71,13 @@ class Store:
         thread: str,
         namespace: str,
         id: str,
-        run: int | None,
+        caller: tuple[bool, int],
         writes: Sequence[tuple[str, Any]],
         task: str,
         path: str,
         codec: Codec,
     ) -> Call[None]: ...
-    def get(self, thread: str, namespace: str, id: str | None, run: int | None) -> Call[RawTuple | None]: ...
+    def get(self, thread: str, namespace: str, id: str | None, caller: tuple[bool, int]) -> Call[RawTuple | None]: ...
     def list(
         self,
         thread: str | None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import signal
 import subprocess
 import sys
 import uuid
@@ -303,6 +304,57 @@ def test_a_thread_is_moved_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyte
         with pytest.raises(KeyboardInterrupt):
             move(source, ours, compare=False)
         assert ours.get_tuple(at()) is None
+
+
+# Moves a thread, and sends itself a signal after the first checkpoint.
+ENDING = """
+import os, signal, sys
+from threadkeep.langgraph import _moving
+
+source, target, name = sys.argv[1:]
+number, rows = signal.Signals[name], _moving._SqliteSource.rows
+if number != signal.SIGKILL:
+    signal.signal(number, signal.SIG_DFL)
+
+def ending(self, thread):
+    first, *others = rows(self, thread)
+    yield first
+    os.kill(os.getpid(), number)
+    yield from others
+
+_moving._SqliteSource.rows = ending
+sys.exit(_moving.main([source, target]))
+"""
+
+
+def ended_by(name: str, tmp_path: Path) -> tuple[str, str]:
+    """Two stores: one with a thread of two checkpoints, and one to which they were moved until a signal came."""
+    old, new = str(tmp_path / "old.db"), str(tmp_path / "new.db")
+    with TheirSqliteSaver.from_conn_string(old) as theirs:
+        put(theirs, put(theirs, at(), made({"a": 1})), made({"a": 2}))
+    done = subprocess.run([sys.executable, "-c", ENDING, old, new, name], capture_output=True, text=True, timeout=600)
+    number = signal.Signals[name]
+    assert done.returncode == (-number if name == "SIGKILL" else 128 + number), done.stderr
+    return old, new
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+def test_a_signal_to_end_leaves_no_part_of_a_thread(name: str, tmp_path: Path) -> None:
+    old, new = ended_by(name, tmp_path)
+    with SqliteSaver.from_conn_string(new) as ours:
+        assert ours.get_tuple(at()) is None
+    status, said = run(old, new)
+    assert (status, said.count("and are equal")) == (0, 1), said
+
+
+def test_what_a_killed_import_left_is_named(tmp_path: Path) -> None:
+    old, new = ended_by("SIGKILL", tmp_path)
+    status, said = run(old, new)
+    assert status == 3 and "thread 't' was not moved: the target has a thread of this id, which lacks 1 of its 2 checkpoints" in said
+    with SqliteSaver.from_conn_string(new) as ours:
+        ours.delete_thread("t")
+    status, said = run(old, new)
+    assert (status, said.count("and are equal")) == (0, 1), said
 
 
 @pytest.mark.parametrize("old", ["postgres"], indirect=True)

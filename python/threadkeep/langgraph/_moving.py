@@ -18,6 +18,7 @@ from langgraph.checkpoint.serde.types import TASKS
 
 from threadkeep import ThreadkeepError
 from threadkeep._core import Store
+from threadkeep.langgraph._ending import end_in_order
 from threadkeep.langgraph._postgres import PostgresSaver
 from threadkeep.langgraph._saver import ThreadkeepSaver
 from threadkeep.langgraph._sqlite import SqliteSaver
@@ -50,6 +51,10 @@ class _Source(Protocol):
         """The threads' ids."""
         ...
 
+    def ids(self, thread: str) -> set[tuple[str, str]]:
+        """The namespaces and ids of a thread's checkpoints."""
+        ...
+
     def rows(self, thread: str) -> Iterator[_Row]:
         """The checkpoints of a thread at one moment, oldest first."""
         ...
@@ -71,6 +76,10 @@ class _SqliteSource:
     def threads(self) -> list[str]:
         query = "SELECT DISTINCT thread_id FROM checkpoints ORDER BY thread_id"
         return [thread for (thread,) in self.connection.execute(query)]
+
+    def ids(self, thread: str) -> set[tuple[str, str]]:
+        query = "SELECT checkpoint_ns, checkpoint_id FROM checkpoints WHERE thread_id = ?"
+        return {(namespace, found) for namespace, found in self.connection.execute(query, (thread,))}
 
     def rows(self, thread: str) -> Iterator[_Row]:
         checkpoints = self.connection.execute(
@@ -125,6 +134,10 @@ class _PostgresSource:
     def threads(self) -> list[str]:
         rows = self._query("SELECT DISTINCT thread_id FROM checkpoints ORDER BY thread_id")
         return [thread for (thread,) in rows]
+
+    def ids(self, thread: str) -> set[tuple[str, str]]:
+        rows = self._query("SELECT checkpoint_ns, checkpoint_id FROM checkpoints WHERE thread_id = %s", thread)
+        return {(namespace, found) for namespace, found in rows}
 
     def rows(self, thread: str) -> Iterator[_Row]:
         # Graphs may go on meanwhile.
@@ -229,7 +242,7 @@ def move(source: _Source, target: ThreadkeepSaver | None, *, compare: bool = Tru
         _progress(number, len(threads), "threads")
         try:
             if target and _has(target, thread):
-                raise _NotMoved("the target has a thread of this id")
+                raise _NotMoved(_there(source, target, thread))
             _move_thread(source, store, thread, report)
         except (_NotMoved, ThreadkeepError) as error:
             report.problems.append(f"thread {thread!r} was not moved: {error}")
@@ -243,6 +256,18 @@ def _has(target: ThreadkeepSaver, thread: str) -> bool:
     """Whether a store has a thread. Its values may be of a serializer that this process does not have: none is decoded."""
     config: Any = {"configurable": {"thread_id": thread}}
     return bool(target._list(config, None, None, 1).wait())  # pyright: ignore[reportPrivateUsage]
+
+
+def _there(source: _Source, target: ThreadkeepSaver, thread: str) -> str:
+    """What is said of a thread that the target has. An import that was killed may have left a part of it."""
+    config: Any = {"configurable": {"thread_id": thread}}
+    found = {raw.place()[1:3] for raw in target._list(config, None, None, None).wait()}  # pyright: ignore[reportPrivateUsage]
+    ids = source.ids(thread)
+    said = "the target has a thread of this id"
+    if ids & found and (lacking := len(ids - found)):
+        said += f", which lacks {lacking} of its {len(ids)} checkpoints: if an import that was killed has left it so, delete it "
+        said += "there and move it again"
+    return said
 
 
 def _named(report: Report, thread: str) -> bool:
@@ -385,6 +410,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--dry-run", action="store_true", help="only read, and name what could not be moved")
     parser.add_argument("--no-compare", action="store_true", help="do not compare the stores afterwards")
     given = parser.parse_args(arguments)
+    end_in_order()
     source = _PostgresSource(given.source) if given.source.startswith(_POSTGRES) else _SqliteSource(given.source)
     with ExitStack() as stack:
         target: ThreadkeepSaver | None = None

@@ -223,8 +223,12 @@ fn place(thread: &str, namespace: &str) -> Place {
     Place::new(thread, namespace)
 }
 
-/// Whose calls these are: a run's, or those of a thread or task that belong to none.
-fn called_by((is_run, number): (bool, u64)) -> Caller {
+/// Whose call it is: whether a run's, and the number of the run or of its thread or task. That is the address of the object,
+/// which is held until the call ends: a call goes on if its task is cancelled, and what comes next must not get the number.
+type Given = (bool, u64, Py<PyAny>);
+
+fn called_by(given: &Given) -> Caller {
+    let (is_run, number, _) = *given;
     if is_run { Caller::Run(number) } else { Caller::Other(number) }
 }
 
@@ -308,7 +312,7 @@ impl Store {
         namespace: &str,
         parent: Option<&str>,
         seen: Option<&str>,
-        caller: (bool, u64),
+        caller: Given,
         checkpoint: &Bound<'_, PyDict>,
         metadata_json: &[u8],
         new_versions: &Bound<'_, PyDict>,
@@ -367,9 +371,10 @@ impl Store {
             metadata: metadata(metadata_json)?,
             place,
         };
-        let caller = called_by(caller);
         Ok(self.call(move |graphs| async move {
-            graphs.called_by(caller).put(&put).await.map(|()| Output::Nothing)
+            let done = graphs.called_by(called_by(&caller)).put(&put).await;
+            drop(caller);
+            done.map(|()| Output::Nothing)
         }))
     }
 
@@ -379,7 +384,7 @@ impl Store {
         thread: &str,
         namespace: &str,
         id: &str,
-        caller: (bool, u64),
+        caller: Given,
         writes: Vec<Bound<'_, PyAny>>,
         task: String,
         path: String,
@@ -394,18 +399,20 @@ impl Store {
         }
         let id = place.id(id).map_err(exception)?;
         let put = PutWrites { place, id, task, path, writes: encoded };
-        let caller = called_by(caller);
         Ok(self.call(move |graphs| async move {
-            graphs.called_by(caller).put_writes(&put).await.map(|()| Output::Nothing)
+            let done = graphs.called_by(called_by(&caller)).put_writes(&put).await;
+            drop(caller);
+            done.map(|()| Output::Nothing)
         }))
     }
 
-    fn get(&self, thread: &str, namespace: &str, id: Option<&str>, caller: (bool, u64)) -> PyResult<Call> {
+    fn get(&self, thread: &str, namespace: &str, id: Option<&str>, caller: Given) -> PyResult<Call> {
         let place = place(thread, namespace);
         let id = id.map(|id| place.id(id).map_err(exception)).transpose()?;
-        let caller = called_by(caller);
         Ok(self.call(move |graphs| async move {
-            graphs.called_by(caller).get(&place, id).await.map(|found| Output::Tuple(found.map(Box::new)))
+            let found = graphs.called_by(called_by(&caller)).get(&place, id).await;
+            drop(caller);
+            found.map(|found| Output::Tuple(found.map(Box::new)))
         }))
     }
 

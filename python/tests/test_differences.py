@@ -6,6 +6,7 @@ import asyncio
 import copy
 import operator
 import os
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -261,6 +262,22 @@ async def test_two_updates_at_one_time_in_an_event_loop_are_two_branches(
         branches = dict(zip("ab", await asyncio.gather(*map(updated, "ab")), strict=True))
         logs = {text: (await graph.aget_state(branch)).values["log"] for text, branch in branches.items() if branch}
         assert logs == {text: ["start", "one", text] for text in logs} != {}
+
+
+def test_a_call_that_goes_on_keeps_its_number(open_saver: Opener) -> None:
+    class Task:
+        """A task that is cancelled, and whose call is executed all the same."""
+
+    with open_saver() as saver:
+        task = Task()
+        kept = weakref.ref(task)
+        call = saver._store.get("t", "", None, (False, id(task), task))
+        del task
+        # Another one would get its address, and what it wrote.
+        assert kept() is not None
+        assert call.wait() is None
+        saver.get_tuple(at())
+        assert kept() is None
 
 
 def test_an_answer_has_nothing_of_an_update_that_came_meanwhile(open_saver: Opener) -> None:

@@ -453,17 +453,18 @@ def _seen(config: RunnableConfig) -> str | None:
     return str(head) if (thread, namespace, read) == (*_place(config), parent) else None
 
 
-def _caller(config: RunnableConfig) -> tuple[bool, int]:
+def _caller(config: RunnableConfig) -> tuple[bool, int, object]:
     """Whose call it is, among those at this time. Each run of a graph has a runtime of its own in its configs. An update of
-    the state has none: it makes its calls one after the other, in one task or thread.
+    the state has none: it makes its calls one after the other, in one task or thread. The call holds the object whose
+    identity it is.
     """
     if (runtime := _configurable(config).get(_RUNTIME)) is not None:
-        return True, id(runtime)
+        return True, id(runtime), runtime
     try:
         task = asyncio.current_task()
     except RuntimeError:  # No event loop runs in this thread.
         task = None
-    return False, threading.get_ident() if task is None else id(task)
+    return (False, threading.get_ident(), None) if task is None else (False, id(task), task)
 
 
 # Made once: `json.dumps` makes one for each call.

@@ -223,8 +223,9 @@ fn place(thread: &str, namespace: &str) -> Place {
     Place::new(thread, namespace)
 }
 
-/// Whose call it is: whether a run's, and the number of the run or of its thread or task. That is the address of the object,
-/// which is held until the call ends: a call goes on if its task is cancelled, and what comes next must not get the number.
+/// Whose call it is: whether a run's, and the number of the run, or of its thread or task. That is the address of the
+/// object, which is held until the call ends: a call goes on if its task is cancelled, and what comes next must not get
+/// the number.
 type Given = (bool, u64, Py<PyAny>);
 
 fn called_by(given: &Given) -> Caller {

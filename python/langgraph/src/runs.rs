@@ -3,8 +3,8 @@
 //! LangGraph makes a task's id of its checkpoint, so two runs that go on from one checkpoint have tasks of the same
 //! ids, and may write different things for them. Each list of writes is a row of its own. A run's child applies the
 //! rows of that run. A task that the run did not write for has finished before: of the rows that were there when the
-//! run read the checkpoint, the child applies what a reader is shown. Updates of the state belong to no run; of two at one
-//! time, each child applies what its own wrote.
+//! run read the checkpoint, the child applies what a reader is shown. Updates of the state belong to no run; of two at
+//! one time, each one's child applies what it wrote.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroUsize;

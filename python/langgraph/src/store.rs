@@ -69,8 +69,8 @@ impl LangGraph {
         Self { saver, ..self.called_by(self.caller) }
     }
 
-    /// The same checkpoints, for the calls of one run or update of several at one time: a checkpoint that it puts applies
-    /// what it wrote.
+    /// The same checkpoints, for the calls of one run or update of several at one time: a checkpoint that it puts
+    /// applies what it wrote.
     #[must_use]
     pub fn called_by(&self, caller: Caller) -> Self {
         Self {

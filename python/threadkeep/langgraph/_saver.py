@@ -454,8 +454,8 @@ def _seen(config: RunnableConfig) -> str | None:
 
 
 def _caller(config: RunnableConfig) -> tuple[bool, int, object]:
-    """Whose call it is, among those at this time. Each run of a graph has a runtime of its own in its configs. An update of
-    the state has none: it makes its calls one after the other, in one task or thread. The call holds the object whose
+    """Whose call it is, among those at this time. Each run of a graph has a runtime of its own in its configs. An update
+    of the state has none: it makes its calls one after the other, in one task or thread. The call holds the object whose
     identity it is.
     """
     if (runtime := _configurable(config).get(_RUNTIME)) is not None:

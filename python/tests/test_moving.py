@@ -263,6 +263,25 @@ def test_a_thread_that_cannot_be_decoded_is_moved_and_named(old: Any, tmp_path: 
         assert ("pickling", "x", object) in writes(ours, at("a"))
 
 
+def test_a_damaged_thread_does_not_keep_others_from_being_moved(tmp_path: Path) -> None:
+    old, new = str(tmp_path / "old.db"), str(tmp_path / "new.db")
+    with TheirSqliteSaver.from_conn_string(old) as theirs:
+        for thread in "abc":
+            root = put(theirs, at(thread), made({"a": 1}))
+            theirs.put_writes(root, [("a", 2)], "task")
+        theirs.conn.execute("UPDATE writes SET value = NULL WHERE thread_id = 'a'")
+        theirs.conn.execute("UPDATE checkpoints SET metadata = CAST(x'ff' AS TEXT) WHERE thread_id = 'b'")
+        theirs.conn.commit()
+    status, said = run(old, new)
+    first, second, sums = said.splitlines()
+    assert first.startswith("thread 'a' was not moved: TypeError: "), said
+    assert second.startswith("thread 'b' was not moved: OperationalError: "), said
+    assert (status, sums) == (3, "1 threads with 1 checkpoints and 1 writes were moved.")
+    with SqliteSaver.from_conn_string(new) as ours:
+        assert writes(ours, at("c")) == [("task", "a", 2)]
+        assert ours.get_tuple(at("a")) is None and ours.get_tuple(at("b")) is None
+
+
 def test_a_thread_of_the_target_is_never_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     old, new = str(tmp_path / "old.db"), str(tmp_path / "new.db")
     with TheirSqliteSaver.from_conn_string(old) as theirs:
@@ -433,3 +452,9 @@ def test_another_database_is_refused(tmp_path: Path) -> None:
     command = [str(Path(sys.executable).parent / "threadkeep"), "import-langgraph"]
     done = subprocess.run([*command, str(tmp_path / "ours.db"), str(tmp_path / "new.db")], capture_output=True, text=True, timeout=600)
     assert done.returncode == 1 and "not a database of LangGraph's SqliteSaver" in done.stderr
+    (tmp_path / "text").write_text("no database\n" * 99)
+    for name in ("missing.db", "text"):
+        new = tmp_path / "new.db"
+        done = subprocess.run([*command, str(tmp_path / name), str(new)], capture_output=True, text=True, timeout=600)
+        assert done.returncode == 1 and done.stderr.startswith(f"{tmp_path / name} cannot be read: "), done.stderr
+        assert not new.exists()

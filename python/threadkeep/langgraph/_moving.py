@@ -67,8 +67,11 @@ class _Source(Protocol):
 class _SqliteSource:
     def __init__(self, path: str) -> None:
         address = f"{Path(path).absolute().as_uri()}?mode=ro"
-        self.connection = sqlite3.connect(address, uri=True, check_same_thread=False)
-        columns = {str(name) for _, name, *_ in self.connection.execute("PRAGMA table_info(writes)")}
+        try:
+            self.connection = sqlite3.connect(address, uri=True, check_same_thread=False)
+            columns = {str(name) for _, name, *_ in self.connection.execute("PRAGMA table_info(writes)")}
+        except sqlite3.Error as error:
+            raise SystemExit(f"{path} cannot be read: {error}") from None
         if "idx" not in columns:
             raise SystemExit(f"{path} is not a database of LangGraph's SqliteSaver: it has no table of writes")
         self.path = "task_path" if "task_path" in columns else "''"
@@ -246,6 +249,8 @@ def move(source: _Source, target: ThreadkeepSaver | None, *, compare: bool = Tru
             _move_thread(source, store, thread, report)
         except (_NotMoved, ThreadkeepError) as error:
             report.problems.append(f"thread {thread!r} was not moved: {error}")
+        except Exception as error:  # Whatever a damaged row raises: the other threads are moved all the same.
+            report.problems.append(f"thread {thread!r} was not moved: {type(error).__name__}: {error}")
     _progress(len(threads), len(threads), "threads")
     if target and compare:
         report.problems += _differences(source.saver(), target, [t for t in threads if not _named(report, t)])

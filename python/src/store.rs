@@ -228,9 +228,8 @@ fn place(thread: &str, namespace: &str) -> Place {
 /// the number.
 type Given = (bool, u64, Py<PyAny>);
 
-fn called_by(given: &Given) -> Caller {
-    let (is_run, number, _) = *given;
-    if is_run { Caller::Run(number) } else { Caller::Other(number) }
+fn called_by((is_run, number, held): Given) -> (Caller, Py<PyAny>) {
+    (if is_run { Caller::Run(number) } else { Caller::Other(number) }, held)
 }
 
 #[pymethods]
@@ -372,11 +371,11 @@ impl Store {
             metadata: metadata(metadata_json)?,
             place,
         };
-        Ok(self.call(move |graphs| async move {
-            let done = graphs.called_by(called_by(&caller)).put(&put).await;
-            drop(caller);
-            done.map(|()| Output::Nothing)
-        }))
+        let (caller, held) = called_by(caller);
+        let call = self.call(move |graphs| async move {
+            graphs.called_by(caller).put(&put).await.map(|()| Output::Nothing)
+        });
+        Ok(call.holding(held))
     }
 
     #[expect(clippy::too_many_arguments, reason = "LangGraph's, and its place in pieces")]
@@ -400,21 +399,21 @@ impl Store {
         }
         let id = place.id(id).map_err(exception)?;
         let put = PutWrites { place, id, task, path, writes: encoded };
-        Ok(self.call(move |graphs| async move {
-            let done = graphs.called_by(called_by(&caller)).put_writes(&put).await;
-            drop(caller);
-            done.map(|()| Output::Nothing)
-        }))
+        let (caller, held) = called_by(caller);
+        let call = self.call(move |graphs| async move {
+            graphs.called_by(caller).put_writes(&put).await.map(|()| Output::Nothing)
+        });
+        Ok(call.holding(held))
     }
 
     fn get(&self, thread: &str, namespace: &str, id: Option<&str>, caller: Given) -> PyResult<Call> {
         let place = place(thread, namespace);
         let id = id.map(|id| place.id(id).map_err(exception)).transpose()?;
-        Ok(self.call(move |graphs| async move {
-            let found = graphs.called_by(called_by(&caller)).get(&place, id).await;
-            drop(caller);
-            found.map(|found| Output::Tuple(found.map(Box::new)))
-        }))
+        let (caller, held) = called_by(caller);
+        let call = self.call(move |graphs| async move {
+            graphs.called_by(caller).get(&place, id).await.map(|found| Output::Tuple(found.map(Box::new)))
+        });
+        Ok(call.holding(held))
     }
 
     fn list(

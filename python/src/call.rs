@@ -35,15 +35,24 @@ fn at_exit(py: Python<'_>) -> PyResult<()> {
 
 /// A call that was not made yet.
 #[pyclass(frozen)]
-pub(crate) struct Call(Mutex<Option<Running>>);
+pub(crate) struct Call {
+    call: Mutex<Option<Running>>,
+    /// What is held until the call ends.
+    held: Option<Py<PyAny>>,
+}
 
 impl Call {
     pub(crate) fn new(call: impl Future<Output = threadkeep::Result<Output>> + Send + 'static) -> Self {
-        Self(Mutex::new(Some(Box::pin(call))))
+        Self { call: Mutex::new(Some(Box::pin(call))), held: None }
+    }
+
+    /// The same call, which holds an object until it ends, also if nobody waits for it any more.
+    pub(crate) fn holding(self, held: Py<PyAny>) -> Self {
+        Self { held: Some(held), ..self }
     }
 
     fn take(&self) -> PyResult<Running> {
-        let call = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let call = self.call.lock().unwrap_or_else(PoisonError::into_inner).take();
         call.ok_or_else(|| PyRuntimeError::new_err("the call was made already"))
     }
 }
@@ -69,10 +78,12 @@ impl Call {
             return future.call_method0("__await__").map(Bound::unbind);
         }
         let (waiting, event_loop) = (future.clone().unbind(), event_loop.unbind());
+        let held = self.held.as_ref().map(|held| held.clone_ref(py));
         runtime::current()?.spawn(async move {
             let done = call.await;
             let Some(_inside) = HAND_OVERS.enter() else { return };
             Python::try_attach(|py| {
+                drop(held);
                 if let Err(error) = logs::pass_on(py) {
                     error.write_unraisable(py, None);
                 }

@@ -11,7 +11,7 @@ use serde_json::Value as Json;
 use threadkeep::Error;
 use threadkeep::saver::Saver;
 use threadkeep_langgraph::{
-    Fence, LangGraph, ListRequest, Place, Put, PutWrites, Strategy, after, moved, stored,
+    Caller, Fence, LangGraph, ListRequest, Place, Put, PutWrites, Strategy, after, moved, stored,
 };
 use threadkeep_memory::MemorySaver;
 use threadkeep_postgres::PostgresSaver;
@@ -223,6 +223,15 @@ fn place(thread: &str, namespace: &str) -> Place {
     Place::new(thread, namespace)
 }
 
+/// Whose call it is: whether a run's, and the number of the run, or of its thread or task. That is the address of the
+/// object, which is held until the call ends: a call goes on if its task is cancelled, and what comes next must not get
+/// the number.
+type Given = (bool, u64, Py<PyAny>);
+
+fn called_by((is_run, number, held): Given) -> (Caller, Py<PyAny>) {
+    (if is_run { Caller::Run(number) } else { Caller::Other(number) }, held)
+}
+
 #[pymethods]
 impl Store {
     /// A store in memory.
@@ -303,7 +312,7 @@ impl Store {
         namespace: &str,
         parent: Option<&str>,
         seen: Option<&str>,
-        run: Option<u64>,
+        caller: Given,
         checkpoint: &Bound<'_, PyDict>,
         metadata_json: &[u8],
         new_versions: &Bound<'_, PyDict>,
@@ -362,8 +371,11 @@ impl Store {
             metadata: metadata(metadata_json)?,
             place,
         };
-        Ok(self
-            .call(move |graphs| async move { graphs.of_run(run).put(&put).await.map(|()| Output::Nothing) }))
+        let (caller, held) = called_by(caller);
+        let call = self.call(move |graphs| async move {
+            graphs.called_by(caller).put(&put).await.map(|()| Output::Nothing)
+        });
+        Ok(call.holding(held))
     }
 
     #[expect(clippy::too_many_arguments, reason = "LangGraph's, and its place in pieces")]
@@ -372,7 +384,7 @@ impl Store {
         thread: &str,
         namespace: &str,
         id: &str,
-        run: Option<u64>,
+        caller: Given,
         writes: Vec<Bound<'_, PyAny>>,
         task: String,
         path: String,
@@ -387,17 +399,21 @@ impl Store {
         }
         let id = place.id(id).map_err(exception)?;
         let put = PutWrites { place, id, task, path, writes: encoded };
-        Ok(self.call(move |graphs| async move {
-            graphs.of_run(run).put_writes(&put).await.map(|()| Output::Nothing)
-        }))
+        let (caller, held) = called_by(caller);
+        let call = self.call(move |graphs| async move {
+            graphs.called_by(caller).put_writes(&put).await.map(|()| Output::Nothing)
+        });
+        Ok(call.holding(held))
     }
 
-    fn get(&self, thread: &str, namespace: &str, id: Option<&str>, run: Option<u64>) -> PyResult<Call> {
+    fn get(&self, thread: &str, namespace: &str, id: Option<&str>, caller: Given) -> PyResult<Call> {
         let place = place(thread, namespace);
         let id = id.map(|id| place.id(id).map_err(exception)).transpose()?;
-        Ok(self.call(move |graphs| async move {
-            graphs.of_run(run).get(&place, id).await.map(|found| Output::Tuple(found.map(Box::new)))
-        }))
+        let (caller, held) = called_by(caller);
+        let call = self.call(move |graphs| async move {
+            graphs.called_by(caller).get(&place, id).await.map(|found| Output::Tuple(found.map(Box::new)))
+        });
+        Ok(call.holding(held))
     }
 
     fn list(

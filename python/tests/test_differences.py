@@ -6,6 +6,7 @@ import asyncio
 import copy
 import operator
 import os
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -199,6 +200,84 @@ def test_two_updates_of_one_step_are_both_read_back(open_saver: Opener) -> None:
         updates = [StateUpdate({"log": ["a"]}, "one", task), StateUpdate({"log": ["b"]}, "two", task)]
         graph.bulk_update_state(config, [updates])
         assert sorted(graph.get_state(config).values["log"]) == ["a", "b", "one", "start", "two"]
+
+
+def talked(saver: Any) -> Any:
+    """A graph with one node, which has run."""
+    return StateGraph(Asked).add_node("one", lambda state: {"log": ["one"]}).add_edge(START, "one").compile(checkpointer=saver)
+
+
+def test_two_updates_at_one_time_are_two_branches(open_saver: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+    config: Any = {"configurable": {"thread_id": "t"}}
+    both_stored = Barrier(2)
+    with open_saver() as saver:
+        graph = talked(saver)
+        graph.invoke({"log": ["start"]}, config)
+        put_writes = saver.put_writes
+
+        def noted(config: Any, writes: Any, task_id: str, task_path: str = "") -> None:
+            put_writes(config, writes, task_id, task_path)
+            both_stored.wait(600)
+
+        monkeypatch.setattr(saver, "put_writes", noted)
+
+        def updated(text: str) -> Any:
+            try:
+                return graph.update_state(config, {"log": [text]}, as_node="one")
+            except ConflictError:
+                # It drew the id of its checkpoint first and stored it second: it was overtaken, and says so.
+                return None
+
+        with ThreadPoolExecutor(2) as threads:
+            branches = dict(zip("ab", threads.map(updated, "ab"), strict=True))
+        logs = {text: graph.get_state(branch).values["log"] for text, branch in branches.items() if branch}
+        assert logs == {text: ["start", "one", text] for text in logs} != {}
+
+
+async def test_two_updates_at_one_time_in_an_event_loop_are_two_branches(
+    open_async: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config: Any = {"configurable": {"thread_id": "t"}}
+    stored, both_stored = set[str](), asyncio.Event()
+    async with open_async() as saver:
+        graph = talked(saver)
+        await graph.ainvoke({"log": ["start"]}, config)
+        put_writes = saver.aput_writes
+
+        async def noted(config: Any, writes: Any, task_id: str, task_path: str = "") -> None:
+            await put_writes(config, writes, task_id, task_path)
+            stored.update(value[0] for channel, value in writes if channel == "log")
+            if len(stored) == 2:
+                both_stored.set()
+            await asyncio.wait_for(both_stored.wait(), 600)
+
+        monkeypatch.setattr(saver, "aput_writes", noted)
+
+        async def updated(text: str) -> Any:
+            try:
+                return await graph.aupdate_state(config, {"log": [text]}, as_node="one")
+            except ConflictError:
+                return None
+
+        branches = dict(zip("ab", await asyncio.gather(*map(updated, "ab")), strict=True))
+        logs = {text: (await graph.aget_state(branch)).values["log"] for text, branch in branches.items() if branch}
+        assert logs == {text: ["start", "one", text] for text in logs} != {}
+
+
+def test_a_call_that_goes_on_keeps_its_number(open_saver: Opener) -> None:
+    class Task:
+        """A task that is cancelled, and whose call is executed all the same."""
+
+    with open_saver() as saver:
+        task = Task()
+        kept = weakref.ref(task)
+        call = saver._store.get("t", "", None, (False, id(task), task))
+        del task
+        # Another one would get its address, and what it wrote.
+        assert kept() is not None
+        assert call.wait() is None
+        del call
+        assert kept() is None
 
 
 def test_an_answer_has_nothing_of_an_update_that_came_meanwhile(open_saver: Opener) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import signal
 import subprocess
 import sys
 import uuid
@@ -262,6 +263,25 @@ def test_a_thread_that_cannot_be_decoded_is_moved_and_named(old: Any, tmp_path: 
         assert ("pickling", "x", object) in writes(ours, at("a"))
 
 
+def test_a_damaged_thread_does_not_keep_others_from_being_moved(tmp_path: Path) -> None:
+    old, new = str(tmp_path / "old.db"), str(tmp_path / "new.db")
+    with TheirSqliteSaver.from_conn_string(old) as theirs:
+        for thread in "abc":
+            root = put(theirs, at(thread), made({"a": 1}))
+            theirs.put_writes(root, [("a", 2)], "task")
+        theirs.conn.execute("UPDATE writes SET value = NULL WHERE thread_id = 'a'")
+        theirs.conn.execute("UPDATE checkpoints SET metadata = CAST(x'ff' AS TEXT) WHERE thread_id = 'b'")
+        theirs.conn.commit()
+    status, said = run(old, new)
+    first, second, sums = said.splitlines()
+    assert first.startswith("thread 'a' was not moved: TypeError: "), said
+    assert second.startswith("thread 'b' was not moved: OperationalError: "), said
+    assert (status, sums) == (3, "1 threads with 1 checkpoints and 1 writes were moved.")
+    with SqliteSaver.from_conn_string(new) as ours:
+        assert writes(ours, at("c")) == [("task", "a", 2)]
+        assert ours.get_tuple(at("a")) is None and ours.get_tuple(at("b")) is None
+
+
 def test_a_thread_of_the_target_is_never_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     old, new = str(tmp_path / "old.db"), str(tmp_path / "new.db")
     with TheirSqliteSaver.from_conn_string(old) as theirs:
@@ -303,6 +323,57 @@ def test_a_thread_is_moved_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyte
         with pytest.raises(KeyboardInterrupt):
             move(source, ours, compare=False)
         assert ours.get_tuple(at()) is None
+
+
+# Moves a thread, and sends itself a signal after the first checkpoint.
+ENDING = """
+import os, signal, sys
+from threadkeep.langgraph import _moving
+
+source, target, name = sys.argv[1:]
+number, rows = signal.Signals[name], _moving._SqliteSource.rows
+if number != signal.SIGKILL:
+    signal.signal(number, signal.SIG_DFL)
+
+def ending(self, thread):
+    first, *others = rows(self, thread)
+    yield first
+    os.kill(os.getpid(), number)
+    yield from others
+
+_moving._SqliteSource.rows = ending
+sys.exit(_moving.main([source, target]))
+"""
+
+
+def ended_by(name: str, tmp_path: Path) -> tuple[str, str]:
+    """Two stores: one with a thread of two checkpoints, and one to which they were moved until a signal came."""
+    old, new = str(tmp_path / "old.db"), str(tmp_path / "new.db")
+    with TheirSqliteSaver.from_conn_string(old) as theirs:
+        put(theirs, put(theirs, at(), made({"a": 1})), made({"a": 2}))
+    done = subprocess.run([sys.executable, "-c", ENDING, old, new, name], capture_output=True, text=True, timeout=600)
+    number = signal.Signals[name]
+    assert done.returncode == (-number if name == "SIGKILL" else 128 + number), done.stderr
+    return old, new
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+def test_a_signal_to_end_leaves_no_part_of_a_thread(name: str, tmp_path: Path) -> None:
+    old, new = ended_by(name, tmp_path)
+    with SqliteSaver.from_conn_string(new) as ours:
+        assert ours.get_tuple(at()) is None
+    status, said = run(old, new)
+    assert (status, said.count("and are equal")) == (0, 1), said
+
+
+def test_what_a_killed_import_left_is_named(tmp_path: Path) -> None:
+    old, new = ended_by("SIGKILL", tmp_path)
+    status, said = run(old, new)
+    assert status == 3 and "thread 't' was not moved: the target has a thread of this id, which lacks 1 of its 2 checkpoints" in said
+    with SqliteSaver.from_conn_string(new) as ours:
+        ours.delete_thread("t")
+    status, said = run(old, new)
+    assert (status, said.count("and are equal")) == (0, 1), said
 
 
 @pytest.mark.parametrize("old", ["postgres"], indirect=True)
@@ -381,3 +452,9 @@ def test_another_database_is_refused(tmp_path: Path) -> None:
     command = [str(Path(sys.executable).parent / "threadkeep"), "import-langgraph"]
     done = subprocess.run([*command, str(tmp_path / "ours.db"), str(tmp_path / "new.db")], capture_output=True, text=True, timeout=600)
     assert done.returncode == 1 and "not a database of LangGraph's SqliteSaver" in done.stderr
+    (tmp_path / "text").write_text("no database\n" * 99)
+    for name in ("missing.db", "text"):
+        new = tmp_path / "new.db"
+        done = subprocess.run([*command, str(tmp_path / name), str(new)], capture_output=True, text=True, timeout=600)
+        assert done.returncode == 1 and done.stderr.startswith(f"{tmp_path / name} cannot be read: "), done.stderr
+        assert not new.exists()

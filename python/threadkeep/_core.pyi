@@ -7,6 +7,8 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 
 T = TypeVar("T", covariant=True)
 _Tuples = list[RawTuple]
+# Whether a run makes the call, the number of the run or of the thread or task, and the object whose address that is.
+_Caller = tuple[bool, int, object]
 
 class ThreadkeepError(Exception): ...
 class InvalidInputError(ThreadkeepError): ...
@@ -60,7 +62,7 @@ class Store:
         namespace: str,
         parent: str | None,
         seen: str | None,
-        run: int | None,
+        caller: _Caller,
         checkpoint: dict[str, Any],
         metadata_json: bytes,
         new_versions: dict[str, Any],
@@ -71,13 +73,13 @@ class Store:
         thread: str,
         namespace: str,
         id: str,
-        run: int | None,
+        caller: _Caller,
         writes: Sequence[tuple[str, Any]],
         task: str,
         path: str,
         codec: Codec,
     ) -> Call[None]: ...
-    def get(self, thread: str, namespace: str, id: str | None, run: int | None) -> Call[RawTuple | None]: ...
+    def get(self, thread: str, namespace: str, id: str | None, caller: _Caller) -> Call[RawTuple | None]: ...
     def list(
         self,
         thread: str | None,

@@ -27,6 +27,6 @@ mod writes;
 pub use frame::Frame;
 pub use steps::after;
 pub use store::{Fence, LangGraph};
-pub use types::{ChannelReplay, ListRequest, Pending, Place, Put, PutWrites, Seed, Strategy, Tuple};
+pub use types::{Caller, ChannelReplay, ListRequest, Pending, Place, Put, PutWrites, Seed, Strategy, Tuple};
 pub use value::{Typed, elements, is_message_pack, list, stored, typed};
 pub use version::{Label, next};

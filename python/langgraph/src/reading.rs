@@ -67,7 +67,7 @@ impl LangGraph {
         let since = self.memory.changes();
         let Some(found) = self.found(place, id).await? else {
             if id.is_none() && self.fence == Fence::Error {
-                self.runs.found_none(place, self.run);
+                self.runs.found_none(place, self.caller);
             }
             return Ok(None);
         };
@@ -81,7 +81,7 @@ impl LangGraph {
             Some(_) => None,
         };
         let _known = self.memory.learned(&key, Known::new(&found)?, since);
-        self.runs.read(&key, self.run, found.writes.iter().map(|row| row.task));
+        self.runs.read(&key, self.caller, found.writes.iter().map(|row| row.task));
         Ok(self.shown(found).await?.map(|shown| Tuple { head, ..shown }))
     }
 

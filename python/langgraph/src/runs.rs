@@ -3,7 +3,8 @@
 //! LangGraph makes a task's id of its checkpoint, so two runs that go on from one checkpoint have tasks of the same
 //! ids, and may write different things for them. Each list of writes is a row of its own. A run's child applies the
 //! rows of that run. A task that the run did not write for has finished before: of the rows that were there when the
-//! run read the checkpoint, the child applies what a reader is shown.
+//! run read the checkpoint, the child applies what a reader is shown. Updates of the state belong to no run; of two at
+//! one time, each one's child applies what it wrote.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroUsize;
@@ -15,10 +16,12 @@ use threadkeep::id::{CheckpointId, TaskId, ThreadId};
 
 use crate::known::KnownTask;
 use crate::task::Kind;
-use crate::types::Place;
+use crate::types::{Caller, Place};
 
 /// Checkpoints under which the rows of runs are remembered. A run puts its child soon after its last row.
 const CHECKPOINTS: usize = 4096;
+/// From this many lists of a task on, the oldest of another caller makes room: it may be of an update that failed.
+const LISTS: usize = 256;
 
 /// The ordinary rows that readers are shown, one list a task: the longest, because LangGraph puts the writes of a task
 /// again with more at the end, and of equally long ones the first. For a task of which some of `own` are there, those
@@ -89,22 +92,45 @@ pub(crate) struct Runs {
     empty: Mutex<LruCache<(Place, u64), ()>>,
 }
 
-/// A checkpoint that a run goes on from, and the run.
+/// A checkpoint that a run goes on from, and the run. What belongs to no run is in one place.
 type At = (CheckpointKey, Option<u64>);
 
 #[derive(Default)]
 struct Written {
-    by_task: BTreeMap<String, Lists>,
+    by_task: BTreeMap<String, Vec<List>>,
     read: Option<BTreeSet<TaskId>>,
 }
 
-/// The lists of a task that no child has applied yet.
-#[derive(Default)]
-struct Lists {
-    /// The row of each, and a hash of each of its writes.
-    rows: Vec<(TaskId, Vec<u64>)>,
-    /// Whether the checkpoint was read since: the next list is of another update.
+/// A list of writes that no child has applied yet.
+struct List {
+    by: Caller,
+    row: TaskId,
+    /// A hash of each of them.
+    writes: Vec<u64>,
+    /// Whether its caller has read the checkpoint since: the next list is of another update.
     is_ended: bool,
+}
+
+impl Written {
+    fn has(&self, by: Caller) -> bool {
+        self.by_task.values().flatten().any(|list| list.by == by)
+    }
+
+    /// What a caller's child applies: its own lists. If it has none, others wrote for it: all.
+    fn of(&self, by: Caller) -> impl Iterator<Item = &List> {
+        let has_own = self.has(by);
+        self.by_task.values().flatten().filter(move |list| !has_own || list.by == by)
+    }
+
+    /// A caller's child has applied these. Returns whether lists of others are left.
+    fn leave(&mut self, by: Caller) -> bool {
+        let has_own = self.has(by);
+        self.by_task.retain(|_, lists| {
+            lists.retain(|list| has_own && list.by != by);
+            !lists.is_empty()
+        });
+        !self.by_task.is_empty()
+    }
 }
 
 impl Default for Runs {
@@ -119,71 +145,82 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Runs {
-    /// A run has put an ordinary row; `list` has a hash of each of its writes. LangGraph puts the writes of a task
-    /// again with more at the end, and may reorder these puts: of two lists of which one is the beginning of the other,
-    /// the longer one has all writes. Others are of several updates in one step, to which it may give one task.
-    pub(crate) fn wrote(&self, key: &CheckpointKey, run: Option<u64>, row: &KnownTask, list: &[u64]) {
+    /// An ordinary row was put; `list` has a hash of each of its writes. LangGraph puts the writes of a task again with
+    /// more at the end, and may reorder these puts: of two lists of which one is the beginning of the other, the longer
+    /// one has all writes. Others are of several updates in one step, to which it may give one task.
+    pub(crate) fn wrote(&self, key: &CheckpointKey, by: Caller, row: &KnownTask, list: &[u64]) {
         let mut rows = locked(&self.rows);
-        let put = rows.get_or_insert_mut((key.clone(), run), Written::default);
+        let put = rows.get_or_insert_mut((key.clone(), by.run()), Written::default);
         let lists = put.by_task.entry(row.author.task.clone()).or_default();
-        if lists.is_ended {
-            *lists = Lists::default();
-        }
-        if lists.rows.iter().any(|(_, known)| known.starts_with(list)) {
+        lists.retain(|known| known.by != by || !known.is_ended);
+        if lists.iter().any(|known| known.by == by && known.writes.starts_with(list)) {
             return;
         }
-        match lists.rows.iter_mut().find(|(_, known)| list.starts_with(known)) {
-            Some(shorter) => *shorter = (row.id, list.to_vec()),
-            None => lists.rows.push((row.id, list.to_vec())),
+        match lists.iter_mut().find(|known| known.by == by && list.starts_with(&known.writes)) {
+            Some(shorter) => {
+                shorter.row = row.id;
+                shorter.writes = list.to_vec();
+            }
+            None => {
+                if lists.len() >= LISTS
+                    && let Some(oldest) = lists.iter().position(|known| known.by != by)
+                {
+                    lists.remove(oldest);
+                }
+                lists.push(List { by, row: row.id, writes: list.to_vec(), is_ended: false });
+            }
         }
     }
 
-    /// A run has read a checkpoint with these rows, and goes on from there. Calls of unknown runs are of any: an update
-    /// of the state reads, too, before it writes. If the one before it failed, its lists count no more.
-    pub(crate) fn read(&self, key: &CheckpointKey, run: Option<u64>, rows: impl Iterator<Item = TaskId>) {
-        let at = (key.clone(), run);
-        if let Some(run) = run {
+    /// A checkpoint with these rows was read. A run goes on from there. An update of the state reads, too, before it
+    /// writes: if the one before it by the same caller failed, its lists count no more.
+    pub(crate) fn read(&self, key: &CheckpointKey, by: Caller, rows: impl Iterator<Item = TaskId>) {
+        let at = (key.clone(), by.run());
+        if let Some(run) = by.run() {
             let read = Written { by_task: BTreeMap::new(), read: Some(rows.collect()) };
             locked(&self.rows).put(at, read);
             self.is_not_empty(&Place { thread: key.thread.clone(), namespace: key.namespace.clone() }, run);
         } else if let Some(put) = locked(&self.rows).peek_mut(&at) {
-            for lists in put.by_task.values_mut() {
-                lists.is_ended = true;
+            for list in put.by_task.values_mut().flatten().filter(|list| list.by == by) {
+                list.is_ended = true;
             }
         }
     }
 
     /// A run has found no checkpoint.
-    pub(crate) fn found_none(&self, place: &Place, run: Option<u64>) {
-        if let Some(run) = run {
+    pub(crate) fn found_none(&self, place: &Place, by: Caller) {
+        if let Some(run) = by.run() {
             locked(&self.empty).put((place.clone(), run), ());
         }
     }
 
     /// Whether a run has found no checkpoint, and has not put one yet.
-    pub(crate) fn has_found_none(&self, place: &Place, run: Option<u64>) -> bool {
-        run.is_some_and(|run| locked(&self.empty).contains(&(place.clone(), run)))
+    pub(crate) fn has_found_none(&self, place: &Place, by: Caller) -> bool {
+        by.run().is_some_and(|run| locked(&self.empty).contains(&(place.clone(), run)))
     }
 
     fn is_not_empty(&self, place: &Place, run: u64) {
         locked(&self.empty).pop(&(place.clone(), run));
     }
 
-    /// The rows that the child of a run may apply.
-    pub(crate) fn of(&self, key: &CheckpointKey, run: Option<u64>) -> Rows {
+    /// The rows that a caller's child may apply.
+    pub(crate) fn of(&self, key: &CheckpointKey, by: Caller) -> Rows {
         let mut rows = locked(&self.rows);
-        let Some(put) = rows.get(&(key.clone(), run)) else { return Rows::default() };
-        let own = put.by_task.values().flat_map(|lists| &lists.rows);
-        let own = own.enumerate().map(|(place, (row, _))| (*row, place));
+        let Some(put) = rows.get(&(key.clone(), by.run())) else { return Rows::default() };
+        let own = put.of(by).enumerate().map(|(place, list)| (list.row, place));
         Rows { own: own.collect(), read: put.read.clone() }
     }
 
-    /// A run has put a child of `parent`, or failed to put it. Rows that come after a child are of another one.
-    pub(crate) fn put(&self, place: &Place, parent: Option<CheckpointId>, run: Option<u64>, is_stored: bool) {
+    /// A caller has put a child of `parent`, or failed to put it. Rows that come after a child are of another one.
+    pub(crate) fn put(&self, place: &Place, parent: Option<CheckpointId>, by: Caller, is_stored: bool) {
         if is_stored && let Some(parent) = parent {
-            locked(&self.rows).pop(&(place.key(parent), run));
+            let at = (place.key(parent), by.run());
+            let mut rows = locked(&self.rows);
+            if rows.peek_mut(&at).is_some_and(|put| !put.leave(by)) {
+                rows.pop(&at);
+            }
         }
-        if let Some(run) = run {
+        if let Some(run) = by.run() {
             self.is_not_empty(place, run);
         }
     }
@@ -269,13 +306,13 @@ mod tests {
         CheckpointId::from_bytes([7; 16])
     }
 
-    fn wrote(runs: &Runs, run: Option<u64>, n: u8, task: &str, list: &[u64]) {
-        runs.wrote(&key("t"), run, &row(n, task, "", Kind::Own(0), list.len()), list);
+    fn wrote(runs: &Runs, by: Caller, n: u8, task: &str, list: &[u64]) {
+        runs.wrote(&key("t"), by, &row(n, task, "", Kind::Own(0), list.len()), list);
     }
 
     /// The rows of a run, as they were put.
-    fn own(runs: &Runs, run: Option<u64>) -> Vec<u8> {
-        let own = runs.of(&key("t"), run).own;
+    fn own(runs: &Runs, by: Caller) -> Vec<u8> {
+        let own = runs.of(&key("t"), by).own;
         let mut rows: Vec<(&usize, &TaskId)> = own.iter().map(|(row, place)| (place, row)).collect();
         rows.sort();
         ids(rows.into_iter().map(|(_, row)| row))
@@ -284,7 +321,7 @@ mod tests {
     #[test]
     fn the_rows_of_a_run_are_the_longest_of_each_list_since_its_last_child() {
         let runs = Runs::default();
-        let (one, two) = (Some(1), Some(2));
+        let (one, two) = (Caller::Run(1), Caller::Run(2));
         for (n, list) in [(1, &[1][..]), (2, &[1, 2, 3][..]), (3, &[1, 2][..])] {
             wrote(&runs, one, n, "a", list);
         }
@@ -309,39 +346,44 @@ mod tests {
     #[test]
     fn a_run_begins_with_what_it_read() {
         let runs = Runs::default();
+        let other = Caller::Other(1);
         let read = |run| runs.of(&key("t"), run).read.map(|read| ids(&read));
         let reads = |run, n| runs.read(&key("t"), run, [TaskId::from_bytes([n; 16])].into_iter());
-        wrote(&runs, Some(2), 6, "a", &[1]);
-        assert_eq!(read(Some(2)), None);
+        wrote(&runs, Caller::Run(2), 6, "a", &[1]);
+        assert_eq!(read(Caller::Run(2)), None);
         // What is there is of a run that has ended: its number came to another one.
-        reads(Some(2), 8);
-        assert_eq!((read(Some(2)), own(&runs, Some(2))), (Some(vec![8]), vec![]));
-        reads(None, 9);
-        assert_eq!(runs.of(&key("t"), None), Rows::default());
+        reads(Caller::Run(2), 8);
+        assert_eq!((read(Caller::Run(2)), own(&runs, Caller::Run(2))), (Some(vec![8]), vec![]));
+        reads(other, 9);
+        assert_eq!(runs.of(&key("t"), other), Rows::default());
         // What somebody reads between the puts of an update takes nothing from it.
-        wrote(&runs, None, 1, "a", &[1]);
-        wrote(&runs, None, 2, "a", &[2]);
-        wrote(&runs, None, 3, "b", &[1, 2]);
-        reads(None, 9);
-        assert_eq!(own(&runs, None), [1, 2, 3]);
-        wrote(&runs, None, 4, "b", &[3]);
-        assert_eq!((own(&runs, None), read(None)), (vec![1, 2, 4], None), "of another update");
+        wrote(&runs, other, 1, "a", &[1]);
+        wrote(&runs, other, 2, "a", &[2]);
+        wrote(&runs, other, 3, "b", &[1, 2]);
+        reads(other, 9);
+        assert_eq!(own(&runs, other), [1, 2, 3]);
+        wrote(&runs, other, 4, "b", &[3]);
+        assert_eq!((own(&runs, other), read(other)), (vec![1, 2, 4], None), "of another update");
     }
 
     #[test]
     fn a_run_has_found_no_checkpoint_until_it_puts_or_reads_one() {
         let runs = Runs::default();
         let has = |run| runs.has_found_none(&place("t"), run);
-        runs.found_none(&place("t"), None);
-        assert!(!has(None) && !has(Some(1)));
+        runs.found_none(&place("t"), Caller::Other(1));
+        assert!(!has(Caller::Other(1)) && !has(Caller::Run(1)));
         for is_stored in [true, false] {
-            runs.found_none(&place("t"), Some(1));
-            assert!(has(Some(1)) && !has(Some(2)) && !runs.has_found_none(&place("other"), Some(1)));
-            runs.put(&place("t"), None, Some(1), is_stored);
-            assert!(!has(Some(1)));
+            runs.found_none(&place("t"), Caller::Run(1));
+            assert!(
+                has(Caller::Run(1))
+                    && !has(Caller::Run(2))
+                    && !runs.has_found_none(&place("other"), Caller::Run(1))
+            );
+            runs.put(&place("t"), None, Caller::Run(1), is_stored);
+            assert!(!has(Caller::Run(1)));
         }
-        runs.found_none(&place("t"), Some(1));
-        runs.read(&key("t"), Some(1), std::iter::empty());
-        assert!(!has(Some(1)));
+        runs.found_none(&place("t"), Caller::Run(1));
+        runs.read(&key("t"), Caller::Run(1), std::iter::empty());
+        assert!(!has(Caller::Run(1)));
     }
 }

@@ -16,7 +16,7 @@ use crate::put::{Versions, needs, plan};
 use crate::read;
 use crate::runs::{Rows, Runs};
 use crate::steps::after;
-use crate::types::{Place, Put, PutWrites, Tuple};
+use crate::types::{Caller, Place, Put, PutWrites, Tuple};
 use crate::version::Label;
 use crate::waiting::WaitingRoom;
 
@@ -39,8 +39,8 @@ pub struct LangGraph {
     pub(crate) fence: Fence,
     pub(crate) memory: Arc<Memory>,
     pub(crate) runs: Arc<Runs>,
-    /// The run whose calls these are.
-    pub(crate) run: Option<u64>,
+    /// Whose calls these are.
+    pub(crate) caller: Caller,
     waiting: Arc<WaitingRoom>,
 }
 
@@ -58,7 +58,7 @@ impl LangGraph {
             fence,
             memory: Arc::default(),
             runs: Arc::default(),
-            run: None,
+            caller: Caller::default(),
             waiting: Arc::default(),
         }
     }
@@ -66,19 +66,19 @@ impl LangGraph {
     /// The same checkpoints on another saver of the same store, which was closed and opened again.
     #[must_use]
     pub fn on(&self, saver: Arc<dyn Saver>) -> Self {
-        Self { saver, ..self.of_run(self.run) }
+        Self { saver, ..self.called_by(self.caller) }
     }
 
-    /// The same checkpoints, for the calls of one run of several at one time: a checkpoint that it puts applies what it
-    /// wrote. `None` stands for one run after the other.
+    /// The same checkpoints, for the calls of one run or update of several at one time: a checkpoint that it puts
+    /// applies what it wrote.
     #[must_use]
-    pub fn of_run(&self, run: Option<u64>) -> Self {
+    pub fn called_by(&self, caller: Caller) -> Self {
         Self {
             saver: self.saver.clone(),
             fence: self.fence,
             memory: self.memory.clone(),
             runs: self.runs.clone(),
-            run,
+            caller,
             waiting: self.waiting.clone(),
         }
     }
@@ -142,7 +142,7 @@ impl LangGraph {
                 // no config says which head its author saw. The run itself is fenced in the root namespace. One that
                 // looked for the head and found none began it at the same time as another.
                 None if put.place.namespace != Namespace::root()
-                    && !self.runs.has_found_none(&put.place, self.run) =>
+                    && !self.runs.has_found_none(&put.place, self.caller) =>
                 {
                     head
                 }
@@ -177,7 +177,7 @@ impl LangGraph {
     /// checkpoint. [`Error::Stale`] if the parent changed since [`Self::needs`] was asked: ask again. The saver's.
     pub async fn put(&self, put: &Put) -> Result<()> {
         let stored = self.store_put(put).await;
-        self.runs.put(&put.place, put.parent, self.run, stored.is_ok());
+        self.runs.put(&put.place, put.parent, self.caller, stored.is_ok());
         stored
     }
 
@@ -235,7 +235,7 @@ impl LangGraph {
         versions: Versions,
     ) -> Result<(StepCommit, Known)> {
         let rows = match put.parent {
-            Some(id) => self.runs.of(&put.place.key(id), self.run),
+            Some(id) => self.runs.of(&put.place.key(id), self.caller),
             None => Rows::default(),
         };
         plan(put, parent, &rows, head, versions)
@@ -313,9 +313,9 @@ impl LangGraph {
 
     /// Stores what waited for a checkpoint. What cannot be stored goes on waiting, for a repeated put.
     async fn settle(&self, key: &CheckpointKey) -> Result<()> {
-        for (run, waiting) in self.waiting.of(key) {
+        for (caller, waiting) in self.waiting.of(key) {
             // Another run may have come first to a checkpoint whose put failed at what waited.
-            self.of_run(run).store_writes(key, &waiting).await?;
+            self.called_by(caller).store_writes(key, &waiting).await?;
             self.waiting.left(key, &waiting);
         }
         Ok(())
@@ -337,7 +337,7 @@ impl LangGraph {
                 return self.settle(&key).await.map_err(stored);
             }
         }
-        self.waiting.wait(&key, self.run, put.clone(), Instant::now())?;
+        self.waiting.wait(&key, self.caller, put.clone(), Instant::now())?;
         self.settle_if_there(&key).await.map_err(|error| {
             after(&format!("the writes of task {} wait in memory for their checkpoint", put.task), error)
         })

@@ -46,6 +46,31 @@ impl Place {
     }
 }
 
+/// Whose calls these are. A number may be another's once its owner has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Caller {
+    /// A run of a graph.
+    Run(u64),
+    /// What belongs to no run, as an update of the state: by the thread or the task that makes its calls.
+    Other(u64),
+}
+
+impl Default for Caller {
+    fn default() -> Self {
+        Self::Other(0)
+    }
+}
+
+impl Caller {
+    /// The number of the run, if they are one's.
+    pub(crate) fn run(self) -> Option<u64> {
+        match self {
+            Self::Run(run) => Some(run),
+            Self::Other(_) => None,
+        }
+    }
+}
+
 /// A checkpoint to store.
 #[derive(Debug, Clone)]
 pub struct Put {

@@ -8,7 +8,7 @@ use threadkeep::checkpoint::CheckpointKey;
 use threadkeep::id::ThreadId;
 use threadkeep::{Error, Result};
 
-use crate::types::PutWrites;
+use crate::types::{Caller, PutWrites};
 
 /// The bytes that may wait in all.
 const BYTES: usize = 64 << 20;
@@ -20,8 +20,8 @@ const PATIENCE: Duration = Duration::from_mins(10);
 #[derive(Default)]
 pub(crate) struct WaitingRoom(Mutex<Waiting>);
 
-/// Writes that wait, and the run that put them.
-type Waiter = (Option<u64>, Arc<PutWrites>);
+/// Writes that wait, and who put them.
+type Waiter = (Caller, Arc<PutWrites>);
 
 #[derive(Default)]
 struct Waiting {
@@ -60,7 +60,7 @@ impl WaitingRoom {
     pub(crate) fn wait(
         &self,
         key: &CheckpointKey,
-        run: Option<u64>,
+        caller: Caller,
         put: PutWrites,
         now: Instant,
     ) -> Result<()> {
@@ -77,7 +77,7 @@ impl WaitingRoom {
             )));
         }
         this.bytes += size;
-        this.writes.entry(key.clone()).or_default().push((now, (run, Arc::new(put))));
+        this.writes.entry(key.clone()).or_default().push((now, (caller, Arc::new(put))));
         Ok(())
     }
 
@@ -128,7 +128,7 @@ mod tests {
         let then = Instant::now();
         let fill = |n, at| {
             let put = large(&place, key(n).id);
-            (0..100).take_while(|_| room.wait(&key(n), None, put.clone(), at).is_ok()).count()
+            (0..100).take_while(|_| room.wait(&key(n), Caller::default(), put.clone(), at).is_ok()).count()
         };
         assert_eq!(fill(1, then), 63);
         // They came moments ago.

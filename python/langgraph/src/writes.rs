@@ -56,7 +56,7 @@ impl LangGraph {
     /// Stores a list of ordinary writes. One that is stored is not changed, whichever run it is of.
     async fn store_ordinary(&self, key: &CheckpointKey, row: &TaskWrites, list: &[u64]) -> Result<()> {
         self.store_row(key, row).await?;
-        self.runs.wrote(key, self.run, &KnownTask::new(row)?, list);
+        self.runs.wrote(key, self.caller, &KnownTask::new(row)?, list);
         Ok(())
     }
 }

@@ -18,6 +18,7 @@ from langgraph.checkpoint.serde.types import TASKS
 
 from threadkeep import ThreadkeepError
 from threadkeep._core import Store
+from threadkeep.langgraph._ending import end_in_order
 from threadkeep.langgraph._postgres import PostgresSaver
 from threadkeep.langgraph._saver import ThreadkeepSaver
 from threadkeep.langgraph._sqlite import SqliteSaver
@@ -50,6 +51,10 @@ class _Source(Protocol):
         """The threads' ids."""
         ...
 
+    def ids(self, thread: str) -> set[tuple[str, str]]:
+        """The namespaces and ids of a thread's checkpoints."""
+        ...
+
     def rows(self, thread: str) -> Iterator[_Row]:
         """The checkpoints of a thread at one moment, oldest first."""
         ...
@@ -62,8 +67,11 @@ class _Source(Protocol):
 class _SqliteSource:
     def __init__(self, path: str) -> None:
         address = f"{Path(path).absolute().as_uri()}?mode=ro"
-        self.connection = sqlite3.connect(address, uri=True, check_same_thread=False)
-        columns = {str(name) for _, name, *_ in self.connection.execute("PRAGMA table_info(writes)")}
+        try:
+            self.connection = sqlite3.connect(address, uri=True, check_same_thread=False)
+            columns = {str(name) for _, name, *_ in self.connection.execute("PRAGMA table_info(writes)")}
+        except sqlite3.Error as error:
+            raise SystemExit(f"{path} cannot be read: {error}") from None
         if "idx" not in columns:
             raise SystemExit(f"{path} is not a database of LangGraph's SqliteSaver: it has no table of writes")
         self.path = "task_path" if "task_path" in columns else "''"
@@ -71,6 +79,10 @@ class _SqliteSource:
     def threads(self) -> list[str]:
         query = "SELECT DISTINCT thread_id FROM checkpoints ORDER BY thread_id"
         return [thread for (thread,) in self.connection.execute(query)]
+
+    def ids(self, thread: str) -> set[tuple[str, str]]:
+        query = "SELECT checkpoint_ns, checkpoint_id FROM checkpoints WHERE thread_id = ?"
+        return {(namespace, found) for namespace, found in self.connection.execute(query, (thread,))}
 
     def rows(self, thread: str) -> Iterator[_Row]:
         checkpoints = self.connection.execute(
@@ -125,6 +137,10 @@ class _PostgresSource:
     def threads(self) -> list[str]:
         rows = self._query("SELECT DISTINCT thread_id FROM checkpoints ORDER BY thread_id")
         return [thread for (thread,) in rows]
+
+    def ids(self, thread: str) -> set[tuple[str, str]]:
+        rows = self._query("SELECT checkpoint_ns, checkpoint_id FROM checkpoints WHERE thread_id = %s", thread)
+        return {(namespace, found) for namespace, found in rows}
 
     def rows(self, thread: str) -> Iterator[_Row]:
         # Graphs may go on meanwhile.
@@ -229,10 +245,12 @@ def move(source: _Source, target: ThreadkeepSaver | None, *, compare: bool = Tru
         _progress(number, len(threads), "threads")
         try:
             if target and _has(target, thread):
-                raise _NotMoved("the target has a thread of this id")
+                raise _NotMoved(_there(source, target, thread))
             _move_thread(source, store, thread, report)
         except (_NotMoved, ThreadkeepError) as error:
             report.problems.append(f"thread {thread!r} was not moved: {error}")
+        except Exception as error:  # Whatever a damaged row raises: the other threads are moved all the same.
+            report.problems.append(f"thread {thread!r} was not moved: {type(error).__name__}: {error}")
     _progress(len(threads), len(threads), "threads")
     if target and compare:
         report.problems += _differences(source.saver(), target, [t for t in threads if not _named(report, t)])
@@ -243,6 +261,18 @@ def _has(target: ThreadkeepSaver, thread: str) -> bool:
     """Whether a store has a thread. Its values may be of a serializer that this process does not have: none is decoded."""
     config: Any = {"configurable": {"thread_id": thread}}
     return bool(target._list(config, None, None, 1).wait())  # pyright: ignore[reportPrivateUsage]
+
+
+def _there(source: _Source, target: ThreadkeepSaver, thread: str) -> str:
+    """What is said of a thread that the target has. An import that was killed may have left a part of it."""
+    config: Any = {"configurable": {"thread_id": thread}}
+    found = {raw.place()[1:3] for raw in target._list(config, None, None, None).wait()}  # pyright: ignore[reportPrivateUsage]
+    ids = source.ids(thread)
+    said = "the target has a thread of this id"
+    if ids & found and (lacking := len(ids - found)):
+        said += f", which lacks {lacking} of its {len(ids)} checkpoints: if an import that was killed has left it so, delete it "
+        said += "there and move it again"
+    return said
 
 
 def _named(report: Report, thread: str) -> bool:
@@ -385,6 +415,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--dry-run", action="store_true", help="only read, and name what could not be moved")
     parser.add_argument("--no-compare", action="store_true", help="do not compare the stores afterwards")
     given = parser.parse_args(arguments)
+    end_in_order()
     source = _PostgresSource(given.source) if given.source.startswith(_POSTGRES) else _SqliteSource(given.source)
     with ExitStack() as stack:
         target: ThreadkeepSaver | None = None

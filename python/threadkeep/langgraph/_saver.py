@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator, Hashable, Iterator, Mapping, Sequence
 from typing import Any, Literal, SupportsIndex, cast
 
@@ -106,7 +108,7 @@ class ThreadkeepSaver(BaseCheckpointSaver[str]):
 
     def _get(self, config: RunnableConfig) -> Call[RawTuple | None]:
         thread, namespace = _place(config)
-        return self._store.get(thread, namespace, get_checkpoint_id(config) or None, _run(config))
+        return self._store.get(thread, namespace, get_checkpoint_id(config) or None, _caller(config))
 
     def _tuple(self, config: RunnableConfig, raw: RawTuple | None) -> CheckpointTuple | None:
         if raw is None:
@@ -247,7 +249,7 @@ class ThreadkeepSaver(BaseCheckpointSaver[str]):
             namespace,
             get_checkpoint_id(config) or None,
             _seen(config),
-            _run(config),
+            _caller(config),
             cast(dict[str, Any], checkpoint),
             _json(get_checkpoint_metadata(config, metadata)),
             new_versions,
@@ -279,7 +281,7 @@ class ThreadkeepSaver(BaseCheckpointSaver[str]):
     ) -> Call[None]:
         checkpoint_id = str(_configurable(config)["checkpoint_id"])
         return self._store.put_writes(
-            *_place(config), checkpoint_id, _run(config), writes, task_id, task_path, self._codec_of()
+            *_place(config), checkpoint_id, _caller(config), writes, task_id, task_path, self._codec_of()
         )
 
     # Deleting.
@@ -451,10 +453,18 @@ def _seen(config: RunnableConfig) -> str | None:
     return str(head) if (thread, namespace, read) == (*_place(config), parent) else None
 
 
-def _run(config: RunnableConfig) -> int | None:
-    """Which run a call is of, among those at this time: each run of a graph has a runtime of its own in its configs."""
-    runtime = _configurable(config).get(_RUNTIME)
-    return None if runtime is None else id(runtime)
+def _caller(config: RunnableConfig) -> tuple[bool, int, object]:
+    """Whose call it is, among those at this time. Each run of a graph has a runtime of its own in its configs. An update
+    of the state has none: it makes its calls one after the other, in one task or thread. The call holds the object whose
+    identity it is.
+    """
+    if (runtime := _configurable(config).get(_RUNTIME)) is not None:
+        return True, id(runtime), runtime
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:  # No event loop runs in this thread.
+        task = None
+    return (False, threading.get_ident(), None) if task is None else (False, id(task), task)
 
 
 # Made once: `json.dumps` makes one for each call.

@@ -15,7 +15,7 @@ use threadkeep::saver::{
 };
 use threadkeep::value::ChannelValue;
 use threadkeep::{Error, Result};
-use threadkeep_langgraph::{Fence, Frame, LangGraph, Place, Put, PutWrites, stored};
+use threadkeep_langgraph::{Caller, Fence, Frame, LangGraph, Place, Put, PutWrites, stored};
 use threadkeep_memory::MemorySaver;
 use tokio::sync::Notify;
 
@@ -246,7 +246,12 @@ impl Lab {
 
     /// The same store and thread, for the calls of a run.
     pub(crate) fn of_run(&self, run: u64) -> Self {
-        let (beside, graphs) = (self.beside.clone(), self.graphs.of_run(Some(run)));
+        self.called_by(Caller::Run(run))
+    }
+
+    /// The same store and thread, for the calls of somebody.
+    pub(crate) fn called_by(&self, caller: Caller) -> Self {
+        let (beside, graphs) = (self.beside.clone(), self.graphs.called_by(caller));
         Self { beside, graphs, place: self.place.clone() }
     }
 

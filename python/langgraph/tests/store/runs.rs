@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use serde_json::json;
 use threadkeep::Error;
-use threadkeep_langgraph::{Fence, Frame, LangGraph, Place, Put};
+use threadkeep_langgraph::{Caller, Fence, Frame, LangGraph, Place, Put};
 
 use crate::lab::{Beside, Lab, Meanwhile};
 
@@ -51,6 +51,50 @@ async fn two_updates_of_one_step_that_have_one_task_are_both_replayed() {
 }
 
 #[tokio::test]
+async fn two_updates_at_one_time_that_have_one_task_each_replay_their_own() {
+    let lab = Lab::new();
+    lab.put(0).await.unwrap();
+    let [one, two] = [1, 2].map(|caller| lab.called_by(Caller::Other(caller)));
+    for update in [&one, &two] {
+        assert!(update.tasks(0).await.is_empty());
+    }
+    one.write_to(0, "a", &["d", "d", "d"]).await.unwrap();
+    two.write_to(0, "a", &["d"]).await.unwrap();
+    one.put_after(Some(0), 1).await.unwrap();
+    two.put_after(Some(0), 2).await.unwrap();
+    assert_eq!(lab.replayed(1).await, ["a"; 3]);
+    assert_eq!(lab.replayed(2).await, ["a"]);
+}
+
+#[tokio::test]
+async fn what_somebody_else_reads_takes_nothing_from_an_update() {
+    let lab = Lab::new();
+    lab.put(0).await.unwrap();
+    let [update, reader] = [1, 2].map(|caller| lab.called_by(Caller::Other(caller)));
+    update.tasks(0).await;
+    update.write_to(0, "a", &["d", "e"]).await.unwrap();
+    reader.tasks(0).await;
+    update.write_to(0, "a", &["d", "d"]).await.unwrap();
+    update.put(1).await.unwrap();
+    assert_eq!(lab.replayed(1).await, ["a"; 3]);
+}
+
+#[tokio::test]
+async fn what_others_wrote_for_somebody_is_applied() {
+    let lab = Lab::new();
+    lab.put(0).await.unwrap();
+    // Two threads write for a third one, which goes on from there twice.
+    let [one, two, third] = [1, 2, 3].map(|caller| lab.called_by(Caller::Other(caller)));
+    one.write_to(0, "a", &["d", "d"]).await.unwrap();
+    two.write_to(0, "b", &["d"]).await.unwrap();
+    third.put_after(Some(0), 1).await.unwrap();
+    one.write_to(0, "a", &["d"]).await.unwrap();
+    third.put_after(Some(0), 2).await.unwrap();
+    assert_eq!(lab.replayed(1).await, ["a", "a", "b"]);
+    assert_eq!(lab.replayed(2).await, ["a", "b"]);
+}
+
+#[tokio::test]
 async fn what_waited_for_a_checkpoint_is_of_the_run_that_put_it() {
     let lab = Lab::new();
     lab.put(0).await.unwrap();
@@ -82,7 +126,7 @@ async fn two_runs_that_begin_a_subgraph_at_one_time_are_fenced() {
         snapshots: BTreeSet::new(),
         metadata: json!({"step": 0}).as_object().unwrap().clone(),
     };
-    let (one, two, back) = (graphs.of_run(Some(1)), graphs.of_run(Some(2)), graphs.of_run(Some(3)));
+    let [one, two, back] = [1, 2, 3].map(|run| graphs.called_by(Caller::Run(run)));
     for run in [&one, &two] {
         assert!(run.get(&place, None).await.unwrap().is_none());
     }

@@ -14,7 +14,7 @@ use tokio_util::task::TaskTracker;
 use self::bridge::{Publisher, StreamBridge, Subscription};
 use crate::threads::Threads;
 use threadkeep_agent::serialize::Rendered;
-use threadkeep_records::{Records, RunRow};
+use threadkeep_records::{Records, RunRow, persistently};
 
 /// The streams of runs.
 pub(crate) struct Streams {
@@ -84,7 +84,7 @@ impl Streams {
 
     /// Publishes why a run failed that another process has ended, or that could not be written, unless that was published.
     pub(crate) async fn tell_failure(&self, run_id: &str, publisher: &Publisher) {
-        match self.records.runs().get(run_id).await {
+        match persistently(|| self.records.runs().get(run_id)).await {
             Ok(Some(row)) => relay::tell(self, &row, publisher).await,
             Ok(None) => {}
             Err(error) => tracing::debug!(run_id, %error, "cannot read why a run was ended"),

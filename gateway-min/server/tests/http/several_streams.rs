@@ -165,8 +165,8 @@ async fn a_stream_elsewhere_has_the_frames_of_every_mode_under_their_own_ids() {
     }
 }
 
-/// The run has ended, and the last of its frames are on their way, or will never come. A client of a gateway that has not
-/// followed it does not take a part for the whole.
+/// The run has ended, and the last of its frames are on their way, or will never come. A client of a gateway that has
+/// not followed it does not take a part for the whole.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_client_that_comes_before_the_last_frames_of_an_ended_run_gets_its_state() {
     for mode in MODES {

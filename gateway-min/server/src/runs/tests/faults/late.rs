@@ -225,3 +225,20 @@ async fn a_run_that_was_taken_over_is_not_ended_for_its_former_process() {
     assert_eq!(two.other.row("gone").await.error.as_deref(), Some("Rolled back by user"));
     goes_on(&two.own).await;
 }
+
+/// Clients of a run that another process has ended are not shown the end of a success because its row cannot be read.
+#[tokio::test]
+async fn an_end_of_another_process_that_cannot_be_read_is_no_success() {
+    let gateway = Gateway::start_on(("memory", "full"), &script("none")).await;
+    for (failing, expected) in [(2, ["end"].as_slice()), (3, ["error", "end"].as_slice())] {
+        let run_id = format!("gone-{failing}");
+        let publisher = gateway.app.streams.open(&run_id);
+        let stream = gateway.app.streams.subscribe(&run_id);
+        gateway.app.records.fail_reads(failing);
+        gateway.app.streams.tell_failure(&run_id, &publisher).await;
+        assert!(!gateway.app.records.fail_statement(0), "each read that should fail has failed");
+        publisher.end();
+        let shown = frames(stream).await;
+        assert_eq!(shown.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>(), expected, "{failing}");
+    }
+}

@@ -183,8 +183,8 @@ impl Run {
     }
 
     /// Adds a subscriber that claims to have everything up to `last`: returns its key, `last` if the run did publish
-    /// it, and the next `seq`; none if its first event is found with [`Self::poll`]: the oldest of another process, which
-    /// is not known yet, or why the run failed, if that is no longer among the events.
+    /// it, and the next `seq`; none if its first event is found with [`Self::poll`]: the oldest of another process,
+    /// which is not known yet, or why the run failed, if that is no longer among the events.
     pub(super) fn join(&self, last: Option<EventId>) -> (u64, Option<EventId>, Option<u64>) {
         self.followers.fetch_add(1, Ordering::Relaxed);
         let mut state = lock(&self.state);

@@ -128,8 +128,8 @@ async fn a_run_that_was_ended_elsewhere_long_before_its_first_write_writes_nothi
     }
 }
 
-/// Nor does anything move it while its model answers, or while its process's clock is set back. Its clients are shown what
-/// ended it.
+/// Nor does anything move it while its model answers, or while its process's clock is set back. Its clients are shown
+/// what ended it.
 #[tokio::test]
 async fn a_run_that_was_ended_elsewhere_while_its_model_answered_stores_no_answer() {
     let everywhere = everywhere().flat_map(|on| [21, -21].map(|ahead| (on, ahead)));

@@ -138,8 +138,8 @@ async fn who_waits_for_a_run_of_another_process_whose_row_cannot_be_read_goes_on
     assert_eq!(answered.unwrap().unwrap().status(), 204);
 }
 
-/// The database is away for longer than a write is usually tried: followers in other processes get the rest of the stream
-/// when it is back.
+/// The database is away for longer than a write is usually tried: followers in other processes get the rest of the
+/// stream when it is back.
 #[tokio::test]
 async fn a_stream_is_handed_on_after_the_database_was_away() {
     let gateway = Gateway::start_on(("sqlite", "full"), &gated("handed-on")).await;

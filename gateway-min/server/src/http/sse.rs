@@ -9,9 +9,10 @@ use bytes::Bytes;
 use futures::{Stream, StreamExt, stream};
 use serde_json::Value;
 use threadkeep::id::ThreadId;
+use tokio::time::timeout;
 
 use crate::runs::request::StreamMode;
-use crate::streams::bridge::{Event, Frame, Gap, Subscription};
+use crate::streams::bridge::{Event, Frame, Gap, HEARTBEAT, Subscription};
 
 const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 const X_ACCEL_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
@@ -39,10 +40,23 @@ pub(super) fn response_in(
             let name = event.name.split('|').next().unwrap_or_default();
             matches!(name, "metadata" | "error") || modes.iter().any(|mode| mode.event() == name)
         }
-        Frame::Gap(_) | Frame::Heartbeat | Frame::End => true,
+        Frame::Gap(_) | Frame::End => true,
+        Frame::Heartbeat => false,
     };
     let frames = subscription.filter(move |frame| std::future::ready(shown(frame)));
-    streaming(run_headers(thread, run_id), frames.map(|frame| encode(&frame)))
+    streaming(run_headers(thread, run_id), kept_open(frames.map(|frame| encode(&frame))))
+}
+
+/// The frames of a client that does not want all, with heartbeats: those of a subscription say when a run does nothing,
+/// not when nothing was sent.
+pub(super) fn kept_open(
+    frames: impl Stream<Item = Vec<Bytes>> + Send + 'static,
+) -> impl Stream<Item = Vec<Bytes>> + Send + 'static {
+    stream::unfold(Box::pin(frames), |mut frames| async move {
+        let next = timeout(HEARTBEAT, frames.next()).await;
+        let pieces = next.unwrap_or_else(|_late| Some(encode(&Frame::Heartbeat)))?;
+        Some((pieces, frames))
+    })
 }
 
 /// A response of server-sent events, each in pieces, with these further headers.
@@ -182,6 +196,31 @@ mod tests {
                 ": heartbeat\n",
                 ": heartbeat\n",
                 "event: error\ndata: {\"message\":\"boom\",\"name\":\"RuntimeError\"}\nid: 1700000000000-3\n\n",
+                "event: end\ndata: null\n\n",
+            )
+        );
+    }
+
+    /// The run is at work, and does nothing that this client wants to see.
+    #[tokio::test(start_paused = true)]
+    async fn a_client_that_wants_few_frames_gets_heartbeats_between_them() {
+        let (bridge, run) = run(8);
+        let subscription = bridge.subscribe("run-1", None);
+        let response = response_in(vec![StreamMode::Values], subscription, &"t".into(), "run-1");
+        tokio::spawn(async move {
+            for n in 0..4 {
+                tokio::time::sleep(Duration::from_secs(8)).await;
+                run.publish("messages", &json!(n));
+            }
+            run.publish("values", &json!({}));
+            run.end();
+        });
+        assert_eq!(
+            text(response).await,
+            concat!(
+                ": heartbeat\n",
+                ": heartbeat\n",
+                "event: values\ndata: {}\nid: 1700000000000-4\n\n",
                 "event: end\ndata: null\n\n",
             )
         );

@@ -64,7 +64,7 @@ async fn join_thread(
         let frame = following.next().await?;
         Some((frame, following))
     });
-    Ok(sse::streaming(HeaderMap::new(), frames))
+    Ok(sse::streaming(HeaderMap::new(), sse::kept_open(frames)))
 }
 
 /// What a thread's stream has besides the frames of its runs.
@@ -93,8 +93,7 @@ impl Following {
                     Frame::Event(event) if self.frames || &*event.name == "metadata" => {
                         return Some(sse::encode_event_of(run_id, &event));
                     }
-                    Frame::Event(_) => {}
-                    Frame::Heartbeat => return Some(sse::encode(&Frame::Heartbeat)),
+                    Frame::Event(_) | Frame::Heartbeat => {}
                     // The client was too slow: it gets what is still there, and the end of the run.
                     gap @ Frame::Gap(_) => {
                         *stream = self.runs.app().streams.subscribe(run_id);
@@ -113,7 +112,7 @@ impl Following {
                         let stream = self.runs.app().streams.follow(&run, after.as_deref());
                         self.current = Some((run.run_id.clone(), stream));
                     }
-                    Upcoming::Nothing => return Some(sse::encode(&Frame::Heartbeat)),
+                    Upcoming::Nothing => {}
                 }
             }
         }

@@ -161,7 +161,7 @@ impl Runs {
         let guard = self.local.enter(&run_id);
         // A stop that begins from here on waits for this run. One that began before has not seen it.
         if self.is_stopping() {
-            publisher.end();
+            publisher.discard();
             return Err(CreateError::Stopping);
         }
         let admitted = self.admission(&new, is_seeded, request.options.multitask_strategy).await;
@@ -170,14 +170,14 @@ impl Runs {
             Ok(Admission::Admitted(run) | Admission::Queued(run)) => run,
             Err(CreateError::Records(error @ RecordsError::InDoubt { .. })) => {
                 let Some(run) = self.settle(&new).await else {
-                    publisher.end();
+                    publisher.discard();
                     return Err(error.into());
                 };
                 run
             }
             // A concurrent request with the same key was faster.
             Ok(Admission::Existing(run)) => {
-                publisher.end();
+                publisher.discard();
                 return self.joined(run).await;
             }
             Ok(Admission::Waiting { run, predecessor, superseded, .. }) => {
@@ -189,7 +189,7 @@ impl Runs {
                 run
             }
             Err(error) => {
-                publisher.end();
+                publisher.discard();
                 return Err(error);
             }
         };

@@ -14,7 +14,7 @@ use serde_json::{Value as Json, json};
 
 use super::Streams;
 use super::bridge::{Event, EventId, Frame};
-use threadkeep_records::{FrameBatch, RecordsError, persistently};
+use threadkeep_records::{FrameBatch, RecordsError, until_available};
 
 /// The pause between two batches.
 const PAUSE: Duration = Duration::from_millis(20);
@@ -70,7 +70,8 @@ async fn hand_on(streams: &Streams, thread_id: &str, run_id: &str) -> Result<(),
         }
         if !batch.frames.is_empty() || batch.ends {
             let keep_from = forwarded.keep_from(streams.bridge.capacity(), batch.first_seq);
-            persistently(|| streams.records.runs().append_frames(thread_id, run_id, &batch, keep_from))
+            // Meanwhile the run may publish more than is kept: also a gap.
+            until_available(|| streams.records.runs().append_frames(thread_id, run_id, &batch, keep_from))
                 .await?;
         }
         if batch.ends {

@@ -7,6 +7,7 @@ mod relay;
 use std::sync::Arc;
 
 use chrono::Utc;
+use serde_json::json;
 use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
 use tokio_util::task::TaskTracker;
@@ -14,7 +15,11 @@ use tokio_util::task::TaskTracker;
 use self::bridge::{Publisher, StreamBridge, Subscription};
 use crate::threads::Threads;
 use threadkeep_agent::serialize::Rendered;
-use threadkeep_records::{Records, RunRow};
+use threadkeep_records::{Records, RunRow, persistently};
+
+/// What is shown in the place of an end that cannot be read.
+const UNREAD: &str =
+    "Another process has ended this run, or ends it, and how cannot be read now. Read the run shortly.";
 
 /// The streams of runs.
 pub(crate) struct Streams {
@@ -84,10 +89,14 @@ impl Streams {
 
     /// Publishes why a run failed that another process has ended, or that could not be written, unless that was published.
     pub(crate) async fn tell_failure(&self, run_id: &str, publisher: &Publisher) {
-        match self.records.runs().get(run_id).await {
+        match persistently(|| self.records.runs().get(run_id)).await {
             Ok(Some(row)) => relay::tell(self, &row, publisher).await,
             Ok(None) => {}
-            Err(error) => tracing::debug!(run_id, %error, "cannot read why a run was ended"),
+            // A bare end would be that of a success.
+            Err(error) => {
+                tracing::warn!(run_id, %error, "cannot read why a run was ended");
+                publisher.fail(&json!({"message": UNREAD, "name": "RunError"}));
+            }
         }
     }
 

@@ -39,15 +39,14 @@ pub(super) async fn relay(streams: Arc<Streams>, run: RunRow, publisher: Publish
         match look(&streams, &run.run_id, &mut next_seq, &publisher).await {
             Ok(Seen::AtWork) => {}
             Ok(Seen::All) => break,
-            // It had ended when the client came: the frames forwarded by then are all there are.
-            Ok(Seen::Ended(row)) if !run.status.is_active() => {
+            // It had ended when the client came, and nothing was forwarded, or nobody forwards the rest.
+            Ok(Seen::Ended(row)) if !run.status.is_active() && (next_seq == 0 || is_dead(&row)) => {
                 tell(&streams, &row, &publisher).await;
                 break;
             }
             Ok(Seen::Ended(row)) => {
                 let since = *ended_at.get_or_insert_with(Instant::now);
-                let dead = row.stop_reason.as_deref() == Some(RECOVERY_STOP_REASON);
-                if dead || since.elapsed() >= LAST_FRAMES {
+                if is_dead(&row) || since.elapsed() >= LAST_FRAMES {
                     show_outcome(&streams, &row, next_seq == 0, &publisher).await;
                     break;
                 }
@@ -57,6 +56,11 @@ pub(super) async fn relay(streams: Arc<Streams>, run: RunRow, publisher: Publish
         let _changed = tokio::time::timeout(POLL, changes.of(&run.run_id)).await;
     }
     publisher.end();
+}
+
+/// Whether the process of an ended run is gone.
+fn is_dead(row: &RunRow) -> bool {
+    row.stop_reason.as_deref() == Some(RECOVERY_STOP_REASON)
 }
 
 /// Publishes why an ended run failed, or was interrupted by its process, if nobody has said so.

@@ -165,6 +165,35 @@ async fn a_stream_elsewhere_has_the_frames_of_every_mode_under_their_own_ids() {
     }
 }
 
+/// The run has ended, and the last of its frames are on their way, or will never come. A client of a gateway that has
+/// not followed it does not take a part for the whole.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_that_comes_before_the_last_frames_of_an_ended_run_gets_its_state() {
+    for mode in MODES {
+        let name = format!("several-part-{mode}");
+        let (first, second) = two(mode, &name).await;
+        let run = first.start_run("t", "work").await;
+        gate(&name).reached().await;
+        let path = format!("/api/threads/t/runs/{run}/stream");
+        let join = async |gateway: &Gateway| {
+            Frames::of(gateway.open_answer(Request::get(&path).body(Body::empty()).unwrap()).await)
+        };
+        let mut elsewhere = join(&second).await;
+        let mut seen = vec![elsewhere.until("metadata").await];
+        gate(&name).open();
+        seen.extend(elsewhere.rest().await);
+        let last = "DELETE FROM threadkeep_gateway_run_frames WHERE ends RETURNING first_seq";
+        let last: i64 = first.postgres().await.query_one(last, &[]).await.unwrap().get(0);
+        let part = &seen[..usize::try_from(last).unwrap()];
+        assert!(!part.is_empty(), "{mode}: it was followed before its end");
+        let shown = join(&first.beside().await).await.rest().await;
+        let (frames, outcome) = shown.split_at(part.len());
+        assert_eq!(frames, part, "{mode}");
+        assert_eq!(sse::names(outcome), ["values", "end"], "{mode}");
+        assert_eq!(outcome[0].data["messages"], first.state("t").await["values"]["messages"], "{mode}");
+    }
+}
+
 /// Its first frames are kept nowhere any more. That is no gap for a client that has none of them, on any gateway.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_client_that_joins_a_long_run_elsewhere_begins_with_the_oldest_frame_that_is_kept() {

@@ -19,7 +19,6 @@ use super::translate::{GRAPH, Translator};
 use super::waiting::asked;
 use crate::app::App;
 use crate::http::error::ApiError;
-use crate::http::sse;
 use crate::http::thread_runs::{RunsOf, Upcoming};
 use crate::streams::bridge::{Event, EventId, Frame, Subscription};
 
@@ -70,10 +69,7 @@ impl Following {
             let Some(current) = &mut self.current else {
                 match self.runs.next().await? {
                     Upcoming::Run(run, _) => self.current = Some(self.follow(run)),
-                    Upcoming::Nothing => {
-                        self.runs.check().await?;
-                        return Some(sse::encode(&Frame::Heartbeat));
-                    }
+                    Upcoming::Nothing => self.runs.check().await?,
                 }
                 continue;
             };
@@ -87,7 +83,7 @@ impl Following {
                         self.said.extend(current.translator.frame(&event));
                     }
                 }
-                Frame::Heartbeat => return Some(sse::encode(&Frame::Heartbeat)),
+                Frame::Heartbeat => {}
                 // The client was too slow: it gets the state, and what is still there.
                 Frame::Gap(_) => {
                     if let Some(current) = self.current.take() {

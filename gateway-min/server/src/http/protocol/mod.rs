@@ -108,5 +108,5 @@ async fn stream_events(
         let pieces = following.next().await?;
         Some((pieces, following))
     });
-    Ok(sse::streaming(HeaderMap::new(), events))
+    Ok(sse::streaming(HeaderMap::new(), sse::kept_open(events)))
 }

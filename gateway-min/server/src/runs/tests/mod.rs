@@ -601,3 +601,17 @@ async fn an_enqueued_run_waits_for_a_writer_that_is_no_run_and_cannot_be_overtak
         );
     }
 }
+
+/// It is not known to anybody, so nothing is kept of it: clients may ask again and again.
+#[tokio::test]
+async fn a_run_that_is_refused_leaves_no_stream() {
+    let gateway = Gateway::start("full", &gated("refused")).await;
+    let first = gateway.create(ask("wait")).await.unwrap();
+    gate("refused").reached().await;
+    for _ in 0..3 {
+        assert!(gateway.create(ask("now")).await.is_err());
+    }
+    assert_eq!(gateway.app.streams.counts().0, 1, "that of the first run");
+    gate("refused").open();
+    assert_eq!(gateway.row(&first.run.run_id).await.status, RunStatus::Success);
+}

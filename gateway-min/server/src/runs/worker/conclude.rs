@@ -47,6 +47,16 @@ impl Worker<'_> {
         outcome: Outcome,
         started: DateTime<Utc>,
     ) -> Result<(), RecordsError> {
+        if let Outcome::Failed { message, .. } = &outcome
+            && self.reporter.owned.is_taken_over().await
+        {
+            let run_id = &self.spec.run_id;
+            tracing::error!(run_id, error = %message, "another process has ended the run, or taken it over");
+            // Its clients are shown how that one ends it.
+            self.reporter.journal.close().await;
+            self.leave();
+            return Ok(());
+        }
         let mut end = match outcome {
             Outcome::Cancelled => {
                 let Some(end) = self.cancelled(accessor).await? else {

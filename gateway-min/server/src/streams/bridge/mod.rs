@@ -330,6 +330,12 @@ impl Publisher {
         });
     }
 
+    /// Ends the stream of a run that was not admitted: nobody can follow it, and nothing of it is kept.
+    pub(crate) fn discard(self) {
+        self.run.end();
+        self.bridge.forget(&self.run);
+    }
+
     /// Cancelled when a subscriber that [owns](Subscription::owning) the run leaves it before its end. The run handles
     /// the consequence (`on_disconnect`).
     pub fn abandoned(&self) -> CancellationToken {

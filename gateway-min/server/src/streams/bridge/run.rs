@@ -91,6 +91,11 @@ impl Buffer {
         (!sent).then_some(outcome)
     }
 
+    /// Why the run failed, if that is older than the oldest kept event.
+    fn outcome_before(&self, first: u64) -> Option<&Event> {
+        self.outcome.as_ref().filter(|outcome| outcome.id.seq < first)
+    }
+
     fn wait(&mut self, subscriber: u64, waker: &Waker) {
         match self.waiting.iter_mut().find(|(key, _)| *key == subscriber) {
             Some((_, old)) => old.clone_from(waker),
@@ -178,7 +183,8 @@ impl Run {
     }
 
     /// Adds a subscriber that claims to have everything up to `last`: returns its key, `last` if the run did publish
-    /// it, and the next `seq`; none if it begins with the oldest event of another process, which is not known yet.
+    /// it, and the next `seq`; none if its first event is found with [`Self::poll`]: the oldest of another process,
+    /// which is not known yet, or why the run failed, if that is no longer among the events.
     pub(super) fn join(&self, last: Option<EventId>) -> (u64, Option<EventId>, Option<u64>) {
         self.followers.fetch_add(1, Ordering::Relaxed);
         let mut state = lock(&self.state);
@@ -193,12 +199,12 @@ impl Run {
         let last = last.filter(published);
         let key = state.next_subscriber;
         state.next_subscriber += 1;
-        let oldest = (!state.catching_up).then_some(first);
+        let oldest = (!state.catching_up && state.outcome_before(first).is_none()).then_some(first);
         (key, last, last.map_or(oldest, |id| Some(id.seq.saturating_add(1))))
     }
 
     /// What comes next for a subscriber at `cursor` whose last event is `last`. Without a cursor it begins with the oldest
-    /// event, once that is known.
+    /// event, once that is known, and before it with why the run failed.
     pub(super) fn poll(
         &self,
         subscriber: u64,
@@ -210,7 +216,14 @@ impl Run {
             state.wait(subscriber, cx.waker());
             return Poll::Pending;
         }
-        let cursor = *cursor.get_or_insert(state.first_seq());
+        let first = state.first_seq();
+        if cursor.is_none()
+            && let Some(outcome) = state.outcome_before(first)
+        {
+            *cursor = Some(first);
+            return Poll::Ready(Found::Event(outcome.clone()));
+        }
+        let cursor = *cursor.get_or_insert(first);
         if let Some(event) = state.event(cursor) {
             return Poll::Ready(Found::Event(event.clone()));
         }

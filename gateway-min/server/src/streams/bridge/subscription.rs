@@ -23,7 +23,7 @@ pub struct Subscription {
     /// `None` for a run without a stream.
     run: Option<Arc<Run>>,
     key: u64,
-    /// The `seq` of its next event; none if it begins with the oldest one, which is not known yet.
+    /// The `seq` of its next event; none before the first one, if that was not known when it came.
     cursor: Option<u64>,
     /// The last event that the client has.
     last: Option<EventId>,

@@ -93,7 +93,11 @@ async fn a_run_that_was_rolled_back_elsewhere_before_its_first_write_writes_noth
             runs.roll_back(found);
             runs.ended(&run_id).await.unwrap();
         });
-        let (_, row) = two.own.run(ask("late")).await;
+        let (shown, row) = two.own.run(ask("late")).await;
+        assert!(
+            shown.iter().all(|(name, _)| name != "error"),
+            "{on:?}: who rolled it back knows why: {shown:?}"
+        );
         let ended = (row.status, row.error.as_deref());
         assert_eq!(ended, (RunStatus::Error, Some("Rolled back by user")), "{on:?}");
         assert_eq!(said(&two.own.head().await.unwrap()), FIRST, "{on:?}");
@@ -124,11 +128,13 @@ async fn a_run_that_was_ended_elsewhere_long_before_its_first_write_writes_nothi
     }
 }
 
-/// Nor does anything move it while its model answers.
+/// Nor does anything move it while its model answers, or while its process's clock is set back. Its clients are shown
+/// what ended it.
 #[tokio::test]
 async fn a_run_that_was_ended_elsewhere_while_its_model_answered_stores_no_answer() {
-    for on @ (saver, mode) in everywhere() {
-        let name = format!("late-answer-{saver}-{mode}");
+    let everywhere = everywhere().flat_map(|on| [21, -21].map(|ahead| (on, ahead)));
+    for (on @ (saver, mode), ahead) in everywhere {
+        let name = format!("late-answer-{saver}-{mode}-{ahead}");
         let two = Two::start(on, &name).await;
         let created = two.own.create(ask("wait")).await.unwrap();
         gate(&name).reached().await;
@@ -136,17 +142,20 @@ async fn a_run_that_was_ended_elsewhere_while_its_model_answered_stores_no_answe
             tokio::task::yield_now().await;
         }
         let before = count(&two.own).await;
-        // More than a third of a lease has passed.
-        two.ahead.store(21, Ordering::SeqCst);
+        // More than a third of a lease has passed, or it is not known how much.
+        two.ahead.store(ahead, Ordering::SeqCst);
         let records = &two.other.app.records;
         let found = records.runs().recover_owner(records.now(), "own").await.unwrap();
         assert_eq!(found.runs.len(), 1, "{on:?}");
         gate(&name).open();
         let run_id = created.run.run_id.clone();
-        frames(created.stream).await;
+        let shown = frames(created.stream).await;
+        let failure = json!({"message": RECOVERY_ERROR, "name": "RunError"});
+        let last = [("error".to_owned(), failure), ("end".to_owned(), Json::Null)];
+        assert!(shown.ends_with(&last), "{on:?} {ahead}: {shown:?}");
         let row = two.own.row(&run_id).await;
         assert_eq!(row.error.as_deref(), Some(RECOVERY_ERROR), "{on:?}");
-        assert_eq!(count(&two.own).await, before, "{on:?}");
+        assert_eq!(count(&two.own).await, before, "{on:?} {ahead}");
         goes_on(&two.own).await;
     }
 }
@@ -215,4 +224,21 @@ async fn a_run_that_was_taken_over_is_not_ended_for_its_former_process() {
     two.other.app.runs.roll_back(found);
     assert_eq!(two.other.row("gone").await.error.as_deref(), Some("Rolled back by user"));
     goes_on(&two.own).await;
+}
+
+/// Clients of a run that another process has ended are not shown the end of a success because its row cannot be read.
+#[tokio::test]
+async fn an_end_of_another_process_that_cannot_be_read_is_no_success() {
+    let gateway = Gateway::start_on(("memory", "full"), &script("none")).await;
+    for (failing, expected) in [(2, ["end"].as_slice()), (3, ["error", "end"].as_slice())] {
+        let run_id = format!("gone-{failing}");
+        let publisher = gateway.app.streams.open(&run_id);
+        let stream = gateway.app.streams.subscribe(&run_id);
+        gateway.app.records.fail_reads(failing);
+        gateway.app.streams.tell_failure(&run_id, &publisher).await;
+        assert!(!gateway.app.records.fail_statement(0), "each read that should fail has failed");
+        publisher.end();
+        let shown = frames(stream).await;
+        assert_eq!(shown.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>(), expected, "{failing}");
+    }
 }

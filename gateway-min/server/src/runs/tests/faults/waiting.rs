@@ -9,6 +9,7 @@ use tempfile::TempDir;
 use threadkeep_agent::model::scripted::gate;
 use tokio::time::timeout;
 
+use super::super::{frames, gated};
 use super::*;
 use threadkeep_records::{DATABASE_FILE, EventBackend, Lease, NewRun, Records, RecordsOptions};
 
@@ -135,4 +136,37 @@ async fn who_waits_for_a_run_of_another_process_whose_row_cannot_be_read_goes_on
     other.runs().finish("r", &end).await.unwrap();
     let answered = timeout(FOR_EVER, answered).await.expect("its end is not noticed");
     assert_eq!(answered.unwrap().unwrap().status(), 204);
+}
+
+/// The database is away for longer than a write is usually tried: followers in other processes get the rest of the
+/// stream when it is back.
+#[tokio::test]
+async fn a_stream_is_handed_on_after_the_database_was_away() {
+    let gateway = Gateway::start_on(("sqlite", "full"), &gated("handed-on")).await;
+    let created = gateway.create(ask("wait")).await.unwrap();
+    let run_id = created.run.run_id.clone();
+    gate("handed-on").reached().await;
+    let records = &gateway.app.records;
+    records.fail_from(1);
+    gateway.app.streams.hand_on("t".to_owned(), run_id.clone());
+    let tried = async {
+        while records.failed() < 5 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    timeout(FOR_EVER, tried).await.expect("it is tried again");
+    records.fail_statement(0);
+    gate("handed-on").open();
+    let shown = frames(created.stream).await;
+    let handed_on = async {
+        loop {
+            let batches = records.runs().frames(&run_id, 0, 100).await.unwrap();
+            if batches.last().is_some_and(|batch| batch.ends) {
+                return batches.iter().map(|batch| batch.frames.len()).sum::<usize>();
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    let handed_on = timeout(FOR_EVER, handed_on).await.expect("the rest is handed on");
+    assert_eq!(handed_on + 1, shown.len(), "all but the end, which is none of the frames: {shown:?}");
 }

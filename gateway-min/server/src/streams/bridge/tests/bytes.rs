@@ -105,3 +105,27 @@ async fn why_a_run_failed_is_kept_when_its_buffer_is_emptied() {
     let lost = bridge.subscribe("failed", Some("1000-0")).next().now_or_never().flatten();
     assert!(matches!(lost, Some(Frame::Gap(_))), "{lost:?}");
 }
+
+/// A failed edit shows the turn that it restores after the reason, and that may be larger than a buffer.
+#[tokio::test(start_paused = true)]
+async fn why_a_run_failed_comes_to_a_client_that_finds_only_later_events() {
+    let bridge = small_bridge();
+    let run = bridge.open("r");
+    run.fail(&json!({"message": "no", "name": "RunError"}));
+    publish_bytes(&run, 20_000);
+    let mut early = bridge.subscribe("r", None);
+    assert_eq!(read(&mut early), (vec![0, 1], None));
+    run.end();
+    assert_eq!(read(&mut early), (vec![], Some(Frame::End)));
+    for (last, expected) in [
+        (None, vec![0, 1]),
+        (Some("-1"), vec![0, 1]),
+        (Some("1000-0"), vec![1]),
+        (Some("1000-1"), vec![]),
+        (Some("1000-2"), vec![0, 1]),
+    ] {
+        let mut subscriber = bridge.subscribe("r", last);
+        assert_eq!(read(&mut subscriber), (expected, Some(Frame::End)), "{last:?}");
+        assert!(over(&mut subscriber));
+    }
+}

@@ -156,20 +156,18 @@ impl Runs {
         if lists.iter().any(|known| known.by == by && known.writes.starts_with(list)) {
             return;
         }
-        match lists.iter_mut().find(|known| known.by == by && list.starts_with(&known.writes)) {
-            Some(shorter) => {
-                shorter.row = row.id;
-                shorter.writes = list.to_vec();
-            }
-            None => {
-                if lists.len() >= LISTS
-                    && let Some(oldest) = lists.iter().position(|known| known.by != by)
-                {
-                    lists.remove(oldest);
-                }
-                lists.push(List { by, row: row.id, writes: list.to_vec(), is_ended: false });
-            }
+        let shorter = lists.iter_mut().find(|known| known.by == by && list.starts_with(&known.writes));
+        if let Some(shorter) = shorter {
+            shorter.row = row.id;
+            shorter.writes = list.to_vec();
+            return;
         }
+        if lists.len() >= LISTS
+            && let Some(oldest) = lists.iter().position(|known| known.by != by)
+        {
+            lists.remove(oldest);
+        }
+        lists.push(List { by, row: row.id, writes: list.to_vec(), is_ended: false });
     }
 
     /// A checkpoint with these rows was read. A run goes on from there. An update of the state reads, too, before it

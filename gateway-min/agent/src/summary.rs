@@ -148,16 +148,14 @@ fn start_of_tail(messages: &[Json], keep: ContextSize, window: Option<u64>) -> u
 }
 
 /// The last index up to `cut` at which no tool result is separated from its call.
-fn beside_calls(messages: &[Json], mut cut: usize) -> usize {
+fn beside_calls(messages: &[Json], cut: usize) -> usize {
+    let (before, after) = messages.split_at(cut);
     // A message that was added while a call was waiting may be between it and its result.
-    let separates = |cut: usize| {
-        let mut after = messages.iter().skip(cut).map(kind);
-        after.find(|kind| matches!(*kind, "ai" | "tool")) == Some("tool")
-    };
-    while cut > 0 && separates(cut) {
-        cut -= 1;
+    let next = after.iter().map(kind).find(|kind| matches!(*kind, "ai" | "tool"));
+    if next != Some("tool") {
+        return cut;
     }
-    cut
+    before.iter().rposition(|message| kind(message) == "ai").unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -211,6 +209,17 @@ mod tests {
         for (kept, cut_at) in [(2, 5), (3, 1), (4, 1), (5, 1), (6, 1)] {
             assert_eq!(start_of_tail(&messages, ContextSize::Messages(kept), None), cut_at, "{kept}");
         }
+    }
+
+    /// A client may add as many in one request. Looked through from each of them on, that is 45,000,000,000 messages.
+    #[test]
+    fn messages_between_a_call_and_its_result_are_gone_through_once() {
+        let mut messages = vec![message("human"); 300_000];
+        messages[1] = message("ai");
+        messages.push(message("tool"));
+        assert_eq!(start_of_tail(&messages, ContextSize::Messages(1), None), 1);
+        messages[1] = message("human");
+        assert_eq!(start_of_tail(&messages, ContextSize::Messages(1), None), 0, "of a call that is gone");
     }
 
     #[test]

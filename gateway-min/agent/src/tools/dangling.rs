@@ -4,6 +4,8 @@
 //! interruption before the next model call. They refuse another message between a call and its result, too: one that a
 //! client added while the call was waiting is sent after the result.
 
+use std::collections::HashSet;
+
 use serde_json::Value;
 
 use crate::model::message::{ToolStatus, invalid_tool_calls, kind, tool_calls, tool_result};
@@ -28,11 +30,10 @@ pub struct Repair {
 pub fn repairs(messages: &[Value]) -> Vec<Repair> {
     let mut repairs = Vec::new();
     for (position, message) in messages.iter().enumerate().filter(|(_, message)| kind(message) == "ai") {
-        let following = following(messages, position);
-        for call in calls(message) {
-            if !following.iter().any(|later| answers(later, call)) {
-                repairs.push(Repair { index: position + 1, message: interrupted(message, call) });
-            }
+        let results = following(messages, position).iter().filter(|later| kind(later) == "tool");
+        let answered: HashSet<&Value> = results.map(|result| &result["tool_call_id"]).collect();
+        for call in calls(message).filter(|call| !answered.contains(&call["id"])) {
+            repairs.push(Repair { index: position + 1, message: interrupted(message, call) });
         }
     }
     repairs
@@ -57,8 +58,9 @@ fn ordered(messages: &[Value]) -> Vec<usize> {
     // Where each message belongs: a result beside its call, all others where they are.
     let mut places = order.clone();
     for (position, message) in messages.iter().enumerate().filter(|(_, message)| kind(message) == "ai") {
+        let called: HashSet<&Value> = calls(message).map(|call| &call["id"]).collect();
         for (index, later) in (position + 1..).zip(following(messages, position)) {
-            if calls(message).any(|call| answers(later, call)) {
+            if kind(later) == "tool" && called.contains(&later["tool_call_id"]) {
                 places[index] = position;
             }
         }
@@ -77,10 +79,6 @@ fn following(messages: &[Value], position: usize) -> &[Value] {
 
 fn calls(message: &Value) -> impl Iterator<Item = &Value> {
     tool_calls(message).iter().chain(invalid_tool_calls(message))
-}
-
-fn answers(message: &Value, call: &Value) -> bool {
-    kind(message) == "tool" && message["tool_call_id"] == call["id"]
 }
 
 fn interrupted(message: &Value, call: &Value) -> Value {
@@ -155,6 +153,19 @@ mod tests {
             ])
         );
         assert_eq!(repaired(&sent), sent);
+    }
+
+    /// A client may add as many in one request. Compared one by one, that is 40,000,000,000 comparisons.
+    #[test]
+    fn calls_and_results_by_the_hundred_thousand_are_gone_through_once() {
+        let ids: Vec<String> = (0..200_000).map(|number| format!("call-{number:06}")).collect();
+        let ids: Vec<&str> = ids.iter().map(String::as_str).collect();
+        let mut messages = vec![ai("m", &ids)];
+        messages.extend(ids.iter().rev().skip(1).map(|id| tool(id)));
+        assert_eq!(found(&messages), [(1, "call-199999".into())]);
+        let sent = repaired(&messages);
+        assert_eq!((sent.len(), &sent[1]["tool_call_id"]), (ids.len() + 1, &json!("call-199999")));
+        assert_eq!(sent[2..], messages[1..]);
     }
 
     #[test]

@@ -3,10 +3,11 @@
 //! LangGraph makes a task's id of its checkpoint, so two runs that go on from one checkpoint have tasks of the same
 //! ids, and may write different things for them. Each list of writes is a row of its own. A run's child applies the
 //! rows of that run. A task that the run did not write for has finished before: of the rows that were there when the
-//! run read the checkpoint, the child applies what a reader is shown. Updates of the state belong to no run; of two at
-//! one time, each one's child applies what it wrote.
+//! run read the checkpoint, the child applies what a reader is shown. An update of the state belongs to no run, and its
+//! child applies rows in the same way.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::hash::Hash;
 use std::num::NonZeroUsize;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -22,6 +23,8 @@ use crate::types::{Caller, Place};
 const CHECKPOINTS: usize = 4096;
 /// From this many lists of a task on, the oldest of another caller makes room: it may be of an update that failed.
 const LISTS: usize = 256;
+/// Reads of others than runs that are remembered. An update puts its child soon after its read.
+const READS: usize = 1024;
 
 /// The ordinary rows that readers are shown, one list a task: the longest, because LangGraph puts the writes of a task
 /// again with more at the end, and of equally long ones the first. For a task of which some of `own` are there, those
@@ -78,7 +81,7 @@ pub(crate) fn applied<'t>(tasks: &'t [KnownTask], of: &Rows) -> Vec<&'t KnownTas
 pub(crate) struct Rows {
     /// Those that it put, and their order.
     pub(crate) own: BTreeMap<TaskId, usize>,
-    /// Those that it read; `None` if it did not read the checkpoint, as where it has put it.
+    /// Those that it read; `None` if it did not read the checkpoint, as where it has put it, or if others write for it.
     pub(crate) read: Option<BTreeSet<TaskId>>,
 }
 
@@ -88,6 +91,8 @@ pub(crate) struct Rows {
 /// one has left counts no more.
 pub(crate) struct Runs {
     rows: Mutex<LruCache<At, Written>>,
+    /// What others than runs have read.
+    reads: Mutex<LruCache<(CheckpointKey, Caller), BTreeSet<TaskId>>>,
     /// The places where a run found no checkpoint, and has not put one yet.
     empty: Mutex<LruCache<(Place, u64), ()>>,
 }
@@ -135,13 +140,26 @@ impl Written {
 
 impl Default for Runs {
     fn default() -> Self {
-        let size = NonZeroUsize::new(CHECKPOINTS).unwrap_or(NonZeroUsize::MIN);
-        Self { rows: Mutex::new(LruCache::new(size)), empty: Mutex::new(LruCache::new(size)) }
+        Self { rows: bounded(CHECKPOINTS), reads: bounded(READS), empty: bounded(CHECKPOINTS) }
     }
+}
+
+fn bounded<K: Eq + Hash, V>(size: usize) -> Mutex<LruCache<K, V>> {
+    Mutex::new(LruCache::new(NonZeroUsize::new(size).unwrap_or(NonZeroUsize::MIN)))
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Drops what is of a thread.
+fn drop_of<C: Clone + Eq + Hash, V>(all: &Mutex<LruCache<(CheckpointKey, C), V>>, thread: &ThreadId) {
+    let mut all = locked(all);
+    let gone: Vec<(CheckpointKey, C)> =
+        all.iter().map(|(at, _)| at).filter(|(key, _)| key.thread == *thread).cloned().collect();
+    for at in gone {
+        all.pop(&at);
+    }
 }
 
 impl Runs {
@@ -174,11 +192,14 @@ impl Runs {
     /// writes: if the one before it by the same caller failed, its lists count no more.
     pub(crate) fn read(&self, key: &CheckpointKey, by: Caller, rows: impl Iterator<Item = TaskId>) {
         let at = (key.clone(), by.run());
+        let read: BTreeSet<TaskId> = rows.collect();
         if let Some(run) = by.run() {
-            let read = Written { by_task: BTreeMap::new(), read: Some(rows.collect()) };
-            locked(&self.rows).put(at, read);
+            locked(&self.rows).put(at, Written { by_task: BTreeMap::new(), read: Some(read) });
             self.is_not_empty(&Place { thread: key.thread.clone(), namespace: key.namespace.clone() }, run);
-        } else if let Some(put) = locked(&self.rows).peek_mut(&at) {
+            return;
+        }
+        locked(&self.reads).put((key.clone(), by), read);
+        if let Some(put) = locked(&self.rows).peek_mut(&at) {
             for list in put.by_task.values_mut().flatten().filter(|list| list.by == by) {
                 list.is_ended = true;
             }
@@ -206,13 +227,20 @@ impl Runs {
         let mut rows = locked(&self.rows);
         let Some(put) = rows.get(&(key.clone(), by.run())) else { return Rows::default() };
         let own = put.of(by).enumerate().map(|(place, list)| (list.row, place));
-        Rows { own: own.collect(), read: put.read.clone() }
+        let read = match by {
+            Caller::Run(_) => put.read.clone(),
+            // An update writes for itself, so what came after its read is another one's.
+            Caller::Other(_) if put.has(by) => locked(&self.reads).peek(&(key.clone(), by)).cloned(),
+            Caller::Other(_) => None,
+        };
+        Rows { own: own.collect(), read }
     }
 
     /// A caller has put a child of `parent`, or failed to put it. Rows that come after a child are of another one.
     pub(crate) fn put(&self, place: &Place, parent: Option<CheckpointId>, by: Caller, is_stored: bool) {
         if is_stored && let Some(parent) = parent {
             let at = (place.key(parent), by.run());
+            locked(&self.reads).pop(&(at.0.clone(), by));
             let mut rows = locked(&self.rows);
             if rows.peek_mut(&at).is_some_and(|put| !put.leave(by)) {
                 rows.pop(&at);
@@ -225,12 +253,8 @@ impl Runs {
 
     /// Forgets a thread.
     pub(crate) fn forget(&self, thread: &ThreadId) {
-        let mut rows = locked(&self.rows);
-        let gone: Vec<At> =
-            rows.iter().map(|(at, _)| at).filter(|(key, _)| key.thread == *thread).cloned().collect();
-        for at in gone {
-            rows.pop(&at);
-        }
+        drop_of(&self.rows, thread);
+        drop_of(&self.reads, thread);
     }
 }
 
@@ -361,7 +385,12 @@ mod tests {
         reads(other, 9);
         assert_eq!(own(&runs, other), [1, 2, 3]);
         wrote(&runs, other, 4, "b", &[3]);
-        assert_eq!((own(&runs, other), read(other)), (vec![1, 2, 4], None), "of another update");
+        assert_eq!((own(&runs, other), read(other)), (vec![1, 2, 4], Some(vec![9])), "of another update");
+        reads(Caller::Other(2), 9);
+        assert_eq!(read(Caller::Other(2)), None, "others write for it");
+        runs.put(&place("t"), Some(parent()), other, true);
+        wrote(&runs, other, 5, "b", &[1]);
+        assert_eq!((own(&runs, other), read(other)), (vec![5], None), "its child has applied what it read");
     }
 
     #[test]

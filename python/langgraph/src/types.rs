@@ -47,7 +47,7 @@ impl Place {
 }
 
 /// Whose calls these are. A number may be another's once its owner has ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Caller {
     /// A run of a graph.
     Run(u64),

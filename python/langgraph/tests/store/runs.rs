@@ -67,6 +67,25 @@ async fn two_updates_at_one_time_that_have_one_task_each_replay_their_own() {
 }
 
 #[tokio::test]
+async fn two_updates_at_one_time_that_have_two_tasks_each_replay_their_own() {
+    let lab = Lab::new();
+    lab.put(0).await.unwrap();
+    lab.write(0, "a").await.unwrap();
+    let [one, two] = [1, 2].map(|caller| lab.called_by(Caller::Other(caller)));
+    for update in [&one, &two] {
+        assert_eq!(update.tasks(0).await, ["a"]);
+    }
+    one.write(0, "b").await.unwrap();
+    two.write(0, "c").await.unwrap();
+    // A run goes on from there meanwhile.
+    lab.of_run(3).write(0, "d").await.unwrap();
+    one.put_after(Some(0), 1).await.unwrap();
+    two.put_after(Some(0), 2).await.unwrap();
+    assert_eq!(lab.replayed(1).await, ["a", "b"]);
+    assert_eq!(lab.replayed(2).await, ["a", "c"]);
+}
+
+#[tokio::test]
 async fn what_somebody_else_reads_takes_nothing_from_an_update() {
     let lab = Lab::new();
     lab.put(0).await.unwrap();

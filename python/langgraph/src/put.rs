@@ -106,7 +106,8 @@ pub(crate) fn plan(
 ///
 /// A row that waits under the parent may have written a channel that the put only carries on as changes. At the
 /// parent's version the channel has the parent's value, so a replay must not find the row, unless another channel needs
-/// it.
+/// it. Nor must it find a row of which the put has no channel at all, as one of another program's task that died: a
+/// checkpoint further on may have that channel again, and would replay the row.
 fn applied<'p>(
     put: &Put,
     parent: Option<&'p Known>,
@@ -118,7 +119,21 @@ fn applied<'p>(
         parent.counters.contains_key(name)
             && carries(put, parent.channels.get(name), name.as_str(), given.get(name).copied())
     };
+    let is_named = |name: &ChannelName| {
+        let name = name.as_str();
+        put.versions.contains_key(name)
+            || put.values.contains_key(name)
+            || put.new.contains(name)
+            || put.held.contains(name)
+    };
+    // A step that counts changes counts its tasks, whatever they wrote.
+    let is_foreign = |task: &KnownTask| {
+        given.is_empty() && !task.channels.is_empty() && !task.channels.iter().any(is_named)
+    };
     let is_applied = |task: &&KnownTask| {
+        if is_foreign(task) {
+            return false;
+        }
         !task.channels.iter().any(is_carried) || task.channels.iter().any(|name| given.contains_key(name))
     };
     let mut rows = runs::applied(&parent.tasks, rows);

@@ -290,7 +290,8 @@ impl World {
                 // What waits there is another branch's, or nobody's.
                 let waits =
                     found.iter().flat_map(|found| &found.writes).any(|(_, name, _)| name == "messages");
-                if has_messages && (snapshot || waits || found.is_none()) {
+                if waits || (has_messages && (snapshot || found.is_none())) {
+                    expected.messages.get_or_insert_default();
                     values.insert("messages".to_owned(), value(&json!(list)));
                     snapshots.insert("messages".to_owned());
                     new.insert("messages".to_owned());
@@ -477,6 +478,14 @@ async fn a_row_that_waits_is_not_replayed_where_a_graph_carries_its_channel_on()
             step(Messages::Delta, true),
             step(Messages::Delta, true),
             without(1),
+            step(Messages::Delta, true),
+        ],
+        // The thread had no messages then.
+        vec![
+            Op::Turn { back: 0, message: false },
+            Op::Dies,
+            without(0),
+            without(0),
             step(Messages::Delta, true),
         ],
     ] {

@@ -56,10 +56,14 @@ impl<'a> Replay<'a> {
                     let parent = self.lineage.parent(tuple).ok_or_else(|| {
                         broken(format!("channel {name} is stored as changes, and its parent is missing"))
                     })?;
-                    let value = self.next(parent, &tuple.checkpoint.applied, name)?;
+                    let applied = &tuple.checkpoint.applied;
+                    let writes = written(parent, applied, name)?;
+                    let mut path = self.path(parent, name);
+                    path.updates += u64::from(!writes.is_empty());
+                    path.supersteps += u64::from(!applied.is_empty());
+                    let value = self.next(parent, &writes, name)?;
                     let value =
                         value.ok_or_else(|| broken(format!("no write of channel {name} was found")))?;
-                    let path = self.path(parent, &tuple.checkpoint.applied, name);
                     let counters = tuple.metadata.counters.get(name);
                     if let Some(missing) = counters.and_then(|counters| counters.lacking_in(path, name)) {
                         return Err(broken(missing));
@@ -82,35 +86,19 @@ impl<'a> Replay<'a> {
         Ok(values)
     }
 
-    /// The path of a channel after `parent`, with these tasks applied.
-    fn path(&self, parent: &CheckpointTuple, applied: &[TaskId], name: &ChannelName) -> Counters {
+    /// The path of a channel up to `parent`.
+    fn path(&self, parent: &CheckpointTuple, name: &ChannelName) -> Counters {
         let place = (parent.namespace.clone(), parent.checkpoint.id);
-        let mut path = self.paths.get(&place).and_then(|paths| paths.get(name)).copied().unwrap_or_default();
-        let rows = parent.writes.iter().filter(|row| applied.contains(&row.task));
-        let is_written = rows.flat_map(|row| &row.writes).any(|write| write.channel == *name);
-        path.updates += u64::from(is_written);
-        path.supersteps += u64::from(!applied.is_empty());
-        path
+        self.paths.get(&place).and_then(|paths| paths.get(name)).copied().unwrap_or_default()
     }
 
-    /// The value of a channel after `parent`, with these tasks applied.
+    /// The value of a channel after `parent`, with these writes applied.
     fn next(
         &self,
         parent: &CheckpointTuple,
-        applied: &[TaskId],
+        writes: &[&Write],
         name: &ChannelName,
     ) -> Result<Option<ChannelValue>> {
-        let mut writes: Vec<&Write> = Vec::new();
-        for task in applied {
-            let row = parent.writes.iter().find(|row| row.task == *task).ok_or_else(|| {
-                Error::broken(
-                    &parent.thread,
-                    parent.checkpoint.id,
-                    format!("the writes of task {task} are missing"),
-                )
-            })?;
-            writes.extend(row.writes.iter().filter(|write| write.channel == *name));
-        }
         let behaviour = self.table.behaviour(name);
         let is_held = parent.checkpoint.channels.contains_key(name);
         // What nothing was written to needs no reducer.
@@ -128,7 +116,7 @@ impl<'a> Replay<'a> {
             None
         };
         match behaviour {
-            Some(behaviour) => behaviour.apply(name, current, &writes),
+            Some(behaviour) => behaviour.apply(name, current, writes),
             None => Ok(current),
         }
     }
@@ -141,10 +129,28 @@ impl<'a> Replay<'a> {
         name: &ChannelName,
         values: &Values,
     ) -> Result<bool> {
-        match self.next(parent, applied, name) {
+        let replayed = written(parent, applied, name).and_then(|writes| self.next(parent, &writes, name));
+        match replayed {
             Ok(replayed) => Ok(replayed.as_ref() == values.get(name)),
             Err(Error::InvalidUpdate(_)) => Ok(false),
             Err(error) => Err(error),
         }
     }
+}
+
+/// What these tasks, which ran from `parent`, wrote to a channel.
+fn written<'t>(
+    parent: &'t CheckpointTuple,
+    applied: &[TaskId],
+    name: &ChannelName,
+) -> Result<Vec<&'t Write>> {
+    let mut writes = Vec::new();
+    for task in applied {
+        let row = parent.writes.iter().find(|row| row.task == *task).ok_or_else(|| {
+            let missing = format!("the writes of task {task} are missing");
+            Error::broken(&parent.thread, parent.checkpoint.id, missing)
+        })?;
+        writes.extend(row.writes.iter().filter(|write| write.channel == *name));
+    }
+    Ok(writes)
 }

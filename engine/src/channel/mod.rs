@@ -110,15 +110,11 @@ impl Behaviour {
             Some(value) => (value, writes),
             None => (first.value.clone(), rest),
         };
-        let folded = match writes {
-            [] => value,
-            [write] => reducer.reduce(value, &write.value)?,
-            writes => {
-                let writes: Vec<_> = writes.iter().map(|write| &write.value).collect();
-                reducer.reduce_all(value, &writes)?
-            }
-        };
-        Ok(Some(folded))
+        if writes.is_empty() {
+            return Ok(Some(value));
+        }
+        let writes: Vec<_> = writes.iter().map(|write| &write.value).collect();
+        reducer.reduce_all(value, &writes).map(Some)
     }
 }
 

@@ -43,7 +43,7 @@ impl Reducer for Fold {
     }
 
     fn reduce(&self, current: ChannelValue, write: &ChannelValue) -> Result<ChannelValue> {
-        ChannelValue::from_json(&(self.fold)(current.to_json()?, write.to_json()?)?)
+        self.reduce_all(current, &[write])
     }
 
     fn reduce_all(&self, current: ChannelValue, writes: &[&ChannelValue]) -> Result<ChannelValue> {
@@ -108,16 +108,7 @@ impl Reducer for MergeMap {
     }
 
     fn reduce(&self, current: ChannelValue, write: &ChannelValue) -> Result<ChannelValue> {
-        match (current.to_json()?, write.to_json()?) {
-            (_, Json::Null) => Ok(current),
-            (_, Json::Object(more)) if more.is_empty() => Ok(write.clone()),
-            (Json::Object(mut map), Json::Object(more)) => {
-                map.extend(more);
-                ChannelValue::from_json(&Json::Object(map))
-            }
-            (_, Json::Object(_)) => Ok(write.clone()),
-            _ => Err(no_object()),
-        }
+        self.reduce_all(current, &[write])
     }
 
     fn reduce_all(&self, current: ChannelValue, writes: &[&ChannelValue]) -> Result<ChannelValue> {
@@ -132,15 +123,11 @@ impl Reducer for MergeMap {
                         other => *other = Json::Object(more),
                     }
                 }
-                _ => return Err(no_object()),
+                _ => return Err(Error::InvalidUpdate("this channel takes objects".to_owned())),
             }
         }
         if is_changed { ChannelValue::from_json(&map) } else { Ok(current) }
     }
-}
-
-fn no_object() -> Error {
-    Error::InvalidUpdate("this channel takes objects".to_owned())
 }
 
 #[cfg(test)]

@@ -57,15 +57,6 @@ pub(crate) fn plan(
     versions: Versions,
 ) -> Result<(StepCommit, Known)> {
     let given = metadata::counters(&put.metadata);
-    let mut plan = Plan {
-        put,
-        parent,
-        versions,
-        applied: applied(put, parent, rows, &given),
-        channels: BTreeMap::new(),
-        known: Known::default(),
-        labels: Map::new(),
-    };
     let names: BTreeSet<&str> = [&put.held]
         .into_iter()
         .flatten()
@@ -73,6 +64,15 @@ pub(crate) fn plan(
         .chain(put.values.keys())
         .map(String::as_str)
         .collect();
+    let mut plan = Plan {
+        put,
+        parent,
+        versions,
+        applied: applied(put, parent, rows, (&names, &given)),
+        channels: BTreeMap::new(),
+        known: Known::default(),
+        labels: Map::new(),
+    };
     for name in &names {
         plan.channel(name, given.get(*name).copied())?;
     }
@@ -102,7 +102,8 @@ pub(crate) fn plan(
     Ok((step, known))
 }
 
-/// The rows that the checkpoint applies, in the order in which LangGraph applies them.
+/// The rows that the checkpoint applies, in the order in which LangGraph applies them. `names` are its channels,
+/// `given` what it counts of those that are stored as changes.
 ///
 /// A row that waits under the parent may have written a channel that the put only carries on as changes. At the
 /// parent's version the channel has the parent's value, so a replay must not find the row, unless another channel needs
@@ -112,29 +113,18 @@ fn applied<'p>(
     put: &Put,
     parent: Option<&'p Known>,
     rows: &Rows,
-    given: &BTreeMap<ChannelName, Counters>,
+    (names, given): (&BTreeSet<&str>, &BTreeMap<ChannelName, Counters>),
 ) -> Vec<&'p KnownTask> {
     let Some(parent) = parent else { return Vec::new() };
     let is_carried = |name: &ChannelName| {
         parent.counters.contains_key(name)
             && carries(put, parent.channels.get(name), name.as_str(), given.get(name).copied())
     };
-    let is_named = |name: &ChannelName| {
-        let name = name.as_str();
-        put.versions.contains_key(name)
-            || put.values.contains_key(name)
-            || put.new.contains(name)
-            || put.held.contains(name)
-    };
-    // A step that counts changes counts its tasks, whatever they wrote.
-    let is_foreign = |task: &KnownTask| {
-        given.is_empty() && !task.channels.is_empty() && !task.channels.iter().any(is_named)
-    };
     let is_applied = |task: &&KnownTask| {
-        if is_foreign(task) {
-            return false;
-        }
-        !task.channels.iter().any(is_carried) || task.channels.iter().any(|name| given.contains_key(name))
+        let is_counted = task.channels.iter().any(|name| given.contains_key(name));
+        let is_named = task.channels.iter().any(|name| names.contains(name.as_str()));
+        // A step that counts changes counts its tasks, whatever they wrote.
+        is_counted || ((is_named || !given.is_empty()) && !task.channels.iter().any(is_carried))
     };
     let mut rows = runs::applied(&parent.tasks, rows);
     rows.retain(is_applied);

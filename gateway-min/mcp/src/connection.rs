@@ -1,6 +1,5 @@
 //! One connection to a server.
 
-use std::net::IpAddr;
 use std::time::Duration;
 
 use reqwest::redirect;
@@ -15,6 +14,7 @@ use rmcp::transport::StreamableHttpClientTransport;
 use rmcp::transport::streamable_http_client::StreamableHttpClientTransportConfig;
 use rmcp::{ClientHandler, RoleClient, ServiceExt as _};
 use std::sync::Arc;
+use threadkeep_agent::model::is_loopback;
 use threadkeep_config::{Hidden, McpServer};
 use threadkeep_processes::{Guard, Guarded, Program, SpawnError};
 use tokio::sync::Notify;
@@ -160,7 +160,7 @@ fn http_transport(
         .connect_timeout(HTTP_CONNECT)
         // A redirect would take the headers elsewhere.
         .redirect(redirect::Policy::none());
-    if is_loopback(url) {
+    if reqwest::Url::parse(url).is_ok_and(|url| is_loopback(&url)) {
         // A proxy of the environment cannot reach a server on this machine, and would read the headers.
         client = client.no_proxy();
     }
@@ -174,13 +174,6 @@ fn http_transport(
         config.custom_headers.insert(header, value);
     }
     Ok(StreamableHttpClientTransport::with_client(client, config))
-}
-
-/// Whether the address is on this machine.
-fn is_loopback(url: &str) -> bool {
-    let url = reqwest::Url::parse(url).ok();
-    let host = url.as_ref().and_then(reqwest::Url::host_str).unwrap_or_default().trim_matches(['[', ']']);
-    host == "localhost" || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
 /// The innermost reason.

@@ -3,6 +3,7 @@
 use std::sync::{Arc, OnceLock};
 
 use super::Records;
+use super::codec::time_text;
 use super::db::detached;
 use super::error::RecordsError;
 use super::events::keep_numbers;
@@ -116,19 +117,21 @@ impl Records {
         let in_doubt = matches!(deleted, Err(RecordsError::InDoubt { .. }));
         if in_doubt
             && let Some(done) = done.get().copied()
-            && let Ok(false) = persistently(|| self.has_rows(thread_id)).await
+            && let Ok(false) = persistently(|| self.has_old_rows(reservation)).await
         {
             return Ok(done);
         }
         deleted
     }
 
-    /// Whether there is a row of the thread, a run or a reservation of it, looked up after every earlier write
-    /// transaction of the thread, also one whose commit is in doubt.
-    async fn has_rows(&self, thread_id: &str) -> Result<bool, RecordsError> {
-        let sql = "SELECT thread_id FROM threads_meta WHERE thread_id = $1 \
-                   UNION ALL SELECT thread_id FROM runs WHERE thread_id = $1 LIMIT 1";
-        let rows = query(sql).bind(thread_id);
+    /// Whether the thread, a run of it or its reservation has a row that is not newer than the reservation, looked up
+    /// after every earlier write transaction of the thread, also one whose commit is in doubt. Newer ones do not count:
+    /// after that commit another client may have created a thread with the same id.
+    pub(super) async fn has_old_rows(&self, reservation: &Reservation) -> Result<bool, RecordsError> {
+        let sql = "SELECT thread_id FROM threads_meta WHERE thread_id = $1 AND created_at <= $2 \
+                   UNION ALL SELECT thread_id FROM runs WHERE thread_id = $1 AND created_at <= $2 LIMIT 1";
+        let thread_id = reservation.thread_id();
+        let rows = query(sql).bind(thread_id).bind(time_text(reservation.created_at()));
         let found = self.db.write(thread_id, move |tx| Box::pin(tx.fetch_optional::<(String,)>(rows)));
         Ok(found.await?.is_some())
     }

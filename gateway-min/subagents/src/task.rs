@@ -217,8 +217,7 @@ impl Task {
             }
             Some(ContextMode::Isolated) | None => None,
         };
-        let is_own = is_own(context, entry);
-        let failure = |error| Failure::before_work(error, is_own);
+        let failure = |error| Failure::before_work(error, is_own(context, entry));
         self.counted.get_or_try_init(|| self.count(context)).await.map_err(failure)?;
         let opened = self.open(context, &definition, entry, description).await.map_err(failure)?;
         let row = &opened.row;
@@ -407,7 +406,7 @@ fn entry(context: &ToolContext) -> Entry {
     if let Some(entry) = ledger::entry_of(&entries, &answer, index) {
         return entry.clone();
     }
-    let id = ledger::execution_of(&context.thread_id, &entries, &answer, index);
+    let id = ledger::added_execution(&context.thread_id, &answer, index);
     let call = message::tool_calls(&answer).get(index).cloned().unwrap_or_default();
     Entry::begun(id, &context.run_id, &answer, index, &call, context.ids.now())
 }

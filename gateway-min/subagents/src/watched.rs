@@ -177,8 +177,8 @@ impl Work {
         ended
     }
 
-    /// Records that the subagent has failed and could not record it itself, and tells extensions, both also if nobody
-    /// waits for that. `None` if this panics.
+    /// Records the failure of a subagent that could not record it itself, and announces its end to extensions, both
+    /// also if nobody waits for that. `None` if this panics.
     async fn fail(self: &Arc<Self>, error: String) -> Option<Result<Recorded, ExecutionError>> {
         let work = Arc::clone(self);
         let failing = tokio::spawn(async move {

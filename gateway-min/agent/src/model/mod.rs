@@ -36,6 +36,7 @@ pub use chunk::{Fallback, ModelChunk, ToolCallChunk, Usage};
 pub use error::{ModelError, ModelErrorKind};
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use openai::fuzz;
+pub use openai::is_loopback;
 pub use retry::{RetryingModel, Sleeper};
 pub use settings::{ModelKind, ModelSettings};
 pub use threadkeep_config::Secret;

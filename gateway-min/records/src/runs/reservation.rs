@@ -6,6 +6,7 @@
 
 use std::time::Duration;
 
+use chrono::{DateTime, Utc};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 use uuid::Uuid;
@@ -68,6 +69,7 @@ pub struct Reservation {
     thread_id: String,
     row_id: String,
     kind: WriterKind,
+    created_at: DateTime<Utc>,
     held: bool,
     /// Dropped with it.
     _renewal: Option<Renewal>,
@@ -112,6 +114,11 @@ impl Reservation {
     /// Its id, which no other reservation has.
     pub fn row_id(&self) -> &str {
         &self.row_id
+    }
+
+    /// When it was created, as in its row.
+    pub(crate) fn created_at(&self) -> DateTime<Utc> {
+        self.created_at
     }
 
     /// Its row was deleted with the thread.
@@ -222,7 +229,8 @@ async fn reserve(runs: Runs, thread_id: String, kind: WriterKind) -> Result<Rese
         Some(lease) => Some(Renewal::start(&runs, lease).await?),
         None => None,
     };
-    let reservation = Reservation { runs, thread_id, row_id, kind, held: true, _renewal: renewal };
+    let reservation =
+        Reservation { runs, thread_id, row_id, kind, created_at: now, held: true, _renewal: renewal };
     // Before the commit, because the row needs renewals from then on.
     reservation.runs.reserved().insert(reservation.row_id.clone());
     // A power loss ends the writer with its reservation, so that need not be on disk.

@@ -221,6 +221,29 @@ async fn a_deletion_in_doubt_that_was_not_carried_out_keeps_the_events() {
     }
 }
 
+/// Another client may create a thread with the same id before anybody looks whether the deletion was carried out.
+#[tokio::test]
+async fn rows_of_a_newer_thread_do_not_say_that_a_deletion_was_not_carried_out() {
+    let fixture = fixture().await;
+    let records = &fixture.records;
+    full_thread(records, "t").await;
+    let reservation = records.runs().reserve("t", WriterKind::Delete).await.unwrap();
+    fixture.clock.advance_seconds(1);
+    let has_old_rows = async || records.has_old_rows(&reservation).await.unwrap();
+    for deletes in [
+        "DELETE FROM runs WHERE operation_kind = 'run'",
+        "DELETE FROM threads_meta",
+        "DELETE FROM runs WHERE operation_kind <> 'run'",
+    ] {
+        assert!(has_old_rows().await, "before {deletes}");
+        sql(records, deletes).await;
+    }
+    assert!(!has_old_rows().await);
+    create_thread(records, "t").await;
+    start(records, "t", "new").await;
+    assert!(!has_old_rows().await, "they are newer");
+}
+
 /// Neither the commit nor a look at the rows is answered, as if the process had died after the commit.
 #[tokio::test]
 async fn what_a_deletion_has_left_of_events_is_found_and_goes_with_another() {

@@ -167,12 +167,11 @@ mod tests {
     use threadkeep_agent::Tokens;
     use threadkeep_config::TokenBudget;
     use threadkeep_records::{
-        Delegating, ExecutionKind, JsonObject, Launch, NewBatch, NewBatchItem, NewExecution, Records,
-        RecordsOptions,
+        Delegating, ExecutionKind, JsonObject, Launch, NewExecution, Records, RecordsOptions,
     };
 
     use super::*;
-    use crate::batches::begin_run;
+    use crate::batches::{begin_run, new_batch};
 
     fn tokens(total: u64) -> BTreeMap<String, ExecutionTokens> {
         let tokens = ExecutionTokens { input_tokens: total, output_tokens: 0, total_tokens: total };
@@ -185,24 +184,8 @@ mod tests {
 
     async fn launched(records: &Records, number: usize) -> (BatchRow, Vec<(Claim, ExecutionRow)>) {
         let batches = records.batches();
-        let item =
-            |n: usize| NewBatchItem { key: n.to_string(), prompt: "p".into(), acceptance_criteria: None };
-        let new = NewBatch {
-            id: "b".into(),
-            thread_id: "t".into(),
-            run_id: "r".into(),
-            tool_call_id: "c".into(),
-            submission_key: "k".into(),
-            title: "t".into(),
-            subagent_type: "s".into(),
-            max_live_items: 9,
-            max_running_items: 9,
-            max_attempts: 1,
-            execution_spec: JsonObject::new(),
-            items: (0..number).map(item).collect(),
-        };
         begin_run(records).await;
-        batches.submit(new).await.unwrap();
+        batches.submit(new_batch(number)).await.unwrap();
         let claimed = batches.claim("b", "w", TimeDelta::hours(1), number, true).await.unwrap().unwrap();
         let mut rows = Vec::new();
         for item in claimed.items {

@@ -115,12 +115,10 @@ impl Endings {
 #[cfg(test)]
 mod tests {
     use chrono::TimeDelta;
-    use threadkeep_records::{
-        BatchStatus, ItemEnd, ItemResult, JsonObject, NewBatch, NewBatchItem, Records, RecordsOptions,
-    };
+    use threadkeep_records::{BatchStatus, ItemEnd, ItemResult, Records, RecordsOptions};
 
     use super::*;
-    use crate::batches::begin_run;
+    use crate::batches::{begin_run, new_batch};
 
     const ITEMS: usize = 40;
 
@@ -129,24 +127,8 @@ mod tests {
     async fn ends_that_come_together_are_written_together() {
         let records = Records::open_memory(RecordsOptions::default()).await.unwrap();
         let batches = records.batches();
-        let number = u32::try_from(ITEMS).unwrap();
-        let item = |n| NewBatchItem { key: format!("{n}"), prompt: "p".into(), acceptance_criteria: None };
-        let new = NewBatch {
-            id: "b".into(),
-            thread_id: "t".into(),
-            run_id: "r".into(),
-            tool_call_id: "c".into(),
-            submission_key: "k".into(),
-            title: "t".into(),
-            subagent_type: "s".into(),
-            max_live_items: number,
-            max_running_items: number,
-            max_attempts: 1,
-            execution_spec: JsonObject::new(),
-            items: (0..ITEMS).map(item).collect(),
-        };
         begin_run(&records).await;
-        batches.submit(new).await.unwrap();
+        batches.submit(new_batch(ITEMS)).await.unwrap();
         let claimed = batches.claim("b", "w", TimeDelta::hours(1), ITEMS, true).await.unwrap().unwrap();
         let endings = Endings::new(batches.clone());
         let before = records.commits().all();

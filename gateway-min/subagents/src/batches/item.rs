@@ -111,7 +111,7 @@ impl AtWork {
                 tracing::warn!(item_id = self.item.claim.item_id, %error, "a batch item could not be started");
                 return self.release(None).await;
             }
-            // Its execution cannot be read, later neither.
+            // Its execution cannot be read, which waiting does not change.
             Err(error) => return self.failed(&error.to_string(), None).await,
         };
         let account = self.worker.budgets.of(&self.batch, spec.budget.as_ref());

@@ -45,6 +45,28 @@ async fn begin_run(records: &threadkeep_records::Records) {
     records.runs().admit(run, MultitaskStrategy::Reject).await.unwrap();
 }
 
+/// A batch `b` of that run with this number of items, all of which may be at work at the same time.
+#[cfg(test)]
+fn new_batch(items: usize) -> threadkeep_records::NewBatch {
+    use threadkeep_records::{JsonObject, NewBatch, NewBatchItem};
+    let item = |n: usize| NewBatchItem { key: n.to_string(), prompt: "p".into(), acceptance_criteria: None };
+    let at_once = u32::try_from(items).unwrap();
+    NewBatch {
+        id: "b".into(),
+        thread_id: "t".into(),
+        run_id: "r".into(),
+        tool_call_id: "c".into(),
+        submission_key: "k".into(),
+        title: "t".into(),
+        subagent_type: "s".into(),
+        max_live_items: at_once,
+        max_running_items: at_once,
+        max_attempts: 1,
+        execution_spec: JsonObject::new(),
+        items: (0..items).map(item).collect(),
+    }
+}
+
 /// What the batches of a process share: the tools that submit them and the worker that works on them.
 #[derive(Debug)]
 pub struct Batching {

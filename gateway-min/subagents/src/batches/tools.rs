@@ -322,31 +322,17 @@ fn unavailable(error: &RecordsError) -> ToolOutput {
 
 #[cfg(test)]
 mod tests {
-    use threadkeep_records::{JsonObject, NewBatchItem, Records, RecordsOptions};
+    use threadkeep_records::{Records, RecordsOptions};
 
     use super::*;
-    use crate::batches::begin_run;
+    use crate::batches::{begin_run, new_batch};
 
     /// Nothing says whether the batch was stored: the call must not say that it was not.
     #[tokio::test]
     async fn a_submission_in_doubt_is_left_to_the_next_run() {
         let records = Records::open_memory(RecordsOptions::default()).await.unwrap();
         begin_run(&records).await;
-        let item = NewBatchItem { key: "a".into(), prompt: "p".into(), acceptance_criteria: None };
-        let new = NewBatch {
-            id: "b".into(),
-            thread_id: "t".into(),
-            run_id: "r".into(),
-            tool_call_id: "c".into(),
-            submission_key: "k".into(),
-            title: "t".into(),
-            subagent_type: "s".into(),
-            max_live_items: 1,
-            max_running_items: 1,
-            max_attempts: 1,
-            execution_spec: JsonObject::new(),
-            items: vec![item],
-        };
+        let new = new_batch(1);
         records.doubt_commit(1);
         let in_doubt = records.batches().submit(new.clone()).await.unwrap_err();
         assert!(matches!(Unsubmitted::from(in_doubt), Unsubmitted::InDoubt(_)));

@@ -28,12 +28,9 @@ pub(crate) fn entry_of<'e>(entries: &'e [Entry], answer: &Json, index: usize) ->
         .or_else(|| of_answer().rfind(|entry| entry.args_sha256.is_none() && entry.call_index == index))
 }
 
-/// The execution of a call of the answer: its entry's. A call that a client has put into the answer has no entry before it
-/// has ended, and an execution from its content, so that whatever repeats the call finds it, wherever the head is by then.
-pub(crate) fn execution_of(thread_id: &str, entries: &[Entry], answer: &Json, index: usize) -> String {
-    if let Some(entry) = entry_of(entries, answer, index) {
-        return entry.id.clone();
-    }
+/// The execution of a call that a client has put into the answer, which has no entry before it has ended: from its
+/// content, so that whatever repeats the call finds it, wherever the head is by then.
+pub(crate) fn added_execution(thread_id: &str, answer: &Json, index: usize) -> String {
     let call = message::tool_calls(answer).get(index).unwrap_or(&Json::Null);
     let (answered, asked, digest) = (&answer["id"], &call["id"], args_digest(call));
     let place = format!("{thread_id}\n{answered}\n{asked}\n{digest}\n{}", same_before(answer, index));
@@ -42,14 +39,16 @@ pub(crate) fn execution_of(thread_id: &str, entries: &[Entry], answer: &Json, in
 
 /// The executions of the answer's `task` calls.
 pub(crate) fn executions_of(thread_id: &str, entries: &[Entry], answer: &Json) -> Vec<String> {
-    let calls = message::tool_calls(answer).iter().enumerate().filter(|(_, call)| call["name"] == TASK);
-    calls.map(|(index, _)| execution_of(thread_id, entries, answer, index)).collect()
+    let execution = |index| match entry_of(entries, answer, index) {
+        Some(entry) => entry.id.clone(),
+        None => added_execution(thread_id, answer, index),
+    };
+    tasks(answer).map(execution).collect()
 }
 
 /// The index of the call to which an entry belongs, among the calls of its answer.
 pub(super) fn index_of(entries: &[Entry], answer: &Json, entry: &Entry) -> Option<usize> {
-    let mut calls = 0..message::tool_calls(answer).len();
-    calls.find(|index| entry_of(entries, answer, *index).is_some_and(|own| own.id == entry.id))
+    tasks(answer).find(|index| entry_of(entries, answer, *index).is_some_and(|own| own.id == entry.id))
 }
 
 /// Whether the thread may have delegations without a result.
@@ -62,7 +61,7 @@ pub fn has_unfinished(state: Option<&StateSnapshot>) -> threadkeep::Result<bool>
     }
     // A call that a client has put into the answer has no entry yet.
     let waits = pending_answer(None, state)?;
-    Ok(waits.is_some_and(|answer| message::tool_calls(&answer).iter().any(|call| call["name"] == TASK)))
+    Ok(waits.is_some_and(|answer| tasks(&answer).next().is_some()))
 }
 
 /// The executions without a result that no call of `answer` has, with which a run from this state goes on: those of calls
@@ -84,6 +83,12 @@ pub fn withdrawn(
     let kept = executions_of(thread_id, &entries, answer);
     known.retain(|execution| !kept.contains(execution));
     Ok(known)
+}
+
+/// The indices of the answer's `task` calls among all of its calls.
+fn tasks(answer: &Json) -> impl Iterator<Item = usize> {
+    let calls = message::tool_calls(answer).iter().enumerate();
+    calls.filter(|(_, call)| call["name"] == TASK).map(|(index, _)| index)
 }
 
 /// How many calls before this one have its content.

@@ -16,7 +16,7 @@ use threadkeep_agent::model::message;
 
 use crate::outcome::Recorded;
 
-pub(crate) use calls::{entry_of, execution_of, executions_of};
+pub(crate) use calls::{added_execution, entry_of, executions_of};
 pub use calls::{has_unfinished, withdrawn};
 pub(crate) use limits::Ledger;
 pub use limits::{Limits, STOP_REASON};

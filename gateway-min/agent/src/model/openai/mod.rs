@@ -161,7 +161,8 @@ fn endpoint(base_url: &str) -> Result<Url, String> {
     Ok(url)
 }
 
-fn is_loopback(url: &Url) -> bool {
+/// Whether the address is on this machine.
+pub fn is_loopback(url: &Url) -> bool {
     let host = url.host_str().unwrap_or_default().trim_matches(['[', ']']);
     host == "localhost" || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
 }

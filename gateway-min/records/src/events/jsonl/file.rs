@@ -42,9 +42,7 @@ impl FeedFile {
     pub(super) fn hold(path: PathBuf, thread_id: String) -> Result<Self, RecordsError> {
         loop {
             let file = open(&path).map_err(unavailable)?;
-            file.lock().map_err(unavailable)?;
-            // The previous holder of the lock may have removed or replaced the file.
-            if is_at(&file, &path).map_err(unavailable)? {
+            if lock(&file, &path).map_err(unavailable)? {
                 return Ok(Self { file, path, thread_id });
             }
         }
@@ -58,8 +56,7 @@ impl FeedFile {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
                 Err(error) => return Err(unavailable(error)),
             };
-            file.lock().map_err(unavailable)?;
-            if is_at(&file, &path).map_err(unavailable)? {
+            if lock(&file, &path).map_err(unavailable)? {
                 return Ok(Some(Self { file, path, thread_id }));
             }
         }
@@ -267,8 +264,10 @@ fn open(path: &Path) -> io::Result<File> {
     }
 }
 
-/// Whether `path` still refers to this file.
-fn is_at(file: &File, path: &Path) -> io::Result<bool> {
+/// Locks a file. Returns whether `path` still refers to it: the previous holder of the lock may have removed or
+/// replaced it.
+fn lock(file: &File, path: &Path) -> io::Result<bool> {
+    file.lock()?;
     #[cfg(unix)]
     {
         use std::os::unix::fs::MetadataExt as _;
@@ -282,7 +281,7 @@ fn is_at(file: &File, path: &Path) -> io::Result<bool> {
     }
     #[cfg(not(unix))]
     {
-        let _ = (file, path);
+        let _ = path;
         Ok(true)
     }
 }

@@ -2,9 +2,9 @@
 //!
 //! It follows the parent links, because the previously written checkpoint need not be an ancestor. A checkpoint that
 //! restores the state of an older one continues that one, whatever its parent: in delta mode it is written onto what it
-//! replaces. A prune may have left it without that one; then nobody knows what came before. Only a lineage that ends too
-//! early, as in threads of other writers, is searched by time instead; a damaged lineage is an error. A prune may have
-//! ended it, too, and left the end of another branch, from which the conversation does not go on.
+//! replaces. A prune may have left it without that one; then nobody knows what came before. Only a lineage that ends
+//! too early, as in threads of other writers, is searched by time instead; a damaged lineage is an error. A prune may
+//! have ended it, too, and left the end of another branch, from which the conversation does not go on.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 

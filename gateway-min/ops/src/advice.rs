@@ -51,9 +51,8 @@ impl SameStore {
     }
 }
 
-/// A flag with its value.
-pub(crate) fn option(name: &str, value: &str) -> String {
-    // Otherwise it would be taken for another flag.
+/// A flag with its value, for a shell: nothing in the value is a command, or another flag.
+pub fn option(name: &str, value: &str) -> String {
     let between = if value.starts_with('-') { '=' } else { ' ' };
     format!("{name}{between}{}", quoted(value))
 }

@@ -81,7 +81,7 @@ impl DelegationsCommand {
         match self {
             Self::Tree(_) => tree(out, &rows, of.json)?,
             Self::Show { execution, .. } => {
-                show(target, records.executions(), out, &rows, (of, execution.as_str())).await?;
+                show(target, records.executions(), out, &rows, of, execution).await?;
             }
             Self::Verify(_) => return verify(target, out, &thread, &rows, of.json).await,
         }
@@ -148,7 +148,8 @@ async fn show(
     executions: &Executions,
     out: &mut Out,
     rows: &[ExecutionRow],
-    (of, wanted): (&OfThread, &str),
+    of: &OfThread,
+    wanted: &str,
 ) -> Result<()> {
     let found: Vec<&ExecutionRow> = rows.iter().filter(|row| row.execution_id.starts_with(wanted)).collect();
     if found.is_empty() {

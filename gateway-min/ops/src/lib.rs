@@ -45,6 +45,7 @@ use std::io::Write as _;
 use clap::{ArgMatches, FromArgMatches, Subcommand};
 use threadkeep_storage::Stores;
 
+pub use advice::option;
 pub use error::Exit;
 
 use self::backup::BackupCommand;

@@ -37,7 +37,8 @@ const PORT: &str = "GATEWAY_PORT";
 /// The variable that accepts every client without authentication.
 const ALLOW_UNAUTHENTICATED: &str = "GATEWAY_ALLOW_UNAUTHENTICATED";
 /// Where to listen by default.
-const DEFAULT_ADDRESS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8001);
+const DEFAULT_HOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+const DEFAULT_PORT: u16 = 8001;
 /// How long clients have to read what was sent to them before the gateway exits.
 const LAST_WORDS: Duration = Duration::from_secs(3);
 /// How long the stores may take to close: what was acknowledged is durable without it.
@@ -204,14 +205,15 @@ fn configured(path: Option<PathBuf>, level: LevelFilter) -> anyhow::Result<Confi
 
 /// Where to listen: what the command line or the process's environment says, else what the project's `.env` says.
 fn address(host: Option<IpAddr>, port: Option<u16>, environment: &Environment) -> anyhow::Result<SocketAddr> {
-    let mut address = DEFAULT_ADDRESS;
-    if let Some(host) = host.map_or_else(|| variable(environment, HOST), |host| Ok(Some(host)))? {
-        address.set_ip(host);
-    }
-    if let Some(port) = port.map_or_else(|| variable(environment, PORT), |port| Ok(Some(port)))? {
-        address.set_port(port);
-    }
-    Ok(address)
+    let host = match host {
+        Some(host) => Some(host),
+        None => variable(environment, HOST)?,
+    };
+    let port = match port {
+        Some(port) => Some(port),
+        None => variable(environment, PORT)?,
+    };
+    Ok(SocketAddr::new(host.unwrap_or(DEFAULT_HOST), port.unwrap_or(DEFAULT_PORT)))
 }
 
 /// The value of a variable, if it is set.

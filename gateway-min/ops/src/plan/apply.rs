@@ -129,7 +129,7 @@ async fn looked_at(target: &Target, thread: &ThreadId, plan: &Planner<'_>) -> (O
     }
 }
 
-/// Applies the plan of a thread. An error of a later pass does not undo the earlier ones, so what they did comes beside it.
+/// Applies the plan of a thread. An error of a later pass does not undo the earlier ones: what they did comes with it.
 async fn apply_to(
     target: &Target,
     thread: &ThreadId,

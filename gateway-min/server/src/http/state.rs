@@ -460,19 +460,20 @@ async fn update(
     let mut head = accessor.known_head(&thread).await.map_err(engine)?;
     let base = accessor.get_loading(&thread, at.or(head.id()), Load::None).await.map_err(engine)?;
     let extra = base.as_ref().map(|base| binding(&base.metadata.extra)).unwrap_or_default();
-    let left = head.id().filter(|head| at.is_some_and(|at| at != *head));
+    // Read before the write: a client whose request fails after it would repeat the write.
+    let left = match head.id().filter(|head| at.is_some_and(|at| at != *head)) {
+        Some(left) => {
+            let load = Load::Only(["title".into()].into());
+            let left = accessor.get_loading(&thread, Some(left), load).await.map_err(engine)?;
+            left.map(|left| left.json("title")).transpose().map_err(engine)?.flatten()
+        }
+        None => None,
+    };
     let update = Update { at, node, writes, extra };
     let state = accessor.update_known(&mut head, update).await.map_err(engine)?;
-    let mut title = state.json("title").map_err(engine)?;
-    if title.is_none()
-        && let Some(left) = left
-    {
-        // A fork from before the title. A name that the state which it left did not have stays.
-        let load = Load::Only(["title".into()].into());
-        let left = accessor.get_loading(&thread, Some(left), load).await.map_err(engine)?;
-        let left = left.map(|left| left.json("title")).transpose().map_err(engine)?.flatten();
-        title = left.filter(Value::is_string).map(|_| Value::Null);
-    }
+    // A fork from before the title. A name that the state which it left did not have stays.
+    let none_now = || left.filter(Value::is_string).map(|_| Value::Null);
+    let title = state.json("title").map_err(engine)?.or_else(none_now);
     if let Some(title @ (Value::String(_) | Value::Null)) = title {
         app.records
             .threads()

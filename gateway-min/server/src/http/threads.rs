@@ -280,9 +280,10 @@ async fn create(
     if !steps.is_empty() {
         return create_with(&app, &thread, new, raise, steps, &caller).await;
     }
+    let has_checkpoint = has_checkpoint(&app, &thread, CREATE_FAILED).await?;
     if raise
+        && has_checkpoint
         && app.records.threads().get(thread.as_str(), None).await.or_internal(CREATE_FAILED)?.is_none()
-        && has_checkpoint(&app, &thread, CREATE_FAILED).await?
     {
         // Another program on the store has made it, without a record.
         return Err(exists(&thread));
@@ -294,7 +295,7 @@ async fn create(
     if raise && !created.created {
         return Err(exists(&thread));
     }
-    if !has_checkpoint(&app, &thread, CREATE_FAILED).await? {
+    if !has_checkpoint {
         let mut extra = created.row.metadata.clone();
         extra.retain(|key, _| !RESERVED_KEYS.contains(&key.as_str()));
         extra.insert("writes".to_owned(), Value::Null);

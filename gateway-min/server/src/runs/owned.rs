@@ -17,7 +17,8 @@ use super::error::RunError;
 pub(super) struct Owned {
     runs: Arc<Runs>,
     run_id: String,
-    /// When the run was last known to be this process's: just before it was started, or its row read.
+    /// When the run was last known to be this process's, just before it was started or its row read, or its row could
+    /// not be read before a step.
     at: DateTime<Utc>,
 }
 

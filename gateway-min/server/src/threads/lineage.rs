@@ -2,12 +2,13 @@
 //!
 //! It follows the parent links, because the previously written checkpoint need not be an ancestor. A checkpoint that
 //! restores the state of an older one continues that one, whatever its parent: in delta mode it is written onto what it
-//! replaces. A prune may have left it without that one; then nobody knows what came before. Only a lineage that ends too
-//! early, as in threads of other writers, is searched by time instead; a damaged lineage is an error. A prune may have
-//! ended it, too, and left the end of another branch, from which the conversation does not go on.
+//! replaces. A prune may have left it without that one; then nobody knows what came before. Only a lineage that ends
+//! too early, as in threads of other writers, is searched by time instead; a damaged lineage is an error. A prune may
+//! have ended it, too, and left the end of another branch, from which the conversation does not go on.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
+use serde_json::Value as Json;
 use threadkeep::Error;
 use threadkeep::channel::MESSAGES_CHANNEL;
 use threadkeep::id::{ChannelName, CheckpointId, ThreadId};
@@ -99,15 +100,14 @@ pub(crate) async fn base_before(
 
 /// Whether the state contains the message with this id.
 pub(crate) fn has_message(state: &StateSnapshot, message: &str) -> threadkeep::Result<bool> {
-    let messages = state.json(MESSAGES_CHANNEL)?.unwrap_or_default();
-    Ok(messages.as_array().is_some_and(|list| list.iter().any(|one| one["id"] == message)))
+    Ok(messages(state)?.iter().any(|one| one["id"] == message))
 }
 
-/// The id of the last message of a state, if that has one.
-fn last_message(state: &StateSnapshot) -> threadkeep::Result<Option<String>> {
-    let messages = state.json(MESSAGES_CHANNEL)?.unwrap_or_default();
-    let last = messages.as_array().and_then(|messages| messages.last());
-    Ok(last.and_then(|last| last["id"].as_str()).map(str::to_owned))
+fn messages(state: &StateSnapshot) -> threadkeep::Result<Vec<Json>> {
+    Ok(match state.json(MESSAGES_CHANNEL)? {
+        Some(Json::Array(messages)) => messages,
+        _ => Vec::new(),
+    })
 }
 
 /// The checkpoint whose state another one continues.
@@ -228,8 +228,7 @@ async fn scan(
     head: &StateSnapshot,
     message: &str,
 ) -> threadkeep::Result<Base> {
-    let conversation = head.json(MESSAGES_CHANNEL)?.unwrap_or_default();
-    let conversation = conversation.as_array().map_or(&[][..], Vec::as_slice);
+    let conversation = messages(head)?;
     let before = conversation.iter().take_while(|one| one["id"] != message);
     let before: HashSet<&str> = before.filter_map(|one| one["id"].as_str()).collect();
     let query = HistoryQuery { limit: Some(SCAN_ROWS), load: messages_only(), ..HistoryQuery::default() };
@@ -238,10 +237,12 @@ async fn scan(
         if state.repeats_its_parent() {
             continue;
         }
-        if has_message(state, message)? {
+        let found = messages(state)?;
+        if found.iter().any(|one| one["id"] == message) {
             return Ok(base);
         }
-        if state.next.is_empty() && last_message(state)?.is_none_or(|last| before.contains(last.as_str())) {
+        let last = found.last().and_then(|last| last["id"].as_str());
+        if state.next.is_empty() && last.is_none_or(|last| before.contains(last)) {
             base = Base::At(state.key.id);
         }
     }

@@ -522,8 +522,8 @@ async fn without_keys_other_sites_and_other_names_are_refused() {
     answer.ok();
 }
 
-/// A browser sends no key when it asks whether a page may send one, and shows the page no answer that does not allow it:
-/// not even why it was refused.
+/// A browser sends no key when it asks whether a page may send one, and shows the page no answer that does not allow
+/// it: not even why it was refused.
 #[tokio::test]
 async fn a_page_of_a_listed_origin_may_ask_without_a_key_and_reads_why_it_is_refused() {
     let variables = vec![("GATEWAY_CORS_ORIGINS", "http://app.example".to_owned())];

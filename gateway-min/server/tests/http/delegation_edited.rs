@@ -122,7 +122,7 @@ async fn a_call_that_is_changed_back_is_made_again() {
     }
 }
 
-/// A process stops while a subagent works whose call a client has added, and the head moves before the call is repeated.
+/// A process stops while a subagent works whose call a client has added. The head moves before the call is repeated.
 #[tokio::test]
 async fn an_added_call_is_made_once_wherever_the_head_is() {
     for mode in MODES {

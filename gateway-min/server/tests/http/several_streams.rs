@@ -54,8 +54,8 @@ async fn the_stream_of_a_run_elsewhere_shows_its_state_its_failure_and_its_end()
     }
 }
 
-/// Its process is gone, and nothing is left of its stream. A client has what that process sent: more than is kept here, the
-/// same number of frames, or less.
+/// Its process is gone, and nothing is left of its stream. A client has what that process sent: more than is kept here,
+/// the same number of frames, or less.
 #[tokio::test]
 async fn how_a_run_of_another_process_ended_comes_whatever_a_client_has() {
     let sections = json!({"run_ownership": {"lease_seconds": 3, "grace_seconds": 1}});

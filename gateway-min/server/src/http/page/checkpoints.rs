@@ -181,16 +181,9 @@ pub(super) async fn state(
     Ok(Html(view.page(&session)))
 }
 
-/// The option of a command that names a thread, for a shell: nothing in its id is a command, or another option.
+/// The option of a command that names a thread, for a shell.
 pub(crate) fn option(thread: &ThreadId) -> String {
-    let is_plain = |char: char| char.is_ascii_alphanumeric() || "-_.".contains(char);
-    let id = thread.as_str();
-    let between = if id.starts_with('-') { '=' } else { ' ' };
-    if !id.is_empty() && id.chars().all(is_plain) {
-        format!("--thread{between}{id}")
-    } else {
-        format!("--thread{between}'{}'", id.replace('\'', "'\\''"))
-    }
+    threadkeep_ops::option("--thread", thread.as_str())
 }
 
 /// `GET /threads/{thread_id}/diff?a=…&b=…`

@@ -134,8 +134,8 @@ async fn a_rollback_after_a_failed_capture_writes_and_deletes_nothing() {
     }
 }
 
-/// The request is accepted while the run fails: its task has not noticed it. The run's own write fails, its model, or that
-/// of an edited turn, which restores the turn before it in any case.
+/// The request is accepted while the run fails: its task has not noticed it. The run's own write fails, its model, or
+/// that of an edited turn, which restores the turn before it in any case.
 #[tokio::test]
 async fn a_run_that_fails_once_its_rollback_was_accepted_is_rolled_back() {
     for on @ (saver, mode) in everywhere() {

@@ -367,6 +367,13 @@ fn a_new_saver_compiles_and_says_what_to_write() {
         let refused = run(name);
         assert!(!refused.status.success() && !directory.exists(), "{name}");
     }
+    // Crates that the new one uses, or that are here.
+    for name in ["kv", "conformance", "layout", "redb"] {
+        let refused = run(name);
+        assert!(!refused.status.success() && !directory.exists(), "{name}");
+        let says = String::from_utf8_lossy(&refused.stderr);
+        assert!(says.contains(&format!("has a crate threadkeep-{name}")), "{says}");
+    }
     let written = run("example");
     assert!(written.status.success(), "{}", String::from_utf8_lossy(&written.stderr));
     assert!(!run("example").status.success(), "nothing is overwritten");

@@ -17,7 +17,7 @@ use serde_json::json;
 use threadkeep::checkpoint::{ChannelEntry, Checkpoint, CheckpointKey, Stored, TaskWrites, Write};
 use threadkeep::id::{CheckpointId, Namespace, TaskId, Version};
 use threadkeep::metadata::{Entries, Metadata, Source};
-use threadkeep::saver::{CheckpointSelector, Flush, ListQuery, Rewrite, Saver, StepCommit};
+use threadkeep::saver::{CheckpointSelector, Flush, ListQuery, Load, Rewrite, Saver, StepCommit};
 use threadkeep::value::{ChannelValue, Element, ListValue};
 use threadkeep::{Error, Result};
 use threadkeep_kv::{FORMAT_VERSION, KvSaver, Packed, Plan, Snapshot, Store};
@@ -274,6 +274,38 @@ async fn a_step_stores_what_it_adds() {
     assert!(bytes < 150_000, "{bytes}");
     let listed = saver.list(&ListQuery::new(&"t".into())).await.unwrap();
     assert_eq!(listed[0].metadata.extra.object("runs"), Some(objects));
+}
+
+/// Each namespace is read from its end on, however long it is.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_short_page_of_all_namespaces_reads_few_rows() {
+    let map = Arc::new(Map::default());
+    let saver = KvSaver::open(map.clone()).unwrap();
+    for n in 1..=70 {
+        for namespace in ["", "nested", "other"] {
+            let step = step("t", n, &Entries::default());
+            saver.commit(StepCommit { namespace: namespace.into(), ..step }).await.unwrap();
+        }
+    }
+    let list = async |limit: Option<usize>, before: Option<u8>| {
+        let before = before.map(id);
+        let query =
+            ListQuery { namespace: None, limit, before, load: Load::None, ..ListQuery::new(&"t".into()) };
+        let found = saver.list(&query).await.unwrap();
+        found.into_iter().map(|tuple| (tuple.checkpoint.id, tuple.namespace)).collect::<Vec<_>>()
+    };
+    let all = list(None, None).await;
+    let namespaces = || ["", "nested", "other"].map(Namespace::from).into_iter();
+    let expected: Vec<_> = (1..=70).rev().flat_map(|n| namespaces().map(move |of| (id(n), of))).collect();
+    assert_eq!(all, expected);
+    for limit in [1, 2, 63, 64, 65, 193, 209, 210, 500] {
+        assert_eq!(list(Some(limit), None).await, all[..limit.min(all.len())], "{limit}");
+        assert_eq!(list(Some(limit), Some(31)).await, all[120..][..limit.min(90)], "{limit} before");
+    }
+    let before = map.visits.load(Ordering::Relaxed);
+    assert_eq!(list(Some(1), None).await, all[..1]);
+    let visits = map.visits.load(Ordering::Relaxed) - before;
+    assert!(visits < 20, "{visits} rows of 210 checkpoints");
 }
 
 /// In delta mode the list that a snapshot was made from is older than its parent.

@@ -81,7 +81,7 @@ impl LangGraph {
             Some(_) => None,
         };
         let _known = self.memory.learned(&key, Known::new(&found)?, since);
-        self.runs.read(&key, self.caller, found.writes.iter().map(|row| row.task));
+        self.runs.read(&key, self.caller, id.is_none(), found.writes.iter().map(|row| row.task));
         Ok(self.shown(found).await?.map(|shown| Tuple { head, ..shown }))
     }
 
@@ -114,6 +114,13 @@ impl LangGraph {
     /// # Errors
     /// [`Error::Stale`] if others keep deleting what is found, so that there may be more than would be answered. The saver's.
     pub async fn list(&self, request: &ListRequest) -> Result<Vec<Tuple>> {
+        // A subgraph of a run that goes back begins with what it had before that time.
+        if let (Some(thread), Some(namespace), Some(_)) =
+            (&request.thread, &request.namespace, request.before)
+        {
+            let place = Place { thread: thread.clone(), namespace: namespace.clone() };
+            self.runs.goes_back(&place, self.caller);
+        }
         let listed = self.whole_list(request).await?;
         match self.fence {
             Fence::Fork => Ok(listed),

@@ -163,6 +163,7 @@ class ThreadkeepSaver(BaseCheckpointSaver[str]):
             before_id or None,
             None if limit is None else max(limit, 0),
             _json(filter or {}),
+            _caller(config or {}),
         )
 
     def get_delta_channel_history(

@@ -232,6 +232,8 @@ def test_two_updates_at_one_time_are_two_branches(open_saver: Opener, monkeypatc
             branches = dict(zip("ab", threads.map(updated, "ab"), strict=True))
         logs = {text: graph.get_state(branch).values["log"] for text, branch in branches.items() if branch}
         assert logs == {text: ["start", "one", text] for text in logs} != {}
+        copies = {text: graph.update_state(branches[text], None, as_node="__copy__") for text in logs}
+        assert {text: graph.get_state(copy).values["log"] for text, copy in copies.items()} == logs
 
 
 async def test_two_updates_at_one_time_in_an_event_loop_are_two_branches(

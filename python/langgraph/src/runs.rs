@@ -85,6 +85,14 @@ pub(crate) struct Rows {
     pub(crate) read: Option<BTreeSet<TaskId>>,
 }
 
+impl Rows {
+    /// These, and no others.
+    pub(crate) fn only(rows: &[TaskId]) -> Self {
+        let own = rows.iter().enumerate().map(|(place, row)| (*row, place)).collect();
+        Self { own, read: Some(BTreeSet::new()) }
+    }
+}
+
 /// What the callers of this process have put, and what they have read. A caller goes on from one checkpoint at a time.
 ///
 /// A caller is known by a number that another one may have once it has ended. Each begins with a read, so what an ended

@@ -125,6 +125,39 @@ async fn what_waited_for_a_checkpoint_is_of_the_run_that_put_it() {
     assert_eq!(lab.replayed(2).await, ["a"]);
 }
 
+/// LangGraph says of a copy neither what it copies nor which run made that.
+#[tokio::test]
+async fn a_copy_of_a_branch_replays_what_the_branch_does() {
+    let lab = Lab::new();
+    lab.put(0).await.unwrap();
+    let (one, two) = (lab.of_run(1), lab.of_run(2));
+    one.write(0, "a").await.unwrap();
+    one.put_after(Some(0), 1).await.unwrap();
+    two.write_to(0, "a", &["d", "d", "d"]).await.unwrap();
+    two.put_after(Some(0), 2).await.unwrap();
+    lab.called_by(Caller::Other(1)).write(0, "b").await.unwrap();
+    let branches = [lab.replayed(1).await, lab.replayed(2).await];
+    assert_eq!(branches, [vec!["a"], vec!["a"; 3]]);
+    // More checkpoints than are looked at in one read.
+    for n in 3..100 {
+        lab.put_after(Some(2), n).await.unwrap();
+    }
+    for (n, branch) in [(1, &branches[0]), (2, &branches[1])] {
+        let copied = lab.graphs.get(&lab.place, Some(lab.id(n))).await.unwrap().unwrap();
+        let (id, next) = (100 + 10 * n, 101 + 10 * n);
+        let mut put = Put { parent: copied.parent, versions: copied.versions, ..begins(&lab.place, id) };
+        put.metadata = copied.metadata;
+        put.metadata.insert("source".to_owned(), json!("fork"));
+        lab.graphs.put(&put).await.unwrap();
+        assert_eq!(lab.replayed(id).await, *branch);
+        // What is no copy applies what a reader of the parent is shown.
+        put.id = lab.id(next);
+        put.metadata.insert("source".to_owned(), json!("update"));
+        lab.graphs.put(&put).await.unwrap();
+        assert_eq!(lab.replayed(next).await, ["a", "a", "a", "b"]);
+    }
+}
+
 /// A checkpoint without a parent.
 fn begins(place: &Place, id: u8) -> Put {
     Put {

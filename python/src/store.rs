@@ -458,6 +458,12 @@ impl Store {
         }))
     }
 
+    /// The checkpoints of a thread, by namespace and id, and the tasks with writes under each: special ones, or others.
+    fn written(&self, thread: &str) -> Call {
+        let thread = thread.into();
+        self.call(move |graphs| async move { graphs.written(&thread).await.map(Output::Written) })
+    }
+
     fn delete_thread(&self, thread: &str) -> Call {
         let thread = thread.into();
         self.call(move |graphs| async move { graphs.delete_thread(&thread).await.map(|()| Output::Nothing) })

@@ -7,12 +7,13 @@ use futures::{FutureExt, StreamExt, TryStreamExt, stream};
 use serde_json::{Map, Value as Json};
 use threadkeep::checkpoint::CheckpointTuple;
 use threadkeep::id::{ChannelName, CheckpointId, ThreadId};
-use threadkeep::saver::{CheckpointSelector, ListQuery, Load};
+use threadkeep::saver::{CheckpointSelector, ListQuery, Load, LocalKey};
 use threadkeep::{Error, Result};
 
 use crate::frame::FRAME;
 use crate::known::Known;
 use crate::store::{ATTEMPTS, Fence, LangGraph};
+use crate::task::{self, Kind};
 use crate::types::{ChannelReplay, ListRequest, Place, Tuple};
 use crate::{filter, foreign, history, read};
 
@@ -243,6 +244,25 @@ impl LangGraph {
                 return Ok(found);
             }
         }
+    }
+
+    /// The checkpoints of a thread, and the tasks with writes under each: once for special writes (`true`), and once for
+    /// others, because each kind is stored by itself. No channel's value is read.
+    ///
+    /// # Errors
+    /// The saver's.
+    pub async fn written(&self, thread: &ThreadId) -> Result<BTreeMap<LocalKey, BTreeSet<(String, bool)>>> {
+        let query = ListQuery { namespace: None, load: Load::None, ..ListQuery::new(thread) };
+        let mut written = BTreeMap::new();
+        for tuple in self.saver.list(&query).await? {
+            let tasks = tuple.writes.iter().map(|row| {
+                let (author, kind) = task::author(row)?;
+                Ok((author.task, kind == Kind::Special))
+            });
+            let tasks = tasks.collect::<Result<BTreeSet<_>>>()?;
+            written.insert((tuple.namespace, tuple.checkpoint.id), tasks);
+        }
+        Ok(written)
     }
 
     pub(crate) async fn threads(&self) -> Result<Vec<ThreadId>> {

@@ -246,8 +246,8 @@ impl LangGraph {
         }
     }
 
-    /// The checkpoints of a thread, and the tasks with writes under each: once for special writes (`true`), and once for
-    /// others, because each kind is stored by itself. No channel's value is read.
+    /// The checkpoints of a thread, and the tasks with writes under each: once for special writes (`true`), and once
+    /// for others, because each kind is stored by itself. No channel's value is read.
     ///
     /// # Errors
     /// The saver's.

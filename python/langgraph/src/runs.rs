@@ -4,8 +4,8 @@
 //! ids, and may write different things for them. Each list of writes is a row of its own.
 //!
 //! A caller, run or not, begins with a read of a checkpoint, which forgets what the caller had there. Its child applies
-//! what it wrote since, and of other tasks what it read. A caller that is no run and wrote nothing applies what a reader
-//! is shown: others write for it.
+//! what it wrote since, and of other tasks what it read. A caller that is no run and wrote nothing applies what a
+//! reader is shown: others write for it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::Hash;
@@ -22,8 +22,8 @@ use crate::types::{Caller, Place};
 
 /// Checkpoints that runs go on from, as they are remembered. A run puts its child soon after its last row.
 const RUNS: usize = 4096;
-/// Those of others. They are by themselves, because a caller that only reads must take nothing from a run. An update puts
-/// its child soon after its read.
+/// Those of others. They are by themselves, because a caller that only reads must take nothing from a run. An update
+/// puts its child soon after its read.
 const OTHERS: usize = 1024;
 
 /// The ordinary rows that readers are shown, one list a task: the longest, because LangGraph puts the writes of a task
@@ -98,6 +98,7 @@ impl Rows {
 /// A caller is known by a number that another one may have once it has ended. Each begins with a read, so what an ended
 /// one has left counts no more.
 pub(crate) struct Runs {
+    /// Those of runs, and those of others.
     runs: Mutex<LruCache<At, Written>>,
     others: Mutex<LruCache<At, Written>>,
     /// The places where a run found no checkpoint, and has not put one yet.
@@ -112,6 +113,7 @@ type At = (CheckpointKey, Caller);
 struct Written {
     /// The rows of each task, with a hash of each of their writes.
     by_task: BTreeMap<String, Vec<(TaskId, Vec<u64>)>>,
+    /// The rows that it read; `None` if it did not read the checkpoint.
     read: Option<BTreeSet<TaskId>>,
     /// Whether a run has read it by its id, and has not asked yet whether it is the head.
     asks_for_head: bool,
@@ -156,8 +158,8 @@ impl Runs {
         }
     }
 
-    /// A checkpoint with these rows was read: the caller goes on from there. Where LangGraph was given an id, a run reads
-    /// that checkpoint, then the head, to see whether they are one: it goes on from what it read first.
+    /// A checkpoint with these rows was read: the caller goes on from there. Where LangGraph was given an id, a run
+    /// reads that checkpoint, then the head, to see whether they are one: it goes on from what it read first.
     pub(crate) fn read(
         &self,
         key: &CheckpointKey,
@@ -191,8 +193,8 @@ impl Runs {
         by.run().is_some_and(|run| locked(&self.empty).contains(&(place.clone(), run)))
     }
 
-    /// A run looks for what was there at a time, so it has not looked for the head. One that did, and failed, may have had
-    /// its number.
+    /// A run looks for what was there at a time, so it has not looked for the head. One that did, and failed, may have
+    /// had its number.
     pub(crate) fn goes_back(&self, place: &Place, by: Caller) {
         if let Some(run) = by.run() {
             self.is_not_empty(place, run);

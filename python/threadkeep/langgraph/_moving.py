@@ -43,8 +43,8 @@ class _Row:
     writes: list[tuple[str, str, str, str, bytes]] = field(default_factory=list[tuple[str, str, str, str, bytes]])
 
 
-# The checkpoints of a thread, by namespace and id, and the tasks with writes under each: once for special writes, and once
-# for others, because each kind is put by itself.
+# The checkpoints of a thread, by namespace and id, and the tasks with writes under each: once for special writes, and
+# once for others, because each kind is put by itself.
 _Written = dict[tuple[str, str], set[tuple[str, bool]]]
 
 
@@ -92,8 +92,8 @@ class _SqliteSource:
         return _by_checkpoint(self.connection.execute(query, (thread,)))
 
     def rows(self, thread: str) -> Generator[_Row, None, None]:
-        # Graphs may go on meanwhile. A cursor alone ends the moment as soon as it has fetched the last checkpoint, whose
-        # writes are not read then.
+        # Graphs may go on meanwhile. A cursor alone ends the moment as soon as it has fetched the last checkpoint, before
+        # the writes of that are read.
         self.connection.execute("BEGIN")
         try:
             yield from self._rows(thread)

@@ -79,7 +79,8 @@ pub(crate) fn routes() -> OpenApiRouter<Arc<App>> {
         .routes(routes!(join_stream, stop_stream))
 }
 
-/// The records of runs, as sent to clients.
+/// The records of runs, as sent to clients. The requests of those after the first one are null beyond
+/// `gateway.history_max_bytes`.
 ///
 /// # Errors
 /// 500 with `failed` if the records cannot be read.
@@ -89,7 +90,7 @@ pub(super) async fn records(
     failed: &'static str,
 ) -> Result<Vec<Value>, ApiError> {
     let ids: Vec<String> = runs.iter().map(|run| run.run_id.clone()).collect();
-    let mut kwargs = app.records.runs().kwargs(&ids).await.or_internal(failed)?;
+    let mut kwargs = app.records.runs().kwargs(&ids, app.history_max_bytes).await.or_internal(failed)?;
     Ok(runs.iter().map(|run| record(run, kwargs.remove(&run.run_id).unwrap_or_default())).collect())
 }
 
@@ -419,6 +420,8 @@ impl FromFields for ListParams {
 }
 
 /// List the runs of a thread, newest first.
+///
+/// Requests (`kwargs`) of runs after the first one are null beyond `gateway.history_max_bytes`: read such a run alone.
 #[utoipa::path(get, path = "/api/threads/{thread_id}/runs", tag = "runs",
     params(("thread_id" = String, Path), ("limit" = Option<u32>, Query), ("offset" = Option<u64>, Query), ("status" = inline(Option<RunStatusName>), Query),
         ("select" = inline(Option<Vec<RunField>>), Query)),

@@ -435,9 +435,10 @@ async fn an_answer_shows_no_thread_that_another_user_made_meanwhile() {
         assert!(app.records.threads().create(of("bob")).await.unwrap().created);
         let checked = from_fn_with_state(Arc::clone(&app), super::auth::authenticate);
         let router = Router::new().route("/api/threads/{thread_id}/read", any(replaced)).layer(checked);
+        let router: Router = router.with_state(Arc::clone(&app));
         let request = Request::builder().method(method).uri("/api/threads/x/read");
         let request = request.header("x-api-key", key.expose()).body(Body::empty()).unwrap();
-        let answer = router.with_state(Arc::clone(&app)).oneshot(request).await.unwrap();
+        let answer = router.oneshot(request).await.unwrap();
         assert_eq!(answer.status(), status, "{method}");
     }
 }

@@ -103,7 +103,8 @@ pub use runs::{
 };
 pub use subagents::{ReplaceOutcome, Subagents};
 pub use thread_search::{
-    FILTER_MAX_KEYS, FilterProblem, FilterRejection, MetadataFilter, ThreadOrder, ThreadQuery, ThreadSort,
+    FILTER_MAX_KEYS, FilterProblem, FilterRejection, METADATA_OMITTED_KEY, MetadataFilter, ThreadOrder,
+    ThreadQuery, ThreadSort,
 };
 pub use threads::{
     CreatedThread, DISPLAY_NAME_MAX_CHARS, NewThread, PINNED_KEY, ThreadRow, ThreadStatus, Threads,

@@ -141,7 +141,7 @@ async fn failure(streams: &Streams, row: &RunRow) -> Option<Json> {
         return None;
     }
     let query = EventQuery {
-        event_types: Some(vec!["run.error".to_owned()]),
+        event_types: Some(["run.error".to_owned()].into()),
         ..EventQuery::new(&row.thread_id, &row.run_id)
     };
     let told: Result<Vec<_>, RecordsError> = streams.records.events().list(&query).await;

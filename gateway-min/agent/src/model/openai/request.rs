@@ -8,8 +8,13 @@ use super::failure::Failure;
 
 /// The setting that limits how long an answer may take to start, in seconds.
 pub(super) const REQUEST_TIMEOUT: &str = "request_timeout";
+/// The setting with headers of every request.
+pub(super) const DEFAULT_HEADERS: &str = "default_headers";
+/// The setting with parameters of the address of every request.
+pub(super) const DEFAULT_QUERY: &str = "default_query";
 /// Settings of the client, not of a request.
-const CLIENT_SETTINGS: [&str; 3] = [REQUEST_TIMEOUT, "timeout", "max_retries"];
+const CLIENT_SETTINGS: [&str; 5] =
+    [REQUEST_TIMEOUT, "timeout", "max_retries", DEFAULT_HEADERS, DEFAULT_QUERY];
 /// Settings whose entries are request parameters.
 const NESTED_PARAMETERS: [&str; 2] = ["model_kwargs", "extra_body"];
 
@@ -226,6 +231,7 @@ mod tests {
         settings.extra = map(json!({
             "max_tokens": 100, "temperature": 0.5, "request_timeout": 30, "timeout": 3, "max_retries": 2,
             "model": "other", "stream": false, "stream_options": null, "extra_body": {"top_k": 5},
+            "default_headers": {"x-a": "b"}, "default_query": {"c": "d"},
         }));
         assert_eq!(
             body(&settings, &ModelRequest::default()).unwrap(),

@@ -9,7 +9,7 @@ use crate::*;
 const GRACE: TimeDelta = TimeDelta::seconds(10);
 
 async fn expired(records: &Records, clock: &TestClock) -> Recovered {
-    records.runs().recover_expired(clock.now(), GRACE).await.unwrap()
+    records.runs().recover_expired(clock.now(), GRACE, &mut watched()).await.unwrap()
 }
 
 #[tokio::test]
@@ -170,6 +170,31 @@ async fn a_process_that_lost_its_lease_can_change_nothing_of_its_run() {
     assert_eq!(dump(&b).await, before);
 }
 
+/// The clock of the process that looks has jumped, or the machine was suspended: what lives renews its leases soon.
+#[tokio::test]
+async fn a_process_whose_clock_jumps_ends_no_run_of_others() {
+    let fixture = fixture().await;
+    let (a, b) = (fixture.owner("a").await, fixture.owner("b").await);
+    create_thread(&a, "t").await;
+    start(&a, "t", "r").await;
+    let reservation = a.runs().reserve("reserved", WriterKind::CheckpointWrite).await.unwrap();
+    let mut seen = SeenLeases::new(std::time::Duration::from_hours(1));
+    for renewed in [false, true, false] {
+        fixture.clock.advance_seconds(3600);
+        if renewed {
+            a.runs().renew(&["r".to_owned()]).await.unwrap();
+        }
+        let before = dump(&b).await;
+        let found = b.runs().recover_expired(fixture.clock.now(), GRACE, &mut seen).await.unwrap();
+        assert_eq!(found, Recovered::default());
+        assert_eq!(dump(&b).await, before);
+    }
+    assert!(reservation.is_held().await.unwrap());
+    let found = expired(&b, &fixture.clock).await;
+    assert_eq!((found.runs.len(), found.released.len()), (1, 1), "both were over by this clock");
+    reservation.forget();
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn of_many_processes_one_recovers_a_run() {
     let fixture = fixture().await;
@@ -183,7 +208,9 @@ async fn of_many_processes_one_recovers_a_run() {
         let others = [fixture.owner("b").await, fixture.owner("c").await, fixture.owner("d").await];
         let now = fixture.clock.now();
         let recoveries = others.map(|records| {
-            tokio::spawn(async move { records.runs().recover_expired(now, GRACE).await.unwrap() })
+            tokio::spawn(
+                async move { records.runs().recover_expired(now, GRACE, &mut watched()).await.unwrap() },
+            )
         });
         let mut recovered = Vec::new();
         for recovery in recoveries {

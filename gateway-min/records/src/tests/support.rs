@@ -163,6 +163,11 @@ impl Fixture {
     }
 }
 
+/// Of a process that has watched all leases for long enough.
+pub(super) fn watched() -> SeenLeases {
+    SeenLeases::new(Duration::ZERO)
+}
+
 pub(super) fn options(clock: &TestClock, event_backend: EventBackend) -> RecordsOptions {
     RecordsOptions { clock: clock.clock(), event_backend, ..RecordsOptions::default() }
 }

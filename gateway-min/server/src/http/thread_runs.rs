@@ -56,6 +56,11 @@ impl RunsOf {
         &self.thread
     }
 
+    /// The runs that there were at the last look.
+    pub(super) fn known(&self) -> &BTreeSet<String> {
+        &self.known
+    }
+
     /// `None` if the thread is gone or no longer the caller's: it may have been deleted and created again, by another
     /// user. Ask after a read of the thread: a check before it says nothing about what is read.
     pub(super) async fn check(&self) -> Option<()> {

@@ -13,13 +13,14 @@ use tower::ServiceExt as _;
 
 use super::{Gateway, ask, script};
 use crate::app::Parts;
+use threadkeep_records::{MultitaskStrategy, NewRun, Records, RecordsOptions, RunEnd};
 
 /// A clock that stands still until it is set, in milliseconds since the Unix epoch.
 #[derive(Clone)]
 struct Settable(Arc<AtomicU64>);
 
 impl Settable {
-    /// To what the records' clock says, which nobody sets here, less this.
+    /// To what the machine's clock says, less this.
     fn set_back(&self, by: Duration) {
         let now = u64::try_from(chrono::Utc::now().timestamp_millis()).unwrap();
         self.0.store(now - u64::try_from(by.as_millis()).unwrap(), Ordering::SeqCst);
@@ -96,4 +97,32 @@ async fn a_client_gets_the_events_of_runs_that_come_after_the_clock_was_set_back
     let (_, three) = gateway.run(ask("three")).await;
     let events = to_end(follow(&gateway, Some(last_seq(&events))).await).await;
     assert_all_of(&three.run_id, &events);
+}
+
+/// It has more runs than are looked at, all of them of the time by which the clock is set back.
+#[tokio::test]
+async fn a_client_of_a_thread_of_many_runs_gets_those_that_come_after_the_clock_was_set_back() {
+    let clock = Settable(Arc::default());
+    clock.set_back(Duration::ZERO);
+    let source = IdSource::seeded(clock.clone(), 1);
+    let options = RecordsOptions {
+        clock: threadkeep_records::Clock::from_fn(move || source.now()),
+        ..RecordsOptions::default()
+    };
+    let records = Records::open_memory(options).await.unwrap();
+    let parts = Parts { records: Some(records), ..Parts::default() };
+    let gateway = Gateway::start_with(("memory", "full"), 3, &script(), parts).await;
+    let runs = gateway.app.records.runs();
+    for n in 0..100 {
+        let run_id = format!("old-{n}");
+        let run = NewRun { run_id: run_id.clone(), thread_id: "t".to_owned(), ..NewRun::default() };
+        runs.admit(run, MultitaskStrategy::Reject).await.unwrap();
+        runs.finish(&run_id, &RunEnd::failed("old")).await.unwrap();
+    }
+    let stream = follow(&gateway, None).await;
+    clock.set_back(Duration::from_hours(1));
+    let (_, run) = gateway.run(ask("hello")).await;
+    // It begins with the end of the newest run that there was, of which nothing else is kept.
+    let events = to_end(stream).await.into_iter().skip_while(|event| event["event_id"] != "old-99:end");
+    assert_all_of(&run.run_id, &events.skip(1).collect::<Vec<_>>());
 }

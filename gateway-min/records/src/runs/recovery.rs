@@ -82,9 +82,9 @@ impl Runs {
         self.recover(now, &Dead::AtStart(time_text(now - grace)), LEASE_EXPIRED_ERROR).await
     }
 
-    /// The same for operations with a lease, at any time: ends what other processes left that ended or stalled. `seen` is
-    /// what this process's last look has seen: a clock that has jumped ends nothing. If there is nothing to end, takes no
-    /// lock.
+    /// The same for operations with a lease, at any time: ends what other processes left that ended or stalled. `seen`
+    /// is what this process's last look has seen: a clock that has jumped ends nothing. If there is nothing to end,
+    /// takes no lock.
     pub async fn recover_expired(
         &self,
         now: DateTime<Utc>,

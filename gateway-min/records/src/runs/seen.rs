@@ -1,9 +1,9 @@
 //! What a process has seen of the leases of others.
 //!
-//! A lease says by a wall clock when it ends, and wall clocks are set: to one that has jumped, every lease is over, and a
-//! machine that was suspended wakes up after the end of all its own. So a process takes another one for dead only if it
-//! has also seen that the lease did not change for a lease's length by a clock that nobody sets. By then the owner has
-//! missed three renewals, and has given its runs up by such a clock of its own.
+//! A lease says by a wall clock when it ends, and wall clocks are set: to one that has jumped, every lease is over, and
+//! a machine that was suspended wakes up after the end of all its own. So a process takes another one for dead only if
+//! it has also seen that the lease did not change for a lease's length by a clock that nobody sets. By then the owner
+//! has missed three renewals, and has given its runs up by such a clock of its own.
 
 use std::collections::HashMap;
 use std::time::Duration;

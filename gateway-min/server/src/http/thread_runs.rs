@@ -94,8 +94,8 @@ impl RunsOf {
         Ok(())
     }
 
-    /// The runs that appeared since the last look, oldest first: those that were admitted after the newest of its runs that
-    /// is still there. Their times say nothing: the clock may have been set back.
+    /// The runs that appeared since the last look, oldest first: those that were admitted after the newest of its runs
+    /// that is still there. Their times say nothing: the clock may have been set back.
     async fn look(&mut self) -> Result<Vec<RunBrief>, ApiError> {
         let page = self.app.records.runs().briefs(self.thread.as_str(), LOOKED_AT).await;
         let page = page.or_internal(FAILED)?;

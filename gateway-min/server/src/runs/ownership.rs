@@ -3,9 +3,9 @@
 //! Each row of a run or another writer has an owner and a lease. The owner renews the leases of what its tasks work on,
 //! and nothing else. A dead or stalled process renews nothing: when the lease and its grace have expired, any other
 //! gateway, also one without leases, that has seen no renewal for a lease's length ends its runs and frees what it has
-//! reserved, once; the successor of a dead process does not wait for that ([`super::instance`]). An owner that could not renew in time considers its runs lost and stops
-//! them itself; it cannot end what others have ended, because the end of a row is final, nor what others have taken
-//! over, because only its owner ends a row.
+//! reserved, once; the successor of a dead process does not wait for that ([`super::instance`]). An owner that could
+//! not renew in time considers its runs lost and stops them itself; it cannot end what others have ended, because the
+//! end of a row is final, nor what others have taken over, because only its owner ends a row.
 
 use std::io;
 use std::path::Path;

@@ -23,8 +23,8 @@ use crate::http::error::ApiError;
 use crate::http::thread_runs::{RunsOf, Upcoming};
 use crate::streams::bridge::{Event, EventId, Frame, Subscription};
 
-/// How far a client's last event may lie ahead of this process's clock: it may be another process's, or one of very many
-/// at once. One that lies farther ahead is from before the clock was set back.
+/// How far a client's last event may lie ahead of this process's clock: it may be another process's, or one of very
+/// many at once. One that lies farther ahead is from before the clock was set back.
 const AHEAD_MS: u64 = 1000;
 
 /// A client's place in the event stream of a thread.

@@ -227,8 +227,8 @@ async fn a_run_that_was_taken_over_is_not_ended_for_its_former_process() {
     goes_on(&two.own).await;
 }
 
-/// Clients of a run that another process has ended are not shown the end of a success because its row cannot be read, or
-/// was deleted meanwhile.
+/// Clients of a run that another process has ended are not shown the end of a success because its row cannot be read,
+/// or was deleted meanwhile.
 #[tokio::test]
 async fn an_end_of_another_process_that_cannot_be_read_is_no_success() {
     let gateway = Gateway::start_on(("memory", "full"), &script("none")).await;

@@ -26,12 +26,12 @@
 //!
 //! Any number of gateways may use the tables in Postgres at the same time, if each has a [`Lease`]: its rows in
 //! `runs` then say until when it is known to be alive. It renews the rows that it works on ([`Runs::renew`]); any
-//! other gateway, also one without leases, ends rows that are not renewed ([`Runs::recover_expired`]). A program
-//! beside gateways always has a lease, which its reservations renew; it takes a thread from a reservation that is
-//! not renewed, because there may be no gateway. An ended row never changes, so a process that resumes after a
-//! stall cannot end anything. Nor does it delegate anything: executions and batches are stored only for a run whose
-//! row is active and its own. It deletes nothing of a thread without the row of its reservation. Cancellations are
-//! marks in the rows, which the owner polls ([`Runs::noticed`]).
+//! other gateway, also one without leases, ends rows that it has [seen](SeenLeases) not to be renewed
+//! ([`Runs::recover_expired`]), whatever its wall clock says. A program beside gateways always has a lease, which its
+//! reservations renew; it takes a thread from a reservation that is not renewed, because there may be no gateway. An
+//! ended row never changes, so a process that resumes after a stall cannot end anything. Nor does it delegate anything:
+//! executions and batches are stored only for a run whose row is active and its own. It deletes nothing of a thread
+//! without the row of its reservation. Cancellations are marks in the rows, which the owner polls ([`Runs::noticed`]).
 //!
 //! # Transactions
 //!
@@ -99,7 +99,7 @@ pub use runs::{
     Admission, CancelAction, CancelOutcome, DecideOutcome, FinishOutcome, FrameBatch, LEASE_EXPIRED_ERROR,
     Lease, MESSAGE_PREVIEW_MAX_CHARS, MultitaskStrategy, NewRun, Noticed, OperationKind, QUEUE_MAX,
     RECOVERY_ERROR, RECOVERY_STOP_REASON, Recovered, Reservation, RunBrief, RunEnd, RunQuery, RunRow,
-    RunStatus, RunTotals, RunUsage, Runs, StartOutcome, WriterKind,
+    RunStatus, RunTotals, RunUsage, Runs, SeenLeases, StartOutcome, WriterKind,
 };
 pub use subagents::{ReplaceOutcome, Subagents};
 pub use thread_search::{

@@ -75,6 +75,19 @@ impl Db {
         opening.await.map_err(|error| DatabaseError::Io(error.into()))?
     }
 
+    /// [`Self::open`] of a file that has this build's schema. One that does not is not changed.
+    pub(super) async fn open_existing(path: &Path, clock: Clock) -> Result<Self, RecordsError> {
+        let existing = path.to_owned();
+        let checking = tokio::task::spawn_blocking(move || {
+            sqlite::check_library()?;
+            let place = existing.display().to_string();
+            let connection = sqlite::open_existing(&existing).map_err(|cause| not_opened(&place, cause))?;
+            schema::check_existing_sqlite(&connection, &place)
+        });
+        checking.await.map_err(|error| DatabaseError::Io(error.into()))??;
+        Self::open(path, clock).await
+    }
+
     pub(super) async fn open_read_only(path: &Path, clock: Clock) -> Result<Self, RecordsError> {
         let path = path.to_owned();
         let opening = tokio::task::spawn_blocking(move || {
@@ -110,11 +123,25 @@ impl Db {
     }
 
     pub(super) async fn open_postgres(target: &PostgresTarget, clock: Clock) -> Result<Self, RecordsError> {
-        let commits = Arc::<Commits>::default();
-        let pool = Box::pin(postgres::Pool::connect(target, Arc::clone(&commits))).await;
-        let pool = pool.map_err(|cause| not_opened(target.place(), cause))?;
+        let (pool, commits) = Self::connected(target).await?;
         Box::pin(schema::migrate_postgres(&pool, target)).await?;
         Ok(Self { commits, ..Self::new(Pools::Postgres(pool), clock) })
+    }
+
+    /// [`Self::open_postgres`] for tables that have this build's schema. Those that do not are not changed.
+    pub(super) async fn open_existing_postgres(
+        target: &PostgresTarget,
+        clock: Clock,
+    ) -> Result<Self, RecordsError> {
+        let (pool, commits) = Self::connected(target).await?;
+        Box::pin(schema::check_existing_postgres(&pool, target)).await?;
+        Ok(Self { commits, ..Self::new(Pools::Postgres(pool), clock) })
+    }
+
+    async fn connected(target: &PostgresTarget) -> Result<(postgres::Pool, Arc<Commits>), RecordsError> {
+        let commits = Arc::<Commits>::default();
+        let pool = Box::pin(postgres::Pool::connect(target, Arc::clone(&commits))).await;
+        Ok((pool.map_err(|cause| not_opened(target.place(), cause))?, commits))
     }
 
     /// Whether the tables exist.

@@ -70,11 +70,7 @@ pub(super) fn migrate_sqlite(connection: &mut Connection, place: &str) -> Result
 /// # Errors
 /// [`RecordsError::NewerSchema`], [`RecordsError::Corrupt`], and [`RecordsError::ReadOnly`] if it would have to be upgraded.
 pub(super) fn check_sqlite(connection: &Connection, place: &str) -> Result<(), RecordsError> {
-    let known = numbered(STEPS, |step| step.sqlite.to_owned());
-    let there = query("SELECT name FROM sqlite_master WHERE name = '_sqlx_migrations'");
-    let has_list = !fetch_all::<(String,)>(connection, &there)?.is_empty();
-    let applied = if has_list { fetch_all(connection, &query(APPLIED_SQLITE))? } else { Vec::new() };
-    let missing = missing(&known, &applied, place)?.len();
+    let missing = missing_in_sqlite(connection, place)?;
     if missing == 0 {
         return Ok(());
     }
@@ -82,6 +78,41 @@ pub(super) fn check_sqlite(connection: &Connection, place: &str) -> Result<(), R
         format!("it was written by an older build and must be upgraded first, by {missing} migrations");
     let cause = DatabaseError::Io(io::Error::new(io::ErrorKind::ReadOnlyFilesystem, problem));
     Err(RecordsError::ReadOnly { place: place.to_owned(), cause })
+}
+
+/// Checks that a SQLite database has this build's schema, and leaves it as it is.
+///
+/// # Errors
+/// [`RecordsError::NewerSchema`], [`RecordsError::Corrupt`], [`RecordsError::OlderSchema`].
+pub(super) fn check_existing_sqlite(connection: &Connection, place: &str) -> Result<(), RecordsError> {
+    refuse_older(missing_in_sqlite(connection, place)?, place)
+}
+
+/// [`check_existing_sqlite`] for the tables in a Postgres database.
+pub(super) async fn check_existing_postgres(
+    pool: &postgres::Pool,
+    target: &PostgresTarget,
+) -> Result<(), RecordsError> {
+    let tables = target.tables();
+    let known = numbered(STEPS, |step| tables.qualify(step.postgres));
+    let applied = applied_postgres(pool).await?.unwrap_or_default();
+    refuse_older(missing(&known, &applied, target.place())?.len(), target.place())
+}
+
+fn refuse_older(missing: usize, place: &str) -> Result<(), RecordsError> {
+    if missing > 0 {
+        return Err(RecordsError::OlderSchema { place: place.to_owned(), missing });
+    }
+    Ok(())
+}
+
+/// How many migrations a SQLite database lacks.
+fn missing_in_sqlite(connection: &Connection, place: &str) -> Result<usize, RecordsError> {
+    let known = numbered(STEPS, |step| step.sqlite.to_owned());
+    let there = query("SELECT name FROM sqlite_master WHERE name = '_sqlx_migrations'");
+    let has_list = !fetch_all::<(String,)>(connection, &there)?.is_empty();
+    let applied = if has_list { fetch_all(connection, &query(APPLIED_SQLITE))? } else { Vec::new() };
+    Ok(missing(&known, &applied, place)?.len())
 }
 
 /// [`migrate_sqlite`] for the tables in a Postgres database.

@@ -124,7 +124,8 @@ async fn no_command_upgrades_the_records_of_an_older_gateway() {
     store.run(&["export", "--thread", TALK, "--out", &talk]).done();
     Records::open(&path, RecordsOptions::default()).await.unwrap().close().await;
     let records = rusqlite::Connection::open(&path).unwrap();
-    let older = "ALTER TABLE runs DROP COLUMN finished_before; DELETE FROM _sqlx_migrations WHERE version = 17";
+    let older =
+        "ALTER TABLE runs DROP COLUMN finished_before; DELETE FROM _sqlx_migrations WHERE version = 17";
     records.execute_batch(older).unwrap();
     records.close().unwrap();
     let before = std::fs::read(&path).unwrap();

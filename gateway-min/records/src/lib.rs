@@ -214,8 +214,10 @@ impl Records {
 
     fn new(db: Db, options: &RecordsOptions) -> Self {
         let owner = || options.lease.as_ref().map(|lease| lease.owner.clone());
+        let (backend, directory) = (options.event_backend, &options.event_directory);
+        let events = Events::new(db.clone(), backend, directory, options.max_trace_content);
         Self {
-            threads: Threads { db: db.clone() },
+            threads: Threads { db: db.clone(), events: events.clone() },
             executions: Executions { db: db.clone(), owner: owner() },
             batches: Batches { db: db.clone(), owner: owner() },
             runs: Runs {
@@ -223,12 +225,7 @@ impl Records {
                 lease: options.lease.clone().map(Arc::new),
                 reserved: Arc::default(),
             },
-            events: Events::new(
-                db.clone(),
-                options.event_backend,
-                &options.event_directory,
-                options.max_trace_content,
-            ),
+            events,
             db,
         }
     }

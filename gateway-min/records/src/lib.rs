@@ -65,6 +65,7 @@ mod subagents;
 mod tests;
 mod thread_search;
 mod threads;
+mod threads_of_runs;
 mod transaction;
 
 use std::path::{Path, PathBuf};

@@ -11,6 +11,7 @@ mod finished;
 mod frames;
 mod lease;
 mod lifecycle;
+mod outcome;
 mod recovery;
 mod reservation;
 
@@ -22,7 +23,7 @@ pub use brief::{RunBrief, RunUsage};
 use chrono::{DateTime, Utc};
 pub use frames::FrameBatch;
 pub use lease::{Lease, Noticed};
-pub use lifecycle::{CancelOutcome, DecideOutcome, FinishOutcome, RunEnd, StartOutcome};
+pub use outcome::{CancelOutcome, DecideOutcome, FinishOutcome, RunEnd, StartOutcome};
 pub use recovery::{LEASE_EXPIRED_ERROR, RECOVERY_ERROR, RECOVERY_STOP_REASON, Recovered};
 pub use reservation::{Reservation, WriterKind};
 pub(crate) use reservation::{ensure_held, lost};

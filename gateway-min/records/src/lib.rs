@@ -65,6 +65,7 @@ mod subagents;
 mod tests;
 mod thread_search;
 mod threads;
+mod threads_of_runs;
 mod transaction;
 
 use std::path::{Path, PathBuf};
@@ -163,6 +164,15 @@ impl Records {
         Ok(Self::new(Db::open(path, options.clock.clone()).await?, &options))
     }
 
+    /// Opens a database file that exists, for a program that must not upgrade it: a gateway of an older build may be using
+    /// it, and refuses a newer schema.
+    ///
+    /// # Errors
+    /// As for [`Records::open`]; [`RecordsError::OlderSchema`] if the database is of an older build. It is unchanged.
+    pub async fn open_existing(path: &Path, options: RecordsOptions) -> Result<Self, RecordsError> {
+        Ok(Self::new(Db::open_existing(path, options.clock.clone()).await?, &options))
+    }
+
     /// Opens a database file that cannot be written, as of a backup on read-only media, to read it. Each write is
     /// [`RecordsError::ReadOnly`].
     ///
@@ -189,10 +199,10 @@ impl Records {
         Ok(Self::new(Db::open_postgres(target, options.clock.clone()).await?, &options))
     }
 
-    /// Like [`Records::open_postgres`], if a gateway has created the tables.
+    /// Like [`Records::open_existing`], for the tables in a Postgres database, if a gateway has created them.
     ///
     /// # Errors
-    /// See [`Records::open_postgres`].
+    /// See [`Records::open_postgres`]; [`RecordsError::OlderSchema`].
     pub async fn open_existing_postgres(
         target: &PostgresTarget,
         options: RecordsOptions,
@@ -200,13 +210,16 @@ impl Records {
         if !Db::is_in_postgres(target).await? {
             return Ok(None);
         }
-        Self::open_postgres(target, options).await.map(Some)
+        let db = Db::open_existing_postgres(target, options.clock.clone()).await?;
+        Ok(Some(Self::new(db, &options)))
     }
 
     fn new(db: Db, options: &RecordsOptions) -> Self {
         let owner = || options.lease.as_ref().map(|lease| lease.owner.clone());
+        let (backend, directory) = (options.event_backend, &options.event_directory);
+        let events = Events::new(db.clone(), backend, directory, options.max_trace_content);
         Self {
-            threads: Threads { db: db.clone() },
+            threads: Threads { db: db.clone(), events: events.clone() },
             executions: Executions { db: db.clone(), owner: owner() },
             batches: Batches { db: db.clone(), owner: owner() },
             runs: Runs {
@@ -214,12 +227,7 @@ impl Records {
                 lease: options.lease.clone().map(Arc::new),
                 reserved: Arc::default(),
             },
-            events: Events::new(
-                db.clone(),
-                options.event_backend,
-                &options.event_directory,
-                options.max_trace_content,
-            ),
+            events,
             db,
         }
     }

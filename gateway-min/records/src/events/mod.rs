@@ -353,6 +353,14 @@ impl Events {
         }
     }
 
+    /// Whether the thread has a file of events, or may have one.
+    pub(super) async fn has_file(&self, thread_id: &str) -> bool {
+        match &self.feed {
+            Feed::Memory(_) | Feed::Database => false,
+            Feed::Files(feed) => feed.exists(thread_id).await,
+        }
+    }
+
     /// Holds what is stored outside the database for a thread, before the commit that deletes its rows: as soon as that
     /// has happened, another client may create a thread with the same id, whose events are not to be removed.
     pub(super) async fn hold_to_delete(&self, thread_id: &str) -> Result<HeldFeed, RecordsError> {

@@ -515,6 +515,47 @@ async fn s62_a_call_that_is_repeated_after_its_run_was_dropped_finds_its_batch()
     repeated(&house).await;
 }
 
+/// The database is away for longer than the repeated call waits for it. Its batch may be worked on, so no result says that
+/// it failed.
+#[tokio::test]
+async fn a_repeated_call_has_no_result_while_the_database_is_away() {
+    let house = two_items().await;
+    let first = worker(&house).await;
+    let held = hold_slots(&house);
+    let mut observer = Between::default();
+    let reached = Arc::clone(&observer.0);
+    tokio::select! {
+        ended = house.run_observed("r1", Some("go"), &mut observer) => panic!("{ended:?}"),
+        () = reached.notified() => {}
+    }
+    first.stop().await;
+    drop(held);
+    let source = Arc::<Held>::default();
+    let next = house.restarted().with_source(Arc::clone(&source) as Arc<dyn ToolSource>);
+    // The worker writes nothing meanwhile.
+    let held = hold_slots(&next);
+    let second = worker(&next).await;
+    let records = &next.delegator.records;
+    let mut seen = Seen::default();
+    let (ended, ()) = tokio::join!(next.run("away", None, &mut seen), async {
+        source.reached.notified().await;
+        records.fail_from(1);
+        source.open.notify_one();
+        let tries = async {
+            while records.failed() < 3 {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_mins(10), tries).await.expect("it was not tried three times");
+        records.fail_statement(0);
+    });
+    let error = ended.unwrap_err().to_string();
+    assert!(error.ends_with("the next run of the thread makes the call again"), "{error}");
+    second.stop().await;
+    drop(held);
+    repeated(&next).await;
+}
+
 /// A source of tools that is reached, and answers when it is opened: that there are none.
 #[derive(Default)]
 pub(crate) struct Held {

@@ -46,6 +46,15 @@ impl FromRow for UncountedItem {
     }
 }
 
+/// A row by itself: one that is damaged takes no other with it.
+struct Found(Result<UncountedItem, DatabaseError>);
+
+impl FromRow for Found {
+    fn from_row(row: &Row<'_>) -> Result<Self, DatabaseError> {
+        Ok(Self(UncountedItem::from_row(row)))
+    }
+}
+
 impl Batches {
     /// Stores what attempts at items of a batch have used by now, and returns the tokens of the whole batch. An attempt
     /// whose claim does not hold any more changes nothing.
@@ -81,7 +90,8 @@ impl Batches {
         stored.await
     }
 
-    /// The attempts that have ended this long ago and are not counted, those that ended first: at most 500.
+    /// The attempts that have ended this long ago and are not counted, those that ended first: at most 500. Those whose
+    /// rows are damaged are left out; the log names them.
     ///
     /// # Errors
     /// [`RecordsError::Unavailable`], [`RecordsError::Corrupt`].
@@ -95,7 +105,12 @@ impl Batches {
         );
         self.now().push_after(&mut sql, -after);
         sql.push(" ORDER BY completed_at LIMIT ").push_bind(MOST);
-        self.db.fetch_all(sql.build()).await
+        let found: Vec<Found> = self.db.fetch_all(sql.build()).await?;
+        let read = |Found(item): Found| {
+            let item = item.map_err(RecordsError::from);
+            item.inspect_err(|error| tracing::error!(%error, "the tokens of an attempt are not counted")).ok()
+        };
+        Ok(found.into_iter().filter_map(read).collect())
     }
 
     /// Counts an attempt that has ended, with all that it used. Nothing happens if it is counted, or has not ended.

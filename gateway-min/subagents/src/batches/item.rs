@@ -429,7 +429,8 @@ impl AtWork {
         AttemptEnd::Lost
     }
 
-    /// Deletes the subagent's checkpoints if its thread is gone: it may have written one after the deletion looked.
+    /// Deletes the subagent's checkpoints if its thread is gone: it may have written one after the deletion looked. A worker
+    /// that stops does not wait for a deletion to end; another one removes what that leaves.
     async fn clean_up(&self, row: &ExecutionRow) -> Result<(), ExecutionError> {
         let records = &self.worker.delegator.records;
         loop {
@@ -444,7 +445,11 @@ impl AtWork {
             if holder.is_none_or(|holder| holder.operation_kind != OperationKind::Delete) {
                 return Ok(());
             }
-            tokio::time::sleep(self.worker.poll()).await;
+            tokio::select! {
+                biased;
+                () = self.worker.stop.cancelled() => return Ok(()),
+                () = tokio::time::sleep(self.worker.poll()) => {}
+            }
         }
     }
 

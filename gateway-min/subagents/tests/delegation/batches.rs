@@ -388,6 +388,23 @@ async fn a_thread_is_deleted_while_its_batch_is_at_work() {
     }
 }
 
+/// Another process deletes the thread meanwhile, and takes long.
+#[tokio::test]
+async fn a_worker_that_stops_does_not_wait_for_a_deletion() {
+    let name = gate_name("stops-in-a-deletion");
+    let house = submitted(&["a"], two_turns(&name), "").await;
+    let worker = worker(&house).await;
+    gate(&name).reached().await;
+    let records = &house.delegator.records;
+    let child = house.executions().await.remove(0).child_thread;
+    let reservation = records.runs().reserve(THREAD, WriterKind::Delete).await.unwrap();
+    records.batches().cancel_of_thread(&reservation).await.unwrap();
+    let stopped = tokio::time::timeout(Duration::from_mins(10), worker.stop()).await;
+    stopped.expect("it waits for the deletion");
+    records.delete_thread(reservation).await.unwrap();
+    assert_eq!(remains(&house).await, [child.as_str()], "the next process removes it");
+}
+
 /// Deletes the thread as the gateway does.
 pub(crate) async fn delete_thread(house: &House) {
     let (records, thread) = (&house.delegator.records, ThreadId::from(THREAD));

@@ -156,15 +156,28 @@ impl Work {
             self.stopped(end.status).await;
             return Ok(None);
         }
-        let executions = self.delegator.records.executions();
-        // What another process decided first stays.
-        let row = persistently(|| executions.finish(&self.row, end.clone())).await?;
+        let row = self.finish(&end).await?;
         self.stopped(row.status).await;
         drop(slot);
         if row.run_id != self.row.run_id {
             return Err(ExecutionError::TakenOver { execution: row.execution_id, run: row.run_id });
         }
         self.settle(&row, state.as_ref()).await.map(Some)
+    }
+
+    /// Ends the execution in the records, and returns its row as it is then: what another process decided first stays. If
+    /// its thread is deleted by now, so is what it has left: it may have written that after the deletion looked.
+    pub(crate) async fn finish(&self, end: &ExecutionEnd) -> Result<ExecutionRow, ExecutionError> {
+        let executions = self.delegator.records.executions();
+        let finished = persistently(|| executions.finish(&self.row, end.clone())).await;
+        if finished.as_ref().is_err_and(RecordsError::is_not_found) {
+            let thread = ThreadId::from(self.row.child_thread.as_str());
+            if let Err(error) = self.accessor.delete_thread(&thread).await {
+                let thread = &self.row.child_thread;
+                tracing::warn!(thread, %error, "the checkpoints of a deleted subagent may remain");
+            }
+        }
+        Ok(finished?)
     }
 
     /// Tells extensions of the start.

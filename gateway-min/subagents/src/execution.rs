@@ -158,8 +158,8 @@ impl Work {
         self.settle(&row, state.as_ref()).await.map(Some)
     }
 
-    /// Ends the execution in the records, and returns its row as it is then: what another process decided first stays. If
-    /// its thread is deleted by now, so is what it has left: it may have written that after the deletion looked.
+    /// Ends the execution in the records, and returns its row as it is then: what another process decided first stays.
+    /// If its thread is deleted by now, so is what it has left: it may have written that after the deletion looked.
     pub(crate) async fn finish(&self, end: &ExecutionEnd) -> Result<ExecutionRow, ExecutionError> {
         let executions = self.delegator.records.executions();
         let finished = persistently(|| executions.finish(&self.row, end.clone())).await;

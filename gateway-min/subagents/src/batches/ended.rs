@@ -222,8 +222,8 @@ impl AtWork {
         AttemptEnd::Lost
     }
 
-    /// Deletes the subagent's checkpoints if its thread is gone: it may have written one after the deletion looked. A worker
-    /// that stops does not wait for a deletion to end; another one removes what that leaves.
+    /// Deletes the subagent's checkpoints if its thread is gone: it may have written one after the deletion looked. A
+    /// worker that stops does not wait for a deletion to end; another one removes what that leaves.
     async fn clean_up(&self, row: &ExecutionRow) -> Result<(), ExecutionError> {
         let records = &self.worker.delegator.records;
         loop {

@@ -250,7 +250,7 @@ fn submission_key(context: &ToolContext) -> String {
     }
 }
 
-/// Whether no earlier run can have made the call. The calls of a run that came without a question may be an earlier run's.
+/// Whether no earlier run can have made the call. Those of a run that came without a question may be an earlier run's.
 fn is_own(context: &ToolContext) -> bool {
     let messages = context.state.as_ref().and_then(|state| state.json("messages").ok().flatten());
     messages.is_some_and(|messages| answers(&messages, &context.run_id))

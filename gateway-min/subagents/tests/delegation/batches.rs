@@ -532,8 +532,8 @@ async fn s62_a_call_that_is_repeated_after_its_run_was_dropped_finds_its_batch()
     repeated(&house).await;
 }
 
-/// The database is away for longer than the repeated call waits for it. Its batch may be worked on, so no result says that
-/// it failed.
+/// The database is away for longer than the repeated call waits for it. Its batch may be worked on, so no result says
+/// that it failed.
 #[tokio::test]
 async fn a_repeated_call_has_no_result_while_the_database_is_away() {
     let house = two_items().await;

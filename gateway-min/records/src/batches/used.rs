@@ -12,7 +12,8 @@ use super::lease::push_holds;
 use super::{Batches, Claim, Lock, Now};
 use crate::codec::{Cells, object_text};
 use crate::error::RecordsError;
-use crate::executions::{ExecutionRow, ExecutionTokens, SUMMARY, sum, usage_json};
+use crate::execution_rows::sum;
+use crate::executions::{ExecutionRow, ExecutionTokens, SUMMARY, usage_json};
 use crate::failure::DatabaseError;
 use crate::query::{Builder, Dialect, FromRow, Row, Sql};
 

@@ -47,6 +47,7 @@ mod db;
 mod deletion;
 mod error;
 mod events;
+mod execution_rows;
 mod executions;
 mod failure;
 #[cfg(any(test, feature = "testing"))]

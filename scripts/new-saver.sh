@@ -9,6 +9,11 @@ if ! [[ $name =~ ^[a-z][a-z0-9]*$ ]]; then
   echo "new-saver: the name is missing, or is not of small letters and digits; try: make new-saver NAME=leveldb" >&2
   exit 2
 fi
+# Cargo takes no two packages of one name, and the new one uses some of these.
+if grep -qx "name = \"threadkeep-$name\"" "$repository/Cargo.lock"; then
+  echo "new-saver: this repository has a crate threadkeep-$name; choose another name: make new-saver NAME=my$name" >&2
+  exit 2
+fi
 directory=${2:-$repository/../threadkeep-$name}
 if [ -e "$directory" ]; then
   echo "new-saver: $directory exists; remove it, or choose another directory: make new-saver NAME=$name DIR=..." >&2

@@ -48,6 +48,7 @@ mutants! { Twister(Twist)
     a_saver_that_forgets_what_is_put: ForgetsWhatIsPut => "rewrite_removes_and_puts",
     a_saver_that_puts_only_what_is_there: PutsOnlyWhatIsThere => "rewrite_removes_and_puts",
     a_saver_that_keeps_known_rows: KeepsKnownRows => "rewrite_removes_and_puts",
+    a_saver_that_skips_what_is_there: SkipsWhatIsThere => "revisions_tell_every_change",
     a_saver_that_deletes_by_namespace: DeletesByNamespace => "a_deletion_beats_a_racing_commit",
     a_saver_that_leaves_nested_rows: LeavesNestedRows => "a_thread_made_anew_has_nothing_of_the_old_one",
     a_saver_that_stores_each_list_whole: StoresEachListWhole => "equal_elements_are_stored_once",

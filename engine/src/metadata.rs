@@ -14,7 +14,8 @@ use crate::mode::{CHECKPOINT_MODE_METADATA_KEY, ChannelMode};
 pub const COUNTERS_KEY: &str = "counters_since_delta_snapshot";
 
 /// The metadata key of a checkpoint that restores the state of an older one: the id of that one, which it continues,
-/// whatever its parent. In delta mode it is written onto what it replaces.
+/// whatever its parent. In delta mode it is written onto what it replaces. Where a deletion removed that one, the nearest
+/// that stays of those which it continued is named.
 pub const RESTORED_KEY: &str = "svc_restored_checkpoint_id";
 
 /// The metadata key of a checkpoint that rolls a run back: the id of the run.

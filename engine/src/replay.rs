@@ -42,35 +42,27 @@ impl<'a> Replay<'a> {
     ///
     /// # Errors
     /// As a read of the checkpoint: [`Error::BrokenLineage`] also where a channel was never written, or was written
-    /// less often than its counters say.
+    /// less often than its counters say. The first of several channels is named.
     pub(crate) fn values(&mut self, place: &LocalKey, tuple: &CheckpointTuple) -> Result<Values> {
-        let broken = |missing: String| Error::broken(&tuple.thread, tuple.checkpoint.id, missing);
         let (mut values, mut paths) = (Values::new(), BTreeMap::new());
+        let mut broken = None;
         for (name, entry) in &tuple.checkpoint.channels {
             let value = match &entry.stored {
                 Stored::Value(value) | Stored::Snapshot(value) => Some(value.clone()),
                 Stored::Held => None,
                 // That its writes are there is checked row by row.
                 Stored::Sentinel if self.foreign.contains(place, name) => None,
-                Stored::Sentinel => {
-                    let parent = self.lineage.parent(tuple).ok_or_else(|| {
-                        broken(format!("channel {name} is stored as changes, and its parent is missing"))
-                    })?;
-                    let applied = &tuple.checkpoint.applied;
-                    let writes = written(parent, applied, name)?;
-                    let mut path = self.path(parent, name);
-                    path.updates += u64::from(!writes.is_empty());
-                    path.supersteps += u64::from(!applied.is_empty());
-                    let value = self.next(parent, &writes, name)?;
-                    let value =
-                        value.ok_or_else(|| broken(format!("no write of channel {name} was found")))?;
-                    let counters = tuple.metadata.counters.get(name);
-                    if let Some(missing) = counters.and_then(|counters| counters.lacking_in(path, name)) {
-                        return Err(broken(missing));
+                Stored::Sentinel => match self.replayed(tuple, name) {
+                    Ok((value, path)) => {
+                        paths.insert(name.clone(), path);
+                        Some(value)
                     }
-                    paths.insert(name.clone(), path);
-                    Some(value)
-                }
+                    // Its children may read fine: they may store this channel, and go on from the others.
+                    Err(error) => {
+                        broken.get_or_insert(error);
+                        None
+                    }
+                },
             };
             if let Some(mut value) = value {
                 if let ChannelValue::List(list) = &mut value {
@@ -83,7 +75,27 @@ impl<'a> Replay<'a> {
         if !paths.is_empty() {
             self.paths.insert(place.clone(), paths);
         }
-        Ok(values)
+        broken.map_or(Ok(values), Err)
+    }
+
+    /// The value of a channel that a checkpoint stores as changes, and its path.
+    fn replayed(&self, tuple: &CheckpointTuple, name: &ChannelName) -> Result<(ChannelValue, Counters)> {
+        let broken = |missing: String| Error::broken(&tuple.thread, tuple.checkpoint.id, missing);
+        let parent = self.lineage.parent(tuple).ok_or_else(|| {
+            broken(format!("channel {name} is stored as changes, and its parent is missing"))
+        })?;
+        let applied = &tuple.checkpoint.applied;
+        let writes = written(parent, applied, name)?;
+        let mut path = self.path(parent, name);
+        path.updates += u64::from(!writes.is_empty());
+        path.supersteps += u64::from(!applied.is_empty());
+        let value = self.next(parent, &writes, name)?;
+        let value = value.ok_or_else(|| broken(format!("no write of channel {name} was found")))?;
+        let counters = tuple.metadata.counters.get(name);
+        if let Some(missing) = counters.and_then(|counters| counters.lacking_in(path, name)) {
+            return Err(broken(missing));
+        }
+        Ok((value, path))
     }
 
     /// The path of a channel up to `parent`.

@@ -1,6 +1,6 @@
 //! What a call returns before it is decoded: decoding calls Python, which must not happen while a store is waited for.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use pyo3::IntoPyObjectExt;
@@ -8,6 +8,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyTuple};
 use serde_json::Value as Json;
 use threadkeep::channel::MESSAGES_CHANNEL;
+use threadkeep::saver::LocalKey;
 use threadkeep::value::{ChannelValue, Element, ElementHash};
 use threadkeep_langgraph::{ChannelReplay, Label, Pending, Tuple, elements};
 
@@ -20,6 +21,7 @@ pub(crate) enum Output {
     Flag(bool),
     Tuple(Option<Box<Tuple>>),
     Tuples(Vec<Tuple>),
+    Written(BTreeMap<LocalKey, BTreeSet<(String, bool)>>),
     History(BTreeMap<String, ChannelReplay>),
 }
 
@@ -32,6 +34,12 @@ impl Output {
             Self::Tuples(tuples) => {
                 let tuples = tuples.into_iter().map(|tuple| Py::new(py, RawTuple(tuple)));
                 PyList::new(py, tuples.collect::<PyResult<Vec<_>>>()?).map(|list| list.into_any().unbind())
+            }
+            Self::Written(written) => {
+                let written = written.into_iter().map(|((namespace, id), tasks)| {
+                    (namespace.to_string(), id.to_string(), tasks.into_iter().collect::<Vec<_>>())
+                });
+                written.collect::<Vec<_>>().into_py_any(py)
             }
             Self::History(history) => RawHistory(history).into_py_any(py),
         }

@@ -416,6 +416,7 @@ impl Store {
         Ok(call.holding(held))
     }
 
+    #[expect(clippy::too_many_arguments, reason = "LangGraph's, and its place in pieces")]
     fn list(
         &self,
         thread: Option<&str>,
@@ -424,6 +425,7 @@ impl Store {
         before: Option<&str>,
         limit: Option<usize>,
         filter_json: &[u8],
+        caller: Given,
     ) -> PyResult<Call> {
         let place = place(thread.unwrap_or_default(), "");
         let parse = |id: Option<&str>| id.map(|id| place.id(id).map_err(exception)).transpose();
@@ -435,7 +437,11 @@ impl Store {
             limit,
             filter: metadata(filter_json)?,
         };
-        Ok(self.call(move |graphs| async move { graphs.list(&request).await.map(Output::Tuples) }))
+        let (caller, held) = called_by(caller);
+        let call = self.call(move |graphs| async move {
+            graphs.called_by(caller).list(&request).await.map(Output::Tuples)
+        });
+        Ok(call.holding(held))
     }
 
     fn history(
@@ -450,6 +456,12 @@ impl Store {
         Ok(self.call(move |graphs| async move {
             graphs.history(&place, id, &channels).await.map(Output::History)
         }))
+    }
+
+    /// The checkpoints of a thread, by namespace and id, and the tasks with writes under each: special ones, or others.
+    fn written(&self, thread: &str) -> Call {
+        let thread = thread.into();
+        self.call(move |graphs| async move { graphs.written(&thread).await.map(Output::Written) })
     }
 
     fn delete_thread(&self, thread: &str) -> Call {

@@ -232,6 +232,8 @@ def test_two_updates_at_one_time_are_two_branches(open_saver: Opener, monkeypatc
             branches = dict(zip("ab", threads.map(updated, "ab"), strict=True))
         logs = {text: graph.get_state(branch).values["log"] for text, branch in branches.items() if branch}
         assert logs == {text: ["start", "one", text] for text in logs} != {}
+        copies = {text: graph.update_state(branches[text], None, as_node="__copy__") for text in logs}
+        assert {text: graph.get_state(copy).values["log"] for text, copy in copies.items()} == logs
 
 
 async def test_two_updates_at_one_time_in_an_event_loop_are_two_branches(
@@ -648,6 +650,17 @@ def test_metadata_that_is_no_unicode_is_refused(open_saver: Opener, metadata: di
         assert read(saver, at()).config == config
 
 
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
+def test_metadata_that_is_no_number_of_json_is_refused(open_saver: Opener, number: float) -> None:
+    with open_saver() as saver:
+        config = put(saver, at(), made({"a": 0}), {"step": 1})
+        with pytest.raises(InvalidInputError, match="metadata"):
+            put(saver, config, made({"a": 1}), {"step": 2, "nested": [number]})
+        with pytest.raises(InvalidInputError, match="metadata"):
+            list(saver.list(at(), filter={"n": number}))
+        assert read(saver, at()).config == config
+
+
 @pytest.mark.parametrize("version", [float("nan"), float("inf")])
 def test_a_version_that_cannot_be_stored_is_refused(open_saver: Opener, version: float) -> None:
     with open_saver() as saver:
@@ -683,6 +696,12 @@ def test_one_id_is_not_taken_for_many(open_saver: Opener) -> None:
             with pytest.raises(TypeError, match=r"pass \['12'\]"):
                 call()
         assert [found.config for found in saver.list(None)] == stored[::-1]
+        for call in (
+            lambda: saver.get_delta_channel_history(config=stored[0], channels="ab"),
+            lambda: asyncio.run(saver.aget_delta_channel_history(config=stored[0], channels="ab")),
+        ):
+            with pytest.raises(TypeError, match=r"channels must be a sequence of channels, .* pass \['ab'\] for one channel"):
+                call()
 
 
 def test_filters_compare_as_in_langgraph(open_saver: Opener) -> None:

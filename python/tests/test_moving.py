@@ -17,12 +17,14 @@ from langgraph.checkpoint.serde.types import TASKS, _DeltaSnapshot
 from langgraph.checkpoint.sqlite import SqliteSaver as TheirSqliteSaver
 from langgraph.graph import START, StateGraph
 from langgraph.types import Send
+from psycopg.conninfo import make_conninfo
 
 from graphs import conversation, play, shown
 from kit import at, made, put, read, replayed, writes
 from threadkeep import ThreadkeepError, UnavailableError
-from threadkeep.langgraph import SqliteSaver
+from threadkeep.langgraph import PostgresSaver, SqliteSaver
 from threadkeep.langgraph._moving import _PostgresSource, _SqliteSource, move
+from threadkeep.langgraph._postgres import is_address
 
 
 def run(*arguments: str) -> tuple[int, str]:
@@ -374,6 +376,89 @@ def test_what_a_killed_import_left_is_named(tmp_path: Path) -> None:
         ours.delete_thread("t")
     status, said = run(old, new)
     assert (status, said.count("and are equal")) == (0, 1), said
+
+
+def test_writes_that_a_killed_import_left_out_are_named(old: Any, tmp_path: Path) -> None:
+    opener, address = old
+    with opener() as theirs:
+        theirs.setup()
+        root = put(theirs, at(), made({"a": 1}))
+        theirs.put_writes(root, [("a", 2)], "task")
+    new = str(tmp_path / "new.db")
+    assert run(address, new)[0] == 0
+    status, said = run(address, new)
+    assert status == 3 and "the target has a thread of this id\n" in said, said
+    # The store is as if it had been killed between the last checkpoint and these writes.
+    with opener() as theirs:
+        theirs.put_writes(root, [("__resume__", "yes")], "task")
+        theirs.put_writes(root, [("a", 3), ("b", 3)], "other task")
+    status, said = run(address, new)
+    assert status == 3 and "of this id, which lacks the writes of 2 tasks: if an import" in said, said
+    with opener() as theirs:
+        put(theirs, root, made({"a": 2}))
+    status, said = run(address, new)
+    assert status == 3 and "which lacks 1 of its 2 checkpoints and the writes of 2 tasks: if an import" in said, said
+
+
+@pytest.mark.parametrize(
+    ("text", "is_one"),
+    [
+        ("postgres://localhost/app", True),
+        ("postgresql:///app?host=/run/postgresql", True),
+        ("dbname=app host=db", True),
+        (" host = '/a b' user=x ", True),
+        ("service=app", True),
+        ("checkpoints.db", False),
+        ("/data/host=5/checkpoints of dbname=app.db", False),
+        ("a=b.db", False),
+    ],
+)
+def test_a_database_is_not_taken_for_a_file(text: str, is_one: bool) -> None:
+    assert is_address(text) == is_one
+
+
+@pytest.mark.parametrize("old", ["postgres"], indirect=True)
+def test_a_source_may_be_named_in_words(old: Any, tmp_path: Path) -> None:
+    opener, address = old
+    with opener() as theirs:
+        theirs.setup()
+        put(theirs, at(), made({"a": 1}))
+    status, said = run(make_conninfo(address), str(tmp_path / "new.db"))
+    assert (status, said.count("and are equal")) == (0, 1), said
+
+
+@pytest.mark.parametrize("old", ["postgres"], indirect=True)
+def test_a_target_may_be_named_in_words(old: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with TheirSqliteSaver.from_conn_string("old.db") as theirs:
+        put(theirs, at(), made({"a": 1}))
+    words = make_conninfo(old[1])
+    status, said = run("old.db", words)
+    assert (status, said.count("and are equal")) == (0, 1), said
+    assert not [found for found in tmp_path.iterdir() if "=" in found.name]
+    with PostgresSaver.from_conn_string(words) as ours:
+        assert read(ours, at()).checkpoint["channel_values"] == {"a": 1}
+
+
+def test_the_last_checkpoint_of_a_file_is_read_at_the_moment_of_the_others(tmp_path: Path) -> None:
+    old, asked = str(tmp_path / "old.db"), list[str]()
+    with TheirSqliteSaver.from_conn_string(old) as theirs:
+        root = put(theirs, at(), made({"a": 1}))
+        theirs.put_writes(root, [("a", 2)], "task")
+        source = _SqliteSource(old)
+
+        def beside(statement: str) -> None:
+            # Before the statement begins.
+            if "FROM writes" in statement and not asked:
+                asked.append(statement)
+                theirs.put_writes(root, [("a", 3)], "later")
+
+        source.connection.set_trace_callback(beside)
+        [row] = source.rows("t")
+        assert [task for task, *_ in row.writes] == ["task"]
+        assert [task for task, *_ in writes(theirs, at())] == ["later", "task"], "it was written before they were read"
+        [row] = source.rows("t")
+        assert [task for task, *_ in row.writes] == ["later", "task"]
 
 
 @pytest.mark.parametrize("old", ["postgres"], indirect=True)

@@ -7,6 +7,8 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 
 T = TypeVar("T", covariant=True)
 _Tuples = list[RawTuple]
+# Namespaces, ids, and tasks, with whether their writes are special.
+_Written = list[tuple[str, str, list[tuple[str, bool]]]]
 # Whether a run makes the call, the number of the run or of the thread or task, and the object whose address that is.
 _Caller = tuple[bool, int, object]
 
@@ -88,8 +90,10 @@ class Store:
         before: str | None,
         limit: int | None,
         filter_json: bytes,
+        caller: _Caller,
     ) -> Call[_Tuples]: ...
     def history(self, thread: str, namespace: str, id: str | None, channels: set[str]) -> Call[RawHistory]: ...
+    def written(self, thread: str) -> Call[_Written]: ...
     def delete_thread(self, thread: str) -> Call[None]: ...
     def take_back(self, thread: str, put: dict[tuple[str, str], set[str]]) -> Call[bool]: ...
     def delete_for_runs(self, runs: set[str]) -> Call[None]: ...

@@ -201,12 +201,15 @@ impl FileSaver {
         let alone = move |dir: &Path| {
             let _lock = lock(dir)?;
             let mut thread = load(dir, &id)?;
-            let before = thread.checkpoints.clone();
+            let (revision, before) = (thread.revision.clone(), thread.checkpoints.clone());
             change(&mut thread)?;
-            thread.revision = IdSource::default().task().as_bytes().to_vec();
             // A repeat finds its change, and acknowledges it: the first call may have failed, or its process may have been
             // killed, before the change was flushed.
-            if thread.checkpoints == before { flush(dir) } else { store(dir, &thread) }
+            if thread.revision == revision && thread.checkpoints == before {
+                return flush(dir);
+            }
+            thread.revision = IdSource::default().task().as_bytes().to_vec();
+            store(dir, &thread)
         };
         self.run(alone).await
     }
@@ -316,7 +319,11 @@ impl Saver for FileSaver {
             let outlines = image.checkpoints.iter().map(|(place, tuple)| (place.clone(), Outline::of(tuple)));
             rewrite.check(&image.thread, outlines.collect())?;
             thread.checkpoints.retain(|place, _| !rewrite.remove.contains(place));
-            rewrite.put.iter().try_for_each(|tuple| thread.put(tuple))
+            rewrite.put.iter().try_for_each(|tuple| thread.put(tuple))?;
+            if !rewrite.is_empty() {
+                thread.revision.clear(); // It gets another one, also if it puts what is there.
+            }
+            Ok(())
         };
         self.change(thread, change).await
     }

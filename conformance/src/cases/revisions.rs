@@ -39,6 +39,9 @@ async fn revisions_tell_every_change(store: Store) -> Outcome {
     changed("a commit to another namespace").await?;
     rewrite(&*saver, "t", removing([&six])).await?;
     changed("a removal").await?;
+    let put = image(&*saver, "t").await?.checkpoints.into_values().take(1).collect();
+    rewrite(&*saver, "t", Rewrite { put, ..Rewrite::default() }).await?;
+    changed("a rewrite that puts what is there").await?;
     let before = image(&*saver, "t").await?;
     let stale = Step::after(&tree.keys[0], 9).commit(&*saver).await;
     check!(matches!(stale, Err(Error::Conflict { .. })), "a stale commit gave {stale:?}");

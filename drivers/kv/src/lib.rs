@@ -10,6 +10,7 @@ mod format;
 pub mod fuzzing;
 mod keys;
 mod memo;
+mod newest;
 mod overlay;
 mod packed;
 mod queries;

@@ -1,6 +1,5 @@
 //! The contract's reads, each on one snapshot.
 
-use std::cmp::Reverse;
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
 
@@ -12,6 +11,7 @@ use threadkeep::saver::{CheckpointSelector, DeltaHistory, ListQuery, Load, Threa
 use threadkeep::{Error, Result};
 
 use crate::keys::{self, under};
+use crate::newest::Newest;
 use crate::reader::{Reader, revision, thread};
 use crate::record::CheckpointRecord;
 use crate::rows;
@@ -35,38 +35,14 @@ pub(crate) fn list(rows: &dyn Snapshot, query: &ListQuery) -> Result<Vec<Checkpo
     let Some(found) = thread(rows, &query.thread)?.filter(|_| limit > 0) else { return Ok(Vec::new()) };
     let mut reader = Reader::new(rows, &query.thread, &found);
     let mut listed: Vec<Listed> = Vec::new();
-    let mut take = |reader: &mut Reader<'_>, key: &[u8], value: &[u8]| -> Result<ControlFlow<()>> {
-        let (namespace, id) = place(found.number, key)?;
-        if query.before.is_none_or(|before| id < before) {
-            let record = reader.decode(key, rows::opened(key, value)?)?;
-            let metadata = reader.metadata(&record)?;
-            if metadata.matches(&query.filter) {
-                listed.push((namespace, id, record, metadata));
-            }
-        }
-        Ok(if listed.len() < limit { ControlFlow::Continue(()) } else { ControlFlow::Break(()) })
-    };
-    if let Some(namespace) = &query.namespace {
-        let mut keys = under(keys::chain(found.number, namespace));
-        if let Some(before) = query.before {
-            keys.end = keys::checkpoint(found.number, namespace, before);
-        }
-        rows.range(&keys.start..&keys.end, Order::Descending, &mut |key, value| {
-            take(&mut reader, key, value)
-        })?;
-    } else {
-        let keys = under(keys::checkpoints(found.number));
-        let mut all = Vec::new();
-        rows.range(&keys.start..&keys.end, Order::Ascending, &mut |key, value| {
-            let (namespace, id) = place(found.number, key)?;
-            all.push((Reverse(id), namespace, key.to_vec(), value.to_vec()));
-            Ok(ControlFlow::Continue(()))
-        })?;
-        all.sort();
-        for (_, _, key, value) in all {
-            if take(&mut reader, &key, &value)?.is_break() {
-                break;
-            }
+    let mut newest = Newest::new(rows, found.number, query)?;
+    while listed.len() < limit
+        && let Some(row) = newest.take()?
+    {
+        let record = reader.decode(&row.key, rows::opened(&row.key, &row.value)?)?;
+        let metadata = reader.metadata(&record)?;
+        if metadata.matches(&query.filter) {
+            listed.push((row.namespace, row.id, record, metadata));
         }
     }
     // Oldest first: a list shares what it has in common with its older versions.
@@ -103,7 +79,8 @@ pub(crate) fn records(reader: &mut Reader<'_>) -> Result<Vec<(Namespace, Checkpo
     Ok(all)
 }
 
-fn place(number: keys::ThreadNumber, key: &[u8]) -> Result<(Namespace, CheckpointId)> {
+/// The namespace and the id of a checkpoint with this key.
+pub(crate) fn place(number: keys::ThreadNumber, key: &[u8]) -> Result<(Namespace, CheckpointId)> {
     keys::place(number, key).ok_or_else(|| rows::corrupt(key, "the key is not one of a checkpoint"))
 }
 

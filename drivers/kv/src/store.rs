@@ -13,8 +13,10 @@ use threadkeep::saver::Flush;
 /// more; a value as long as the longest element of a list.
 ///
 /// **Errors**: [`Error::Unavailable`](threadkeep::Error::Unavailable) if nothing was written,
-/// [`Error::InDoubt`](threadkeep::Error::InDoubt) if a change may have been stored, and
-/// [`Error::Corrupt`](threadkeep::Error::Corrupt) if the store notices damage.
+/// [`Error::InDoubt`](threadkeep::Error::InDoubt) if a change may have been stored,
+/// [`Error::InvalidInput`](threadkeep::Error::InvalidInput) if nothing was written because a key or a value is too long
+/// for the store, and [`Error::Corrupt`](threadkeep::Error::Corrupt) if the store notices damage. A write may hold the
+/// changes of many calls; after the last two, each call is stored alone, so that it gets the answer that is its own.
 pub trait Store: Send + Sync + 'static {
     /// The store's name in reports and errors.
     fn name(&self) -> &'static str;

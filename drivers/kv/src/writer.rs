@@ -80,8 +80,8 @@ impl Writer {
             }
             Ok(std::mem::take(&mut group.changes))
         });
-        if calls.len() > 1 && matches!(written, Err(Error::Corrupt { .. })) {
-            // Nothing was stored. The damage is where some of them write: each gets the answer that is its own.
+        if calls.len() > 1 && matches!(written, Err(Error::Corrupt { .. } | Error::InvalidInput(_))) {
+            // Nothing was stored. It is because of what some of them write: each gets the answer that is its own.
             return calls.into_iter().for_each(|call| self.store(vec![call]));
         }
         let mut outcomes = outcomes.into_iter();

@@ -17,7 +17,7 @@ use serde_json::json;
 use threadkeep::checkpoint::{ChannelEntry, Checkpoint, CheckpointKey, Stored, TaskWrites, Write};
 use threadkeep::id::{CheckpointId, Namespace, TaskId, Version};
 use threadkeep::metadata::{Entries, Metadata, Source};
-use threadkeep::saver::{CheckpointSelector, Flush, ListQuery, Rewrite, Saver, StepCommit};
+use threadkeep::saver::{CheckpointSelector, Flush, ListQuery, Load, Rewrite, Saver, StepCommit};
 use threadkeep::value::{ChannelValue, Element, ListValue};
 use threadkeep::{Error, Result};
 use threadkeep_kv::{FORMAT_VERSION, KvSaver, Packed, Plan, Snapshot, Store};
@@ -188,12 +188,12 @@ async fn calls_during_a_write_share_the_next_one() {
     assert!(rounds.iter().any(|threads| *threads > 1), "{rounds:?}");
 }
 
-/// Finds damage when it writes a thread whose name says so; each write waits until the test lets it go on.
-struct Damaged(Slow);
+/// Fails when it writes a thread whose name says so; each write waits until the test lets it go on.
+struct Picky(Slow, Error);
 
-impl Store for Damaged {
+impl Store for Picky {
     fn name(&self) -> &'static str {
-        "damaged"
+        "picky"
     }
 
     fn durable(&self) -> bool {
@@ -208,7 +208,7 @@ impl Store for Damaged {
         self.0.write(flush, &mut |rows| {
             let changes = plan(rows)?;
             if changes.keys().any(|key| key.windows(3).any(|part| part == b"bad")) {
-                return Err(Error::corrupt("the store", "a page of this thread"));
+                return Err(self.1.clone());
             }
             Ok(changes)
         })
@@ -218,9 +218,19 @@ impl Store for Damaged {
 /// Damage where one call of a group writes is no answer to the others.
 #[tokio::test(flavor = "multi_thread")]
 async fn damage_fails_only_the_calls_of_a_group_that_meet_it() {
+    fails_only_the_calls_that_meet_it(Error::corrupt("the store", "a page of this thread")).await;
+}
+
+/// As of LMDB.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_key_that_the_store_refuses_fails_only_the_calls_of_a_group_that_have_it() {
+    fails_only_the_calls_that_meet_it(Error::InvalidInput("a key has more than 511 bytes".to_owned())).await;
+}
+
+async fn fails_only_the_calls_that_meet_it(error: Error) {
     let ((begun, writes), (go_on, go)) = (channel(), channel());
     go_on.send(()).unwrap();
-    let store = Damaged(Slow { below: Map::default(), begun, go: Mutex::new(go) });
+    let store = Picky(Slow { below: Map::default(), begun, go: Mutex::new(go) }, error.clone());
     let saver = KvSaver::open(store).unwrap();
     assert_eq!(writes.recv().unwrap(), 0, "the format");
     let commit = |thread: &str| {
@@ -239,8 +249,7 @@ async fn damage_fails_only_the_calls_of_a_group_that_meet_it() {
     assert!(first.await.is_ok());
     for (call, thread) in together.into_iter().zip(["good", "bad", "better"]) {
         let answer = call.await;
-        assert_eq!(matches!(answer, Err(Error::Corrupt { .. })), thread == "bad", "{thread}: {answer:?}");
-        assert_eq!(answer.is_ok(), thread != "bad", "{thread}: {answer:?}");
+        assert_eq!(answer.clone().err(), (thread == "bad").then(|| error.clone()), "{thread}: {answer:?}");
         let found = saver.get(&CheckpointSelector::head(&thread.into())).await.unwrap();
         assert_eq!(found.is_some(), thread != "bad", "{thread}");
     }
@@ -265,6 +274,38 @@ async fn a_step_stores_what_it_adds() {
     assert!(bytes < 150_000, "{bytes}");
     let listed = saver.list(&ListQuery::new(&"t".into())).await.unwrap();
     assert_eq!(listed[0].metadata.extra.object("runs"), Some(objects));
+}
+
+/// Each namespace is read from its end on, however long it is.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_short_page_of_all_namespaces_reads_few_rows() {
+    let map = Arc::new(Map::default());
+    let saver = KvSaver::open(map.clone()).unwrap();
+    for n in 1..=70 {
+        for namespace in ["", "nested", "other"] {
+            let step = step("t", n, &Entries::default());
+            saver.commit(StepCommit { namespace: namespace.into(), ..step }).await.unwrap();
+        }
+    }
+    let list = async |limit: Option<usize>, before: Option<u8>| {
+        let before = before.map(id);
+        let query =
+            ListQuery { namespace: None, limit, before, load: Load::None, ..ListQuery::new(&"t".into()) };
+        let found = saver.list(&query).await.unwrap();
+        found.into_iter().map(|tuple| (tuple.checkpoint.id, tuple.namespace)).collect::<Vec<_>>()
+    };
+    let all = list(None, None).await;
+    let namespaces = || ["", "nested", "other"].map(Namespace::from).into_iter();
+    let expected: Vec<_> = (1..=70).rev().flat_map(|n| namespaces().map(move |of| (id(n), of))).collect();
+    assert_eq!(all, expected);
+    for limit in [1, 2, 63, 64, 65, 193, 209, 210, 500] {
+        assert_eq!(list(Some(limit), None).await, all[..limit.min(all.len())], "{limit}");
+        assert_eq!(list(Some(limit), Some(31)).await, all[120..][..limit.min(90)], "{limit} before");
+    }
+    let before = map.visits.load(Ordering::Relaxed);
+    assert_eq!(list(Some(1), None).await, all[..1]);
+    let visits = map.visits.load(Ordering::Relaxed) - before;
+    assert!(visits < 20, "{visits} rows of 210 checkpoints");
 }
 
 /// In delta mode the list that a snapshot was made from is older than its parent.
@@ -366,6 +407,13 @@ fn a_new_saver_compiles_and_says_what_to_write() {
     for name in ["", "Name", "a b", "../a"] {
         let refused = run(name);
         assert!(!refused.status.success() && !directory.exists(), "{name}");
+    }
+    // Crates that the new one uses, or that are here.
+    for name in ["kv", "conformance", "layout", "redb"] {
+        let refused = run(name);
+        assert!(!refused.status.success() && !directory.exists(), "{name}");
+        let says = String::from_utf8_lossy(&refused.stderr);
+        assert!(says.contains(&format!("has a crate threadkeep-{name}")), "{says}");
     }
     let written = run("example");
     assert!(written.status.success(), "{}", String::from_utf8_lossy(&written.stderr));

@@ -1,8 +1,8 @@
 //! A change of a thread: one call of the function `threadkeep_write`, which stores all of it or nothing. The usual commit
 //! has a function of its own: see [`Step`].
 
-use threadkeep::Result;
 use threadkeep::id::{Namespace, ThreadId};
+use threadkeep::{Error, Result};
 use tokio_postgres::types::Type;
 use uuid::Uuid;
 
@@ -16,6 +16,14 @@ use crate::record::needs;
 use crate::rows::{Node, ThreadRow, head_sum};
 use crate::sql::Sql;
 use crate::step::Step;
+
+/// The most bytes of a change; few in tests, which then need no gigabyte. A server closes the connection on a message
+/// of a gigabyte, and the change would be in doubt. The rest is for commits of other threads in the same statement.
+const MOST: usize = if cfg!(test) { 4 << 20 } else { (1 << 30) - (1 << 26) };
+/// What an element, a row and a number have in a message at most besides their bytes: keys, hashes, lengths.
+const ELEMENT: usize = 64;
+const ROW: usize = 192;
+const NUMBER: usize = 24;
 
 /// What is written. Nothing is written unless the thread is unchanged.
 pub(crate) struct Change {
@@ -112,6 +120,30 @@ impl Change {
         let (ns, name) = (keys::of_namespace(namespace), namespace.as_str().as_bytes());
         let sum = head_sum(self.thread, &ns, name, head);
         self.heads.push(Head { ns, name: name.to_vec(), id: head, sum });
+    }
+
+    /// Refuses what no server takes.
+    pub(crate) fn check(&self, thread: &ThreadId) -> Result<()> {
+        let size = self.size();
+        if size <= MOST {
+            return Ok(());
+        }
+        Err(Error::InvalidInput(format!(
+            "thread {thread}: a change of {size} bytes is too large for Postgres, which takes {MOST} in one statement; \
+             write less at a time, or keep large values outside of the thread"
+        )))
+    }
+
+    /// The bytes of a statement with it, or somewhat more.
+    fn size(&self) -> usize {
+        let elements = self.elements.iter().map(|element| ELEMENT + element.len());
+        let rows = self
+            .rows
+            .iter()
+            .map(|row| ROW + row.ns.len() + row.bytes() + NUMBER * row.needs.as_ref().map_or(0, Vec::len));
+        let heads = self.heads.iter().map(|head| ROW + head.ns.len() + head.name.len() + head.sum.len());
+        let parts = elements.chain(rows).chain(heads).sum::<usize>();
+        ROW + self.name.len() + self.body.len() + parts
     }
 
     /// A change that commits one checkpoint without pending rows, and maybe adds tasks to its parent, in a namespace

@@ -118,6 +118,7 @@ pub(crate) fn commit(
     }
     change.put(&step.namespace, &node, names);
     change.head(&step.namespace, keys::uuid(node.id));
+    change.check(&step.thread)?;
     let head = Some((step.namespace.clone(), Arc::new(node)));
     let after = After { drafted, to, creates: state.history.is_none(), head };
     Ok(Planned { change, goes_on: found.is_some(), after })
@@ -142,6 +143,7 @@ pub(crate) fn put_writes(
     let (drafted, to) = (draft.done(), from.next(Flush::Now));
     let mut change = Change::new(&at.thread, Some(from.mark), &to, &drafted)?;
     change.put(&at.namespace, &node, names);
+    change.check(&at.thread)?;
     let head = is_head.then(|| (at.namespace.clone(), Arc::new(node)));
     let after = After { drafted, to, creates: false, head };
     Ok(Some(Planned { change, goes_on: false, after }))

@@ -111,7 +111,13 @@ impl Store {
                     return Err(error);
                 }
             };
-            if !self.write_pieces(&transaction, change.pieces(PIECE)).await? {
+            let pieces = change.pieces(PIECE);
+            let fit = pieces.iter().chain([&*change]).try_for_each(|piece| piece.check(thread));
+            if let Err(error) = fit {
+                transaction.roll_back().await?;
+                return Err(error.into());
+            }
+            if !self.write_pieces(&transaction, pieces).await? {
                 transaction.roll_back().await?;
                 continue;
             }

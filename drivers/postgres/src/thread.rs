@@ -27,6 +27,8 @@ pub(crate) const SHAPES: NonZeroUsize = NonZeroUsize::MIN.saturating_add(63);
 const OBJECTS: NonZeroUsize = NonZeroUsize::MIN.saturating_add(7);
 /// The number of remembered threads.
 const THREADS: usize = 1024;
+/// The number of further threads of which only what a flush must know is remembered: some tens of megabytes.
+const WAITING: usize = 1 << 16;
 /// Hashes remembered over all threads: about fifty megabytes.
 const HASHES: usize = 1 << 20;
 
@@ -174,7 +176,8 @@ pub(crate) struct Slot {
     known: Mutex<Known>,
 }
 
-/// A thread while it is being written to. What is not put back is forgotten.
+/// A thread while it is being written to. What is not put back is forgotten, and so is what is put back into a place
+/// that was given to others.
 pub(crate) struct Held<'a> {
     threads: &'a Threads,
     thread: &'a ThreadId,
@@ -260,9 +263,8 @@ impl Held<'_> {
 
     /// Puts back what is valid.
     pub(crate) fn put(&mut self, state: ThreadState) {
-        let weight = state.weight();
-        *self.guard = Some(state);
-        self.threads.weigh(self.thread, self.slot, weight);
+        let has_place = self.threads.weigh(self.thread, self.slot, state.weight());
+        *self.guard = has_place.then_some(state);
     }
 }
 
@@ -273,6 +275,8 @@ pub(crate) struct Threads(Mutex<Places>);
 #[derive(Debug)]
 struct Places {
     slots: LruCache<ThreadId, Place>,
+    /// Evicted ones that wait for a flush, or were in use: their calls may learn something that a flush must know.
+    waiting: LruCache<ThreadId, Arc<Slot>>,
     weight: usize,
     /// The greatest weight.
     most: usize,
@@ -287,12 +291,21 @@ struct Place {
 impl Places {
     /// Evicts those used longest ago, if they are too many. If they are too large, only what can be read again is
     /// forgotten of them: what is known to be flushed, or not to be, cannot. A call that uses an evicted one goes on
-    /// with it; what it puts back is forgotten.
+    /// with it.
     fn trim(&mut self) {
-        while self.slots.len() > THREADS {
-            if let Some((_, old)) = self.slots.pop_lru() {
-                self.weight = self.weight.saturating_sub(old.weight);
+        while self.slots.len() > THREADS
+            && let Some((thread, old)) = self.slots.pop_lru()
+        {
+            self.weight = self.weight.saturating_sub(old.weight);
+            if Arc::strong_count(&old.slot) > 1 || old.slot.known().is_unflushed() {
+                if let Ok(mut state) = old.slot.state.try_lock() {
+                    *state = None;
+                }
+                self.waiting.put(thread, old.slot);
             }
+        }
+        while self.waiting.len() > WAITING {
+            self.waiting.pop_lru();
         }
         let others = self.slots.len().saturating_sub(1);
         for (_, place) in self.slots.iter_mut().rev().take(others) {
@@ -316,39 +329,47 @@ impl Default for Threads {
 
 impl Threads {
     fn of(most: usize) -> Self {
-        Self(Mutex::new(Places { slots: LruCache::unbounded(), weight: 0, most }))
+        let (slots, waiting) = (LruCache::unbounded(), LruCache::unbounded());
+        Self(Mutex::new(Places { slots, waiting, weight: 0, most }))
     }
 
     /// The place of a thread.
     pub(crate) fn slot(&self, thread: &ThreadId) -> Arc<Slot> {
         let mut places = self.places();
-        let slot = places.slots.get_or_insert(thread.clone(), Place::default).slot.clone();
+        let Places { slots, waiting, .. } = &mut *places;
+        let place = || Place { slot: waiting.pop(thread).unwrap_or_default(), weight: 0 };
+        let slot = slots.get_or_insert(thread.clone(), place).slot.clone();
         places.trim();
         slot
     }
 
     /// The place of a thread, if anything is remembered of it.
     pub(crate) fn existing(&self, thread: &ThreadId) -> Option<Arc<Slot>> {
-        self.places().slots.peek(thread).map(|place| place.slot.clone())
+        let places = self.places();
+        let slot = places.slots.peek(thread).map(|place| &place.slot);
+        slot.or_else(|| places.waiting.peek(thread)).cloned()
     }
 
     /// Forgets everything about a thread.
     pub(crate) fn forget(&self, thread: &ThreadId) {
         let mut places = self.places();
+        places.waiting.pop(thread);
         if let Some(place) = places.slots.pop(thread) {
             places.weight = places.weight.saturating_sub(place.weight);
         }
     }
 
-    /// Records the size of a place, unless it was evicted, and forgets others if the total is too large.
-    fn weigh(&self, thread: &ThreadId, slot: &Slot, weight: usize) {
+    /// Records the size of a place, unless it was evicted, and forgets others if the total is too large. Returns whether
+    /// it was recorded.
+    fn weigh(&self, thread: &ThreadId, slot: &Slot, weight: usize) -> bool {
         let mut places = self.places();
         let place =
             places.slots.peek_mut(thread).filter(|place| std::ptr::eq(Arc::as_ptr(&place.slot), slot));
-        let Some(place) = place else { return };
+        let Some(place) = place else { return false };
         let before = std::mem::replace(&mut place.weight, weight);
         places.weight = (places.weight + weight).saturating_sub(before);
         places.trim();
+        true
     }
 
     fn places(&self) -> std::sync::MutexGuard<'_, Places> {
@@ -397,6 +418,47 @@ mod tests {
             whole.push(slot.hold(&threads, thread).await.take().is_some());
         }
         assert_eq!(whole, [false, false, false, true, true]);
+    }
+
+    /// A flush that does not know what it has to reach would acknowledge what the server has lost.
+    #[tokio::test]
+    async fn a_thread_that_waits_for_a_flush_is_remembered_whatever_else_is_written_to() {
+        let threads = Threads::default();
+        let many = |n: usize| {
+            for n in 0..n {
+                threads.slot(&ThreadId::from(n.to_string()));
+            }
+        };
+        let moment = History::first(Flush::WithNext).moment();
+        let (waiting, used) = (ThreadId::from("waiting"), ThreadId::from("used"));
+        threads.slot(&waiting).acknowledged(moment);
+        let slot = threads.slot(&used);
+        let mut held = slot.hold(&threads, &used).await;
+        many(3000);
+        // What it put back could be read again, and nobody would ever forget it.
+        held.put(ThreadState::absent());
+        assert!(held.take().is_none());
+        drop(held);
+        slot.acknowledged(moment);
+        drop(slot);
+        for thread in [&waiting, &used] {
+            assert_eq!(threads.existing(thread).unwrap().known().newest(), Some(moment));
+            assert_eq!(threads.slot(thread).known().newest(), Some(moment));
+        }
+        assert_eq!(threads.0.lock().unwrap().waiting.len(), 0, "both have places again");
+        many(3000);
+        threads.forget(&waiting);
+        assert!(
+            threads.existing(&waiting).is_none(),
+            "what the server lost is forgotten once it was reported"
+        );
+        assert_eq!(threads.existing(&used).unwrap().known().newest(), Some(moment));
+
+        for n in 0..WAITING + 2 * THREADS {
+            threads.slot(&ThreadId::from(n.to_string())).acknowledged(moment);
+        }
+        let places = threads.0.lock().unwrap();
+        assert_eq!((places.slots.len(), places.waiting.len()), (THREADS, WAITING), "there is an end to it");
     }
 
     /// What is put back into a place that was given to others is not counted.

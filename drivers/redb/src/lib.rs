@@ -230,6 +230,9 @@ fn unavailable(reason: impl fmt::Display) -> Error {
 fn storage(error: StorageError) -> Error {
     match error {
         StorageError::Corrupted(reason) => Error::corrupt("the redb file", reason),
+        StorageError::ValueTooLarge(len) => {
+            Error::InvalidInput(format!("a value of {len} bytes is too large for redb"))
+        }
         StorageError::PreviousIo => unavailable("an earlier operation failed; open the file again"),
         other => unavailable(other),
     }

@@ -76,6 +76,25 @@ impl<'a> Lineage<'a> {
         all
     }
 
+    /// For each checkpoint that goes, the nearest of those it continues that stays: what it restores, or else its
+    /// parent, and so on. One of which nothing stays is not in the map.
+    pub fn left_of(&self, goes: impl Fn(&LocalKey) -> bool) -> HashMap<LocalKey, CheckpointId> {
+        let mut left: HashMap<LocalKey, CheckpointId> = HashMap::new();
+        // Those that it continues come before it.
+        for (at, tuple) in &self.image.checkpoints {
+            if !goes(at) {
+                continue;
+            }
+            // A root continues nothing, as in a walk of the gateway.
+            let Some(parent) = older_parent(tuple) else { continue };
+            let next = (at.0.clone(), older_restored(tuple).unwrap_or(parent));
+            let nearest =
+                if goes(&next) { left.get(&next).copied() } else { self.get(&next).map(|_| next.1) };
+            left.extend(nearest.map(|id| (at.clone(), id)));
+        }
+        left
+    }
+
     /// A checkpoint and its ancestors, newest first. Ends where a parent is missing or not older.
     pub fn lineage<'s>(
         &'s self,

@@ -44,7 +44,7 @@ pub enum Reason {
     Replay,
     /// Stays: a head or another checkpoint that stays continues it, as its descendant or by what it restores.
     Ancestor,
-    /// Stays: it has children, or another checkpoint restores its state.
+    /// Stays: another checkpoint continues it, as its child or by what it restores.
     HasChildren,
     /// Stays: a task that ran from it has writes that no checkpoint applied.
     PendingWrites,
@@ -92,8 +92,8 @@ impl fmt::Display for Reason {
             Self::Kept => "asked to be kept",
             Self::Protected => "protected",
             Self::Replay => "needed to replay a kept checkpoint",
-            Self::Ancestor => "an ancestor of a kept checkpoint",
-            Self::HasChildren => "has children",
+            Self::Ancestor => "a kept checkpoint continues it",
+            Self::HasChildren => "another checkpoint continues it",
             Self::PendingWrites => "has pending writes",
             Self::Root => "a root, or the last of its namespace",
             Self::BrokenLineage => "its parent is missing",

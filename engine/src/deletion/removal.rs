@@ -6,10 +6,13 @@ use super::lineage::{Lineage, place, sentinels};
 use crate::channel::ChannelTable;
 use crate::checkpoint::{CheckpointTuple, Stored};
 use crate::error::{Error, Result};
+use crate::id::TaskId;
+use crate::metadata::RESTORED_KEY;
 use crate::saver::{LocalKey, Rewrite};
 
 /// The change that removes `remove`. A checkpoint that loses its parent becomes a root, and its changes become
-/// snapshots. Rows that only removed checkpoints applied are removed; pending ones stay.
+/// snapshots. One that restores a removed checkpoint names the nearest that stays of those which that one continued; if
+/// none does, the name says so. Rows that only removed checkpoints applied are removed; pending ones stay.
 ///
 /// # Errors
 /// [`Error::BrokenLineage`] if a snapshot cannot be created.
@@ -19,6 +22,7 @@ pub(super) fn removal(
     table: &ChannelTable,
 ) -> Result<Rewrite> {
     let mut changed: BTreeMap<LocalKey, CheckpointTuple> = BTreeMap::new();
+    let left = lineage.left_of(|at| remove.contains(at));
     for (at, tuple) in &lineage.image().checkpoints {
         if remove.contains(at) {
             continue;
@@ -26,6 +30,11 @@ pub(super) fn removal(
         let lost_parent = tuple.parent.is_some_and(|id| remove.contains(&(at.0.clone(), id)));
         if lost_parent {
             root(lineage, tuple, table, &mut changed)?;
+        }
+        let named = tuple.metadata.restored().and_then(|id| left.get(&(at.0.clone(), id)));
+        if let Some(named) = named.filter(|_| lost_parent || is_whole(lineage, tuple)) {
+            let extra = &mut entry(&mut changed, tuple).metadata.extra;
+            extra.insert(RESTORED_KEY.to_owned(), named.to_string().into());
         }
         let lost: Vec<_> =
             lineage.children(at).iter().filter(|child| remove.contains(&place(child))).collect();
@@ -43,6 +52,15 @@ pub(super) fn removal(
         }
     }
     Ok(Rewrite { remove, put: changed.into_values().collect() })
+}
+
+/// Whether a checkpoint has its parent, and the rows that it applied. A damaged one that is put again is refused, and
+/// with it the whole change.
+fn is_whole(lineage: &Lineage<'_>, tuple: &CheckpointTuple) -> bool {
+    lineage.parent(tuple).is_some_and(|parent| {
+        let has_rows = |task: &TaskId| parent.writes.iter().any(|row| row.task == *task);
+        tuple.checkpoint.applied.iter().all(has_rows)
+    })
 }
 
 fn entry<'c>(

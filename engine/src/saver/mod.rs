@@ -434,8 +434,8 @@ pub trait Saver: Send + Sync {
     /// - `read_thread_is_everything`: what [`Self::list`] returns for all namespaces, with every value.
     /// - `read_thread_of_an_unknown_thread_is_absent`: no checkpoints, and [`Revision::absent`].
     /// - `revisions_tell_every_change`: the revision changes after a commit, a put of writes that changed something, a
-    ///   rewrite that removes or puts something, or a deletion followed by a creation; it does not change after a read, a
-    ///   refused write, or a rewrite that removes and puts nothing.
+    ///   rewrite that removes or puts something (also just what is there), or a deletion followed by a creation; it
+    ///   does not change after a read, a refused write, or a rewrite that removes and puts nothing.
     /// - `revisions_never_repeat`: a revision is never given twice to different contents of a thread, also if it was
     ///   changed back, or deleted and created again in between.
     async fn read_thread(&self, thread: &ThreadId) -> Result<ThreadImage>;

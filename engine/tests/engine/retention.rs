@@ -9,7 +9,7 @@ use threadkeep::channel::Schema;
 use threadkeep::checkpoint::{Stored, TaskWrites};
 use threadkeep::deletion::{
     Boundary, Keep, Lineage, Prune, Reason, RetentionPolicy, RetentionReport, STATS_KEYS, copy_thread,
-    delete_for_runs, enforce, plan_retention, prune,
+    delete_for_runs, enforce, plan_prune, plan_retention, prune,
 };
 use threadkeep::id::{CheckpointId, IdSource, Namespace, ThreadId};
 use threadkeep::metadata::{DURATION_NODE, RESTORED_KEY, Source};
@@ -233,6 +233,46 @@ async fn what_a_later_run_forked_from_stays_also_if_it_only_names_it() {
         let table = store.accessor.table();
         let deleted = delete_for_runs(&*store.saver, &store.thread, &runs, table).await.unwrap();
         assert_eq!(deleted.removed().count(), 0, "a survivor goes on from it");
+    }
+}
+
+/// A walk back goes along the names of what was restored, as along parents.
+#[tokio::test]
+async fn a_prune_leaves_the_name_of_the_nearest_checkpoint_that_stays() {
+    for store in stores() {
+        let heads = store.turns(3).await;
+        let restore = async |id: CheckpointId| {
+            let extra = Map::from_iter([(RESTORED_KEY.to_owned(), json!(id.to_string()))]);
+            let update = Update { at: None, node: "restore".into(), writes: Vec::new(), extra };
+            store.accessor.update(&store.thread, update).await.unwrap().key.id
+        };
+        let first = restore(heads[1].key.id).await;
+        store.turn(3, None).await;
+        let second = restore(first).await;
+        // The head that the first one was written onto is no part of what it continues.
+        let (continued, other) = (heads[0].key.id, heads[2].key.id);
+        // One that is damaged would be refused if it was put.
+        let mut damaged = store.image().await;
+        let place = (Namespace::root(), second);
+        damaged.checkpoints.get_mut(&place).unwrap().parent = Some(CheckpointId::from_bytes([0; 16]));
+        let fresh = Prune { boundary: Boundary::FreshSnapshot, ..Prune::keeping(Keep::Latest) };
+        let asked = Prune { protect: [continued].into(), ..fresh };
+        let plan = plan_prune(&damaged, &asked, store.accessor.table()).unwrap();
+        assert!(plan.rewrite.put.iter().all(|tuple| tuple.checkpoint.id != second));
+
+        for protected in [vec![continued, other], vec![other]] {
+            let before = store.states().await;
+            let protect: BTreeSet<_> = protected.iter().copied().collect();
+            let latest = Prune { boundary: Boundary::FreshSnapshot, protect, ..Prune::keeping(Keep::Latest) };
+            let gone = store.prune(&latest).await;
+            store.only_removes(&before, &gone).await;
+            let image = store.image().await;
+            let ids: Vec<_> = image.checkpoints.keys().map(|place| place.1).collect();
+            assert_eq!(ids, [&protected[..], &[second]].concat());
+            // In the end nothing is left of it, and the name says so.
+            let named = image.checkpoints[&(Namespace::root(), second)].metadata.restored();
+            assert_eq!(named, Some(continued));
+        }
     }
 }
 

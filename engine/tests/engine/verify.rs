@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde_json::{Map, json};
 use threadkeep::Error;
-use threadkeep::channel::{ChannelTable, Schema};
+use threadkeep::channel::{Behaviour, ChannelTable, OrderedUnion, Schema};
 use threadkeep::checkpoint::{CheckpointTuple, Stored};
 use threadkeep::convert::plan_conversion;
 use threadkeep::deletion::{Boundary, Keep, Lineage, Prune, RetentionPolicy, plan_prune, plan_retention};
@@ -188,6 +188,40 @@ async fn a_row_that_lost_its_writes_is_named_and_nothing_is_made_of_it() {
         let Repair { left, .. } = repair(&store.saver, &store.thread, store.table()).await.unwrap();
         assert!(left.iter().any(|violation| violation.rule == Rule::Replayable), "{left:?}");
     }
+}
+
+/// Its children may store the damaged channel, and replay the others.
+#[tokio::test]
+async fn a_channel_that_cannot_be_replayed_makes_no_other_one_a_violation() {
+    let store = Store::new().await;
+    let notes = Behaviour::Accumulating(Arc::new(OrderedUnion));
+    let table = Schema::thread_state().with("notes", notes).compile(ChannelMode::Delta, 3).unwrap();
+    let mut image = store.image().await;
+    // 3: snapshot, 4, 5: changes, 6: snapshot, 7: changes. 3 also stores notes, to which nothing is written since.
+    let version = Version { counter: 1, random: 1 };
+    for n in 3..8_u64 {
+        let tuple = nth(&mut image, usize::try_from(n).unwrap());
+        let stored = match n {
+            3 => Stored::Snapshot(ChannelValue::from_json(&json!(["a"])).unwrap()),
+            _ => Stored::Sentinel,
+        };
+        let entry = threadkeep::checkpoint::ChannelEntry { version, stored };
+        tuple.checkpoint.channels.insert("notes".into(), entry);
+        if n > 3 {
+            let counters = Counters { updates: 0, supersteps: n - 3 };
+            tuple.metadata.counters.insert("notes".into(), counters);
+            tuple.metadata.delta_marker = true;
+        }
+    }
+    assert_eq!(verify_image(&image, &table), []);
+
+    for row in &mut nth(&mut image, 4).writes {
+        row.writes.clear();
+    }
+    let broken = nth(&mut image, 5).checkpoint.id;
+    let found = verify_image(&image, &table);
+    let places: Vec<_> = found.iter().map(|found| (found.rule, found.at.as_ref().unwrap().1)).collect();
+    assert_eq!(places, [(Rule::Replayable, broken)], "{found:?}");
 }
 
 #[tokio::test]

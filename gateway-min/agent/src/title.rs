@@ -1,5 +1,7 @@
 //! The title of a thread, after its first exchange.
 
+use std::time::Duration;
+
 use serde_json::Value as Json;
 use threadkeep_config::Title;
 
@@ -12,6 +14,8 @@ use crate::model::message::{fallback_reason, invalid_tool_calls, is_from_user, k
 pub const CALLER: &str = "middleware:title";
 /// The maximum length of a title cut from the user's text, whatever `title.max_chars` is.
 const LOCAL_MAX_CHARS: usize = 50;
+/// How long a model may take: the answer that ends the first exchange is committed with the title, so it waits for it.
+const PATIENCE: Duration = Duration::from_secs(30);
 /// The title of a conversation whose first message has no text.
 const EMPTY_TITLE: &str = "New Conversation";
 
@@ -44,7 +48,7 @@ pub fn local(config: &Title, messages: &[Json]) -> String {
     }
 }
 
-/// The title by `model`, with its answer for the ledger; the local title if the model returns none.
+/// The title by `model`, with its answer for the ledger; the local title if the model returns none in time.
 pub async fn by_model(config: &Title, model: &RetryingModel, messages: &[Json]) -> (String, Option<Json>) {
     let excerpt: Vec<String> = messages
         .iter()
@@ -58,7 +62,14 @@ pub async fn by_model(config: &Title, model: &RetryingModel, messages: &[Json]) 
         "Give this conversation a title of at most {} words. Answer with the title alone.",
         config.max_words
     );
-    let answer = ask(model, CALLER, &prompt, excerpt.join("\n")).await;
+    let asked = ask(model, CALLER, &prompt, excerpt.join("\n"));
+    let Ok(answer) = tokio::time::timeout(PATIENCE, asked).await else {
+        tracing::warn!(
+            model = model.name(),
+            "the model wrote no title in time; it is cut from the first message"
+        );
+        return (local(config, messages), None);
+    };
     let usable = fallback_reason(&answer).is_none();
     let title = text(&answer).trim().trim_matches('"').to_owned();
     let title: Vec<&str> = title.split_whitespace().take(config.max_words).collect();
@@ -70,9 +81,12 @@ pub async fn by_model(config: &Title, model: &RetryingModel, messages: &[Json]) 
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use serde_json::json;
 
     use super::*;
+    use crate::model::scripted::ScriptedModel;
 
     fn messages(first: &str) -> Vec<Json> {
         vec![json!({"type": "human", "content": first}), json!({"type": "ai", "content": "hi"})]
@@ -99,6 +113,14 @@ mod tests {
         }
         let hidden = crate::model::message::hidden("n", "go on");
         assert!(is_due(&[messages("x"), vec![hidden]].concat()), "the gateway's own messages do not count");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_title_model_that_hangs_does_not_keep_the_answer_from_being_committed() {
+        let script = json!({"rules": [{"answers": [{"text": "Late", "delay_ms": 3_600_000}]}]}).to_string();
+        let model = RetryingModel::new(Arc::new(ScriptedModel::from_json("m", &script).unwrap()));
+        let (title, answer) = by_model(&Title::default(), &model, &messages("Plan a trip")).await;
+        assert_eq!((title.as_str(), answer), ("Plan a trip", None));
     }
 
     #[test]

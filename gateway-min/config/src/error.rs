@@ -71,6 +71,12 @@ pub enum ConfigError {
         /// The operating system's error.
         source: io::Error,
     },
+    /// The file in use became empty.
+    #[error("{} is empty; write it, or restart to use the defaults", path.display())]
+    Empty {
+        /// The file.
+        path: PathBuf,
+    },
     /// A file cannot be written.
     #[error("cannot write {}: {source}", path.display())]
     Unwritable {

@@ -12,9 +12,9 @@ use super::{Config, LoadOptions, SourceFile};
 /// The current configuration. Clones share one state.
 ///
 /// Each access checks the file's path, time stamp and size, and reads the file only if one of them changed (or is too
-/// recent to be trusted); unchanged content is never parsed again. If an edit cannot be loaded or the file disappears,
-/// the last good configuration stays in use; the error is logged once and returned by [`ConfigHandle::last_error`]
-/// until it is fixed. Variables and `.env` are those read at start.
+/// recent to be trusted); unchanged content is never parsed again. If an edit cannot be loaded, or the file disappears
+/// or becomes empty, the last good configuration stays in use; the error is logged once and returned by
+/// [`ConfigHandle::last_error`] until it is fixed. Variables and `.env` are those read at start.
 #[derive(Clone)]
 pub struct ConfigHandle {
     shared: Arc<Shared>,
@@ -163,6 +163,11 @@ impl Loaded {
         self.last = Some(read.clone());
         if self.good.as_ref() == Some(&read) {
             self.last_error = None;
+            return;
+        }
+        if read.is_blank() && self.good.as_ref().is_some_and(|good| !good.is_blank()) {
+            // Many editors empty a file before they write it. Nobody wants the defaults for that moment.
+            self.keep(ConfigError::Empty { path: read.path });
             return;
         }
         match Config::build(location, Some(&read)) {

@@ -383,6 +383,11 @@ impl SourceFile {
             Err(source) => Err(ConfigError::Unreadable { path, source }),
         }
     }
+
+    /// Whether there is nothing in it.
+    fn is_blank(&self) -> bool {
+        self.text.trim().is_empty()
+    }
 }
 
 #[cfg(test)]

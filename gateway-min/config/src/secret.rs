@@ -17,7 +17,7 @@ const SECRET_SUFFIXES: [&str; 7] =
 const SECRET_URLS: [&str; 2] = ["postgres_url", "redis_url"];
 
 /// Sections in which every value may be a secret, because the operator chooses the keys.
-const SECRET_SECTIONS: [&str; 4] = ["env", "environment", "headers", "default_headers"];
+const SECRET_SECTIONS: [&str; 5] = ["env", "environment", "headers", "default_headers", "default_query"];
 
 /// A text that `Debug`, `Display` and `Serialize` show as `***`.
 #[derive(Clone, PartialEq, Eq)]
@@ -146,6 +146,7 @@ mod tests {
             "acp_agents.x.env.FOO",
             "sandbox.environment.FOO",
             "models[0].default_headers.X-Thing",
+            "models[0].default_query.key",
             "a.x-api-key",
             "token.value",
         ] {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 use serde_json::{Map, Value as Json, json};
 use threadkeep::id::ThreadId;
-use threadkeep_records::{BatchItemRow, BatchItemStatus, BatchRow, Batches, ItemCounts};
+use threadkeep_records::{BatchItemRow, BatchItemStatus, BatchRow, Batches, ItemCounts, RecordsError};
 
 use super::Exit;
 use super::error::{OpsError, Result};
@@ -132,7 +132,7 @@ async fn found(target: &Target, batches: &Batches, of: &OfBatch) -> Result<Batch
     }
 }
 
-async fn counts(batches: &Batches, batch_id: &str) -> Result<ItemCounts> {
+async fn counts(batches: &Batches, batch_id: &str) -> Result<ItemCounts, RecordsError> {
     let all = batches.counts(&[batch_id.to_owned()]).await?;
     Ok(all.get(batch_id).cloned().unwrap_or_default())
 }
@@ -219,26 +219,48 @@ fn described(counts: &ItemCounts) -> String {
     texts.join(", ")
 }
 
-async fn watch(batches: &Batches, out: &mut Out, mut row: BatchRow) -> Result<Exit> {
+/// A batch may take days, longer than the database is available without a break.
+async fn watch(batches: &Batches, out: &mut Out, row: BatchRow) -> Result<Exit> {
     let total = u64::try_from(row.total_items).unwrap_or_default();
     let mut progress = Progress::reading("items", total);
+    let mut is_out_of_sight = false;
     loop {
-        let counts = counts(batches, &row.id).await?;
-        progress.at(total.saturating_sub(counts.unfinished()));
-        if row.status.is_terminal() {
-            drop(progress);
-            let items = things(usize::try_from(total).unwrap_or(usize::MAX), "item");
-            out.line(format!("{}: {} ({items}: {})", row.id, row.status, described(&counts)))?;
-            let is_done = row.status == threadkeep_records::BatchStatus::Completed;
-            return Ok(if is_done { Exit::Done } else { Exit::Found });
+        match looked_at(batches, &row.id).await {
+            Ok(Some((row, counts))) => {
+                is_out_of_sight = false;
+                progress.at(total.saturating_sub(counts.unfinished()));
+                if row.status.is_terminal() {
+                    drop(progress);
+                    let items = things(usize::try_from(total).unwrap_or(usize::MAX), "item");
+                    out.line(format!("{}: {} ({items}: {})", row.id, row.status, described(&counts)))?;
+                    let is_done = row.status == threadkeep_records::BatchStatus::Completed;
+                    return Ok(if is_done { Exit::Done } else { Exit::Found });
+                }
+            }
+            Ok(None) => {
+                return Err(OpsError::Unsupported("the batch was deleted with its thread".to_owned()));
+            }
+            Err(error) if error.may_pass() => {
+                if !is_out_of_sight {
+                    progress.say(&format!("{}; still watching", one_line(&error.to_string())));
+                }
+                is_out_of_sight = true;
+            }
+            Err(error) => return Err(error.into()),
         }
         progress.interrupted()?;
         tokio::time::sleep(LOOK_EVERY).await;
-        let Some(now) = batches.get(&row.id).await? else {
-            return Err(OpsError::Unsupported("the batch was deleted with its thread".to_owned()));
-        };
-        row = now;
     }
+}
+
+/// A batch and its items by status; `None` if it was deleted.
+async fn looked_at(
+    batches: &Batches,
+    batch_id: &str,
+) -> Result<Option<(BatchRow, ItemCounts)>, RecordsError> {
+    let Some(row) = batches.get(batch_id).await? else { return Ok(None) };
+    let counts = counts(batches, batch_id).await?;
+    Ok(Some((row, counts)))
 }
 
 async fn export(batches: &Batches, out: &mut Out, row: &BatchRow) -> Result<()> {
@@ -276,4 +298,43 @@ fn item_document(row: &BatchItemRow) -> Json {
         "acceptance_verdict": row.acceptance_verdict, "started_at": row.started_at, "completed_at": row.completed_at,
         "created_at": row.created_at, "updated_at": row.updated_at,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use threadkeep_records::{
+        JsonObject, MultitaskStrategy, NewBatch, NewBatchItem, NewRun, NewThread, Records, RecordsOptions,
+    };
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_batch_is_watched_across_an_outage_of_the_database() {
+        let records = Records::open_memory(RecordsOptions::default()).await.unwrap();
+        let thread = NewThread { thread_id: "t".to_owned(), ..NewThread::default() };
+        records.threads().create(thread).await.unwrap();
+        let run = NewRun { run_id: "r".to_owned(), thread_id: "t".to_owned(), ..NewRun::default() };
+        records.runs().admit(run, MultitaskStrategy::Reject).await.unwrap();
+        let item = NewBatchItem { key: "a".to_owned(), prompt: "do".to_owned(), acceptance_criteria: None };
+        let new = NewBatch {
+            id: "subagent-batch-1".to_owned(),
+            thread_id: "t".to_owned(),
+            run_id: "r".to_owned(),
+            tool_call_id: "c".to_owned(),
+            submission_key: "k".to_owned(),
+            title: "Files".to_owned(),
+            subagent_type: "bash".to_owned(),
+            max_live_items: 1,
+            max_running_items: 1,
+            max_attempts: 1,
+            execution_spec: JsonObject::new(),
+            items: vec![item],
+        };
+        let row = records.batches().submit(new).await.unwrap().batch;
+        records.batches().cancel(&row.id).await.unwrap();
+        records.fail_reads(3);
+        let exit = watch(records.batches(), &mut Out::to(std::io::sink()), row).await.unwrap();
+        assert_eq!((exit, records.reads_to_fail()), (Exit::Found, 0));
+        records.close().await;
+    }
 }

@@ -7,23 +7,26 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use serde_json::json;
+use threadkeep::checkpoint::CheckpointTuple;
 use threadkeep::id::ThreadId;
-use threadkeep::saver::{ListQuery, Load, LocalKey, Revision, Rewrite};
+use threadkeep::saver::{ListQuery, Load, LocalKey, Revision, Rewrite, ThreadImage};
+use threadkeep::verify::verify_image;
 
 use super::archive::{Archive, MAX_PLACES, Record, read_within};
 use super::error::{OpsError, Result};
-use super::output::{Out, number, one_line, things};
+use super::output::{Out, count, number, one_line, things};
 use super::pages::Newest;
 use super::progress::Progress;
 use super::target::{StoreArgs, Target};
 use super::transfer::{ENDING, STANDARD, failed, shown};
-use threadkeep_records::{NewThread, Records, WriterKind};
+use threadkeep_records::{NewThread, Records, RecordsError, Reservation, WriterKind};
 
 /// Read a thread from a file, or every thread from a directory of exported files.
 ///
-/// A whole file is checked before anything is written. Each thread is written in one atomic change, and must not exist
-/// yet; from a directory, threads that exist are left alone, so an interrupted import can be repeated. If the store has
-/// gateway records, the thread gets one, so that the gateway serves it.
+/// A whole file is checked before anything is written, also as `verify` checks a thread: one of a damaged thread is
+/// refused. Each thread is written in one atomic change, and must not exist yet; from a directory, threads that exist are
+/// left alone, so an interrupted import can be repeated. If the store has gateway records, the thread gets one, so that
+/// the gateway serves it.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -191,7 +194,6 @@ impl ImportCommand {
         for tuple in &mut checkpoints {
             tuple.thread = thread.clone();
         }
-        let count = checkpoints.len() as u64;
         let wanted = checkpoints.iter().map(|tuple| (tuple.namespace.clone(), tuple.checkpoint.id)).collect();
         let rewrite = Rewrite { put: checkpoints, ..Rewrite::default() };
         rewrite.check(&thread, BTreeMap::new()).map_err(|error| {
@@ -200,33 +202,41 @@ impl ImportCommand {
         if exists(target, &thread).await? {
             return Ok(Imported::ThereAlready(thread, wanted));
         }
-        // The record first: a thread without one is everybody's.
-        let created = match records {
-            Some(records) => self.create_record(records, &thread, record).await?,
-            None => false,
+        let rewrite = intact(target, &thread, rewrite).map_err(|found| {
+            OpsError::Unsupported(format!("{}: nothing was imported: {found}", shown(file)))
+        })?;
+        let Some(records) = records else { return written(target, thread, wanted, rewrite).await };
+        // Until the thread and its record are both there or both are not, no other import counts on one of them.
+        let reservation = match records.runs().reserve(thread.as_str(), WriterKind::Delete).await {
+            Err(held @ RecordsError::Conflict { .. }) => {
+                return Err(OpsError::Unsupported(format!(
+                    "nothing was imported: {held}, perhaps another import; try again when it has ended"
+                )));
+            }
+            reserved => reserved?,
         };
-        match target.saver().rewrite_thread(&thread, &Revision::absent(), rewrite).await {
-            Ok(()) => Ok(Imported::Now { thread, checkpoints: count }),
-            Err(threadkeep::Error::Stale { .. }) => Ok(Imported::ThereAlready(thread, wanted)),
-            Err(doubt @ threadkeep::Error::InDoubt { .. }) => {
-                settled(&thread, doubt, there(target, &thread, wanted).await)?;
-                Ok(Imported::Now { thread, checkpoints: count })
-            }
-            Err(error) => {
-                if created
-                    && let Some(records) = records
-                    && let Err(left) = take_back(target, records, &thread).await
-                {
-                    // Nobody may be reading stderr.
-                    let _ = writeln!(
-                        io::stderr(),
-                        "the gateway's record of thread {} is left, without checkpoints: {left}; delete the thread",
-                        one_line(thread.as_str())
-                    );
-                }
-                Err(error.into())
-            }
+        // The record first: a thread without one is everybody's.
+        let (imported, created) = match self.create_record(records, &thread, record).await {
+            Ok(created) => (written(target, thread.clone(), wanted, rewrite).await, created),
+            Err(error) => (Err(error), false),
+        };
+        let is_in_doubt = matches!(imported, Err(OpsError::InDoubt(_)));
+        let left = if created && imported.is_err() && !is_in_doubt {
+            take_back(target, records, reservation).await.err()
+        } else {
+            // After an error it is tried again in the background, and the lease ends.
+            let _ = reservation.release().await;
+            None
+        };
+        if let Some(left) = left {
+            // Nobody may be reading stderr.
+            let _ = writeln!(
+                io::stderr(),
+                "the gateway's record of thread {} is left, without checkpoints: {left}; delete the thread",
+                one_line(thread.as_str())
+            );
         }
+        imported
     }
 
     /// Creates the gateway's record of the thread, unless it is there; returns whether it did. One of another owner is not
@@ -276,11 +286,46 @@ async fn exists(target: &Target, thread: &ThreadId) -> Result<bool> {
     Ok(!target.saver().list(&query).await?.is_empty())
 }
 
+/// The thread of a file, if `verify` would find nothing in it that it cannot repair; else what it would find.
+fn intact(target: &Target, thread: &ThreadId, rewrite: Rewrite) -> Result<Rewrite, String> {
+    let place = |tuple: CheckpointTuple| ((tuple.namespace.clone(), tuple.checkpoint.id), tuple);
+    let checkpoints = rewrite.put.into_iter().map(place).collect();
+    let image = ThreadImage { checkpoints, ..ThreadImage::absent(thread) };
+    let mut found = verify_image(&image, &target.table);
+    found.retain(|violation| !violation.rule.is_repairable());
+    if let [first, rest @ ..] = &found[..] {
+        let more = if rest.is_empty() { String::new() } else { format!(", and {} more", count(rest.len())) };
+        return Err(format!(
+            "the file was written of a thread that was damaged: {first}{more}; export the thread again from a backup \
+             (docs/backup.md)"
+        ));
+    }
+    Ok(Rewrite { put: image.checkpoints.into_values().collect(), ..rewrite })
+}
+
+/// Writes the thread, which must not exist.
+async fn written(
+    target: &Target,
+    thread: ThreadId,
+    wanted: BTreeSet<LocalKey>,
+    rewrite: Rewrite,
+) -> Result<Imported> {
+    let checkpoints = rewrite.put.len() as u64;
+    match target.saver().rewrite_thread(&thread, &Revision::absent(), rewrite).await {
+        Ok(()) => Ok(Imported::Now { thread, checkpoints }),
+        Err(threadkeep::Error::Stale { .. }) => Ok(Imported::ThereAlready(thread, wanted)),
+        Err(doubt @ threadkeep::Error::InDoubt { .. }) => {
+            settled(&thread, doubt, there(target, &thread, wanted).await)?;
+            Ok(Imported::Now { thread, checkpoints })
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
 /// Deletes the record that an import created for a thread that it did not write. While the thread is reserved nobody else
 /// writes it.
-async fn take_back(target: &Target, records: &Records, thread: &ThreadId) -> Result<()> {
-    let reservation = records.runs().reserve(thread.as_str(), WriterKind::Delete).await?;
-    if exists(target, thread).await? {
+async fn take_back(target: &Target, records: &Records, reservation: Reservation) -> Result<()> {
+    if exists(target, &ThreadId::from(reservation.thread_id())).await? {
         reservation.release().await?;
     } else {
         records.delete_thread(reservation).await?;

@@ -1,8 +1,8 @@
 //! Ctrl-C and SIGTERM during a command.
 //!
-//! In a pass over many threads the first one ends the pass after the thread that it works on, so that the command can
-//! report what it did. Otherwise, and the second time, it ends the command at once: its future is dropped, which removes
-//! what is half made. Each thread is changed completely or not at all either way.
+//! In a pass over many threads, files or other parts the first one ends the pass after the part that it works on, so that
+//! the command can report what it did. Otherwise, and the second time, it ends the command at once: its future is
+//! dropped, which removes what is half made. Each thread is changed completely or not at all either way.
 
 use std::io::Write as _;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -15,7 +15,7 @@ use super::error::Exit;
 /// How long a command has to end at once. One that computes, or waits for its input, does not notice.
 const GRACE: Duration = Duration::from_secs(3);
 
-/// The passes that would end after the thread at work.
+/// The passes that would end after the part at work.
 static PASSES: AtomicUsize = AtomicUsize::new(0);
 /// A pass is to end.
 static ASKED: AtomicBool = AtomicBool::new(false);
@@ -26,7 +26,7 @@ static AT_ONCE: Notify = Notify::const_new();
 pub(crate) struct Watched(());
 
 impl Watched {
-    /// Begins a pass, which looks at [`asked`] after each thread.
+    /// Begins a pass, which looks at [`asked`] after each part.
     pub(crate) fn new() -> Self {
         PASSES.fetch_add(1, Ordering::Relaxed);
         Self(())
@@ -89,7 +89,7 @@ pub(crate) fn listen() {
                 // Nobody may be reading stderr.
                 let _ = writeln!(
                     std::io::stderr(),
-                    "\nstopping after the current thread; Ctrl-C again stops at once"
+                    "\nstopping after the current step; Ctrl-C again stops at once"
                 );
                 continue;
             }

@@ -4,9 +4,8 @@
 //! contending for the file's lock (which fails with `database is locked` on a busy server); it commits whatever is
 //! queued together. In Postgres the writers of one thread queue for its lock.
 
-use std::collections::HashMap;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use chrono::{DateTime, TimeDelta};
@@ -22,6 +21,7 @@ use super::postgres::{self, Changes, PostgresTarget, Scope};
 use super::query::{Builder, Dialect, FromRow, Row, Sql, query};
 use super::schema;
 use super::sqlite::{self, Answer, Readers, Writer};
+use super::threads_of_runs::ThreadsOfRuns;
 use super::transaction::{Tx, WriteTx, read_all};
 
 #[derive(Clone, Debug)]
@@ -75,6 +75,19 @@ impl Db {
         opening.await.map_err(|error| DatabaseError::Io(error.into()))?
     }
 
+    /// [`Self::open`] of a file that has this build's schema. One that does not is not changed.
+    pub(super) async fn open_existing(path: &Path, clock: Clock) -> Result<Self, RecordsError> {
+        let existing = path.to_owned();
+        let checking = tokio::task::spawn_blocking(move || {
+            sqlite::check_library()?;
+            let place = existing.display().to_string();
+            let connection = sqlite::open_existing(&existing).map_err(|cause| not_opened(&place, cause))?;
+            schema::check_existing_sqlite(&connection, &place)
+        });
+        checking.await.map_err(|error| DatabaseError::Io(error.into()))??;
+        Self::open(path, clock).await
+    }
+
     pub(super) async fn open_read_only(path: &Path, clock: Clock) -> Result<Self, RecordsError> {
         let path = path.to_owned();
         let opening = tokio::task::spawn_blocking(move || {
@@ -110,11 +123,25 @@ impl Db {
     }
 
     pub(super) async fn open_postgres(target: &PostgresTarget, clock: Clock) -> Result<Self, RecordsError> {
-        let commits = Arc::<Commits>::default();
-        let pool = Box::pin(postgres::Pool::connect(target, Arc::clone(&commits))).await;
-        let pool = pool.map_err(|cause| not_opened(target.place(), cause))?;
+        let (pool, commits) = Self::connected(target).await?;
         Box::pin(schema::migrate_postgres(&pool, target)).await?;
         Ok(Self { commits, ..Self::new(Pools::Postgres(pool), clock) })
+    }
+
+    /// [`Self::open_postgres`] for tables that have this build's schema. Those that do not are not changed.
+    pub(super) async fn open_existing_postgres(
+        target: &PostgresTarget,
+        clock: Clock,
+    ) -> Result<Self, RecordsError> {
+        let (pool, commits) = Self::connected(target).await?;
+        Box::pin(schema::check_existing_postgres(&pool, target)).await?;
+        Ok(Self { commits, ..Self::new(Pools::Postgres(pool), clock) })
+    }
+
+    async fn connected(target: &PostgresTarget) -> Result<(postgres::Pool, Arc<Commits>), RecordsError> {
+        let commits = Arc::<Commits>::default();
+        let pool = Box::pin(postgres::Pool::connect(target, Arc::clone(&commits))).await;
+        Ok((pool.map_err(|cause| not_opened(target.place(), cause))?, commits))
     }
 
     /// Whether the tables exist.
@@ -365,38 +392,6 @@ impl Db {
                 Ok(done)
             }
         }
-    }
-}
-
-/// More than a process works on at the same time.
-const MAX_KNOWN_RUNS: usize = 10_000;
-
-/// Which thread a run is of, for the runs that this process works on: its transactions lock the thread without asking.
-#[derive(Clone, Debug, Default)]
-pub(super) struct ThreadsOfRuns(Arc<Mutex<HashMap<String, String>>>);
-
-impl ThreadsOfRuns {
-    fn get(&self, run_id: &str) -> Option<String> {
-        self.lock().get(run_id).cloned()
-    }
-
-    /// From its admission.
-    pub(super) fn add(&self, run_id: &str, thread_id: &str) {
-        let mut known = self.lock();
-        // Other processes end some of them. The database knows all.
-        if known.len() >= MAX_KNOWN_RUNS {
-            known.clear();
-        }
-        known.insert(run_id.to_owned(), thread_id.to_owned());
-    }
-
-    /// At its end.
-    pub(super) fn remove(&self, run_id: &str) {
-        self.lock().remove(run_id);
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, String>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

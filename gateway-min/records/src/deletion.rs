@@ -31,7 +31,7 @@ impl Records {
     ///
     /// Events outside the database are removed after the commit, and are held from before it, so that those of a newer
     /// thread with the same id stay. [`Events::has_remains`](super::Events::has_remains) finds those of a process that
-    /// was cut off between the two.
+    /// was cut off between the two, and a newer thread with the same id begins without them.
     ///
     /// # Errors
     /// [`RecordsError::Invalid`] if the reservation is not for a deletion, [`RecordsError::NotFound`] if it was

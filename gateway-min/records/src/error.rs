@@ -150,6 +150,19 @@ pub enum RecordsError {
         supported: i64,
     },
 
+    /// An older build wrote this database, and what opened it does not upgrade it. Nothing was changed.
+    #[error(
+        "the gateway's database {place} is of an older build: {missing} migrations are missing; `threadkeep setup` applies \
+         them to the configured stores, as a gateway of this build does when it starts, and an older gateway refuses them \
+         from then on; to read a backup, set up a copy of it, as checkpoints.db and gateway.db in a database.sqlite_dir"
+    )]
+    OlderSchema {
+        /// The file, or the database and its server.
+        place: String,
+        /// How many migrations are missing.
+        missing: usize,
+    },
+
     /// The SQLite library has a known defect that can damage the database.
     #[error(
         "SQLite {found} is too old: versions before {required} can damage a database in WAL mode; \

@@ -26,12 +26,12 @@
 //!
 //! Any number of gateways may use the tables in Postgres at the same time, if each has a [`Lease`]: its rows in
 //! `runs` then say until when it is known to be alive. It renews the rows that it works on ([`Runs::renew`]); any
-//! other gateway, also one without leases, ends rows that are not renewed ([`Runs::recover_expired`]). A program
-//! beside gateways always has a lease, which its reservations renew; it takes a thread from a reservation that is
-//! not renewed, because there may be no gateway. An ended row never changes, so a process that resumes after a
-//! stall cannot end anything. Nor does it delegate anything: executions and batches are stored only for a run whose
-//! row is active and its own. It deletes nothing of a thread without the row of its reservation. Cancellations are
-//! marks in the rows, which the owner polls ([`Runs::noticed`]).
+//! other gateway, also one without leases, ends rows that it has [seen](SeenLeases) not to be renewed
+//! ([`Runs::recover_expired`]), whatever its wall clock says. A program beside gateways always has a lease, which its
+//! reservations renew; it takes a thread from a reservation that is not renewed, because there may be no gateway. An
+//! ended row never changes, so a process that resumes after a stall cannot end anything. Nor does it delegate anything:
+//! executions and batches are stored only for a run whose row is active and its own. It deletes nothing of a thread
+//! without the row of its reservation. Cancellations are marks in the rows, which the owner polls ([`Runs::noticed`]).
 //!
 //! # Transactions
 //!
@@ -47,6 +47,7 @@ mod db;
 mod deletion;
 mod error;
 mod events;
+mod execution_rows;
 mod executions;
 mod failure;
 #[cfg(any(test, feature = "testing"))]
@@ -65,6 +66,7 @@ mod subagents;
 mod tests;
 mod thread_search;
 mod threads;
+mod threads_of_runs;
 mod transaction;
 
 use std::path::{Path, PathBuf};
@@ -99,11 +101,12 @@ pub use runs::{
     Admission, CancelAction, CancelOutcome, DecideOutcome, FinishOutcome, FrameBatch, LEASE_EXPIRED_ERROR,
     Lease, MESSAGE_PREVIEW_MAX_CHARS, MultitaskStrategy, NewRun, Noticed, OperationKind, QUEUE_MAX,
     RECOVERY_ERROR, RECOVERY_STOP_REASON, Recovered, Reservation, RunBrief, RunEnd, RunQuery, RunRow,
-    RunStatus, RunTotals, RunUsage, Runs, StartOutcome, WriterKind,
+    RunStatus, RunTotals, RunUsage, Runs, SeenLeases, StartOutcome, WriterKind,
 };
 pub use subagents::{ReplaceOutcome, Subagents};
 pub use thread_search::{
-    FILTER_MAX_KEYS, FilterProblem, FilterRejection, MetadataFilter, ThreadOrder, ThreadQuery, ThreadSort,
+    FILTER_MAX_KEYS, FilterProblem, FilterRejection, METADATA_OMITTED_KEY, MetadataFilter, ThreadOrder,
+    ThreadQuery, ThreadSort,
 };
 pub use threads::{
     CreatedThread, DISPLAY_NAME_MAX_CHARS, NewThread, PINNED_KEY, ThreadRow, ThreadStatus, Threads,
@@ -162,6 +165,15 @@ impl Records {
         Ok(Self::new(Db::open(path, options.clock.clone()).await?, &options))
     }
 
+    /// Opens a database file that exists, for a program that must not upgrade it: a gateway of an older build may be using
+    /// it, and refuses a newer schema.
+    ///
+    /// # Errors
+    /// As for [`Records::open`]; [`RecordsError::OlderSchema`] if the database is of an older build. It is unchanged.
+    pub async fn open_existing(path: &Path, options: RecordsOptions) -> Result<Self, RecordsError> {
+        Ok(Self::new(Db::open_existing(path, options.clock.clone()).await?, &options))
+    }
+
     /// Opens a database file that cannot be written, as of a backup on read-only media, to read it. Each write is
     /// [`RecordsError::ReadOnly`].
     ///
@@ -188,10 +200,10 @@ impl Records {
         Ok(Self::new(Db::open_postgres(target, options.clock.clone()).await?, &options))
     }
 
-    /// Like [`Records::open_postgres`], if a gateway has created the tables.
+    /// Like [`Records::open_existing`], for the tables in a Postgres database, if a gateway has created them.
     ///
     /// # Errors
-    /// See [`Records::open_postgres`].
+    /// See [`Records::open_postgres`]; [`RecordsError::OlderSchema`].
     pub async fn open_existing_postgres(
         target: &PostgresTarget,
         options: RecordsOptions,
@@ -199,13 +211,16 @@ impl Records {
         if !Db::is_in_postgres(target).await? {
             return Ok(None);
         }
-        Self::open_postgres(target, options).await.map(Some)
+        let db = Db::open_existing_postgres(target, options.clock.clone()).await?;
+        Ok(Some(Self::new(db, &options)))
     }
 
     fn new(db: Db, options: &RecordsOptions) -> Self {
         let owner = || options.lease.as_ref().map(|lease| lease.owner.clone());
+        let (backend, directory) = (options.event_backend, &options.event_directory);
+        let events = Events::new(db.clone(), backend, directory, options.max_trace_content);
         Self {
-            threads: Threads { db: db.clone() },
+            threads: Threads { db: db.clone(), events: events.clone() },
             executions: Executions { db: db.clone(), owner: owner() },
             batches: Batches { db: db.clone(), owner: owner() },
             runs: Runs {
@@ -213,12 +228,7 @@ impl Records {
                 lease: options.lease.clone().map(Arc::new),
                 reserved: Arc::default(),
             },
-            events: Events::new(
-                db.clone(),
-                options.event_backend,
-                &options.event_directory,
-                options.max_trace_content,
-            ),
+            events,
             db,
         }
     }

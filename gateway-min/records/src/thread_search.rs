@@ -1,16 +1,21 @@
 //! Searches threads by exact metadata, status and id, for one user.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use serde_json::{Number, Value};
 
-use super::codec::{JsonObject, cut, page_offset};
+use super::codec::{Cells, JsonObject, cut, page_offset};
 use super::error::RecordsError;
-use super::query::{Builder, FromRow};
+use super::failure::DatabaseError;
+use super::query::{Builder, FromRow, Row};
 use super::threads::{DISPLAY_NAME_MAX_CHARS, ThreadRow, ThreadStatus, Threads};
 
 /// The maximum number of keys of one [`MetadataFilter`]; the database refuses expressions of unbounded depth.
 pub const FILTER_MAX_KEYS: usize = 100;
+
+/// The key, `true`, in the place of metadata that is left out; see [`ThreadQuery::metadata_bytes`].
+pub const METADATA_OMITTED_KEY: &str = "svc_metadata_omitted";
 
 /// The filter of a search.
 #[derive(Clone, Debug, Default)]
@@ -32,6 +37,9 @@ pub struct ThreadQuery {
     pub limit: u32,
     /// The number of rows to skip.
     pub offset: u64,
+    /// The maximum bytes of the metadata of all rows, as JSON; `None` for no limit. Smaller metadata goes first. A row
+    /// beyond it has only [`METADATA_OMITTED_KEY`].
+    pub metadata_bytes: Option<usize>,
 }
 
 /// An order of threads. Threads that are equal in it are in that of their ids.
@@ -178,20 +186,87 @@ impl fmt::Display for FilterRejection {
     }
 }
 
+/// A found thread, perhaps without its metadata, and the bytes of that.
+struct Measured {
+    row: ThreadRow,
+    bytes: i64,
+}
+
+impl FromRow for Measured {
+    fn from_row(row: &Row<'_>) -> Result<Self, DatabaseError> {
+        let bytes = Cells::new(row, "threads_meta", &["thread_id"]).int("metadata_bytes")?;
+        Ok(Self { row: ThreadRow::from_row(row)?, bytes })
+    }
+}
+
 impl Threads {
     /// The threads that match `query`, in its order; without one pinned ones first, then the last updated, then the
     /// greatest id.
     pub async fn search(&self, query: &ThreadQuery) -> Result<Vec<ThreadRow>, RecordsError> {
-        self.found("*", query).await
+        match query.metadata_bytes {
+            None => self.found(self.db.builder("SELECT *"), query).await,
+            Some(max_bytes) => self.within(max_bytes, query).await,
+        }
+    }
+
+    /// [`Self::search`] with bounded metadata. What fits whatever the others have is read with the rows, in one statement;
+    /// only larger metadata needs another one.
+    async fn within(&self, max_bytes: usize, query: &ThreadQuery) -> Result<Vec<ThreadRow>, RecordsError> {
+        let max_bytes = i64::try_from(max_bytes).unwrap_or(i64::MAX);
+        let share = max_bytes / i64::from(query.limit.max(1));
+        let mut sql = self.db.builder(
+            "SELECT thread_id, assistant_id, user_id, display_name, status, created_at, updated_at, \
+             CAST(OCTET_LENGTH(metadata_json) AS BIGINT) AS metadata_bytes, \
+             CASE WHEN OCTET_LENGTH(metadata_json) <= ",
+        );
+        let omitted = format!("{{\"{METADATA_OMITTED_KEY}\":true}}");
+        sql.push_bind(share)
+            .push(" THEN metadata_json ELSE ")
+            .push_bind(omitted)
+            .push(" END AS metadata_json");
+        let found: Vec<Measured> = self.found(sql, query).await?;
+        let is_large = |thread: &Measured| thread.bytes > share;
+        let shown: i64 = found.iter().filter(|thread| !is_large(thread)).map(|thread| thread.bytes).sum();
+        let mut left = max_bytes.saturating_sub(shown);
+        let mut fitting = BTreeSet::new();
+        for thread in found.iter().filter(|thread| is_large(thread)) {
+            if thread.bytes <= left {
+                left -= thread.bytes;
+                fitting.insert(thread.row.thread_id.clone());
+            }
+        }
+        let mut whole = self.whole(&fitting, query).await?;
+        let rows = found.into_iter().map(|Measured { row, .. }| row);
+        // One that was deleted meanwhile, or does not match any more, is not found.
+        let rows = rows.filter_map(|row| {
+            if fitting.contains(&row.thread_id) { whole.remove(&row.thread_id) } else { Some(row) }
+        });
+        Ok(rows.collect())
+    }
+
+    /// Those of these threads that match `query`, by id.
+    async fn whole(
+        &self,
+        ids: &BTreeSet<String>,
+        query: &ThreadQuery,
+    ) -> Result<BTreeMap<String, ThreadRow>, RecordsError> {
+        if ids.is_empty() {
+            return Ok(BTreeMap::new());
+        }
+        let query =
+            ThreadQuery { ids: Some(ids.iter().cloned().collect()), offset: 0, order: None, ..query.clone() };
+        let rows: Vec<ThreadRow> = self.found(self.db.builder("SELECT *"), &query).await?;
+        Ok(rows.into_iter().map(|row| (row.thread_id.clone(), row)).collect())
     }
 
     /// The ids and titles of what [`Self::search`] finds.
     pub async fn titles(&self, query: &ThreadQuery) -> Result<Vec<(String, Option<String>)>, RecordsError> {
-        self.found("thread_id, display_name", query).await
+        self.found(self.db.builder("SELECT thread_id, display_name"), query).await
     }
 
-    async fn found<T: FromRow>(&self, columns: &str, query: &ThreadQuery) -> Result<Vec<T>, RecordsError> {
-        let mut sql = self.db.builder(&format!("SELECT {columns} FROM threads_meta WHERE TRUE"));
+    /// What `sql`, which names the columns, selects of the threads that match.
+    async fn found<T: FromRow>(&self, mut sql: Builder, query: &ThreadQuery) -> Result<Vec<T>, RecordsError> {
+        sql.push(" FROM threads_meta WHERE TRUE");
         push_conditions(&mut sql, query);
         let order = query.order.map(ThreadOrder::sql);
         let order = order.as_deref().unwrap_or("pinned DESC, updated_at DESC, thread_id DESC");

@@ -1,8 +1,9 @@
 //! The rows of `threads_meta`: one conversation thread each.
 
 use super::codec::{Cells, JsonObject, cut, name_enum, object_text, time_text};
-use super::db::Db;
+use super::db::{Db, detached};
 use super::error::RecordsError;
+use super::events::Events;
 use super::query::{FromRow, Row, Sql, query};
 use super::runs::RunStatus;
 use super::transaction::WriteTx;
@@ -118,12 +119,39 @@ pub struct CreatedThread {
 #[derive(Clone, Debug)]
 pub struct Threads {
     pub(super) db: Db,
+    pub(super) events: Events,
 }
 
 impl Threads {
     /// Creates the row with status `idle`, or returns the existing row unchanged, whatever its owner (see
-    /// [`ThreadRow::visible_to`]).
+    /// [`ThreadRow::visible_to`]). A file of events that the deletion of an earlier thread has left is removed: its
+    /// process may have died between its commit and the removal.
+    ///
+    /// # Errors
+    /// Those of the database, and of the file.
     pub async fn create(&self, new: NewThread) -> Result<CreatedThread, RecordsError> {
+        if self.events.has_file(&new.thread_id).await && self.get(&new.thread_id, None).await?.is_none() {
+            let this = self.clone();
+            return detached(async move { this.create_over_remains(new).await }).await;
+        }
+        self.insert(new).await
+    }
+
+    /// Nobody appends to the file from before the row is there until it is removed.
+    async fn create_over_remains(&self, new: NewThread) -> Result<CreatedThread, RecordsError> {
+        let thread_id = new.thread_id.clone();
+        let feed = self.events.hold_to_delete(&thread_id).await?;
+        let created = self.insert(new).await?;
+        if created.created {
+            let events = feed.forget(&thread_id).await;
+            if events > 0 {
+                tracing::warn!(thread_id, events, "removed the events that an interrupted deletion has left");
+            }
+        }
+        Ok(created)
+    }
+
+    async fn insert(&self, new: NewThread) -> Result<CreatedThread, RecordsError> {
         let insert = query(
             "INSERT INTO threads_meta (thread_id, assistant_id, user_id, display_name, status, metadata_json, pinned, \
              created_at, updated_at) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $8) ON CONFLICT DO NOTHING RETURNING *",

@@ -298,14 +298,15 @@ impl Found {
         }
     }
 
-    /// The records in this file, if a gateway has created it. Those that cannot be written are only read.
+    /// The records in this file, if a gateway has created it. Those that cannot be written are only read. Those of an older
+    /// build are unreadable: a command does not upgrade what the gateway that wrote them may still need.
     async fn in_file(file: PathBuf, options: RecordsOptions) -> Self {
         // A link to nothing is no reason to believe that there are no records.
         if file.symlink_metadata().is_err_and(|error| error.kind() == ErrorKind::NotFound) {
             return Self::default();
         }
         let found = if file.is_file() && is_writable(&file) {
-            Self::of(Records::open(&file, options).await.map(Some))
+            Self::of(Records::open_existing(&file, options).await.map(Some))
         } else if file.is_file() {
             Self::of(Records::open_read_only(&file, options).await.map(Some))
         } else {

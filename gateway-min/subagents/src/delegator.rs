@@ -255,3 +255,15 @@ pub enum CatchUpError {
     #[error(transparent)]
     Records(#[from] RecordsError),
 }
+
+impl CatchUpError {
+    /// Whether the same may succeed later, in this process.
+    pub(crate) fn may_pass(&self) -> bool {
+        match self {
+            Self::Engine(error) => {
+                matches!(error, threadkeep::Error::Unavailable { .. } | threadkeep::Error::InDoubt { .. })
+            }
+            Self::Records(error) => error.is_unavailable(),
+        }
+    }
+}

@@ -140,16 +140,43 @@ async fn entries(directory: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(paths)
 }
 
-/// Gives a directory its name again, unless another one has it by now.
+/// Gives a directory its name again. If a later run has created another one by now, that gets what it does not have.
 async fn put_back(moved: &Path, directory: &Path) {
-    if let Err(error) = tokio::fs::rename(moved, directory).await {
-        let (moved, directory) = (moved.display(), directory.display());
-        tracing::error!(
-            %moved, %directory, %error,
-            "the deletion of a thread was overtaken by another process, and the files moved for it could not be put back; \
-             move them yourself"
-        );
+    let (from, to) = (moved.to_owned(), directory.to_owned());
+    let error = match tokio::task::spawn_blocking(move || merge(&from, &to)).await {
+        Ok(Ok(())) => return,
+        Ok(Err(error)) => error,
+        Err(panic) => io::Error::other(panic),
+    };
+    let (moved, directory) = (moved.display(), directory.display());
+    tracing::error!(
+        %moved, %directory, %error,
+        "the deletion of a thread was overtaken by another process, and the files moved for it could not be put back; \
+         move them yourself"
+    );
+}
+
+/// Moves what is at `from` to `to`, except files in the place of which there is something: that is newer.
+///
+/// # Errors
+/// The first one; everything else is moved all the same.
+fn merge(from: &Path, to: &Path) -> io::Result<()> {
+    let is_directory = |path: &Path| std::fs::symlink_metadata(path).is_ok_and(|found| found.is_dir());
+    if !is_directory(from) {
+        // Unlike a rename, a link replaces nothing.
+        std::fs::hard_link(from, to)?;
+        return std::fs::remove_file(from);
     }
+    let Err(error) = std::fs::rename(from, to) else { return Ok(()) };
+    if !is_directory(to) {
+        return Err(error);
+    }
+    let mut merged = Ok(());
+    for entry in std::fs::read_dir(from)?.collect::<io::Result<Vec<_>>>()? {
+        merged = merged.and(merge(&entry.path(), &to.join(entry.file_name())));
+    }
+    merged?;
+    std::fs::remove_dir(from)
 }
 
 #[cfg(test)]
@@ -180,11 +207,24 @@ mod tests {
         let refused = remove_moved(&directory, reservation.row_id(), held).await.unwrap_err();
         assert!(refused.is_overtaken(), "{refused}");
         assert_eq!(std::fs::read_to_string(&file).unwrap(), "of a later run");
-        // Where another directory is by then, both are kept.
+        // The later run has created its directory again: it gets what it does not have, and keeps what it has written.
         let moved = home.path().join("threads").join(DELETED).join("t").join("moved");
-        std::fs::create_dir_all(moved.join("sub")).unwrap();
+        std::fs::create_dir_all(moved.join("sub").join("deep")).unwrap();
+        for (name, text) in [("file.txt", "earlier"), ("other.txt", "other"), ("deep/last.txt", "last")] {
+            std::fs::write(moved.join("sub").join(name), text).unwrap();
+        }
         put_back(&moved, &directory).await;
-        assert!(moved.exists() && file.exists());
+        let read = |name: &str| std::fs::read_to_string(directory.join("sub").join(name)).unwrap();
+        let found = ["file.txt", "other.txt", "deep/last.txt"].map(read);
+        assert_eq!(found, ["of a later run", "other", "last"]);
+        assert_eq!(
+            std::fs::read_to_string(moved.join("sub/file.txt")).unwrap(),
+            "earlier",
+            "nothing is lost"
+        );
+        std::fs::remove_file(moved.join("sub/file.txt")).unwrap();
+        put_back(&moved, &directory).await;
+        assert!(!moved.exists(), "nothing is left");
 
         // One who holds the thread removes it, with what others have left.
         let reservation = reserve().await;

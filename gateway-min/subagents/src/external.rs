@@ -58,6 +58,9 @@ impl External {
     }
 
     /// The row of a call, as a new attempt if one before it has ended.
+    ///
+    /// # Errors
+    /// [`RecordsError::RunEnded`], also if another run has taken the call over meanwhile, or its thread was deleted.
     async fn open(
         &self,
         context: &ToolContext,
@@ -91,7 +94,10 @@ impl External {
             row = executions.open(new).await?.row;
         }
         // What an agent that is not told its model works with, only the agent knows.
-        executions.started(&row, agent.model.as_deref().unwrap_or("unknown"), 0).await?;
+        if !executions.started(&row, agent.model.as_deref().unwrap_or("unknown"), 0).await? {
+            // The run that has the call now makes it. The agent must not work twice.
+            return Err(RecordsError::RunEnded { run_id: row.run_id });
+        }
         Ok(row)
     }
 }

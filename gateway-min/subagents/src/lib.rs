@@ -7,6 +7,7 @@ pub mod bounds;
 pub mod budget;
 pub mod catalog;
 pub mod citations;
+mod concluded;
 pub mod contract;
 mod delegator;
 mod deletion;

@@ -8,8 +8,8 @@ use threadkeep_records::{ExecutionKind, ExecutionRow, ExecutionStatus};
 
 use crate::acceptance::{BashEvidence, Criteria, Family, Leaf, recheck_commands};
 use crate::citations::CitationVerdict;
+use crate::concluded::report;
 use crate::evidence::harvest;
-use crate::execution::report;
 use crate::outcome::Recorded;
 use crate::progress::Progress;
 

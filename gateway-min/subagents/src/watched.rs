@@ -9,7 +9,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use threadkeep::id::ThreadId;
-use threadkeep_records::{ExecutionEnd, ExecutionStatus, persistently};
+use threadkeep_records::{ExecutionEnd, ExecutionStatus};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -257,8 +257,7 @@ impl Work {
         let state = self.accessor.get(&thread, None).await?;
         let usage = Progress::of(state.as_ref())?.by_model();
         let end = ExecutionEnd { status, error: Some(error.to_owned()), stop_reason: None, usage };
-        let executions = self.delegator.records.executions();
-        let row = persistently(|| executions.finish(&self.row, end.clone())).await?;
+        let row = self.finish(&end).await?;
         if row.run_id != self.row.run_id {
             return Err(ExecutionError::TakenOver { execution: row.execution_id, run: row.run_id });
         }

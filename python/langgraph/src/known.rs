@@ -113,6 +113,13 @@ impl Known {
         self.counters.contains_key(channel)
     }
 
+    /// Whether these are the versions of its channels in LangGraph.
+    pub(crate) fn has_labels(&self, versions: &BTreeMap<String, Label>) -> bool {
+        let channels = self.channels.iter().filter(|(name, _)| !frame::is_private(name.as_str()));
+        let labels = channels.filter_map(|(name, known)| Some((name.as_str(), known.label.as_ref()?)));
+        labels.eq(versions.iter().map(|(name, label)| (name.as_str(), label)))
+    }
+
     /// Whether the value of a channel has another form in the graph: messages of the gateway become those of LangChain, so
     /// a child stores them again.
     pub(crate) fn is_translated(&self, channel: &str) -> bool {

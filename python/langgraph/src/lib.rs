@@ -1,5 +1,6 @@
 #![doc = include_str!("../README.md")]
 
+mod copied;
 mod cut;
 mod deleting;
 mod filter;

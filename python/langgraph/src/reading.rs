@@ -7,12 +7,13 @@ use futures::{FutureExt, StreamExt, TryStreamExt, stream};
 use serde_json::{Map, Value as Json};
 use threadkeep::checkpoint::CheckpointTuple;
 use threadkeep::id::{ChannelName, CheckpointId, ThreadId};
-use threadkeep::saver::{CheckpointSelector, ListQuery, Load};
+use threadkeep::saver::{CheckpointSelector, ListQuery, Load, LocalKey};
 use threadkeep::{Error, Result};
 
 use crate::frame::FRAME;
 use crate::known::Known;
 use crate::store::{ATTEMPTS, Fence, LangGraph};
+use crate::task::{self, Kind};
 use crate::types::{ChannelReplay, ListRequest, Place, Tuple};
 use crate::{filter, foreign, history, read};
 
@@ -81,7 +82,7 @@ impl LangGraph {
             Some(_) => None,
         };
         let _known = self.memory.learned(&key, Known::new(&found)?, since);
-        self.runs.read(&key, self.caller, found.writes.iter().map(|row| row.task));
+        self.runs.read(&key, self.caller, id.is_none(), found.writes.iter().map(|row| row.task));
         Ok(self.shown(found).await?.map(|shown| Tuple { head, ..shown }))
     }
 
@@ -114,6 +115,13 @@ impl LangGraph {
     /// # Errors
     /// [`Error::Stale`] if others keep deleting what is found, so that there may be more than would be answered. The saver's.
     pub async fn list(&self, request: &ListRequest) -> Result<Vec<Tuple>> {
+        // A subgraph of a run that goes back begins with what it had before that time.
+        if let (Some(thread), Some(namespace), Some(_)) =
+            (&request.thread, &request.namespace, request.before)
+        {
+            let place = Place { thread: thread.clone(), namespace: namespace.clone() };
+            self.runs.goes_back(&place, self.caller);
+        }
         let listed = self.whole_list(request).await?;
         match self.fence {
             Fence::Fork => Ok(listed),
@@ -236,6 +244,25 @@ impl LangGraph {
                 return Ok(found);
             }
         }
+    }
+
+    /// The checkpoints of a thread, and the tasks with writes under each: once for special writes (`true`), and once
+    /// for others, because each kind is stored by itself. No channel's value is read.
+    ///
+    /// # Errors
+    /// The saver's.
+    pub async fn written(&self, thread: &ThreadId) -> Result<BTreeMap<LocalKey, BTreeSet<(String, bool)>>> {
+        let query = ListQuery { namespace: None, load: Load::None, ..ListQuery::new(thread) };
+        let mut written = BTreeMap::new();
+        for tuple in self.saver.list(&query).await? {
+            let tasks = tuple.writes.iter().map(|row| {
+                let (author, kind) = task::author(row)?;
+                Ok((author.task, kind == Kind::Special))
+            });
+            let tasks = tasks.collect::<Result<BTreeSet<_>>>()?;
+            written.insert((tuple.namespace, tuple.checkpoint.id), tasks);
+        }
+        Ok(written)
     }
 
     pub(crate) async fn threads(&self) -> Result<Vec<ThreadId>> {

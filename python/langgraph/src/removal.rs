@@ -1,6 +1,6 @@
 //! What deletions remove. What a remaining checkpoint's delta channels are replayed from stays; a checkpoint whose parent goes is
 //! grafted onto its nearest remaining ancestor. A gateway's that restores the state of one that goes names the nearest
-//! remaining ancestor of that one.
+//! remaining one that that one continued.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -44,6 +44,7 @@ fn keeping(image: &ThreadImage, wanted: &BTreeSet<LocalKey>) -> Rewrite {
         let mut ancestors = lineage.lineage(of).map(|tuple| tuple.checkpoint.id);
         ancestors.find(|id| keep.contains(&(of.0.clone(), *id)))
     };
+    let left = lineage.left_of(|at| !keep.contains(at));
     let mut rewrite = Rewrite::default();
     for (place, tuple) in &image.checkpoints {
         if !keep.contains(place) {
@@ -56,7 +57,7 @@ fn keeping(image: &ThreadImage, wanted: &BTreeSet<LocalKey>) -> Rewrite {
         };
         let parent = lineage.parent(tuple).and_then(|parent| going(parent.checkpoint.id));
         // Where nothing is left of what it restored, the name says so.
-        let restored = tuple.metadata.restored().and_then(going).and_then(|at| nearest(&at));
+        let restored = tuple.metadata.restored().and_then(|id| left.get(&(place.0.clone(), id)));
         if parent.is_none() && restored.is_none() {
             continue;
         }

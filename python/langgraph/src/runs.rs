@@ -1,10 +1,11 @@
 //! Which rows of its parent a checkpoint applies.
 //!
 //! LangGraph makes a task's id of its checkpoint, so two runs that go on from one checkpoint have tasks of the same
-//! ids, and may write different things for them. Each list of writes is a row of its own. A run's child applies the
-//! rows of that run. A task that the run did not write for has finished before: of the rows that were there when the
-//! run read the checkpoint, the child applies what a reader is shown. An update of the state belongs to no run, and its
-//! child applies rows in the same way.
+//! ids, and may write different things for them. Each list of writes is a row of its own.
+//!
+//! A caller, run or not, begins with a read of a checkpoint, which forgets what the caller had there. Its child applies
+//! what it wrote since, and of other tasks what it read. A caller that is no run and wrote nothing applies what a
+//! reader is shown: others write for it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::Hash;
@@ -19,12 +20,11 @@ use crate::known::KnownTask;
 use crate::task::Kind;
 use crate::types::{Caller, Place};
 
-/// Checkpoints under which the rows of runs are remembered. A run puts its child soon after its last row.
-const CHECKPOINTS: usize = 4096;
-/// From this many lists of a task on, the oldest of another caller makes room: it may be of an update that failed.
-const LISTS: usize = 256;
-/// Reads of others than runs that are remembered. An update puts its child soon after its read.
-const READS: usize = 1024;
+/// Checkpoints that runs go on from, as they are remembered. A run puts its child soon after its last row.
+const RUNS: usize = 4096;
+/// Those of others. They are by themselves, because a caller that only reads must take nothing from a run. An update
+/// puts its child soon after its read.
+const OTHERS: usize = 1024;
 
 /// The ordinary rows that readers are shown, one list a task: the longest, because LangGraph puts the writes of a task
 /// again with more at the end, and of equally long ones the first. For a task of which some of `own` are there, those
@@ -76,7 +76,7 @@ pub(crate) fn applied<'t>(tasks: &'t [KnownTask], of: &Rows) -> Vec<&'t KnownTas
     rows
 }
 
-/// The rows of a run under a checkpoint.
+/// The rows of a caller under a checkpoint.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Rows {
     /// Those that it put, and their order.
@@ -85,62 +85,43 @@ pub(crate) struct Rows {
     pub(crate) read: Option<BTreeSet<TaskId>>,
 }
 
-/// What the runs of this process have put, and what they have read. A run goes on from one checkpoint at a time.
+impl Rows {
+    /// These, and no others.
+    pub(crate) fn only(rows: &[TaskId]) -> Self {
+        let own = rows.iter().enumerate().map(|(place, row)| (*row, place)).collect();
+        Self { own, read: Some(BTreeSet::new()) }
+    }
+}
+
+/// What the callers of this process have put, and what they have read. A caller goes on from one checkpoint at a time.
 ///
-/// A run is known by a number that another one may have once it has ended. Each begins with a read, so what an ended
+/// A caller is known by a number that another one may have once it has ended. Each begins with a read, so what an ended
 /// one has left counts no more.
 pub(crate) struct Runs {
-    rows: Mutex<LruCache<At, Written>>,
-    /// What others than runs have read.
-    reads: Mutex<LruCache<(CheckpointKey, Caller), BTreeSet<TaskId>>>,
+    /// Those of runs, and those of others.
+    runs: Mutex<LruCache<At, Written>>,
+    others: Mutex<LruCache<At, Written>>,
     /// The places where a run found no checkpoint, and has not put one yet.
     empty: Mutex<LruCache<(Place, u64), ()>>,
 }
 
-/// A checkpoint that a run goes on from, and the run. What belongs to no run is in one place.
-type At = (CheckpointKey, Option<u64>);
+/// A checkpoint that a caller goes on from.
+type At = (CheckpointKey, Caller);
 
+/// What a caller wrote under a checkpoint, and what it had read there.
 #[derive(Default)]
 struct Written {
-    by_task: BTreeMap<String, Vec<List>>,
+    /// The rows of each task, with a hash of each of their writes.
+    by_task: BTreeMap<String, Vec<(TaskId, Vec<u64>)>>,
+    /// The rows that it read; `None` if it did not read the checkpoint.
     read: Option<BTreeSet<TaskId>>,
-}
-
-/// A list of writes that no child has applied yet.
-struct List {
-    by: Caller,
-    row: TaskId,
-    /// A hash of each of them.
-    writes: Vec<u64>,
-    /// Whether its caller has read the checkpoint since: the next list is of another update.
-    is_ended: bool,
-}
-
-impl Written {
-    fn has(&self, by: Caller) -> bool {
-        self.by_task.values().flatten().any(|list| list.by == by)
-    }
-
-    /// What a caller's child applies: its own lists. If it has none, others wrote for it: all.
-    fn of(&self, by: Caller) -> impl Iterator<Item = &List> {
-        let has_own = self.has(by);
-        self.by_task.values().flatten().filter(move |list| !has_own || list.by == by)
-    }
-
-    /// A caller's child has applied these. Returns whether lists of others are left.
-    fn leave(&mut self, by: Caller) -> bool {
-        let has_own = self.has(by);
-        self.by_task.retain(|_, lists| {
-            lists.retain(|list| has_own && list.by != by);
-            !lists.is_empty()
-        });
-        !self.by_task.is_empty()
-    }
+    /// Whether a run has read it by its id, and has not asked yet whether it is the head.
+    asks_for_head: bool,
 }
 
 impl Default for Runs {
     fn default() -> Self {
-        Self { rows: bounded(CHECKPOINTS), reads: bounded(READS), empty: bounded(CHECKPOINTS) }
+        Self { runs: bounded(RUNS), others: bounded(OTHERS), empty: bounded(RUNS) }
     }
 }
 
@@ -152,57 +133,51 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Drops what is of a thread.
-fn drop_of<C: Clone + Eq + Hash, V>(all: &Mutex<LruCache<(CheckpointKey, C), V>>, thread: &ThreadId) {
-    let mut all = locked(all);
-    let gone: Vec<(CheckpointKey, C)> =
-        all.iter().map(|(at, _)| at).filter(|(key, _)| key.thread == *thread).cloned().collect();
-    for at in gone {
-        all.pop(&at);
-    }
-}
-
 impl Runs {
+    /// What is remembered of callers of this kind.
+    fn of_kind(&self, by: Caller) -> MutexGuard<'_, LruCache<At, Written>> {
+        match by {
+            Caller::Run(_) => locked(&self.runs),
+            Caller::Other(_) => locked(&self.others),
+        }
+    }
+
     /// An ordinary row was put; `list` has a hash of each of its writes. LangGraph puts the writes of a task again with
     /// more at the end, and may reorder these puts: of two lists of which one is the beginning of the other, the longer
     /// one has all writes. Others are of several updates in one step, to which it may give one task.
     pub(crate) fn wrote(&self, key: &CheckpointKey, by: Caller, row: &KnownTask, list: &[u64]) {
-        let mut rows = locked(&self.rows);
-        let put = rows.get_or_insert_mut((key.clone(), by.run()), Written::default);
-        let lists = put.by_task.entry(row.author.task.clone()).or_default();
-        lists.retain(|known| known.by != by || !known.is_ended);
-        if lists.iter().any(|known| known.by == by && known.writes.starts_with(list)) {
+        let mut all = self.of_kind(by);
+        let written = all.get_or_insert_mut((key.clone(), by), Written::default);
+        let lists = written.by_task.entry(row.author.task.clone()).or_default();
+        if lists.iter().any(|(_, known)| known.starts_with(list)) {
             return;
         }
-        let shorter = lists.iter_mut().find(|known| known.by == by && list.starts_with(&known.writes));
-        if let Some(shorter) = shorter {
-            shorter.row = row.id;
-            shorter.writes = list.to_vec();
-            return;
+        match lists.iter_mut().find(|(_, known)| list.starts_with(known)) {
+            Some(shorter) => *shorter = (row.id, list.to_vec()),
+            None => lists.push((row.id, list.to_vec())),
         }
-        if lists.len() >= LISTS
-            && let Some(oldest) = lists.iter().position(|known| known.by != by)
-        {
-            lists.remove(oldest);
-        }
-        lists.push(List { by, row: row.id, writes: list.to_vec(), is_ended: false });
     }
 
-    /// A checkpoint with these rows was read. A run goes on from there. An update of the state reads, too, before it
-    /// writes: if the one before it by the same caller failed, its lists count no more.
-    pub(crate) fn read(&self, key: &CheckpointKey, by: Caller, rows: impl Iterator<Item = TaskId>) {
-        let at = (key.clone(), by.run());
-        let read: BTreeSet<TaskId> = rows.collect();
-        if let Some(run) = by.run() {
-            locked(&self.rows).put(at, Written { by_task: BTreeMap::new(), read: Some(read) });
-            self.is_not_empty(&Place { thread: key.thread.clone(), namespace: key.namespace.clone() }, run);
+    /// A checkpoint with these rows was read: the caller goes on from there. Where LangGraph was given an id, a run
+    /// reads that checkpoint, then the head, to see whether they are one: it goes on from what it read first.
+    pub(crate) fn read(
+        &self,
+        key: &CheckpointKey,
+        by: Caller,
+        is_head: bool,
+        rows: impl Iterator<Item = TaskId>,
+    ) {
+        let mut all = self.of_kind(by);
+        let at = (key.clone(), by);
+        let begun = all.peek_mut(&at).filter(|written| is_head && written.by_task.is_empty());
+        if begun.is_some_and(|written| std::mem::take(&mut written.asks_for_head)) {
             return;
         }
-        locked(&self.reads).put((key.clone(), by), read);
-        if let Some(put) = locked(&self.rows).peek_mut(&at) {
-            for list in put.by_task.values_mut().flatten().filter(|list| list.by == by) {
-                list.is_ended = true;
-            }
+        let asks_for_head = by.run().is_some() && !is_head;
+        all.put(at, Written { by_task: BTreeMap::new(), read: Some(rows.collect()), asks_for_head });
+        drop(all);
+        if let Some(run) = by.run() {
+            self.is_not_empty(&Place { thread: key.thread.clone(), namespace: key.namespace.clone() }, run);
         }
     }
 
@@ -218,43 +193,48 @@ impl Runs {
         by.run().is_some_and(|run| locked(&self.empty).contains(&(place.clone(), run)))
     }
 
+    /// A run looks for what was there at a time, so it has not looked for the head. One that did, and failed, may have
+    /// had its number.
+    pub(crate) fn goes_back(&self, place: &Place, by: Caller) {
+        if let Some(run) = by.run() {
+            self.is_not_empty(place, run);
+        }
+    }
+
     fn is_not_empty(&self, place: &Place, run: u64) {
         locked(&self.empty).pop(&(place.clone(), run));
     }
 
     /// The rows that a caller's child may apply.
     pub(crate) fn of(&self, key: &CheckpointKey, by: Caller) -> Rows {
-        let mut rows = locked(&self.rows);
-        let Some(put) = rows.get(&(key.clone(), by.run())) else { return Rows::default() };
-        let own = put.of(by).enumerate().map(|(place, list)| (list.row, place));
-        let read = match by {
-            Caller::Run(_) => put.read.clone(),
-            // An update writes for itself, so what came after its read is another one's.
-            Caller::Other(_) if put.has(by) => locked(&self.reads).peek(&(key.clone(), by)).cloned(),
-            Caller::Other(_) => None,
-        };
-        Rows { own: own.collect(), read }
+        let mut all = self.of_kind(by);
+        let Some(written) = all.get(&(key.clone(), by)) else { return Rows::default() };
+        let rows = written.by_task.values().flatten();
+        let own: BTreeMap<TaskId, usize> = rows.enumerate().map(|(place, (row, _))| (*row, place)).collect();
+        let others_write = own.is_empty() && by.run().is_none();
+        Rows { own, read: if others_write { None } else { written.read.clone() } }
     }
 
     /// A caller has put a child of `parent`, or failed to put it. Rows that come after a child are of another one.
     pub(crate) fn put(&self, place: &Place, parent: Option<CheckpointId>, by: Caller, is_stored: bool) {
         if is_stored && let Some(parent) = parent {
-            let at = (place.key(parent), by.run());
-            locked(&self.reads).pop(&(at.0.clone(), by));
-            let mut rows = locked(&self.rows);
-            if rows.peek_mut(&at).is_some_and(|put| !put.leave(by)) {
-                rows.pop(&at);
-            }
+            self.of_kind(by).pop(&(place.key(parent), by));
         }
         if let Some(run) = by.run() {
             self.is_not_empty(place, run);
         }
     }
 
-    /// Forgets a thread.
+    /// Forgets a thread. That a run found no checkpoint in it stays true.
     pub(crate) fn forget(&self, thread: &ThreadId) {
-        drop_of(&self.rows, thread);
-        drop_of(&self.reads, thread);
+        for all in [&self.runs, &self.others] {
+            let mut all = locked(all);
+            let keys = all.iter().map(|(at, _)| at);
+            let gone: Vec<At> = keys.filter(|(key, _)| key.thread == *thread).cloned().collect();
+            for at in gone {
+                all.pop(&at);
+            }
+        }
     }
 }
 
@@ -369,28 +349,61 @@ mod tests {
     fn a_run_begins_with_what_it_read() {
         let runs = Runs::default();
         let other = Caller::Other(1);
-        let read = |run| runs.of(&key("t"), run).read.map(|read| ids(&read));
-        let reads = |run, n| runs.read(&key("t"), run, [TaskId::from_bytes([n; 16])].into_iter());
+        let read = |by| runs.of(&key("t"), by).read.map(|read| ids(&read));
+        let reads = |by, n| runs.read(&key("t"), by, true, [TaskId::from_bytes([n; 16])].into_iter());
         wrote(&runs, Caller::Run(2), 6, "a", &[1]);
         assert_eq!(read(Caller::Run(2)), None);
         // What is there is of a run that has ended: its number came to another one.
         reads(Caller::Run(2), 8);
         assert_eq!((read(Caller::Run(2)), own(&runs, Caller::Run(2))), (Some(vec![8]), vec![]));
         reads(other, 9);
-        assert_eq!(runs.of(&key("t"), other), Rows::default());
-        // What somebody reads between the puts of an update takes nothing from it.
+        assert_eq!(runs.of(&key("t"), other), Rows::default(), "others write for it");
         wrote(&runs, other, 1, "a", &[1]);
         wrote(&runs, other, 2, "a", &[2]);
         wrote(&runs, other, 3, "b", &[1, 2]);
-        reads(other, 9);
-        assert_eq!(own(&runs, other), [1, 2, 3]);
+        // What somebody else reads takes nothing from an update.
+        reads(Caller::Other(2), 7);
+        reads(Caller::Run(1), 7);
+        assert_eq!((own(&runs, other), read(other)), (vec![1, 2, 3], Some(vec![9])));
+        // The same caller begins again, as with an update that is given again after it failed.
+        reads(other, 8);
         wrote(&runs, other, 4, "b", &[3]);
-        assert_eq!((own(&runs, other), read(other)), (vec![1, 2, 4], Some(vec![9])), "of another update");
-        reads(Caller::Other(2), 9);
-        assert_eq!(read(Caller::Other(2)), None, "others write for it");
+        assert_eq!((own(&runs, other), read(other)), (vec![4], Some(vec![8])));
         runs.put(&place("t"), Some(parent()), other, true);
         wrote(&runs, other, 5, "b", &[1]);
         assert_eq!((own(&runs, other), read(other)), (vec![5], None), "its child has applied what it read");
+    }
+
+    #[test]
+    fn a_run_that_is_given_an_id_goes_on_from_what_it_read_by_it() {
+        let runs = Runs::default();
+        let (run, other) = (Caller::Run(1), Caller::Other(1));
+        let reads = |by, is_head, n| {
+            runs.read(&key("t"), by, is_head, [TaskId::from_bytes([n; 16])].into_iter());
+            runs.of(&key("t"), by).read.map(|read| ids(&read))
+        };
+        assert_eq!(reads(run, false, 1), Some(vec![1]));
+        assert_eq!(reads(run, true, 2), Some(vec![1]), "whether it is the head");
+        assert_eq!(reads(run, true, 3), Some(vec![3]), "another run with its number");
+        assert_eq!(reads(run, false, 4), Some(vec![4]));
+        assert_eq!(reads(run, false, 5), Some(vec![5]));
+        wrote(&runs, run, 9, "a", &[1]);
+        assert_eq!((reads(run, true, 6), own(&runs, run)), (Some(vec![6]), vec![]), "it had gone on");
+        // Nobody knows whether the next read of an update is of the same update.
+        assert_eq!(reads(other, false, 7), None);
+        assert_eq!(reads(other, true, 8), None);
+        wrote(&runs, other, 9, "a", &[1]);
+        assert_eq!(runs.of(&key("t"), other).read.map(|read| ids(&read)), Some(vec![8]));
+    }
+
+    #[test]
+    fn readers_take_nothing_from_runs() {
+        let runs = Runs::default();
+        wrote(&runs, Caller::Run(1), 1, "a", &[1]);
+        for reader in 0..2 * RUNS as u64 {
+            runs.read(&key("t"), Caller::Other(reader), true, std::iter::empty());
+        }
+        assert_eq!(own(&runs, Caller::Run(1)), [1]);
     }
 
     #[test]
@@ -410,7 +423,14 @@ mod tests {
             assert!(!has(Caller::Run(1)));
         }
         runs.found_none(&place("t"), Caller::Run(1));
-        runs.read(&key("t"), Caller::Run(1), std::iter::empty());
+        runs.read(&key("t"), Caller::Run(1), true, std::iter::empty());
+        assert!(!has(Caller::Run(1)));
+        // One that goes back in time has the number of one that failed after it had looked.
+        runs.found_none(&place("t"), Caller::Run(1));
+        runs.goes_back(&place("other"), Caller::Run(1));
+        runs.goes_back(&place("t"), Caller::Other(1));
+        assert!(has(Caller::Run(1)));
+        runs.goes_back(&place("t"), Caller::Run(1));
         assert!(!has(Caller::Run(1)));
     }
 }

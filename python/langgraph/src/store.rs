@@ -191,10 +191,12 @@ impl LangGraph {
                 self.memory.forget(&put.place.key(parent));
             }
             let (parent, head) = (self.parent(put).await?, self.head(put).await?);
+            let copied = self.copied(put, parent.as_deref()).await?;
             let expected = self.expected(put, head);
             let mut is_late = head.max(expected) >= Some(put.id);
             if !is_late {
-                let (step, known) = self.planned(put, parent.as_deref(), expected, Versions::Named)?;
+                let (step, known) =
+                    self.planned(put, parent.as_deref(), copied.as_ref(), expected, Versions::Named)?;
                 let since = self.memory.expect(&key);
                 match saver::commit(&*self.saver, step).await {
                     Ok(_) => {
@@ -220,7 +222,7 @@ impl LangGraph {
                     }
                 }
             }
-            if is_late && self.put_late(put, parent.as_deref()).await? {
+            if is_late && self.put_late(put, parent.as_deref(), copied.as_ref()).await? {
                 return self.settle_put(&key).await;
             }
         }
@@ -231,6 +233,7 @@ impl LangGraph {
         &self,
         put: &Put,
         parent: Option<&Known>,
+        copied: Option<&Rows>,
         head: Option<CheckpointId>,
         versions: Versions,
     ) -> Result<(StepCommit, Known)> {
@@ -238,7 +241,7 @@ impl LangGraph {
             Some(id) => self.runs.of(&put.place.key(id), self.caller),
             None => Rows::default(),
         };
-        plan(put, parent, &rows, head, versions)
+        plan(put, parent, copied.unwrap_or(&rows), head, versions)
     }
 
     /// Whether a commit that succeeded has stored this: each has versions of its own.
@@ -252,10 +255,10 @@ impl LangGraph {
 
     /// A put of a checkpoint that exists, or comes too late. Returns whether it is stored; it is not if the head or the
     /// parent that was remembered is not that of the store any more, because another process changed it.
-    async fn put_late(&self, put: &Put, parent: Option<&Known>) -> Result<bool> {
+    async fn put_late(&self, put: &Put, parent: Option<&Known>, copied: Option<&Rows>) -> Result<bool> {
         let key = put.place.key(put.id);
         // The checkpoint may have other values under the versions of this put.
-        let (step, _) = self.planned(put, parent, None, Versions::Fresh)?;
+        let (step, _) = self.planned(put, parent, copied, None, Versions::Fresh)?;
         for _ in 0..ATTEMPTS {
             let image = self.saver.read_thread(&key.thread).await?;
             let at = (key.namespace.clone(), key.id);

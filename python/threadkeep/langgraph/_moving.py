@@ -6,8 +6,8 @@ import argparse
 import json
 import sqlite3
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,11 +19,10 @@ from langgraph.checkpoint.serde.types import TASKS
 from threadkeep import ThreadkeepError
 from threadkeep._core import Store
 from threadkeep.langgraph._ending import end_in_order
-from threadkeep.langgraph._postgres import PostgresSaver
+from threadkeep.langgraph._postgres import PostgresSaver, is_address
 from threadkeep.langgraph._saver import ThreadkeepSaver
 from threadkeep.langgraph._sqlite import SqliteSaver
 
-_POSTGRES = ("postgres://", "postgresql://")
 # The version of checkpoints from which on waiting tasks are a channel, since LangGraph 0.5.
 _WITH_TASKS = 4
 
@@ -44,6 +43,11 @@ class _Row:
     writes: list[tuple[str, str, str, str, bytes]] = field(default_factory=list[tuple[str, str, str, str, bytes]])
 
 
+# The checkpoints of a thread, by namespace and id, and the tasks with writes under each: once for special writes, and
+# once for others, because each kind is put by itself.
+_Written = dict[tuple[str, str], set[tuple[str, bool]]]
+
+
 class _Source(Protocol):
     """A database of one of LangGraph's savers."""
 
@@ -51,12 +55,12 @@ class _Source(Protocol):
         """The threads' ids."""
         ...
 
-    def ids(self, thread: str) -> set[tuple[str, str]]:
-        """The namespaces and ids of a thread's checkpoints."""
+    def written(self, thread: str) -> _Written:
+        """Which checkpoints a thread has, and which tasks have writes under them."""
         ...
 
-    def rows(self, thread: str) -> Iterator[_Row]:
-        """The checkpoints of a thread at one moment, oldest first."""
+    def rows(self, thread: str) -> Generator[_Row, None, None]:
+        """The checkpoints of a thread at one moment, oldest first. It is over when the generator is closed."""
         ...
 
     def saver(self) -> Any:
@@ -80,11 +84,23 @@ class _SqliteSource:
         query = "SELECT DISTINCT thread_id FROM checkpoints ORDER BY thread_id"
         return [thread for (thread,) in self.connection.execute(query)]
 
-    def ids(self, thread: str) -> set[tuple[str, str]]:
-        query = "SELECT checkpoint_ns, checkpoint_id FROM checkpoints WHERE thread_id = ?"
-        return {(namespace, found) for namespace, found in self.connection.execute(query, (thread,))}
+    def written(self, thread: str) -> _Written:
+        query = (
+            "SELECT DISTINCT c.checkpoint_ns, c.checkpoint_id, w.task_id, w.channel FROM checkpoints c "
+            "LEFT JOIN writes w USING (thread_id, checkpoint_ns, checkpoint_id) WHERE c.thread_id = ?"
+        )
+        return _by_checkpoint(self.connection.execute(query, (thread,)))
 
-    def rows(self, thread: str) -> Iterator[_Row]:
+    def rows(self, thread: str) -> Generator[_Row, None, None]:
+        # Graphs may go on meanwhile. A cursor alone ends the moment as soon as it has fetched the last checkpoint, before
+        # the writes of that are read.
+        self.connection.execute("BEGIN")
+        try:
+            yield from self._rows(thread)
+        finally:
+            self.connection.rollback()
+
+    def _rows(self, thread: str) -> Iterator[_Row]:
         checkpoints = self.connection.execute(
             "SELECT checkpoint_ns, checkpoint_id, parent_checkpoint_id, type, checkpoint, metadata FROM checkpoints "
             "WHERE thread_id = ? ORDER BY checkpoint_ns, checkpoint_id",
@@ -138,11 +154,14 @@ class _PostgresSource:
         rows = self._query("SELECT DISTINCT thread_id FROM checkpoints ORDER BY thread_id")
         return [thread for (thread,) in rows]
 
-    def ids(self, thread: str) -> set[tuple[str, str]]:
-        rows = self._query("SELECT checkpoint_ns, checkpoint_id FROM checkpoints WHERE thread_id = %s", thread)
-        return {(namespace, found) for namespace, found in rows}
+    def written(self, thread: str) -> _Written:
+        query = (
+            "SELECT DISTINCT c.checkpoint_ns, c.checkpoint_id, w.task_id, w.channel FROM checkpoints c "
+            "LEFT JOIN checkpoint_writes w USING (thread_id, checkpoint_ns, checkpoint_id) WHERE c.thread_id = %s"
+        )
+        return _by_checkpoint(self._query(query, thread))
 
-    def rows(self, thread: str) -> Iterator[_Row]:
+    def rows(self, thread: str) -> Generator[_Row, None, None]:
         # Graphs may go on meanwhile.
         with self.connection.transaction():
             yield from self._rows(thread)
@@ -221,6 +240,16 @@ class _PostgresSource:
         return TheirSaver(self.connection)  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
 
 
+def _by_checkpoint(rows: Iterable[tuple[Any, ...]]) -> _Written:
+    """Of namespaces, ids, tasks and channels."""
+    written: _Written = {}
+    for namespace, checkpoint_id, task, channel in rows:
+        tasks = written.setdefault((namespace, checkpoint_id), set())
+        if task is not None:
+            tasks.add((task, channel in WRITES_IDX_MAP))
+    return written
+
+
 @dataclass
 class Report:
     """What was moved, and what was not."""
@@ -265,13 +294,20 @@ def _has(target: ThreadkeepSaver, thread: str) -> bool:
 
 def _there(source: _Source, target: ThreadkeepSaver, thread: str) -> str:
     """What is said of a thread that the target has. An import that was killed may have left a part of it."""
-    config: Any = {"configurable": {"thread_id": thread}}
-    found = {raw.place()[1:3] for raw in target._list(config, None, None, None).wait()}  # pyright: ignore[reportPrivateUsage]
-    ids = source.ids(thread)
+    store = target._store  # pyright: ignore[reportPrivateUsage]
+    found = {(namespace, checkpoint_id): set(tasks) for namespace, checkpoint_id, tasks in store.written(thread).wait()}
+    written = source.written(thread)
+    both = written.keys() & found.keys()
+    lacking: list[str] = []
+    if checkpoints := len(written.keys() - found.keys()):
+        lacking.append(f"{checkpoints} of its {len(written)} checkpoints")
+    # The writes of the last checkpoint come after it.
+    if tasks := len({(at, task) for at in both for task, _ in written[at] - found[at]}):
+        lacking.append(f"the writes of {tasks} tasks")
     said = "the target has a thread of this id"
-    if ids & found and (lacking := len(ids - found)):
-        said += f", which lacks {lacking} of its {len(ids)} checkpoints: if an import that was killed has left it so, delete it "
-        said += "there and move it again"
+    if both and lacking:
+        said += f", which lacks {' and '.join(lacking)}: if an import that was killed has left it so, delete it there and move "
+        said += "it again"
     return said
 
 
@@ -288,8 +324,9 @@ def _move_thread(source: _Source, store: Store | None, thread: str, report: Repo
     put: _Put = {}
     moved = Report()
     try:
-        for row in source.rows(thread):
-            _move_row(store, thread, row, put, moved)
+        with closing(source.rows(thread)) as rows:
+            for row in rows:
+                _move_row(store, thread, row, put, moved)
     except BaseException as error:
         # Also if somebody stops it: a part would be taken for a thread that was moved before.
         left = _take_back(store, thread, put) if store and put else None
@@ -416,11 +453,11 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--no-compare", action="store_true", help="do not compare the stores afterwards")
     given = parser.parse_args(arguments)
     end_in_order()
-    source = _PostgresSource(given.source) if given.source.startswith(_POSTGRES) else _SqliteSource(given.source)
+    source = _PostgresSource(given.source) if is_address(given.source) else _SqliteSource(given.source)
     with ExitStack() as stack:
         target: ThreadkeepSaver | None = None
         if not given.dry_run:
-            of = PostgresSaver if given.target.startswith(_POSTGRES) else SqliteSaver
+            of = PostgresSaver if is_address(given.target) else SqliteSaver
             target = stack.enter_context(of.from_conn_string(given.target))
             target.setup()
         report = move(source, target, compare=not given.no_compare)

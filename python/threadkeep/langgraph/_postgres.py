@@ -127,9 +127,23 @@ _SEARCH_PATH = re.compile(r"(?:^|\s)(?:-c\s*|--)search[_-]path=((?:\\.|[^\s\\])*
 _NAME = re.compile(r'([A-Za-z_][\w$]*)|"([^"]+)"')
 
 
+# How an address begins that is a URL.
+_URLS = ("postgres://", "postgresql://")
+# The words of which an address has at least one that is none.
+_WHERE = {"dbname", "host", "hostaddr", "service"}
+
+
+def is_address(text: str) -> bool:
+    """Whether a text is the address of a database, a URL or libpq's words. Any other is the path of a file."""
+    if text.startswith(_URLS):
+        return True
+    names = {name for name, *_ in _WORD.findall(text)}
+    return not names.isdisjoint(_WHERE) and not _WORD.sub("", text).strip()
+
+
 def _schema_of(address: str) -> str:
     """The schema that an address names. LangGraph's savers leave it to the server, which looks for it in the search path."""
-    if address.startswith(("postgres://", "postgresql://")):
+    if address.startswith(_URLS):
         given = parse_qsl(urlsplit(address).query.replace("+", "%2B"))
     else:
         given = [(name, _unescaped(quoted or plain)) for name, quoted, plain in _WORD.findall(address)]

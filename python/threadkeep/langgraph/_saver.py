@@ -163,6 +163,7 @@ class ThreadkeepSaver(BaseCheckpointSaver[str]):
             before_id or None,
             None if limit is None else max(limit, 0),
             _json(filter or {}),
+            _caller(config or {}),
         )
 
     def get_delta_channel_history(
@@ -185,7 +186,8 @@ class ThreadkeepSaver(BaseCheckpointSaver[str]):
 
     def _history(self, config: RunnableConfig, channels: Sequence[str]) -> Call[RawHistory]:
         thread, namespace = _place(config)
-        return self._store.history(thread, namespace, get_checkpoint_id(config) or None, set(channels))
+        names = set(_several("channels", channels, "channel"))
+        return self._store.history(thread, namespace, get_checkpoint_id(config) or None, names)
 
     def _histories(self, raw: RawHistory) -> Mapping[str, DeltaChannelHistory]:
         return cast(Mapping[str, DeltaChannelHistory], raw.decode(self._decoder(share=False)))
@@ -422,11 +424,15 @@ def _place(config: RunnableConfig) -> tuple[str, str]:
     return str(configurable["thread_id"]), configurable.get("checkpoint_ns", "")
 
 
+def _several(name: str, given: Sequence[str], what: str) -> Sequence[str]:
+    # A text is a sequence, too: its characters would be taken for ids, say.
+    if isinstance(given, str):
+        raise TypeError(f"{name} must be a sequence of {what}s, not a text: pass [{given!r}] for one {what}")
+    return given
+
+
 def _ids(name: str, ids: Sequence[str]) -> list[str]:
-    # A text is a sequence, too: its characters would be taken for ids.
-    if isinstance(ids, str):
-        raise TypeError(f"{name} must be a sequence of ids, not a text: pass [{ids!r}] for one id")
-    return [str(one) for one in ids]
+    return [str(one) for one in _several(name, ids, "id")]
 
 
 def _config(thread: str, namespace: str, checkpoint_id: str) -> RunnableConfig:

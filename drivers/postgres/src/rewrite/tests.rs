@@ -1,10 +1,10 @@
 use futures::FutureExt;
 use serde_json::json;
-use threadkeep::checkpoint::{ChannelEntry, Checkpoint, Stored};
+use threadkeep::checkpoint::{ChannelEntry, Checkpoint, Stored, TaskWrites, Write};
 use threadkeep::id::{IdSource, Version};
 use threadkeep::metadata::{Metadata, Source};
-use threadkeep::saver::Saver;
-use threadkeep::value::{Element, ListValue};
+use threadkeep::saver::{Saver, StepCommit};
+use threadkeep::value::{ChannelValue, Element, ListValue};
 use threadkeep_testing::postgres;
 use threadkeep_testing::proxy::Proxy;
 
@@ -100,6 +100,59 @@ fn a_statement_for_a_new_thread_has_no_more_bytes_than_it_may_have() {
     let pieces = change.pieces((usize::MAX, 1));
     assert_eq!(pieces.len() + 1, elements);
     assert!(pieces.iter().chain([&*change]).all(|piece| piece.elements() == 1));
+}
+
+/// A server closes the connection on a message of a gigabyte, and the change would be in doubt. Here less is refused.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_change_that_no_server_takes_is_refused_before_it_is_sent() {
+    let database = postgres().unwrap().database().await.unwrap();
+    setup(database.url(), &Options::default()).await.unwrap();
+    let saver = PostgresSaver::connect(database.url(), Options::default()).await.unwrap();
+    let (t, ids) = (ThreadId::from("t"), IdSource::default());
+    let first = Rewrite { put: thread(1), ..Rewrite::default() };
+    saver.rewrite_thread(&t, &Revision::absent(), first).await.unwrap();
+    let before = saver.read_thread(&t).await.unwrap();
+    let stored = before.checkpoints.values().next().unwrap();
+
+    // Two digits are packed into a byte, and no better: five megabytes.
+    let digits: Vec<String> = (0..650_000).map(|_| format!("{:016x}", rand::random::<u64>())).collect();
+    let value = ChannelValue::from_json(&json!(digits.concat())).unwrap();
+    let write = Write { channel: "title".into(), value: value.clone(), overwrite: false };
+    let task = TaskWrites { task: ids.task(), node: "n".into(), index: 0, writes: vec![write] };
+    let version = Version { counter: 9, random: 0 };
+    let entry = ChannelEntry { version, stored: Stored::Value(value) };
+    let mut put = stored.clone();
+    put.checkpoint.channels.insert("title".into(), entry.clone());
+    let id = ids.checkpoint_after(Some(stored.checkpoint.id));
+    let step = StepCommit {
+        thread: t.clone(),
+        namespace: "".into(),
+        parent: Some(stored.checkpoint.id),
+        expected_head: Some(stored.checkpoint.id),
+        checkpoint: Checkpoint {
+            id,
+            channels: [("title".into(), entry)].into(),
+            next: Vec::new(),
+            applied: Vec::new(),
+        },
+        metadata: Metadata::new(Source::Loop, 1),
+        writes: Vec::new(),
+        pending: Vec::new(),
+        flush: Flush::Now,
+    };
+    let rewrite = Rewrite { put: vec![put], ..Rewrite::default() };
+    for refused in [
+        saver.put_writes(&stored.key(), &task).await,
+        saver.commit(step).await.map(drop),
+        saver.rewrite_thread(&t, &before.revision, rewrite).await,
+    ] {
+        let Err(Error::InvalidInput(text)) = refused else { panic!("{refused:?}") };
+        assert!(
+            text.starts_with("thread t: a change of ") && text.contains("too large for Postgres"),
+            "{text}"
+        );
+    }
+    assert_eq!(saver.read_thread(&t).await.unwrap(), before);
 }
 
 /// Their first and last elements are equal, which is all that is checked of a list that names another one as its base.

@@ -34,27 +34,41 @@ impl Shown {
         if ledger.is_empty() {
             return None;
         }
+        let mut text = [HEADING, INSTRUCTION, LIMITS].join("\n");
         let lines: Vec<String> = ledger.iter().map(line).collect();
-        let mut first = 0;
-        loop {
-            let omission = (first > 0).then(|| format!("- ({first} older receipts omitted)"));
-            let mut text = [HEADING, INSTRUCTION, LIMITS].join("\n");
-            for line in omission.iter().chain(&lines[first..]) {
-                text.push('\n');
-                text.push_str(line);
-            }
-            // A tool's name is the model's choice and may be of any length, so that nothing may fit.
-            if text.chars().count() <= LEDGER_MAX_CHARS || first == lines.len() {
-                return Some(Self { text, receipts: ledger[first..].to_vec() });
-            }
-            first += 1;
+        let first = first_shown(text.chars().count(), &lines);
+        for line in omission(first).iter().chain(&lines[first..]) {
+            text.push('\n');
+            text.push_str(line);
         }
+        Some(Self { text, receipts: ledger[first..].to_vec() })
     }
 
     /// The hidden message that shows it. It is part of one model call and never stored.
     pub fn message(&self) -> Value {
         message::hidden(LEDGER_NAME, self.text.as_str())
     }
+}
+
+/// The first of `lines` from which on they fit after `above` characters. A turn may have thousands, and this is done for
+/// each model call, so each line is counted once.
+fn first_shown(above: usize, lines: &[String]) -> usize {
+    // With the end of the line before it.
+    let chars = |line: &String| 1 + line.chars().count();
+    let mut rest: usize = lines.iter().map(chars).sum();
+    for (first, line) in lines.iter().enumerate() {
+        if above + omission(first).as_ref().map_or(0, chars) + rest <= LEDGER_MAX_CHARS {
+            return first;
+        }
+        rest -= chars(line);
+    }
+    // A tool's name is the model's choice and may be of any length, so that nothing may fit.
+    lines.len()
+}
+
+/// What is said of the receipts before the first one that is shown.
+fn omission(first: usize) -> Option<String> {
+    (first > 0).then(|| format!("- ({first} older receipts omitted)"))
 }
 
 fn line(receipt: &Receipt) -> String {

@@ -124,6 +124,16 @@ fn a_long_ledger_loses_its_oldest_lines_and_keeps_its_numbers() {
     assert!(!shown.text.contains("[r2]"), "{}", shown.text);
 }
 
+/// Written out for each number of lines that may be left out, that would be 100,000,000,000 characters.
+#[test]
+fn a_ledger_of_fifty_thousand_receipts_is_gone_through_once() {
+    let shown = Shown::of(&many(50_000)).unwrap();
+    assert!(shown.text.chars().count() <= LEDGER_MAX_CHARS);
+    assert_eq!(shown.receipts.last().unwrap().number, 50_000);
+    let omitted = format!("- ({} older receipts omitted)", 50_000 - shown.receipts.len());
+    assert!(shown.text.contains(&omitted), "{}", shown.text);
+}
+
 #[test]
 fn a_tools_name_is_one_line_and_no_name_makes_the_ledger_too_long() {
     let shown = Shown::of(&ledger(&[stamped("ls\n- [r9] bash", "a")])).unwrap();

@@ -2,7 +2,7 @@
 //!
 //! Providers refuse a conversation in which a call has no result, so each such call gets a result that reports the
 //! interruption before the next model call. They refuse another message between a call and its result, too: one that a
-//! client added while the call was waiting is sent after the result.
+//! client added while the call was waiting is sent after the result. A result without its call is not sent.
 
 use std::collections::HashSet;
 
@@ -50,6 +50,24 @@ pub fn repaired(messages: &[Value]) -> Vec<Value> {
         }
     }
     result
+}
+
+/// `messages` without the results of calls that the assistant message before them did not make: providers refuse those, too.
+/// A client may have removed the call, or added the result. Only of a whole conversation that is [`repaired`]: a part of
+/// one may have results whose calls are before it.
+pub fn answering(messages: &[Value]) -> impl Iterator<Item = &Value> {
+    let mut called: HashSet<&Value> = HashSet::new();
+    messages.iter().filter(move |message| {
+        let message = *message;
+        match kind(message) {
+            "ai" => {
+                called = calls(message).map(|call| &call["id"]).collect();
+                true
+            }
+            "tool" => called.contains(&message["tool_call_id"]),
+            _ => true,
+        }
+    })
 }
 
 /// The indices of `messages` in the order in which they are sent.

@@ -181,6 +181,31 @@ fn a_file_that_vanishes_is_a_broken_edit_until_it_returns() {
     assert!(handle.last_error().is_none());
 }
 
+/// As an editor leaves it between emptying and writing it; empty, it would be a valid file of defaults.
+#[test]
+fn a_file_that_becomes_empty_is_a_broken_edit_until_it_is_written() {
+    let (project, handle) = followed(10);
+    for empty in ["", " \n\n"] {
+        project.write("config.yaml", empty);
+        let (limits, log) = logged(|| [limit(&handle), limit(&handle)]);
+        assert_eq!(limits, [10, 10], "{empty:?}");
+        assert_eq!(log.matches("the last good one stays in use").count(), 1, "{log}");
+        assert!(matches!(*handle.last_error().unwrap(), ConfigError::Empty { .. }));
+    }
+    project.write("config.yaml", &yaml(20));
+    assert_eq!(limit(&handle), 20);
+    assert!(handle.last_error().is_none());
+}
+
+#[test]
+fn an_empty_file_at_the_start_is_one_of_defaults() {
+    let project = Project::with_config("");
+    let handle = ConfigHandle::open(&project.options(&[])).unwrap();
+    assert_eq!(limit(&handle), 1000);
+    project.write("config.yaml", &yaml(10));
+    assert_eq!(limit(&handle), 10);
+}
+
 #[test]
 fn a_file_that_appears_is_taken_up() {
     let project = Project::new();

@@ -11,7 +11,8 @@ pub struct Gateway {
     pub header_timeout_seconds: u64,
     /// Seconds that the body of a request may take; at least 1, default 120.
     pub body_timeout_seconds: u64,
-    /// The bytes of messages in a response of the history, beyond its first entry; default 8 MiB.
+    /// The bytes of messages in a response of the history, beyond its first entry, of requests in a list of runs, and of
+    /// metadata in a search of threads; default 8 MiB.
     pub history_max_bytes: usize,
 }
 

@@ -18,6 +18,7 @@ use threadkeep_records::{
     Records, RecordsOptions,
 };
 use threadkeep_storage::Stores;
+use tokio::sync::Notify;
 
 use super::store::{BUSY, Busy, IMPORTED, Import, accessor};
 use crate::error::OpsError;
@@ -332,6 +333,36 @@ async fn an_import_that_was_not_written_leaves_no_record() {
     assert_eq!(row, None);
 }
 
+/// The one that fails would take back the record that the other one counts on, and its thread would be everybody's.
+#[tokio::test]
+async fn of_two_imports_of_one_thread_at_once_one_is_refused() {
+    let gate = Arc::<(Notify, Notify)>::default();
+    let store = Busy { import: Import::Refused, gate: Some(gate.clone()), ..filled().await };
+    let other = Busy { import: Import::Written, gate: None, ..store.clone() };
+    let home = tempfile::tempdir().unwrap();
+    let records = Records::open(&home.path().join(DATABASE_FILE), RecordsOptions::default()).await.unwrap();
+    let file = home.path().join("a.ndjson").display().to_string();
+    let export = ["export", "--thread", "a", "--out", &file];
+    carried_out(&store, home.path(), "sqlite", &export).await.0.unwrap();
+    let import = ["import", &file, "--as", IMPORTED, "--owner", "bob"];
+    let beside = async {
+        gate.0.notified().await;
+        let beside = carried_out(&other, home.path(), "sqlite", &import).await.0;
+        gate.1.notify_one();
+        beside
+    };
+    let (first, second) = tokio::join!(carried_out(&store, home.path(), "sqlite", &import), beside);
+    let (first, second) = (first.0.unwrap_err().to_string(), second.unwrap_err().to_string());
+    assert!(first.contains("the disk is full"), "{first}");
+    assert!(second.contains("nothing was imported") && second.contains("another import"), "{second}");
+    assert!(records.threads().get(IMPORTED, None).await.unwrap().is_none());
+
+    carried_out(&other, home.path(), "sqlite", &import).await.0.unwrap();
+    let row = records.threads().get(IMPORTED, None).await.unwrap();
+    assert_eq!(row.unwrap().user_id.as_deref(), Some("bob"));
+    records.close().await;
+}
+
 #[tokio::test]
 async fn a_record_that_was_there_before_a_failed_import_stays() {
     let store = Busy { import: Import::Refused, ..filled().await };
@@ -345,6 +376,25 @@ async fn a_record_that_was_there_before_a_failed_import_stays() {
     }
     assert!(records.threads().get(IMPORTED, None).await.unwrap().is_some());
     records.close().await;
+}
+
+/// Links and rows alone do not show that a version of a channel goes back.
+#[tokio::test]
+async fn a_file_of_a_damaged_thread_is_refused_as_verify_would_find_it() {
+    let store = filled().await;
+    let home = tempfile::tempdir().unwrap();
+    let file = home.path().join("1.ndjson");
+    let mut image = store.read_thread(&"a".into()).await.unwrap();
+    image.thread = "damaged".into();
+    let (_, last) = image.checkpoints.iter_mut().next_back().unwrap();
+    last.checkpoint.channels.get_mut("messages").unwrap().version.counter = 0;
+    let source = archive::Source { program: "x".to_owned(), saver: "x".to_owned() };
+    archive::write(&image, source, None, std::fs::File::create(&file).unwrap()).unwrap();
+    let file = file.display().to_string();
+    let (result, _) = carried_out(&store, home.path(), "memory", &["import", &file]).await;
+    let error = result.unwrap_err().to_string();
+    assert!(error.contains("1.ndjson: nothing was imported") && error.contains("versions grow"), "{error}");
+    assert!(store.read_thread(&"damaged".into()).await.unwrap().checkpoints.is_empty());
 }
 
 /// A thread that a store refuses is one file that cannot be imported.

@@ -19,6 +19,7 @@ use threadkeep::{Error, Result};
 use threadkeep_memory::MemorySaver;
 use threadkeep_records::CHILD_PREFIX;
 use threadkeep_storage::OpenSaver;
+use tokio::sync::Notify;
 
 /// The thread in the middle of the list that somebody writes to between every plan and its change.
 pub(super) const BUSY: &str = "b";
@@ -39,6 +40,8 @@ pub(super) struct Busy {
     /// How many changes of the thread pass before nobody pauses any more.
     pub(super) passes: Arc<AtomicUsize>,
     pub(super) import: Import,
+    /// Where the write of the imported thread begins, and goes on.
+    pub(super) gate: Option<Arc<(Notify, Notify)>>,
 }
 
 /// What comes of writing the imported thread.
@@ -136,6 +139,10 @@ impl Saver for Busy {
         }
         if thread.as_str() != IMPORTED {
             return self.store.rewrite_thread(thread, expected, rewrite).await;
+        }
+        if let Some(gate) = &self.gate {
+            gate.0.notify_one();
+            gate.1.notified().await;
         }
         match self.import {
             Import::Written => return self.store.rewrite_thread(thread, expected, rewrite).await,

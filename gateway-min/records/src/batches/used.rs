@@ -12,7 +12,8 @@ use super::lease::push_holds;
 use super::{Batches, Claim, Lock, Now};
 use crate::codec::{Cells, object_text};
 use crate::error::RecordsError;
-use crate::executions::{ExecutionRow, ExecutionTokens, SUMMARY, sum, usage_json};
+use crate::execution_rows::sum;
+use crate::executions::{ExecutionRow, ExecutionTokens, SUMMARY, usage_json};
 use crate::failure::DatabaseError;
 use crate::query::{Builder, Dialect, FromRow, Row, Sql};
 
@@ -43,6 +44,15 @@ impl FromRow for UncountedItem {
     fn from_row(row: &Row<'_>) -> Result<Self, DatabaseError> {
         let batch_id = Cells::new(row, "executions", &["execution_id", "attempt"]).text("batch_id")?;
         Ok(Self { batch_id, row: ExecutionRow::from_row(row)? })
+    }
+}
+
+/// A row by itself: one that is damaged takes no other with it.
+struct Found(Result<UncountedItem, DatabaseError>);
+
+impl FromRow for Found {
+    fn from_row(row: &Row<'_>) -> Result<Self, DatabaseError> {
+        Ok(Self(UncountedItem::from_row(row)))
     }
 }
 
@@ -81,7 +91,8 @@ impl Batches {
         stored.await
     }
 
-    /// The attempts that have ended this long ago and are not counted, those that ended first: at most 500.
+    /// The attempts that have ended this long ago and are not counted, those that ended first: at most 500. Those whose
+    /// rows are damaged are left out; the log names them.
     ///
     /// # Errors
     /// [`RecordsError::Unavailable`], [`RecordsError::Corrupt`].
@@ -95,7 +106,12 @@ impl Batches {
         );
         self.now().push_after(&mut sql, -after);
         sql.push(" ORDER BY completed_at LIMIT ").push_bind(MOST);
-        self.db.fetch_all(sql.build()).await
+        let found: Vec<Found> = self.db.fetch_all(sql.build()).await?;
+        let read = |Found(item): Found| {
+            let item = item.map_err(RecordsError::from);
+            item.inspect_err(|error| tracing::error!(%error, "the tokens of an attempt are not counted")).ok()
+        };
+        Ok(found.into_iter().filter_map(read).collect())
     }
 
     /// Counts an attempt that has ended, with all that it used. Nothing happens if it is counted, or has not ended.

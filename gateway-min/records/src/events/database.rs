@@ -228,7 +228,7 @@ pub(super) async fn list(db: &Db, query: &EventQuery) -> Result<Vec<EventRow>, R
     sql.push_bind(&query.thread_id).push(" AND run_id = ").push_bind(&query.run_id);
     if let Some(event_types) = &query.event_types {
         sql.push(" AND ");
-        sql.push_text_in("event_type", event_types);
+        sql.push_text_in("event_type", &event_types.iter().cloned().collect::<Vec<_>>());
     }
     if let Some(task_id) = &query.task_id {
         sql.push(" AND ");

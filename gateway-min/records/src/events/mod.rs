@@ -14,6 +14,7 @@ mod jsonl;
 mod memory;
 mod stripes;
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -120,7 +121,7 @@ pub struct EventQuery {
     /// The run.
     pub run_id: String,
     /// Only these types, matched exactly.
-    pub event_types: Option<Vec<String>>,
+    pub event_types: Option<BTreeSet<String>>,
     /// Only events whose `metadata.task_id` is this string.
     pub task_id: Option<String>,
     /// Only events after this position in the feed.
@@ -348,6 +349,14 @@ impl Events {
         match &self.feed {
             Feed::Memory(feed) => feed.exists(thread_id).await,
             Feed::Database => false,
+            Feed::Files(feed) => feed.exists(thread_id).await,
+        }
+    }
+
+    /// Whether the thread has a file of events, or may have one.
+    pub(super) async fn has_file(&self, thread_id: &str) -> bool {
+        match &self.feed {
+            Feed::Memory(_) | Feed::Database => false,
             Feed::Files(feed) => feed.exists(thread_id).await,
         }
     }

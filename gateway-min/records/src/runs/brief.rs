@@ -105,8 +105,14 @@ impl Runs {
         self.db.fetch_all(query(sql).bind(thread_id)).await
     }
 
-    /// The input and the configuration of the requests of these runs, as [`NewRun::kwargs`](super::NewRun::kwargs) had them.
-    pub async fn kwargs(&self, run_ids: &[String]) -> Result<BTreeMap<String, Value>, RecordsError> {
+    /// The input and the configuration of the requests of these runs, as [`NewRun::kwargs`](super::NewRun::kwargs) had them:
+    /// of the first one, and of those after it until their JSON would take more than `max_bytes`.
+    pub async fn kwargs(
+        &self,
+        run_ids: &[String],
+        max_bytes: usize,
+    ) -> Result<BTreeMap<String, Value>, RecordsError> {
+        let run_ids = &self.fitting(run_ids, max_bytes).await?;
         if run_ids.is_empty() {
             return Ok(BTreeMap::new());
         }
@@ -115,5 +121,24 @@ impl Runs {
         sql.push_text_in("run_id", run_ids);
         let found: Vec<Asked> = self.db.fetch_all(sql.build()).await?;
         Ok(found.into_iter().map(|asked| (asked.run_id, asked.kwargs)).collect())
+    }
+
+    /// The runs whose requests are read: see [`Self::kwargs`].
+    async fn fitting(&self, run_ids: &[String], max_bytes: usize) -> Result<Vec<String>, RecordsError> {
+        if run_ids.len() < 2 {
+            return Ok(run_ids.to_vec());
+        }
+        let mut sql = self.db.builder(
+            "SELECT run_id, CAST(OCTET_LENGTH(kwargs_json) AS BIGINT) FROM runs WHERE operation_kind = 'run' AND ",
+        );
+        sql.push_text_in("run_id", run_ids);
+        let sizes: Vec<(String, i64)> = self.db.fetch_all(sql.build()).await?;
+        let sizes: BTreeMap<String, i64> = sizes.into_iter().collect();
+        let mut left = i64::try_from(max_bytes).unwrap_or(i64::MAX);
+        let fitting = run_ids.iter().enumerate().take_while(|&(index, run_id)| {
+            left = left.saturating_sub(sizes.get(run_id).copied().unwrap_or_default());
+            index == 0 || left >= 0
+        });
+        Ok(fitting.map(|(_, run_id)| run_id.clone()).collect())
     }
 }

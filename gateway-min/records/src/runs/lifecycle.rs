@@ -6,7 +6,10 @@
 //! rest is as of some earlier step, from each of which a run is recovered the same way, or the run is not known at all.
 
 use super::admission::mark_cancelled;
-use super::{CancelAction, MESSAGE_PREVIEW_MAX_CHARS, RunRow, RunStatus, RunTotals, Runs, select_run};
+use super::{
+    CancelAction, CancelOutcome, DecideOutcome, FinishOutcome, MESSAGE_PREVIEW_MAX_CHARS, RunEnd, RunRow,
+    RunStatus, RunTotals, Runs, StartOutcome, select_run,
+};
 use crate::codec::{cut, object_text, time_text};
 use crate::error::RecordsError;
 use crate::executions::mark_counted;
@@ -14,99 +17,6 @@ use crate::failure::DatabaseError;
 use crate::query::{Sql, query};
 use crate::threads::{DISPLAY_NAME_MAX_CHARS, ThreadStatus};
 use crate::transaction::WriteTx;
-
-/// The result of [`Runs::start`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum StartOutcome {
-    /// This call made the run `running`.
-    Started,
-    /// The run waits for its predecessor to end; nothing changed.
-    Waiting,
-    /// The run was cancelled before it started; nothing changed. Finish it.
-    Cancelled(CancelAction),
-    /// The run is no longer `pending`; nothing changed.
-    NotPending(RunStatus),
-}
-
-/// The result of [`Runs::request_cancel`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CancelOutcome {
-    /// The cancellation is recorded; stop the run.
-    Accepted,
-    /// The run was already cancelled or is being cancelled; nothing changed.
-    AlreadyInterrupted,
-    /// The run had already ended with this status; nothing changed.
-    AlreadyTerminal(RunStatus),
-    /// The run does not exist.
-    NotFound,
-}
-
-/// How a run ends.
-#[derive(Clone, Debug, PartialEq)]
-pub struct RunEnd {
-    /// The final status.
-    pub status: RunStatus,
-    /// Why it failed.
-    pub error: Option<String>,
-    /// Why it stopped early.
-    pub stop_reason: Option<String>,
-    /// The title that its thread gets; `None` keeps the current one.
-    pub display_name: Option<String>,
-    /// See [`RunRow::left_checkpoint`]; `None` keeps the stored one.
-    pub left_checkpoint: Option<String>,
-    /// Whether a rollback of the run, if it was requested, is carried out or known to be impossible, or has nothing to
-    /// restore. Without this a run whose rollback was accepted does not end.
-    pub rollback_settled: bool,
-    /// Its total usage and messages.
-    pub totals: RunTotals,
-}
-
-impl RunEnd {
-    /// Of a run that failed, if nothing is known of its usage.
-    pub fn failed(error: &str) -> Self {
-        Self {
-            status: RunStatus::Error,
-            error: Some(error.to_owned()),
-            stop_reason: None,
-            display_name: None,
-            left_checkpoint: None,
-            rollback_settled: false,
-            totals: RunTotals::default(),
-        }
-    }
-}
-
-/// The result of [`Runs::decide`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DecideOutcome {
-    /// The outcome is stored.
-    Decided,
-    /// The run was cancelled and cannot end as a `success`; nothing changed. Carry out the cancellation and decide on
-    /// another outcome.
-    CancelRequested(CancelAction),
-    /// The run had already ended with this status, possibly ended by another process; nothing changed. It no longer
-    /// belongs to this process: write nothing for it.
-    AlreadyTerminal(RunStatus),
-    /// Another process has taken the run over, to roll it back; nothing changed. Write nothing for it.
-    TakenOver,
-}
-
-/// The result of [`Runs::finish`].
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum FinishOutcome {
-    /// This call ended the run.
-    Finished {
-        /// The first waiting run, which now holds the thread; start it.
-        promoted: Option<String>,
-    },
-    /// The run was cancelled and cannot end as a `success`; nothing changed. Carry out the cancellation and finish the
-    /// run with another status.
-    CancelRequested(CancelAction),
-    /// The run had already ended with this status; nothing changed.
-    AlreadyTerminal(RunStatus),
-    /// Another process has taken the run over, to roll it back, and ends it; nothing changed.
-    TakenOver,
-}
 
 /// The columns of [`RunTotals`] as parameters, which [`bind_totals`] binds after two others.
 macro_rules! set_totals {

@@ -3,7 +3,8 @@
 //! The table alone decides who may write to a thread, across tasks and processes: a unique index allows one *active*
 //! row (`pending` or `running`) per thread. [`admission`] is how a run becomes that row, [`reservation`] how another
 //! writer does, [`lifecycle`] how a run moves on, [`lease`] how a process shows that it is alive, [`frames`] how other
-//! processes see the streams of its runs, [`recovery`] how abandoned rows are ended, and [`brief`] what reads few columns.
+//! processes see the streams of its runs, [`recovery`] how abandoned rows are ended, [`seen`] how they are known, and
+//! [`brief`] what reads few columns.
 
 mod admission;
 mod brief;
@@ -11,8 +12,10 @@ mod finished;
 mod frames;
 mod lease;
 mod lifecycle;
+mod outcome;
 mod recovery;
 mod reservation;
+mod seen;
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
@@ -22,10 +25,11 @@ pub use brief::{RunBrief, RunUsage};
 use chrono::{DateTime, Utc};
 pub use frames::FrameBatch;
 pub use lease::{Lease, Noticed};
-pub use lifecycle::{CancelOutcome, DecideOutcome, FinishOutcome, RunEnd, StartOutcome};
+pub use outcome::{CancelOutcome, DecideOutcome, FinishOutcome, RunEnd, StartOutcome};
 pub use recovery::{LEASE_EXPIRED_ERROR, RECOVERY_ERROR, RECOVERY_STOP_REASON, Recovered};
 pub use reservation::{Reservation, WriterKind};
 pub(crate) use reservation::{ensure_held, lost};
+pub use seen::SeenLeases;
 use serde_json::Value;
 
 use super::codec::{Cells, JsonObject, name_enum, page_offset};

@@ -1,12 +1,14 @@
 //! Ends operations whose process is gone: at start, and while others run.
 
 use chrono::{DateTime, TimeDelta, Utc};
+use tokio::time::Instant;
 
 use super::lifecycle::promote_waiting;
-use super::{RunRow, Runs, run_columns};
+use super::seen::MARK;
+use super::{RunRow, Runs, SeenLeases, run_columns};
 use crate::codec::time_text;
 use crate::error::RecordsError;
-use crate::query::{Sql, query};
+use crate::query::{Builder, Sql, query};
 use crate::threads::ThreadStatus;
 
 /// The error of a run whose process ended before it did.
@@ -32,12 +34,32 @@ pub struct Recovered {
     pub promoted: Vec<String>,
 }
 
-/// Rows that no process works on, before the time `$1`.
-const DEAD: &str = "lease_expires_at < $1";
-/// The same at start, when a row without a lease belongs to a process that has ended.
-const DEAD_AT_START: &str = "(lease_expires_at IS NULL OR lease_expires_at < $1)";
-/// The rows of the process `$1`.
-const OWNED: &str = "owner_worker_id = $1";
+/// The rows that no process works on.
+enum Dead {
+    /// At start: without a lease, which are of a process that has ended, or with one that ended before this time.
+    AtStart(String),
+    /// With leases that have these [marks](MARK).
+    Marked(Vec<String>),
+    /// Those of this owner.
+    Owned(String),
+}
+
+impl Dead {
+    /// Appends which rows they are, with the statement's first parameter.
+    fn push(&self, sql: &mut Builder) {
+        match self {
+            Self::AtStart(time) => {
+                sql.push("(lease_expires_at IS NULL OR lease_expires_at < ").push_bind(time).push(")");
+            }
+            Self::Marked(marks) => {
+                sql.push_text_in(MARK, marks);
+            }
+            Self::Owned(owner) => {
+                sql.push("owner_worker_id = ").push_bind(owner);
+            }
+        }
+    }
+}
 
 impl Runs {
     /// Ends every active operation that cannot have a live worker: one without a lease, or whose lease ended more than
@@ -57,56 +79,58 @@ impl Runs {
         now: DateTime<Utc>,
         grace: TimeDelta,
     ) -> Result<Recovered, RecordsError> {
-        self.recover(now, DEAD_AT_START, time_text(now - grace), LEASE_EXPIRED_ERROR).await
+        self.recover(now, &Dead::AtStart(time_text(now - grace)), LEASE_EXPIRED_ERROR).await
     }
 
-    /// The same for operations with a lease, at any time: ends what other processes left that ended or stalled. If
-    /// there is nothing to end, takes no lock.
+    /// The same for operations with a lease, at any time: ends what other processes left that ended or stalled. `seen`
+    /// is what this process's last look has seen: a clock that has jumped ends nothing. If there is nothing to end,
+    /// takes no lock.
     pub async fn recover_expired(
         &self,
         now: DateTime<Utc>,
         grace: TimeDelta,
+        seen: &mut SeenLeases,
     ) -> Result<Recovered, RecordsError> {
-        let sql = "SELECT run_id FROM runs WHERE status IN ('pending', 'running') AND lease_expires_at < $1 LIMIT 1";
-        let found: Option<(String,)> =
-            self.db.fetch_optional(query(sql).bind(time_text(now - grace))).await?;
-        if found.is_none() {
+        let sql = "SELECT run_id, lease_expires_at FROM runs WHERE status IN ('pending', 'running') \
+                   AND lease_expires_at IS NOT NULL";
+        let leases: Vec<(String, String)> = self.db.fetch_all(query(sql)).await?;
+        let over = seen.look(leases, Instant::now(), &time_text(now - grace));
+        if over.is_empty() {
             return Ok(Recovered::default());
         }
-        self.recover(now, DEAD, time_text(now - grace), LEASE_EXPIRED_ERROR).await
+        self.recover(now, &Dead::Marked(over), LEASE_EXPIRED_ERROR).await
     }
 
     /// The same for the operations of one process that is known to be gone, whatever their leases; the error of its
     /// runs is [`RECOVERY_ERROR`].
     pub async fn recover_owner(&self, now: DateTime<Utc>, owner: &str) -> Result<Recovered, RecordsError> {
-        self.recover(now, OWNED, owner.to_owned(), RECOVERY_ERROR).await
+        self.recover(now, &Dead::Owned(owner.to_owned()), RECOVERY_ERROR).await
     }
 
     async fn recover(
         &self,
         now: DateTime<Utc>,
-        dead: &'static str,
-        parameter: String,
+        dead: &Dead,
         error_of_leased: &'static str,
     ) -> Result<Recovered, RecordsError> {
         let now = time_text(now);
-        let sql = self.db.builder("DELETE FROM runs WHERE operation_kind <> 'run' AND ").with(dead);
-        let release = sql.with(" RETURNING thread_id").build().bind(&parameter);
-        let sql = self.db.builder(
+        let mut sql = self.db.builder("DELETE FROM runs WHERE operation_kind <> 'run' AND ");
+        dead.push(&mut sql);
+        let release = sql.with(" RETURNING thread_id").build();
+        let mut sql = self.db.builder(
             "UPDATE runs SET owner_worker_id = $2, lease_expires_at = $3, updated_at = $4 \
              WHERE operation_kind = 'run' AND status IN ('pending', 'running') AND cancel_action = 'rollback' \
              AND decided_status IS NULL AND NOT waiting AND ",
         );
+        dead.push(&mut sql);
         let lease = self.lease.as_deref();
         let take_over = sql
-            .with(dead)
             .with(concat!(" RETURNING ", run_columns!()))
             .build()
-            .bind(&parameter)
             .bind(lease.map(|lease| lease.owner.as_str()))
             .bind(lease.map(|lease| time_text(lease.end(self.db.clock.now()))))
             .bind(&now);
-        let sql = self.db.builder(
+        let mut sql = self.db.builder(
             "UPDATE runs SET status = COALESCE(decided_status, 'error'), waiting = FALSE, updated_at = $2, \
              stop_reason = CASE WHEN decided_status IS NULL THEN $5 ELSE stop_reason END, \
              error = CASE WHEN decided_status IS NOT NULL THEN error \
@@ -114,11 +138,10 @@ impl Runs {
              WHERE operation_kind = 'run' AND status IN ('pending', 'running') \
              AND (COALESCE(cancel_action, '') <> 'rollback' OR decided_status IS NOT NULL OR waiting) AND ",
         );
+        dead.push(&mut sql);
         let end = sql
-            .with(dead)
             .with(concat!(" RETURNING ", run_columns!()))
             .build()
-            .bind(&parameter)
             .bind(&now)
             .bind(RECOVERY_ERROR)
             .bind(error_of_leased)

@@ -1,8 +1,8 @@
 //! Reservations: how a writer other than a run gets a thread, with a row of `runs` for the duration of its work.
 //!
 //! A process that owns runs renews its reservations with them. Any other one has no such task, and each reservation renews
-//! itself ([`Renewal`]). What is not renewed any more is removed by a gateway ([`super::recovery`]), or by the next writer who
-//! wants the thread: there may be no gateway.
+//! itself ([`Renewal`]). What is not renewed any more is removed by a gateway ([`super::recovery`]), or by the next of
+//! such other processes that wants the thread: there may be no gateway.
 
 use std::time::Duration;
 
@@ -174,7 +174,8 @@ async fn delete_row(runs: &Runs, thread_id: &str, row_id: &str) -> Result<(), Re
 impl Runs {
     /// Reserves the thread, which need not have a row, for a writer that is not a run. Waits for a
     /// [note](WriterKind::Note) that holds it. The future can be dropped at any point; a reservation that was already
-    /// created is released. A process with a lease takes the thread from a writer whose lease and grace are over.
+    /// created is released. A process whose [reservations renew themselves](Lease::renews_reservations) takes the
+    /// thread from a writer whose lease and grace are over.
     ///
     /// # Errors
     /// [`RecordsError::Conflict`]: a run or another writer holds the thread.
@@ -249,7 +250,8 @@ async fn reserve(runs: Runs, thread_id: String, kind: WriterKind) -> Result<Rese
             if tx.fetch_and_commit::<RunRow>(insertion(&row)).await?.is_some() {
                 return Ok(Ok(()));
             }
-            if let Some(lease) = &lease {
+            // A gateway looks for dead writers all the time, and does not go by a wall clock alone. There may be none.
+            if let Some(lease) = lease.as_deref().filter(|lease| lease.renews_reservations) {
                 tx.queue(removal(&run.thread_id, &time_text(lease.over_before(now))))?;
                 tx.queue(promotion(&run.thread_id, &time_text(now)))?;
             }

@@ -57,6 +57,13 @@ fn open_reader(path: &Path) -> Result<Connection, DatabaseError> {
     Ok(connection)
 }
 
+/// A read-only connection to a file that exists, and is a database.
+pub(super) fn open_existing(path: &Path) -> Result<Connection, DatabaseError> {
+    let connection = open_reader(path)?;
+    connection.query_row("SELECT COUNT(*) FROM sqlite_master", (), |_| Ok(()))?;
+    Ok(connection)
+}
+
 /// A connection to a file that cannot be written. In a directory where no log and no index of one can be made it is read as
 /// it is, unless it has a log: then what is in there would be missing.
 fn open_alone(path: &Path) -> Result<Connection, DatabaseError> {

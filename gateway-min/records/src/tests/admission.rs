@@ -60,9 +60,9 @@ async fn admitted_run_reads_back() {
     assert_eq!(run(&fixture.records, "r").await, expected);
     let runs = fixture.records.runs();
     assert_eq!(runs.active_for_thread("t").await.unwrap(), Some(expected));
-    let asked = runs.kwargs(&["r".to_owned(), "none".to_owned()]).await.unwrap();
+    let asked = runs.kwargs(&["r".to_owned(), "none".to_owned()], 0).await.unwrap();
     assert_eq!(asked, [("r".to_owned(), json!({"input": {"messages": []}, "config": null}))].into());
-    assert_eq!(runs.kwargs(&[]).await.unwrap(), [].into());
+    assert_eq!(runs.kwargs(&[], 0).await.unwrap(), [].into());
 }
 
 /// A feed without messages is first filled from the thread's checkpoints.

@@ -106,3 +106,23 @@ async fn attempts_that_others_ended_are_found_until_they_are_counted() {
     assert_eq!(found(0).await, []);
     assert_eq!(batches.tokens("b").await.unwrap().total_tokens, 6);
 }
+
+#[tokio::test]
+async fn a_damaged_attempt_hides_no_other_one_that_is_not_counted() {
+    let fixture = fixture().await;
+    let (records, batches) = (&fixture.records, fixture.records.batches());
+    submit(records, batch("b", 2, 2, 2)).await;
+    let mut items = Vec::new();
+    for item in claim(records, "b", "a", 2).await {
+        batches.launch(&item.claim, LEASE, execution(&fixture, &item.claim)).await.unwrap().unwrap();
+        items.push(item.claim.item_id);
+    }
+    batches.cancel("b").await.unwrap();
+    let damage = "UPDATE executions SET usage_json = 'damaged' \
+                  WHERE execution_id = (SELECT MIN(execution_id) FROM executions)";
+    sql(records, damage).await;
+    items.sort();
+    let found = batches.uncounted(TimeDelta::zero()).await.unwrap();
+    let found: Vec<_> = found.into_iter().map(|item| item.row.execution_id).collect();
+    assert_eq!(found, items[1..]);
+}

@@ -278,9 +278,8 @@ async fn events_of_a_newer_thread_wait_until_those_of_the_deleted_one_are_gone()
         let records = &fixture.records;
         full_thread(records, "t").await;
         let feed = records.events().hold_to_delete("t").await.unwrap();
+        // The row of the thread is a newer one's.
         sql(records, "DELETE FROM runs").await;
-        sql(records, "DELETE FROM threads_meta").await;
-        create_thread(records, "t").await;
         start(records, "t", "new").await;
         let event = NewEvent::new("run.start", "trace", json!(null));
         let mut appending = Box::pin(records.events().append("t", "new", vec![event]));
@@ -289,6 +288,43 @@ async fn events_of_a_newer_thread_wait_until_those_of_the_deleted_one_are_gone()
         assert_eq!(soon(appending).await.unwrap(), [1], "{backend:?}");
         assert_eq!(events(records, "t", "new").await, 1, "{backend:?}");
     }
+}
+
+/// The process died between the commit and the removal of the file, and the deletion was not repeated.
+#[tokio::test]
+async fn a_new_thread_does_not_go_on_with_the_file_that_a_deletion_has_left() {
+    let fixture = fixture_with(EventBackend::Jsonl).await;
+    let records = &fixture.records;
+    full_thread(records, "t").await;
+    sql(records, "DELETE FROM runs").await;
+    sql(records, "DELETE FROM threads_meta").await;
+    assert!(records.events().has_remains("t").await);
+    create_thread(records, "t").await;
+    assert!(!records.events().has_remains("t").await);
+    start(records, "t", "new").await;
+    let event = NewEvent::new("run.start", "trace", json!(null));
+    assert_eq!(records.events().append("t", "new", vec![event]).await.unwrap(), [1]);
+
+    let again = NewThread { thread_id: "t".to_owned(), ..NewThread::default() };
+    assert!(!records.threads().create(again).await.unwrap().created);
+    assert_eq!(events(records, "t", "new").await, 1, "a thread that is there keeps its file");
+}
+
+/// Another client may create the thread as soon as the deletion has committed.
+#[tokio::test]
+async fn a_thread_is_created_after_the_file_of_the_deleted_one_is_gone() {
+    let fixture = fixture_with(EventBackend::Jsonl).await;
+    let records = &fixture.records;
+    full_thread(records, "t").await;
+    let feed = records.events().hold_to_delete("t").await.unwrap();
+    sql(records, "DELETE FROM runs").await;
+    sql(records, "DELETE FROM threads_meta").await;
+    let mut creating = Box::pin(create_thread(records, "t"));
+    let early = tokio::time::timeout(Duration::from_millis(50), &mut creating).await;
+    assert!(early.is_err(), "it waits for the file");
+    assert_eq!(feed.forget("t").await, 4);
+    soon(creating).await;
+    assert!(!records.events().has_remains("t").await);
 }
 
 /// An append that has found its run holds the feed until the events are in it.

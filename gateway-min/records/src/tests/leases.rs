@@ -9,7 +9,7 @@ use crate::*;
 const GRACE: TimeDelta = TimeDelta::seconds(10);
 
 async fn expired(records: &Records, clock: &TestClock) -> Recovered {
-    records.runs().recover_expired(clock.now(), GRACE).await.unwrap()
+    records.runs().recover_expired(clock.now(), GRACE, &mut watched()).await.unwrap()
 }
 
 #[tokio::test]
@@ -49,7 +49,7 @@ async fn renewed_rows_are_kept_and_the_others_of_the_process_are_not() {
 #[tokio::test]
 async fn a_thread_that_a_dead_client_was_deleting_is_free_again() {
     let fixture = fixture().await;
-    let (dead, next) = (fixture.owner("dead").await, fixture.owner("next").await);
+    let (dead, next) = (fixture.owner("dead").await, fixture.client("next").await);
     create_thread(&dead, "t").await;
     std::mem::forget(dead.runs().reserve("t", WriterKind::Delete).await.unwrap());
     fixture.clock.advance_seconds(40);
@@ -64,7 +64,7 @@ async fn a_thread_that_a_dead_client_was_deleting_is_free_again() {
 #[tokio::test]
 async fn what_waits_for_a_dead_writer_comes_before_the_next_writer() {
     let fixture = fixture().await;
-    let (dead, next) = (fixture.owner("dead").await, fixture.owner("next").await);
+    let (dead, next) = (fixture.owner("dead").await, fixture.client("next").await);
     create_thread(&dead, "t").await;
     std::mem::forget(dead.runs().reserve("t", WriterKind::CheckpointWrite).await.unwrap());
     let queued = next.runs().admit(new_run("t", "waits"), MultitaskStrategy::Enqueue).await.unwrap();
@@ -80,7 +80,7 @@ async fn what_waits_for_a_dead_writer_comes_before_the_next_writer() {
 #[tokio::test]
 async fn a_writer_takes_no_thread_from_a_run_or_from_a_row_without_a_lease() {
     let fixture = fixture().await;
-    let (dead, next) = (fixture.owner("dead").await, fixture.owner("next").await);
+    let (dead, next) = (fixture.owner("dead").await, fixture.client("next").await);
     create_thread(&dead, "run").await;
     start(&dead, "run", "r").await;
     std::mem::forget(fixture.records.runs().reserve("alone", WriterKind::CheckpointWrite).await.unwrap());
@@ -170,6 +170,32 @@ async fn a_process_that_lost_its_lease_can_change_nothing_of_its_run() {
     assert_eq!(dump(&b).await, before);
 }
 
+/// The clock of the process that looks has jumped, or the machine was suspended: what lives renews its leases soon.
+#[tokio::test]
+async fn a_gateway_whose_clock_jumps_ends_no_run_and_takes_no_thread_of_others() {
+    let fixture = fixture().await;
+    let (a, b) = (fixture.owner("a").await, fixture.owner("b").await);
+    create_thread(&a, "t").await;
+    start(&a, "t", "r").await;
+    let reservation = a.runs().reserve("reserved", WriterKind::CheckpointWrite).await.unwrap();
+    let mut seen = SeenLeases::new(std::time::Duration::from_hours(1));
+    for renewed in [false, true, false] {
+        fixture.clock.advance_seconds(3600);
+        if renewed {
+            a.runs().renew(&["r".to_owned()]).await.unwrap();
+        }
+        let before = dump(&b).await;
+        let found = b.runs().recover_expired(fixture.clock.now(), GRACE, &mut seen).await.unwrap();
+        assert_eq!(found, Recovered::default());
+        assert!(b.runs().reserve("reserved", WriterKind::Delete).await.unwrap_err().is_conflict());
+        assert_eq!(dump(&b).await, before);
+    }
+    assert!(reservation.is_held().await.unwrap());
+    let found = expired(&b, &fixture.clock).await;
+    assert_eq!((found.runs.len(), found.released.len()), (1, 1), "both were over by this clock");
+    reservation.forget();
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn of_many_processes_one_recovers_a_run() {
     let fixture = fixture().await;
@@ -183,7 +209,9 @@ async fn of_many_processes_one_recovers_a_run() {
         let others = [fixture.owner("b").await, fixture.owner("c").await, fixture.owner("d").await];
         let now = fixture.clock.now();
         let recoveries = others.map(|records| {
-            tokio::spawn(async move { records.runs().recover_expired(now, GRACE).await.unwrap() })
+            tokio::spawn(
+                async move { records.runs().recover_expired(now, GRACE, &mut watched()).await.unwrap() },
+            )
         });
         let mut recovered = Vec::new();
         for recovery in recoveries {

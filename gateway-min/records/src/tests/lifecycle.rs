@@ -458,3 +458,21 @@ async fn what_had_finished_before_a_run_is_noted_while_it_runs() {
     assert!(runs.note_finished_before("none", &tasks).await.unwrap_err().is_not_found());
     assert_eq!(runs.finished_before("none").await.unwrap(), None);
 }
+
+/// The request of the first run, and of those after it while they fit.
+#[tokio::test]
+async fn requests_are_read_up_to_a_limit_in_bytes() {
+    let fixture = fixture().await;
+    create_thread(&fixture.records, "t").await;
+    let runs = fixture.records.runs();
+    let ids = ["r1", "r2", "r3"].map(str::to_owned);
+    for run_id in &ids {
+        // As JSON 102 bytes.
+        let new = NewRun { kwargs: json!("x".repeat(100)), ..new_run("t", run_id) };
+        runs.admit(new, MultitaskStrategy::Enqueue).await.unwrap();
+    }
+    for (max_bytes, expected) in [(0, 1), (203, 1), (204, 2), (305, 2), (306, 3), (usize::MAX, 3)] {
+        let asked = runs.kwargs(&ids, max_bytes).await.unwrap();
+        assert_eq!(asked.keys().collect::<Vec<_>>(), ids.iter().take(expected).collect::<Vec<_>>());
+    }
+}

@@ -246,7 +246,8 @@ async fn a_run_that_is_to_be_rolled_back_is_taken_over_and_keeps_its_thread() {
     live.runs().request_cancel("decided", CancelAction::Rollback).await.unwrap();
     live.runs().request_cancel("interrupted", CancelAction::Interrupt).await.unwrap();
     fixture.clock.advance_seconds(31);
-    let found = live.runs().recover_expired(fixture.clock.now(), TimeDelta::zero()).await.unwrap();
+    let found =
+        live.runs().recover_expired(fixture.clock.now(), TimeDelta::zero(), &mut watched()).await.unwrap();
     let ids = |runs: &[RunRow]| runs.iter().map(|row| row.run_id.clone()).collect::<BTreeSet<_>>();
     assert_eq!(ids(&found.rollbacks), BTreeSet::from(["asked".to_owned()]));
     let ended = ["not asked", "decided", "interrupted", "waiting"].map(str::to_owned);
@@ -256,10 +257,12 @@ async fn a_run_that_is_to_be_rolled_back_is_taken_over_and_keeps_its_thread() {
     assert_eq!(holder(&live, "asked").await.as_deref(), Some("asked"));
     // It is renewed as any other, and taken over again if that process dies too.
     live.runs().renew(&["asked".to_owned()]).await.unwrap();
-    let again = dead.runs().recover_expired(fixture.clock.now(), TimeDelta::zero()).await.unwrap();
+    let again =
+        dead.runs().recover_expired(fixture.clock.now(), TimeDelta::zero(), &mut watched()).await.unwrap();
     assert_eq!(again, Recovered::default());
     fixture.clock.advance_seconds(31);
-    let again = dead.runs().recover_expired(fixture.clock.now(), TimeDelta::zero()).await.unwrap();
+    let again =
+        dead.runs().recover_expired(fixture.clock.now(), TimeDelta::zero(), &mut watched()).await.unwrap();
     assert_eq!(ids(&again.rollbacks), BTreeSet::from(["asked".to_owned()]));
     dead.runs().finish("asked", &settled(RunStatus::Error)).await.unwrap();
     assert_eq!(thread(&live, "asked").await.status, ThreadStatus::Error);

@@ -91,6 +91,34 @@ async fn status_ids_and_owner_narrow_the_search() {
     assert_eq!(ids(records, &ThreadQuery { status: Some(ThreadStatus::Running), ..ann }).await, [""; 0]);
 }
 
+/// Metadata that fits whatever the others have is there in any case, and larger metadata while it fits.
+#[tokio::test]
+async fn metadata_beyond_the_limit_in_bytes_is_left_out() {
+    let fixture = fixture().await;
+    let records = &fixture.records;
+    for (thread_id, length) in [("a", 400), ("b", 10), ("c", 400), ("d", 600)] {
+        create(records, thread_id, json!({"of": thread_id, "text": "x".repeat(length)})).await;
+    }
+    for (limit, metadata_bytes, expected) in [
+        (100, None, vec!["d", "c", "b", "a"]),
+        (100, Some(100_000), vec!["d", "c", "b", "a"]),
+        (100, Some(1_000), vec!["d", "b"]),
+        (4, Some(1_000), vec!["d", "b"]),
+        (4, Some(500), vec!["c", "b"]),
+        (4, Some(0), vec![]),
+    ] {
+        let query = ThreadQuery { limit, metadata_bytes, ..query() };
+        let rows = records.threads().search(&query).await.unwrap();
+        assert_eq!(rows.iter().map(|row| row.thread_id.as_str()).collect::<Vec<_>>(), ["d", "c", "b", "a"]);
+        let (without, with): (Vec<_>, Vec<_>) =
+            rows.iter().partition(|row| row.metadata.contains_key(METADATA_OMITTED_KEY));
+        let with: Vec<_> = with.iter().map(|row| row.metadata["of"].as_str().unwrap()).collect();
+        assert_eq!(with, expected, "{limit}, {metadata_bytes:?}");
+        let omitted = object(json!({ METADATA_OMITTED_KEY: true }));
+        assert!(without.iter().all(|row| row.metadata == omitted), "{limit}, {metadata_bytes:?}");
+    }
+}
+
 #[tokio::test]
 async fn filters_match_value_and_type() {
     let fixture = fixture().await;

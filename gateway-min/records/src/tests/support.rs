@@ -142,6 +142,15 @@ impl Fixture {
             .await
     }
 
+    /// Opens the same location as a program beside gateways.
+    pub(super) async fn client(&self, name: &str) -> Records {
+        let lease = Lease::new(name, Duration::from_secs(30), Duration::from_secs(10));
+        let lease = Lease { renews_reservations: true, ..lease };
+        self.place
+            .open(RecordsOptions { lease: Some(lease), ..options(&self.clock, EventBackend::Database) })
+            .await
+    }
+
     /// Lets time pass for leases. The server's clock in Postgres cannot be moved, so there the leases are.
     pub(super) async fn pass_seconds(&self, seconds: i64) {
         self.clock.advance_seconds(seconds);
@@ -161,6 +170,11 @@ impl Fixture {
     pub(super) async fn reopen(&self, event_backend: EventBackend) -> Records {
         self.place.open(options(&self.clock, event_backend)).await
     }
+}
+
+/// Of a process that has watched all leases for long enough.
+pub(super) fn watched() -> SeenLeases {
+    SeenLeases::new(Duration::ZERO)
 }
 
 pub(super) fn options(clock: &TestClock, event_backend: EventBackend) -> RecordsOptions {

@@ -8,7 +8,7 @@ use axum::BoxError;
 use axum::body::{Body, BodyDataStream, Bytes, HttpBody as _};
 use axum::extract::{FromRequestParts, MatchedPath, RawPathParams, Request, State};
 use axum::http::request::Parts;
-use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 use futures::{FutureExt as _, Stream, StreamExt as _, stream};
@@ -65,15 +65,15 @@ pub(super) async fn authenticate(State(app): State<Arc<App>>, request: Request, 
         Ok(admitted) => admitted,
         Err(error) => return error.into_response(),
     };
-    let Admitted { request, principal, unowned } = admitted;
+    let Admitted { request, principal, again } = admitted;
     let key = presented(&app, request.headers()).filter(|_| app.auth.is_on());
     let answer = next.run(request);
     let answer = match key {
         Some(key) => while_stands(Arc::clone(&app), key, answer).await,
         None => answer.await,
     };
-    // Another user may have created the thread meanwhile.
-    if let Some(thread) = unowned
+    // Another user may have created the thread meanwhile, also after its owner deleted it.
+    if let Some(thread) = again
         && let Err(error) = check_thread(&app, &principal, &thread).await
     {
         return error.into_response();
@@ -134,8 +134,8 @@ struct Admitted {
     /// With its [`Principal`] as an extension.
     request: Request,
     principal: Principal,
-    /// The thread in its path, if it has no owner yet.
-    unowned: Option<ThreadId>,
+    /// The thread in its path, if it is checked again before the answer.
+    again: Option<ThreadId>,
 }
 
 /// Authenticates a request. The owner is checked after the whole body has arrived: a slow client must not be judged by
@@ -143,7 +143,7 @@ struct Admitted {
 async fn admitted(app: &App, request: Request) -> Result<Admitted, ApiError> {
     let (mut parts, mut body) = request.into_parts();
     let mut principal = principal_of(app, &parts.headers).await?;
-    let mut unowned = None;
+    let mut again = None;
     // An unparsable or unknown path is left to the router to refuse.
     if principal.sees().is_some()
         && let Ok(params) = RawPathParams::from_request_parts(&mut parts, &()).await
@@ -160,10 +160,12 @@ async fn admitted(app: &App, request: Request) -> Result<Admitted, ApiError> {
         };
         body = Body::from(collected);
         let thread = ThreadId::from(thread);
-        unowned = check_thread(app, &principal, &thread).await?.is_none().then_some(thread);
+        let owner = check_thread(app, &principal, &thread).await?;
+        // The answer to a deletion shows nothing of the thread, and stays true if somebody uses its id again.
+        again = (owner.is_none() || parts.method != Method::DELETE).then_some(thread);
     }
     parts.extensions.insert(principal.clone());
-    Ok(Admitted { request: Request::from_parts(parts, body), principal, unowned })
+    Ok(Admitted { request: Request::from_parts(parts, body), principal, again })
 }
 
 /// The principal of a request.

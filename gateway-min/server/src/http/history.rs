@@ -24,8 +24,8 @@ use super::extract::{ApiJson, ApiPath, ThreadPath};
 use super::fields::{Fields, Flaw, FromFields};
 use super::run_body::{Selected, selector};
 use super::schema::{ErrorBody, Gated};
-use super::select::Select;
-use super::state::{STATE_FIELDS, StateField, ThreadState, checkpoint_absent};
+use super::select::{Select, StateField};
+use super::state::{ThreadState, checkpoint_absent};
 use super::turns;
 use crate::app::App;
 
@@ -99,7 +99,7 @@ impl FromFields for ReadHistory {
             limit: limit.min(LIMIT_MAX),
             before: fields.field("before").nullable().read(bound).unwrap_or_default(),
             checkpoint: fields.field("checkpoint").nullable().any(),
-            select: Select::from_fields(fields, &STATE_FIELDS),
+            select: Select::of_state(fields),
             metadata: fields.field("metadata").nullable().object().unwrap_or_default(),
         }
     }

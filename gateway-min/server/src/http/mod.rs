@@ -28,6 +28,7 @@ mod prune;
 mod replay;
 pub mod run_body;
 mod run_control;
+mod run_follow;
 pub(crate) mod runs;
 mod schema;
 mod search;
@@ -91,6 +92,7 @@ pub fn router_for(app: Arc<App>, reach: Reach) -> Router {
         .merge(state::routes())
         .merge(history::routes())
         .merge(runs::routes())
+        .merge(run_follow::routes())
         .merge(run_control::routes())
         .merge(overview::routes())
         .merge(replay::routes())

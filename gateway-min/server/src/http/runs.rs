@@ -1,36 +1,35 @@
-//! Runs: creating them in three forms, on a thread or without one; reading, cancelling and joining them.
+//! Runs: creating them in three forms, on a thread or without one; reading and listing them. Following and cancelling
+//! them is in [`run_follow`](super::run_follow).
 
 use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
-use axum::http::{HeaderMap, StatusCode, header};
+use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use threadkeep::Error;
 use threadkeep::id::ThreadId;
-use threadkeep::saver::Load;
-use threadkeep_agent::serialize;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 use uuid::Uuid;
 
 use super::auth::{Caller, check_thread};
-use super::described::{CancelActionName, RUN_STATUSES, RunField, RunStatusName, StreamModeName};
+use super::described::{RUN_STATUSES, RunField, RunStatusName};
 use super::error::{ApiError, OrApiError as _};
 use super::extract::{ApiJson, ApiPath, ApiQuery, RunPath, ThreadPath};
 use super::fields::{Fields, FromFields};
-use super::run_body::{RunBody, RunLimits, stream_modes};
+use super::run_body::{RunBody, RunLimits};
+use super::run_follow::finished;
 use super::schema::RunRefused;
 use super::select::Select;
 use super::sse;
 use crate::app::App;
 use crate::auth::Principal;
 use crate::runs::admission::{CreateError, Created, OnThread};
-use crate::runs::request::{OnDisconnect, StreamMode};
+use crate::runs::request::OnDisconnect;
 use crate::runs::resume::ResumeError;
-use crate::streams::bridge::Subscription;
-use threadkeep_records::{CancelAction, CancelOutcome, RecordsError, RunQuery, RunRow, RunStatus, ThreadRow};
+use threadkeep_records::{RecordsError, RunQuery, RunRow, RunStatus, ThreadRow};
 
 /// The maximum number of runs in a list.
 const LIST_MAX: i64 = 100;
@@ -74,12 +73,10 @@ pub(crate) fn routes() -> OpenApiRouter<Arc<App>> {
         .routes(routes!(stream_stateless))
         .routes(routes!(wait_stateless))
         .routes(routes!(read))
-        .routes(routes!(cancel))
-        .routes(routes!(join))
-        .routes(routes!(join_stream, stop_stream))
 }
 
-/// The records of runs, as sent to clients.
+/// The records of runs, as sent to clients. The requests of those after the first one are null beyond
+/// `gateway.history_max_bytes`.
 ///
 /// # Errors
 /// 500 with `failed` if the records cannot be read.
@@ -89,7 +86,7 @@ pub(super) async fn records(
     failed: &'static str,
 ) -> Result<Vec<Value>, ApiError> {
     let ids: Vec<String> = runs.iter().map(|run| run.run_id.clone()).collect();
-    let mut kwargs = app.records.runs().kwargs(&ids).await.or_internal(failed)?;
+    let mut kwargs = app.records.runs().kwargs(&ids, app.history_max_bytes).await.or_internal(failed)?;
     Ok(runs.iter().map(|run| record(run, kwargs.remove(&run.run_id).unwrap_or_default())).collect())
 }
 
@@ -240,58 +237,6 @@ fn created_record(thread: &ThreadId, Created { run, kwargs, .. }: Created) -> Re
     (sse::run_headers(thread, &run.run_id), Json(record(&run, kwargs))).into_response()
 }
 
-/// Waits for the run and responds with its result. An error response, too, says which run it is, so that the client can
-/// join it.
-async fn finished(app: &App, thread: &ThreadId, run_id: &str, stream: Subscription) -> Response {
-    stream.ended().await;
-    let headers = sse::result_headers(thread, run_id);
-    match ended(app, run_id).await {
-        Ok(run) => (headers, Json(outcome(app, thread, run).await)).into_response(),
-        Err(error) => (headers, error).into_response(),
-    }
-}
-
-/// Waits for the end of the run. Returns its row, `None` if it was deleted.
-///
-/// # Errors
-/// 503 if nothing works on it any more and its row is active all the same.
-async fn ended(app: &App, run_id: &str) -> Result<Option<RunRow>, ApiError> {
-    let run = app.runs.ended(run_id).await.or_internal(READ_FAILED)?;
-    match run {
-        Some(run) if run.status.is_active() => Err(ApiError::unavailable(format!(
-            "Run {run_id} has not ended: its end could not be stored yet. Join it again shortly."
-        ))),
-        run => Ok(run),
-    }
-}
-
-/// The channel values of the state in which the run ended. For a run that did not finish, or whose state cannot be read, also
-/// its status and error as the contract defines; for a failed run, in the form in which SDK clients raise it. A run that was
-/// deleted meanwhile left no state.
-async fn outcome(app: &App, thread: &ThreadId, run: Option<RunRow>) -> Value {
-    let left = match &run {
-        Some(run) => app.threads.left_by(run, &Load::All).await,
-        None => Ok(None),
-    };
-    let (status, error) = run.map_or((RunStatus::Error, None), |run| (run.reported_status(), run.error));
-    let values = left.and_then(|left| left.as_ref().map(serialize::values).transpose());
-    let mut body = match values {
-        Ok(Some(values)) if status == RunStatus::Success => return Value::Object(values),
-        Ok(values) => values.unwrap_or_default(),
-        Err(error) => {
-            tracing::warn!(%thread, %error, "cannot read the state that a run left");
-            Map::new()
-        }
-    };
-    body.insert("status".to_owned(), json!(status.as_str()));
-    body.insert("error".to_owned(), json!(error));
-    if status == RunStatus::Error {
-        let message = error.unwrap_or_default();
-        body.insert("__error__".to_owned(), json!({ "error": "RunError", "message": message }));
-    }
-    Value::Object(body)
-}
-
 /// Creates a run on a thread that must exist.
 async fn begin(
     app: &Arc<App>,
@@ -419,6 +364,8 @@ impl FromFields for ListParams {
 }
 
 /// List the runs of a thread, newest first.
+///
+/// Requests (`kwargs`) of runs after the first one are null beyond `gateway.history_max_bytes`: read such a run alone.
 #[utoipa::path(get, path = "/api/threads/{thread_id}/runs", tag = "runs",
     params(("thread_id" = String, Path), ("limit" = Option<u32>, Query), ("offset" = Option<u64>, Query), ("status" = inline(Option<RunStatusName>), Query),
         ("select" = inline(Option<Vec<RunField>>), Query)),
@@ -447,153 +394,4 @@ async fn read(State(app): State<Arc<App>>, ApiPath(path): ApiPath<RunPath>) -> R
     let run = run_of(&app, &path).await?;
     let record = records(&app, &[run], READ_FAILED).await?.pop();
     Ok(Json(record.unwrap_or_default()))
-}
-
-/// How to cancel.
-#[derive(Debug)]
-struct CancelParams {
-    wait: bool,
-    action: Option<CancelAction>,
-}
-
-impl FromFields for CancelParams {
-    fn from_fields(fields: &mut Fields<'_>) -> Self {
-        let wait = fields.field("wait").flag().unwrap_or(false);
-        let action = fields.field("action").one_of(&["interrupt", "rollback"]);
-        Self { wait, action: action.and_then(|name| name.parse().ok()) }
-    }
-}
-
-/// Cancel a run: 202 as soon as it is marked for cancellation; with `wait`, 204 when it has stopped.
-#[utoipa::path(post, path = "/api/threads/{thread_id}/runs/{run_id}/cancel", tag = "runs",
-    params(("thread_id" = String, Path), ("run_id" = String, Path), ("wait" = Option<bool>, Query), ("action" = inline(Option<CancelActionName>), Query)),
-    responses((status = 202, description = "Marked"), (status = 204, description = "Stopped"),
-        (status = 404, description = "No such run of the thread"), (status = 409, description = "The run has ended")))]
-async fn cancel(
-    State(app): State<Arc<App>>,
-    ApiPath(path): ApiPath<RunPath>,
-    ApiQuery(params): ApiQuery<CancelParams>,
-) -> Result<StatusCode, ApiError> {
-    existing(&app, &path.thread_id).await?;
-    run_of(&app, &path).await?;
-    cancel_now(&app, &path.run_id, params.action.unwrap_or(CancelAction::Interrupt)).await?;
-    if !params.wait {
-        return Ok(StatusCode::ACCEPTED);
-    }
-    ended(&app, &path.run_id).await?;
-    Ok(StatusCode::NO_CONTENT)
-}
-
-async fn cancel_now(app: &App, run_id: &str, action: CancelAction) -> Result<(), ApiError> {
-    let outcome = app.runs.cancel(run_id, action).await;
-    match outcome.or_internal("Failed to cancel run")? {
-        CancelOutcome::Accepted | CancelOutcome::AlreadyInterrupted => Ok(()),
-        CancelOutcome::AlreadyTerminal(status) => {
-            Err(ApiError::conflict(format!("Run {run_id} is not cancellable (status: {})", status.as_str())))
-        }
-        CancelOutcome::NotFound => Err(ApiError::not_found(format!("Run {run_id} not found"))),
-    }
-}
-
-/// How to wait for a run.
-#[derive(Debug)]
-struct JoinParams {
-    cancel_on_disconnect: bool,
-}
-
-impl FromFields for JoinParams {
-    fn from_fields(fields: &mut Fields<'_>) -> Self {
-        Self { cancel_on_disconnect: fields.field("cancel_on_disconnect").flag().unwrap_or(false) }
-    }
-}
-
-/// Wait for a run: its stream if the client accepts `text/event-stream`, otherwise the resulting state.
-#[utoipa::path(get, path = "/api/threads/{thread_id}/runs/{run_id}/join", tag = "runs",
-    params(("thread_id" = String, Path), ("run_id" = String, Path), ("cancel_on_disconnect" = Option<bool>, Query)),
-    responses((status = 200, description = "Channel values, or server-sent events", body = Value),
-        (status = 404, description = "No such run of the thread")))]
-async fn join(
-    State(app): State<Arc<App>>,
-    ApiPath(path): ApiPath<RunPath>,
-    ApiQuery(JoinParams { cancel_on_disconnect }): ApiQuery<JoinParams>,
-    headers: HeaderMap,
-) -> Result<Response, ApiError> {
-    let run = run_of(&app, &path).await?;
-    let accepts = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok()).unwrap_or_default();
-    let streams = accepts.contains("text/event-stream");
-    let stream = if streams || cancel_on_disconnect {
-        app.streams.follow(&run, sse::last_event_id(&headers))
-    } else {
-        // A run of another process has no stream here, and needs none.
-        app.streams.subscribe(&path.run_id)
-    };
-    let stream = if cancel_on_disconnect { stream.owning() } else { stream };
-    if streams {
-        return Ok(sse::response(stream, &path.thread_id, &path.run_id));
-    }
-    Ok(finished(&app, &path.thread_id, &path.run_id, stream).await)
-}
-
-/// How to follow a run.
-#[derive(Debug)]
-struct FollowParams {
-    cancel_on_disconnect: bool,
-    cancel: CancelParams,
-    /// Only frames of these modes, if the run has them; empty for all.
-    modes: Vec<StreamMode>,
-}
-
-impl FromFields for FollowParams {
-    fn from_fields(fields: &mut Fields<'_>) -> Self {
-        let cancel_on_disconnect = fields.field("cancel_on_disconnect").flag().unwrap_or(false);
-        Self { cancel_on_disconnect, cancel: CancelParams::from_fields(fields), modes: stream_modes(fields) }
-    }
-}
-
-/// Follow a run from where the client left off; with `action`, cancel it first.
-#[utoipa::path(get, path = "/api/threads/{thread_id}/runs/{run_id}/stream", tag = "runs",
-    params(("thread_id" = String, Path), ("run_id" = String, Path), ("action" = inline(Option<CancelActionName>), Query),
-        ("wait" = Option<bool>, Query), ("cancel_on_disconnect" = Option<bool>, Query),
-        ("stream_mode" = inline(Option<Vec<StreamModeName>>), Query)),
-    responses((status = 200, description = "Server-sent events", content_type = "text/event-stream", body = ref("#/components/schemas/StreamEvent")),
-        (status = 204, description = "Cancelled and stopped"), (status = 404, description = "No such run of the thread"),
-        (status = 409, description = "The run to cancel has ended")))]
-async fn join_stream(
-    State(app): State<Arc<App>>,
-    ApiPath(path): ApiPath<RunPath>,
-    ApiQuery(params): ApiQuery<FollowParams>,
-    headers: HeaderMap,
-) -> Result<Response, ApiError> {
-    let run = run_of(&app, &path).await?;
-    let stream = app.streams.follow(&run, sse::last_event_id(&headers));
-    let stream = if params.cancel_on_disconnect { stream.owning() } else { stream };
-    if let Some(action) = params.cancel.action {
-        cancel_now(&app, &path.run_id, action).await?;
-        if params.cancel.wait {
-            ended(&app, &path.run_id).await?;
-            return Ok(StatusCode::NO_CONTENT.into_response());
-        }
-    }
-    Ok(if params.modes.is_empty() {
-        sse::response(stream, &path.thread_id, &path.run_id)
-    } else {
-        sse::response_in(params.modes, stream, &path.thread_id, &path.run_id)
-    })
-}
-
-/// Same as GET: the form in which clients stop a run.
-#[utoipa::path(post, path = "/api/threads/{thread_id}/runs/{run_id}/stream", tag = "runs",
-    params(("thread_id" = String, Path), ("run_id" = String, Path), ("action" = inline(Option<CancelActionName>), Query),
-        ("wait" = Option<bool>, Query), ("cancel_on_disconnect" = Option<bool>, Query),
-        ("stream_mode" = inline(Option<Vec<StreamModeName>>), Query)),
-    responses((status = 200, description = "Server-sent events", content_type = "text/event-stream", body = ref("#/components/schemas/StreamEvent")),
-        (status = 204, description = "Cancelled and stopped"), (status = 404, description = "No such run of the thread"),
-        (status = 409, description = "The run to cancel has ended")))]
-async fn stop_stream(
-    state: State<Arc<App>>,
-    path: ApiPath<RunPath>,
-    params: ApiQuery<FollowParams>,
-    headers: HeaderMap,
-) -> Result<Response, ApiError> {
-    join_stream(state, path, params, headers).await
 }

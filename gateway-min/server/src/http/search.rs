@@ -219,6 +219,9 @@ enum ThreadField {
 }
 
 /// Find threads: pinned ones first, then the most recently changed.
+///
+/// Beyond `gateway.history_max_bytes` for all threads together, the metadata of a thread is left out and has only
+/// `svc_metadata_omitted`: read such a thread alone.
 #[utoipa::path(post, path = "/api/threads/search", tag = "threads", request_body = Option<ThreadSearch>,
     responses((status = 200, description = "The threads, or the selected fields of them, with their titles as values",
             body = Vec<Thread>),
@@ -231,7 +234,9 @@ async fn search_threads(
 ) -> Result<Json<Vec<Value>>, ApiError> {
     let ThreadSearch { filter, limit, offset, order, select, .. } = body;
     let Some(query) = filter.query(&caller)? else { return Ok(Json(Vec::new())) };
-    let query = ThreadQuery { limit, offset, order, ..query };
+    // What is not shown is not read.
+    let metadata_bytes = Some(if select.wants("metadata") { app.history_max_bytes } else { 0 });
+    let query = ThreadQuery { limit, offset, order, metadata_bytes, ..query };
     let rows = app.records.threads().search(&query).await.or_internal(SEARCH_FAILED)?;
     select.of_each(rows.into_iter().map(found), SEARCH_FAILED).map(Json)
 }

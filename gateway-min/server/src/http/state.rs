@@ -28,7 +28,7 @@ use super::extract::{ApiJson, ApiPath, ApiQuery, ThreadPath, drained};
 use super::fields::{Fields, FromFields, shortened};
 use super::run_body::{Selected, selector};
 use super::schema::{ErrorBody, Gated};
-use super::select::Select;
+use super::select::{Select, StateField};
 use super::stamps::remove_forged_stamps;
 use super::threads::{absent, existing};
 use crate::app::App;
@@ -39,20 +39,6 @@ const UPDATE_FAILED: &str = "Failed to update thread state";
 const BUSY: &str = "Thread has a run in flight. Update state after the run finishes.";
 /// The node recorded for an update that names none.
 const DEFAULT_NODE: &str = "manual_state_update";
-
-/// The fields of a state.
-pub(super) const STATE_FIELDS: [&str; 10] = [
-    "values",
-    "next",
-    "metadata",
-    "checkpoint",
-    "checkpoint_id",
-    "parent_checkpoint",
-    "parent_checkpoint_id",
-    "created_at",
-    "tasks",
-    "interrupts",
-];
 
 /// The routes of this file.
 pub(crate) fn routes() -> OpenApiRouter<Arc<App>> {
@@ -89,23 +75,6 @@ pub(crate) struct ThreadState {
     tasks: Vec<TaskState>,
     /// The questions of interrupted tasks.
     interrupts: Vec<Value>,
-}
-
-/// A field of a state.
-#[derive(Debug, ToSchema)]
-#[schema(rename_all = "snake_case")]
-#[allow(dead_code, reason = "described, never built")]
-pub(super) enum StateField {
-    Values,
-    Next,
-    Metadata,
-    Checkpoint,
-    CheckpointId,
-    ParentCheckpoint,
-    ParentCheckpointId,
-    CreatedAt,
-    Tasks,
-    Interrupts,
 }
 
 /// Names a checkpoint.
@@ -211,7 +180,7 @@ impl FromFields for View {
     fn from_fields(fields: &mut Fields<'_>) -> Self {
         // Both are so: no graph here has a nested one with checkpoints of its own.
         fields.field("subgraphs").nullable().flag();
-        Self { select: Select::from_fields(fields, &STATE_FIELDS) }
+        Self { select: Select::of_state(fields) }
     }
 }
 
@@ -279,7 +248,7 @@ impl FromFields for ReadState {
         Self {
             checkpoint: fields.field("checkpoint").nullable().any(),
             subgraphs: fields.field("subgraphs").nullable().flag(),
-            select: Select::from_fields(fields, &STATE_FIELDS),
+            select: Select::of_state(fields),
         }
     }
 }

@@ -4,9 +4,13 @@ mod notes;
 
 use std::sync::Arc;
 
+use axum::Router;
 use axum::body::{Body, to_bytes};
+use axum::extract::State;
 use axum::http::Request;
+use axum::middleware::from_fn_with_state;
 use axum::response::IntoResponse as _;
+use axum::routing::any;
 use serde_json::{Map, Value, json};
 use tempfile::TempDir;
 use threadkeep::checkpoint::{ERROR_CHANNEL, INTERRUPT_CHANNEL, TaskWrites, Write};
@@ -278,6 +282,33 @@ async fn a_run_is_not_admitted_on_a_thread_that_another_user_made_meanwhile() {
         let all = RunQuery { status: None, limit: 10, offset: 0 };
         assert!(runs.list_by_thread(thread, &all).await.unwrap().is_empty(), "{path}");
         assert_eq!(app.runs.counts(), (0, 0), "{path}");
+    }
+}
+
+/// The thread of a request is deleted, and another user makes one with its id, before there is an answer.
+#[tokio::test]
+async fn an_answer_shows_no_thread_that_another_user_made_meanwhile() {
+    async fn replaced(State(app): State<Arc<App>>) -> &'static str {
+        let deletion = app.records.runs().reserve("x", WriterKind::Delete).await.unwrap();
+        app.records.delete_thread(deletion).await.unwrap();
+        assert!(app.records.threads().create(of("ann")).await.unwrap().created);
+        "the state of ann's thread"
+    }
+    fn of(user: &str) -> NewThread {
+        NewThread { thread_id: "x".into(), user_id: Some(user.into()), ..NewThread::default() }
+    }
+    for (method, status) in [("GET", 404), ("POST", 404), ("DELETE", 200)] {
+        let Gateway { app, _dir, .. } = Gateway::start_with("full", true).await;
+        let file = KeyFile::new(&app.config.last_known().auth.keys_file);
+        let (_, key) = file.create("bob", Role::User).unwrap();
+        assert!(app.records.threads().create(of("bob")).await.unwrap().created);
+        let checked = from_fn_with_state(Arc::clone(&app), super::auth::authenticate);
+        let router = Router::new().route("/api/threads/{thread_id}/read", any(replaced)).layer(checked);
+        let router: Router = router.with_state(Arc::clone(&app));
+        let request = Request::builder().method(method).uri("/api/threads/x/read");
+        let request = request.header("x-api-key", key.expose()).body(Body::empty()).unwrap();
+        let answer = router.oneshot(request).await.unwrap();
+        assert_eq!(answer.status(), status, "{method}");
     }
 }
 

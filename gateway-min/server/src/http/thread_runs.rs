@@ -4,7 +4,6 @@ use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use chrono::{DateTime, Utc};
 use threadkeep::id::ThreadId;
 
 use super::auth::check_thread;
@@ -28,8 +27,6 @@ pub(super) struct RunsOf {
     thread: ThreadId,
     /// The runs of the last look.
     known: BTreeSet<String>,
-    /// Older runs than this are not new, although they are not among the known ones.
-    since: Option<DateTime<Utc>>,
     /// The runs to follow, and the event after which, if not from the beginning.
     waiting: VecDeque<(String, Option<String>)>,
 }
@@ -45,7 +42,7 @@ pub(super) enum Upcoming {
 impl RunsOf {
     pub(super) fn new(app: Arc<App>, caller: Principal, thread: ThreadId) -> Self {
         let (known, waiting) = (BTreeSet::new(), VecDeque::new());
-        Self { app, caller, thread, known, since: None, waiting }
+        Self { app, caller, thread, known, waiting }
     }
 
     pub(super) fn app(&self) -> &Arc<App> {
@@ -54,6 +51,11 @@ impl RunsOf {
 
     pub(super) fn thread(&self) -> &ThreadId {
         &self.thread
+    }
+
+    /// The runs that there were at the last look.
+    pub(super) fn known(&self) -> &BTreeSet<String> {
+        &self.known
     }
 
     /// `None` if the thread is gone or no longer the caller's: it may have been deleted and created again, by another
@@ -92,18 +94,17 @@ impl RunsOf {
         Ok(())
     }
 
-    /// The runs that appeared since the last look, oldest first.
+    /// The runs that appeared since the last look, oldest first: those that were admitted after the newest of its runs
+    /// that is still there. Their times say nothing: the clock may have been set back.
     async fn look(&mut self) -> Result<Vec<RunBrief>, ApiError> {
         let page = self.app.records.runs().briefs(self.thread.as_str(), LOOKED_AT).await;
         let page = page.or_internal(FAILED)?;
-        let since = self.since;
-        let full = u32::try_from(page.len()).is_ok_and(|found| found == LOOKED_AT);
-        self.since = page.last().filter(|_| full).map(|oldest| oldest.created_at);
         let known = page.iter().map(|run| run.run_id.clone()).collect();
         let known = std::mem::replace(&mut self.known, known);
-        let is_new =
-            |run: &RunBrief| !known.contains(&run.run_id) && since.is_none_or(|since| run.created_at > since);
-        Ok(page.into_iter().filter(is_new).rev().collect())
+        let mut new: Vec<RunBrief> =
+            page.into_iter().take_while(|run| !known.contains(&run.run_id)).collect();
+        new.reverse();
+        Ok(new)
     }
 
     /// The next run, or that there is none for a while; `None` if the stream is over: the gateway stops, or the thread is

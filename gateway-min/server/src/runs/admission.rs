@@ -277,7 +277,9 @@ impl Runs {
 
     /// A run created by an earlier request. Its stream belongs to that request: leaving it here does not stop the run.
     async fn joined(self: &Arc<Self>, run: RunRow) -> Result<Created, CreateError> {
-        let kwargs = self.records.runs().kwargs(std::slice::from_ref(&run.run_id)).await?.remove(&run.run_id);
+        let only = std::slice::from_ref(&run.run_id);
+        // The first one is read whatever its size.
+        let kwargs = self.records.runs().kwargs(only, 0).await?.remove(&run.run_id);
         let stream = self.streams.follow(&run, None);
         Ok(Created { run, kwargs: kwargs.unwrap_or_default(), stream })
     }

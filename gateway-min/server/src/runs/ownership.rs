@@ -2,10 +2,10 @@
 //!
 //! Each row of a run or another writer has an owner and a lease. The owner renews the leases of what its tasks work on,
 //! and nothing else. A dead or stalled process renews nothing: when the lease and its grace have expired, any other
-//! gateway, also one without leases, ends its runs and frees what it has reserved, once; the successor of a dead process
-//! does not wait for that ([`super::instance`]). An owner that could not renew in time considers its runs lost and stops
-//! them itself; it cannot end what others have ended, because the end of a row is final, nor what others have taken
-//! over, because only its owner ends a row.
+//! gateway, also one without leases, that has seen no renewal for a lease's length ends its runs and frees what it has
+//! reserved, once; the successor of a dead process does not wait for that ([`super::instance`]). An owner that could
+//! not renew in time considers its runs lost and stops them itself; it cannot end what others have ended, because the
+//! end of a row is final, nor what others have taken over, because only its owner ends a row.
 
 use std::io;
 use std::path::Path;
@@ -22,7 +22,7 @@ use super::Runs;
 use super::instance::Instance;
 use threadkeep_config::Config;
 use threadkeep_records::{
-    Changes, Noticed, Records, RecordsError, Recovered, on_its_own_thread, worker_name,
+    Changes, Noticed, Records, RecordsError, Recovered, SeenLeases, on_its_own_thread, worker_name,
 };
 
 /// How often a process polls whether its runs were cancelled, ended or followed elsewhere, unless others say so.
@@ -114,10 +114,11 @@ pub(crate) async fn keep(runs: &Arc<Runs>, terms: Terms) -> io::Result<()> {
 pub(crate) fn look_for_dead(runs: &Arc<Runs>, terms: Terms) {
     let runs = Arc::downgrade(runs);
     tokio::spawn(async move {
+        let mut seen = SeenLeases::new(terms.lease);
         loop {
             tokio::time::sleep(terms.lease / 3).await;
             let Some(runs) = runs.upgrade() else { return };
-            end_expired(&runs, terms).await;
+            end_expired(&runs, terms, &mut seen).await;
         }
     });
 }
@@ -151,14 +152,16 @@ async fn own(runs: Weak<Runs>, terms: Terms, done: mpsc::Sender<()>) {
 
 /// Ends what dead processes left, after each renewal: the rows of this process are renewed by then.
 async fn recover(runs: Weak<Runs>, terms: Terms, mut renewals: mpsc::Receiver<()>) {
+    let mut seen = SeenLeases::new(terms.lease);
     while renewals.recv().await.is_some() {
         let Some(runs) = runs.upgrade() else { return };
-        end_expired(&runs, terms).await;
+        end_expired(&runs, terms, &mut seen).await;
     }
 }
 
-async fn end_expired(runs: &Arc<Runs>, terms: Terms) {
-    if let Ok(Err(error)) = tokio::time::timeout(terms.lease / 3, runs.recover_expired(terms.grace)).await {
+async fn end_expired(runs: &Arc<Runs>, terms: Terms, seen: &mut SeenLeases) {
+    let ending = runs.recover_expired(terms.grace, seen);
+    if let Ok(Err(error)) = tokio::time::timeout(terms.lease / 3, ending).await {
         tracing::warn!(%error, "cannot look for runs of dead processes");
     }
 }
@@ -218,9 +221,13 @@ impl Runs {
     }
 
     /// Ends what dead processes left.
-    async fn recover_expired(self: &Arc<Self>, grace: Duration) -> Result<(), RecordsError> {
+    async fn recover_expired(
+        self: &Arc<Self>,
+        grace: Duration,
+        seen: &mut SeenLeases,
+    ) -> Result<(), RecordsError> {
         let grace = TimeDelta::from_std(grace).unwrap_or(TimeDelta::MAX);
-        let recovered = self.records.runs().recover_expired(Utc::now(), grace).await?;
+        let recovered = self.records.runs().recover_expired(Utc::now(), grace, seen).await?;
         self.metrics.runs_taken_over(recovered.runs.len() + recovered.rollbacks.len());
         for thread_id in &recovered.released {
             tracing::warn!(thread_id, "freed a thread that a writer whose process is gone had reserved");

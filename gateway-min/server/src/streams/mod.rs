@@ -7,7 +7,7 @@ mod relay;
 use std::sync::Arc;
 
 use chrono::Utc;
-use serde_json::json;
+use serde_json::{Value as Json, json};
 use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
 use tokio_util::task::TaskTracker;
@@ -20,6 +20,14 @@ use threadkeep_records::{Records, RunRow, persistently};
 /// What is shown in the place of an end that cannot be read.
 const UNREAD: &str =
     "Another process has ended this run, or ends it, and how cannot be read now. Read the run shortly.";
+/// What is shown in the place of an end of which nothing is left.
+pub(crate) const DELETED: &str =
+    "This run was deleted, alone or with its thread, before its end was shown: how it ended is not known.";
+
+/// The data of the `error` frame of a run that failed for this reason.
+fn failure(message: &str) -> Json {
+    json!({"message": message, "name": "RunError"})
+}
 
 /// The streams of runs.
 pub(crate) struct Streams {
@@ -91,11 +99,11 @@ impl Streams {
     pub(crate) async fn tell_failure(&self, run_id: &str, publisher: &Publisher) {
         match persistently(|| self.records.runs().get(run_id)).await {
             Ok(Some(row)) => relay::tell(self, &row, publisher).await,
-            Ok(None) => {}
             // A bare end would be that of a success.
+            Ok(None) => publisher.fail(&failure(DELETED)),
             Err(error) => {
                 tracing::warn!(run_id, %error, "cannot read why a run was ended");
-                publisher.fail(&json!({"message": UNREAD, "name": "RunError"}));
+                publisher.fail(&failure(UNREAD));
             }
         }
     }

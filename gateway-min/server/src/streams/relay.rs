@@ -11,9 +11,9 @@ use serde_json::{Value as Json, json};
 use threadkeep::saver::Load;
 use tokio::time::Instant;
 
-use super::Streams;
 use super::bridge::Publisher;
 use super::mirror::decode;
+use super::{DELETED, Streams};
 use threadkeep_records::{CancelAction, EventQuery, RECOVERY_STOP_REASON, RecordsError, RunRow, RunStatus};
 
 /// How often the database is polled for the state of a run, unless its process says that there is something to read.
@@ -109,8 +109,11 @@ async fn look(
     Ok(match row {
         Some(row) if row.status.is_active() => Seen::AtWork,
         Some(row) => Seen::Ended(Box::new(row)),
-        // Deleted with its thread.
-        None => Seen::All,
+        // Deleted, and the frames that were not read with it. A bare end would be that of a success.
+        None => {
+            publisher.fail(&super::failure(DELETED));
+            Seen::All
+        }
     })
 }
 
@@ -141,7 +144,7 @@ async fn failure(streams: &Streams, row: &RunRow) -> Option<Json> {
         return None;
     }
     let query = EventQuery {
-        event_types: Some(vec!["run.error".to_owned()]),
+        event_types: Some(["run.error".to_owned()].into()),
         ..EventQuery::new(&row.thread_id, &row.run_id)
     };
     let told: Result<Vec<_>, RecordsError> = streams.records.events().list(&query).await;
@@ -150,6 +153,6 @@ async fn failure(streams: &Streams, row: &RunRow) -> Option<Json> {
         // The answer already shows the model's failure.
         Some(Json::String(name)) if name == "LLMProviderError" => None,
         Some(Json::String(name)) => Some(json!({"message": message, "name": name})),
-        _ => Some(json!({"message": message, "name": "RunError"})),
+        _ => Some(super::failure(message)),
     }
 }

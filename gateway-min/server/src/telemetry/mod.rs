@@ -7,6 +7,7 @@
 //! calls. A request with a W3C `traceparent` continues that trace.
 
 mod export;
+mod lines;
 pub(crate) mod recent;
 mod request;
 pub(crate) mod spans;
@@ -29,6 +30,7 @@ use tracing_subscriber::registry::{LookupSpan, Registry};
 use tracing_subscriber::util::SubscriberInitExt as _;
 
 use export::Collector;
+use lines::OneLine;
 use recent::{ERRORS, Recent};
 pub(crate) use request::traced;
 use threadkeep_config::{Environment, Secret, Traces as Settings};
@@ -162,7 +164,7 @@ where
     W: for<'a> MakeWriter<'a> + 'static,
 {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level.to_string()));
-    let log = tracing_subscriber::fmt::layer().with_writer(writer).with_ansi(in_colour());
+    let log = tracing_subscriber::fmt::layer().with_writer(OneLine(writer)).with_ansi(in_colour());
     log.with_filter(filter.and(filter_fn(is_logged)))
 }
 
@@ -253,5 +255,22 @@ mod tests {
         });
         let text = String::from_utf8(written.0.lock().unwrap().clone()).unwrap();
         assert!(text.contains("the gateway's own words") && text.lines().count() == 1, "{text}");
+    }
+
+    #[test]
+    fn a_text_with_line_breaks_forges_no_line() {
+        let written = Written::default();
+        let writer = written.clone();
+        let log = Registry::default().with(log_layer(LevelFilter::INFO, move || writer.clone()));
+        tracing::subscriber::with_default(log, || {
+            let error = "refused\r\n2026-01-01T00:00:00Z ERROR threadkeep: forged\n";
+            tracing::warn!(%error, "model call failed");
+            tracing::info!("the next event");
+        });
+        let text = String::from_utf8(written.0.lock().unwrap().clone()).unwrap();
+        let lines: Vec<&str> = text.split_inclusive(['\n', '\r']).collect();
+        let [first, second] = lines[..] else { panic!("{text}") };
+        assert!(first.contains("refused\\r\\n2026") && first.contains("forged\\n"), "{text}");
+        assert!(second.contains("the next event") && second.ends_with('\n'), "{text}");
     }
 }

@@ -2,9 +2,10 @@
 //!
 //! It follows the parent links, because the previously written checkpoint need not be an ancestor. A checkpoint that
 //! restores the state of an older one continues that one, whatever its parent: in delta mode it is written onto what it
-//! replaces. A prune may have left it without that one; then nobody knows what came before. Only a lineage that ends
-//! too early, as in threads of other writers, is searched by time instead; a damaged lineage is an error. A prune may
-//! have ended it, too, and left the end of another branch, from which the conversation does not go on.
+//! replaces. A prune that removes that one leaves the name of the nearest checkpoint that stays of those which it
+//! continued; if none does, nobody knows what came before. Only a lineage that ends too early, as in threads of other
+//! writers, is searched by time instead; a damaged lineage is an error. A prune may have ended it, too, and left the end
+//! of another branch, from which the conversation does not go on.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
@@ -71,7 +72,7 @@ pub(crate) enum Base {
     Nothing,
     /// None of the searched checkpoints contains the message.
     Unknown,
-    /// A checkpoint that another one restored, and that was pruned since.
+    /// A checkpoint that another one restored, and that was pruned since with all that it continued.
     Pruned,
 }
 
@@ -114,7 +115,7 @@ fn messages(state: &StateSnapshot) -> threadkeep::Result<Vec<Json>> {
 #[derive(Debug, Clone, Copy)]
 enum Link {
     Parent(CheckpointId),
-    /// Only named: what removes it leaves the one that restores it as it is.
+    /// Only named: what removes it and everything that it continued leaves the name as it is.
     Restored(CheckpointId),
 }
 
@@ -405,6 +406,30 @@ mod tests {
         assert!(read(restored.key.id).await.unwrap().parent.is_some());
         assert_eq!(base("one").await.unwrap(), Base::Pruned);
         assert_eq!(base("three").await.unwrap(), Base::At(restored.key.id), "this one is there");
+    }
+
+    #[tokio::test]
+    async fn what_a_prune_left_before_a_restored_checkpoint_is_found() {
+        let (accessor, thread) = (accessor(ChannelMode::Delta), ThreadId::from("t"));
+        accessor.create(&thread, Map::new()).await.unwrap();
+        let one = say(&accessor, None, "one").await;
+        let two = say(&accessor, None, "two").await;
+        say(&accessor, Some(one.key.id), "other").await;
+        let extra = Map::from_iter([(RESTORED_KEY.to_owned(), json!(two.key.id.to_string()))]);
+        let mut known = accessor.known_head(&thread).await.unwrap();
+        let restored = accessor.linearize(&mut known, two.key.id, extra).await.unwrap().unwrap();
+        let head = say(&accessor, None, "three").await;
+        let base = |message: &'static str| base_before(&accessor, &thread, &head, message);
+        assert_eq!(base("two").await.unwrap(), Base::At(one.key.id));
+
+        // What it was written onto stays, and so does what the restored checkpoint, which goes, continued.
+        let protect = BTreeSet::from([one.key.id]);
+        let newest = Prune { boundary: Boundary::FreshSnapshot, protect, ..Prune::keeping(Keep::Last(3)) };
+        prune(&**accessor.saver(), &thread, &newest, accessor.table()).await.unwrap();
+        let read = async |id| accessor.get(&thread, Some(id)).await.unwrap();
+        assert!(read(two.key.id).await.is_none());
+        assert!(read(restored.key.id).await.unwrap().parent.is_some());
+        assert_eq!(base("two").await.unwrap(), Base::At(one.key.id));
     }
 
     #[tokio::test]

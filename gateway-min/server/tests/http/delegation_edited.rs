@@ -171,6 +171,25 @@ async fn an_added_call_is_cancelled_when_the_conversation_turns_away_from_it() {
     }
 }
 
+/// The same after a write to the state, from which on the thread waits for no call.
+#[tokio::test]
+async fn an_added_call_is_cancelled_also_after_a_write_to_the_state() {
+    for mode in MODES {
+        let name = format!("edited-written-{mode}");
+        let gateway = Setup { script: script(&name), ..Setup::on("sqlite", mode) }.start().await;
+        before_the_tools(&gateway).await;
+        let body = with_calls(&gateway, |calls| *calls = vec![call("echo")]).await;
+        gateway.post("/api/threads/t/runs", body).await.ok();
+        gate(&format!("{name}-echo")).reached().await;
+        let gateway = gateway.reopen(mode).await;
+        gateway.post("/api/threads/t/state", json!({"values": {"title": "Seen"}})).await.ok();
+        assert_eq!(gateway.state("t").await["next"], json!([]), "{mode}");
+        assert_eq!(summary(&gateway, "t").await, [json!(["echo", "running", 1, false])], "{mode}");
+        gateway.post("/api/threads/t/runs/wait", delegating(Some("Anything else?"))).await.ok();
+        assert_eq!(summary(&gateway, "t").await, [json!(["echo", "cancelled", 1, false])], "{mode}");
+    }
+}
+
 /// The limits take calls out of the model's answers. A call that a client adds is made, and the model has one less.
 #[tokio::test]
 async fn an_added_call_is_one_of_the_delegations_of_its_run() {

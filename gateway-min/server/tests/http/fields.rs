@@ -127,6 +127,21 @@ async fn a_selection_returns_its_fields_and_no_others() {
     assert_eq!(keys(&state.ok()), ["next"]);
     let history = gateway.post("/api/threads/t/history", json!({"select": ["checkpoint_id"]})).await.ok();
     assert_eq!(keys(&history[0]), ["checkpoint_id"]);
+    // A single key of the values is what the Python SDK names; the whole of them goes first.
+    let whole = gateway.state("t").await["values"].clone();
+    for (select, expected) in [
+        (json!(["values.title", "next"]), json!({"values": {"title": "one"}, "next": []})),
+        (json!(["values.messages", "values.none"]), json!({"values": {"messages": whole["messages"]}})),
+        (json!(["values.title", "values"]), json!({ "values": whole })),
+    ] {
+        let names: Vec<&str> = select.as_array().unwrap().iter().map(|name| name.as_str().unwrap()).collect();
+        let path = format!("/api/threads/t/state?select={}", names.join("&select="));
+        assert_eq!(gateway.get(&path).await.ok(), expected, "{path}");
+        let body = json!({ "select": select });
+        assert_eq!(gateway.post("/api/threads/t/state/checkpoint", body).await.ok(), expected, "{select}");
+    }
+    let history = gateway.post("/api/threads/t/history", json!({"select": ["values.title"]})).await.ok();
+    assert_eq!(history[0], json!({"values": {"title": "one"}}));
     for select in ["run_id,status", "[\"run_id\",\"status\"]"] {
         let path = format!(
             "/api/threads/t/runs?select={}",
@@ -140,6 +155,11 @@ async fn a_selection_returns_its_fields_and_no_others() {
     assert_eq!(found, json!([{"graph_id": "lead_agent"}]));
     for (answer, loc) in [
         (gateway.get("/api/threads/t/state?select=valeus").await, json!(["query", "select", 0])),
+        (gateway.get("/api/threads/t/state?select=values.").await, json!(["query", "select", 0])),
+        (
+            gateway.post("/api/threads/search", json!({"select": ["values.title"]})).await,
+            json!(["body", "select", 0]),
+        ),
         (
             gateway.post("/api/threads/search", json!({"select": ["config"]})).await,
             json!(["body", "select", 0]),

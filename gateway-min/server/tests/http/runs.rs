@@ -350,3 +350,21 @@ async fn a_stateless_run_goes_on_with_the_thread_that_it_names() {
         assert_eq!(gateway.get("/api/threads/named/runs").await.ok().as_array().unwrap().len(), 3);
     }
 }
+
+/// The first run of a list has its request whatever its size; another one has it when it is read alone.
+#[tokio::test]
+async fn requests_beyond_the_limit_in_bytes_are_null_in_a_list() {
+    for (bytes, has_both) in [(0, false), (8 << 20, true)] {
+        let sections = json!({"gateway": {"history_max_bytes": bytes}});
+        let gateway =
+            Setup { sections, script: script("unused"), ..Setup::on("sqlite", "full") }.start().await;
+        gateway.create("t").await;
+        let older = gateway.ask("t", "one").await;
+        gateway.ask("t", "two").await;
+        let listed = gateway.get("/api/threads/t/runs").await.ok();
+        assert!(listed[0]["kwargs"].is_object(), "{listed}");
+        assert_eq!((&listed[1]["run_id"], listed[1]["kwargs"].is_object()), (&json!(older), has_both));
+        let alone = gateway.get(&format!("/api/threads/t/runs/{older}")).await.ok();
+        assert!(alone["kwargs"].is_object(), "{alone}");
+    }
+}

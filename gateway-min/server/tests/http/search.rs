@@ -141,3 +141,16 @@ async fn a_thread_is_found_by_the_whole_of_a_long_title() {
     assert_eq!(found(&gateway, body.clone()).await, ["t"]);
     assert_eq!(gateway.post("/api/threads/count", body).await.ok(), json!(1));
 }
+
+/// A thread beyond the limit in bytes says that its metadata is left out; read alone, it has it.
+#[tokio::test]
+async fn metadata_beyond_the_limit_in_bytes_is_named_as_left_out() {
+    for (bytes, shown) in [(0, json!({"svc_metadata_omitted": true})), (8 << 20, json!({"k": "1"}))] {
+        let sections = json!({"gateway": {"history_max_bytes": bytes}});
+        let gateway = Setup { sections, ..Setup::default() }.start().await;
+        gateway.post("/api/threads", json!({"thread_id": "t", "metadata": {"k": "1"}})).await.ok();
+        let found = gateway.post("/api/threads/search", json!({"metadata": {"k": "1"}})).await.ok();
+        assert_eq!((&found[0]["thread_id"], &found[0]["metadata"]), (&json!("t"), &shown));
+        assert_eq!(gateway.get("/api/threads/t").await.ok()["metadata"], json!({"k": "1"}));
+    }
+}

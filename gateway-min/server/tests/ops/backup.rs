@@ -115,6 +115,34 @@ async fn what_is_imported_into_a_backup_is_in_its_own_records() {
     assert!(listed.iter().any(|thread| thread["owner"] == "bob"), "{listed:?}");
 }
 
+/// The gateway that wrote them may still serve them, and would refuse a newer schema.
+#[tokio::test]
+async fn no_command_upgrades_the_records_of_an_older_gateway() {
+    let store = Store::new(MODES[0]).await;
+    let path = store.path().with_file_name("gateway.db");
+    let (talk, backup) = (store.file("talk.ndjson"), store.file("backup.db"));
+    store.run(&["export", "--thread", TALK, "--out", &talk]).done();
+    Records::open(&path, RecordsOptions::default()).await.unwrap().close().await;
+    let records = rusqlite::Connection::open(&path).unwrap();
+    let older =
+        "ALTER TABLE runs DROP COLUMN finished_before; DELETE FROM _sqlx_migrations WHERE version = 17";
+    records.execute_batch(older).unwrap();
+    records.close().unwrap();
+    let before = std::fs::read(&path).unwrap();
+    let listed = store.run(&["threads", "list"]);
+    assert!(listed.code == 0 && listed.out.contains(TALK), "{listed:?}");
+    for command in [&["batches", "list", TALK][..], &["import", &talk, "--as", "copy"]] {
+        let refused = store.run(command);
+        assert!(refused.code == 1 && refused.err.contains("`threadkeep setup`"), "{refused:?}");
+    }
+    assert_eq!(store.run(&["backup", "--out", &backup]).code, 0);
+    let copied = store.path().with_file_name("backup.gateway.db");
+    let of_copy = std::fs::read(&copied).unwrap();
+    let listed = threadkeep(&["threads", "list", "--sqlite", &backup]);
+    assert!(listed.code == 0 && listed.out.contains(TALK), "{listed:?}");
+    assert!(std::fs::read(&path).unwrap() == before && std::fs::read(&copied).unwrap() == of_copy);
+}
+
 /// The name of a backup need not end with `.db`, and one of each day differs in its ending only.
 #[tokio::test]
 async fn backups_of_two_days_have_records_of_their_own() {

@@ -242,7 +242,7 @@ async fn an_interrupted_pass_reports_what_it_did() {
     assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
     let mut errors = BufReader::new(child.stderr.take().unwrap());
     let mut said = String::new();
-    while !said.contains("stopping after the current thread") {
+    while !said.contains("stopping after the current step") {
         assert!(errors.read_line(&mut said).unwrap() > 0, "{said}");
     }
     drop(writer);

@@ -10,6 +10,8 @@
 //! | `endings` | writes the ends of attempts |
 //! | `leases` | keeps what was claimed, and notices what was lost |
 //! | `item` | one attempt at one item |
+//! | `subagent` | the subagent that works on it |
+//! | `ended` | how the attempt ends |
 //! | `budgets` | the limits of tokens that bind a batch in all processes |
 //! | `uncounted` | counts what attempts used that nobody ended |
 //!
@@ -17,10 +19,12 @@
 //! counts only while the process holds the item's lease, so that of two attempts one ends it.
 
 mod budgets;
+mod ended;
 mod endings;
 mod item;
 mod leases;
 mod spec;
+mod subagent;
 mod submission;
 mod tools;
 mod uncounted;

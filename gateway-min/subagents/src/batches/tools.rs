@@ -5,7 +5,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use serde::Deserialize;
 use serde_json::{Map, Value as Json, json};
-use threadkeep_agent::model::ToolSpec;
+use threadkeep_agent::model::{ToolSpec, message};
 use threadkeep_agent::tools::{Tool, ToolContext, ToolError, ToolOutput, ToolStatus};
 use threadkeep_records::{BatchRow, ExecutionTokens, NewBatch, RecordsError, persistently};
 
@@ -135,12 +135,15 @@ impl From<String> for Unsubmitted {
     }
 }
 
-impl From<RecordsError> for Unsubmitted {
-    fn from(error: RecordsError) -> Self {
+impl Unsubmitted {
+    /// Why the call could not be stored. If an earlier run may have made it, that one may have stored the batch: what
+    /// passes is left to the next run, which finds it.
+    fn of(error: &RecordsError, is_own: bool) -> Self {
         match error {
             RecordsError::RunEnded { .. } => Self::RunEnded(error.to_string()),
             RecordsError::InDoubt { .. } => Self::InDoubt(error.to_string()),
-            error => Self::Refused(failed(&error)),
+            error if !is_own && error.is_unavailable() => Self::InDoubt(error.to_string()),
+            error => Self::Refused(failed(error)),
         }
     }
 }
@@ -196,7 +199,8 @@ impl BatchTask {
         };
         let batches = self.delegator.records.batches();
         // A submission whose answer was lost is found again by its key.
-        let submitted = persistently(|| batches.submit(new.clone())).await?;
+        let submitted = persistently(|| batches.submit(new.clone())).await;
+        let submitted = submitted.map_err(|error| Unsubmitted::of(&error, is_own(context)))?;
         self.batching.wake();
         let batch = submitted.batch;
         let text = format!(
@@ -244,6 +248,20 @@ fn submission_key(context: &ToolContext) -> String {
         (None, Some(state)) => format!("{}:{}:{}", context.thread_id, state.key.id, context.index),
         (None, None) => format!("{}:{}", context.run_id, context.tool_call_id),
     }
+}
+
+/// Whether no earlier run can have made the call. Those of a run that came without a question may be an earlier run's.
+fn is_own(context: &ToolContext) -> bool {
+    let messages = context.state.as_ref().and_then(|state| state.json("messages").ok().flatten());
+    messages.is_some_and(|messages| answers(&messages, &context.run_id))
+}
+
+/// Whether the last answer is to a question that this run came with.
+fn answers(messages: &Json, run_id: &str) -> bool {
+    let messages = messages.as_array().map(Vec::as_slice).unwrap_or_default();
+    let answer = messages.iter().rposition(|message| message::kind(message) == "ai").unwrap_or_default();
+    let question = messages[..answer].iter().rfind(|message| message::is_from_user(message));
+    question.is_some_and(|question| question["additional_kwargs"]["run_id"] == *run_id)
 }
 
 /// The batch with this id, if the owner of the thread is also the batch's.
@@ -335,12 +353,28 @@ mod tests {
         let new = new_batch(1);
         records.doubt_commit(1);
         let in_doubt = records.batches().submit(new.clone()).await.unwrap_err();
-        assert!(matches!(Unsubmitted::from(in_doubt), Unsubmitted::InDoubt(_)));
+        assert!(matches!(Unsubmitted::of(&in_doubt, true), Unsubmitted::InDoubt(_)));
         assert!(!records.batches().submit(new.clone()).await.unwrap().is_new, "it was stored");
         // Nothing is changed by a call that fails otherwise, and its model may do something about it.
         records.fail_statement(1);
         let refused = records.batches().submit(new).await.unwrap_err();
-        let Unsubmitted::Refused(text) = Unsubmitted::from(refused) else { panic!("it is refused") };
+        let Unsubmitted::Refused(text) = Unsubmitted::of(&refused, true) else { panic!("it is refused") };
         assert!(text.starts_with("Batch submission failed: "), "{text}");
+        // Unless an earlier run may have made the call, whose batch may be stored.
+        assert!(matches!(Unsubmitted::of(&refused, false), Unsubmitted::InDoubt(_)));
+    }
+
+    #[test]
+    fn a_call_is_a_runs_own_if_it_answers_a_question_of_that_run() {
+        let asked =
+            |run: &str| json!({"type": "human", "content": "q", "additional_kwargs": {"run_id": run}});
+        let answer =
+            || json!({"type": "ai", "content": "", "tool_calls": [{"name": "batch_task", "id": "c"}]});
+        let hidden = json!({"type": "human", "additional_kwargs": {"hide_from_ui": true, "run_id": "r2"}});
+        assert!(answers(&json!([asked("r1"), asked("r2"), answer()]), "r2"));
+        assert!(!answers(&json!([asked("r1"), answer()]), "r2"), "it goes on with another run's");
+        assert!(!answers(&json!([asked("r1"), answer(), asked("r2")]), "r2"), "the question came later");
+        assert!(!answers(&json!([asked("r1"), hidden, answer()]), "r2"), "the user did not ask that");
+        assert!(!answers(&json!([answer()]), "r2") && !answers(&json!([]), "r2"));
     }
 }

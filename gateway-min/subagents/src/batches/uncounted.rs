@@ -10,35 +10,49 @@ use crate::delegator::CatchUpError;
 use crate::progress::Progress;
 
 impl Worker {
-    /// Counts them all, those that ended first.
+    /// Counts them all, those that ended first. One that this process cannot count keeps no other one waiting.
     pub(super) async fn count_uncounted(&self) -> Result<(), CatchUpError> {
         let batches = self.delegator.records.batches();
         loop {
-            let uncounted = batches.uncounted(self.longest()).await?;
-            if uncounted.is_empty() || self.stop.is_cancelled() {
+            let mut any = false;
+            for item in batches.uncounted(self.longest()).await? {
+                if self.stop.is_cancelled() {
+                    return Ok(());
+                }
+                match self.count(&item).await {
+                    Ok(()) => any = true,
+                    Err(error) if error.may_pass() => return Err(error),
+                    Err(error) => {
+                        let id = &item.row.execution_id;
+                        tracing::warn!(execution_id = id, %error, "the tokens of an attempt are not counted");
+                    }
+                }
+            }
+            if !any {
                 return Ok(());
             }
-            for UncountedItem { batch_id, row } in uncounted {
-                let thread = ThreadId::from(row.child_thread.as_str());
-                let read = self.accessor.get(&thread, None).await;
-                let usage = match read.and_then(|state| Progress::of(state.as_ref())) {
-                    Ok(progress) => progress.by_model(),
-                    // It cannot be read later either.
-                    Err(
-                        error @ (Error::Corrupt { .. }
-                        | Error::BrokenLineage { .. }
-                        | Error::HistoryLost { .. }
-                        | Error::ForeignChanges { .. }
-                        | Error::InvalidInput(_)),
-                    ) => {
-                        let id = &row.execution_id;
-                        tracing::warn!(execution_id = id, %error, "the tokens of an attempt cannot be read");
-                        row.usage.clone()
-                    }
-                    Err(error) => return Err(error.into()),
-                };
-                batches.used(&batch_id, &row, &usage).await?;
-            }
         }
+    }
+
+    async fn count(&self, UncountedItem { batch_id, row }: &UncountedItem) -> Result<(), CatchUpError> {
+        let thread = ThreadId::from(row.child_thread.as_str());
+        let read = self.accessor.get(&thread, None).await;
+        let usage = match read.and_then(|state| Progress::of(state.as_ref())) {
+            Ok(progress) => progress.by_model(),
+            // No process can read it later either.
+            Err(
+                error @ (Error::Corrupt { .. }
+                | Error::BrokenLineage { .. }
+                | Error::HistoryLost { .. }
+                | Error::ForeignChanges { .. }
+                | Error::InvalidInput(_)),
+            ) => {
+                let id = &row.execution_id;
+                tracing::warn!(execution_id = id, %error, "the tokens of an attempt cannot be read");
+                row.usage.clone()
+            }
+            Err(error) => return Err(error.into()),
+        };
+        Ok(self.delegator.records.batches().used(batch_id, row, &usage).await?)
     }
 }

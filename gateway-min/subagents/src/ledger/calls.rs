@@ -5,7 +5,9 @@
 //! wherever they are moved.
 
 use serde_json::Value as Json;
+use threadkeep::channel::MESSAGES_CHANNEL;
 use threadkeep::state::StateSnapshot;
+use threadkeep::value::{ChannelValue, ListValue};
 use threadkeep_agent::model::message;
 use threadkeep_agent::pending_answer;
 use threadkeep_agent::receipts::sha256;
@@ -60,8 +62,30 @@ pub fn has_unfinished(state: Option<&StateSnapshot>) -> threadkeep::Result<bool>
         return Ok(true);
     }
     // A call that a client has put into the answer has no entry yet.
-    let waits = pending_answer(None, state)?;
-    Ok(waits.is_some_and(|answer| tasks(&answer).next().is_some()))
+    let mut answer = pending_answer(None, state)?;
+    if answer.is_none() {
+        // After a write to the state the thread waits for no call.
+        answer = unanswered(state)?;
+    }
+    Ok(answer.is_some_and(|answer| tasks(&answer).next().is_some()))
+}
+
+/// The last answer, if calls of it have no result in the conversation.
+fn unanswered(state: Option<&StateSnapshot>) -> threadkeep::Result<Option<Json>> {
+    let messages = state.and_then(|state| state.value(MESSAGES_CHANNEL)).and_then(ChannelValue::as_list);
+    let mut results = 0;
+    for stored in messages.into_iter().flat_map(ListValue::iter).rev() {
+        match stored.text("type") {
+            Some("tool") => results += 1,
+            Some("ai") => {
+                let answer = stored.to_json()?;
+                let calls = message::tool_calls(&answer).len() + message::invalid_tool_calls(&answer).len();
+                return Ok((calls > results).then_some(answer));
+            }
+            _ => {}
+        }
+    }
+    Ok(None)
 }
 
 /// The executions without a result that no call of `answer` has, with which a run from this state goes on: those of calls

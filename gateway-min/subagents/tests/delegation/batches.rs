@@ -388,6 +388,23 @@ async fn a_thread_is_deleted_while_its_batch_is_at_work() {
     }
 }
 
+/// Another process deletes the thread meanwhile, and takes long.
+#[tokio::test]
+async fn a_worker_that_stops_does_not_wait_for_a_deletion() {
+    let name = gate_name("stops-in-a-deletion");
+    let house = submitted(&["a"], two_turns(&name), "").await;
+    let worker = worker(&house).await;
+    gate(&name).reached().await;
+    let records = &house.delegator.records;
+    let child = house.executions().await.remove(0).child_thread;
+    let reservation = records.runs().reserve(THREAD, WriterKind::Delete).await.unwrap();
+    records.batches().cancel_of_thread(&reservation).await.unwrap();
+    let stopped = tokio::time::timeout(Duration::from_mins(10), worker.stop()).await;
+    stopped.expect("it waits for the deletion");
+    records.delete_thread(reservation).await.unwrap();
+    assert_eq!(remains(&house).await, [child.as_str()], "the next process removes it");
+}
+
 /// Deletes the thread as the gateway does.
 pub(crate) async fn delete_thread(house: &House) {
     let (records, thread) = (&house.delegator.records, ThreadId::from(THREAD));
@@ -513,6 +530,47 @@ async fn s62_a_call_that_is_repeated_after_its_run_was_dropped_finds_its_batch()
     first.stop().await;
     drop(held);
     repeated(&house).await;
+}
+
+/// The database is away for longer than the repeated call waits for it. Its batch may be worked on, so no result says
+/// that it failed.
+#[tokio::test]
+async fn a_repeated_call_has_no_result_while_the_database_is_away() {
+    let house = two_items().await;
+    let first = worker(&house).await;
+    let held = hold_slots(&house);
+    let mut observer = Between::default();
+    let reached = Arc::clone(&observer.0);
+    tokio::select! {
+        ended = house.run_observed("r1", Some("go"), &mut observer) => panic!("{ended:?}"),
+        () = reached.notified() => {}
+    }
+    first.stop().await;
+    drop(held);
+    let source = Arc::<Held>::default();
+    let next = house.restarted().with_source(Arc::clone(&source) as Arc<dyn ToolSource>);
+    // The worker writes nothing meanwhile.
+    let held = hold_slots(&next);
+    let second = worker(&next).await;
+    let records = &next.delegator.records;
+    let mut seen = Seen::default();
+    let (ended, ()) = tokio::join!(next.run("away", None, &mut seen), async {
+        source.reached.notified().await;
+        records.fail_from(1);
+        source.open.notify_one();
+        let tries = async {
+            while records.failed() < 3 {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_mins(10), tries).await.expect("it was not tried three times");
+        records.fail_statement(0);
+    });
+    let error = ended.unwrap_err().to_string();
+    assert!(error.ends_with("the next run of the thread makes the call again"), "{error}");
+    second.stop().await;
+    drop(held);
+    repeated(&next).await;
 }
 
 /// A source of tools that is reached, and answers when it is opened: that there are none.

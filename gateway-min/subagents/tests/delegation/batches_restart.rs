@@ -1,20 +1,28 @@
 //! Batches whose process dies.
 
 use std::sync::Arc;
+use std::time::Duration;
 
+use chrono::TimeDelta;
 use serde_json::{Map, json};
-use threadkeep::id::ThreadId;
+use threadkeep::channel::Schema;
+use threadkeep::id::{IdSource, ThreadId};
+use threadkeep::mode::ChannelMode;
+use threadkeep::state::StateAccessor;
 use threadkeep_agent::goal_state;
 use threadkeep_agent::model::scripted::gate;
 use threadkeep_agent::tools::ToolSource;
-use threadkeep_records::{BatchItemStatus, BatchStatus};
+use threadkeep_records::{
+    BatchItemStatus, BatchStatus, Delegating, ExecutionKind, JsonObject, Launch, NewBatch, NewBatchItem,
+    NewExecution,
+};
 
 use crate::batch_budgets::{LEFT, LIMITED, sum, turn, until_counted, used};
 use crate::batches::{
     Between, Held, SECTIONS, WORKER, delete_thread, ended, gate_name, remains, repeated, rows, submitted,
     submitted_with, two_items, two_turns, until_removed, worker,
 };
-use crate::support::{House, THREAD};
+use crate::support::{House, THREAD, lead};
 
 /// A process that is gone while its worker has items: its runtime ends where it stands.
 fn killed_at(house: &House, name: &str) {
@@ -98,6 +106,74 @@ async fn the_tokens_of_a_dead_worker_are_added_once() {
     until_counted(&next).await;
     worker.stop().await;
     assert_eq!((sum(&next).await, used(&next).await), (6, 6));
+}
+
+fn in_mode(house: &House, mode: ChannelMode) -> StateAccessor {
+    let table = Schema::thread_state().compile(mode, 3).unwrap();
+    StateAccessor::new(Arc::clone(house.accessor.saver()), Arc::new(table), Arc::new(IdSource::default()))
+}
+
+/// A batch with one item, which was launched and then cancelled.
+async fn cancelled(house: &House, id: &str) {
+    let records = &house.delegator.records;
+    let (batches, lease) = (records.batches(), TimeDelta::seconds(10));
+    let item = NewBatchItem { key: "a".into(), prompt: "p".into(), acceptance_criteria: None };
+    let new = NewBatch {
+        id: id.into(),
+        thread_id: THREAD.into(),
+        run_id: "r".into(),
+        tool_call_id: "c".into(),
+        submission_key: id.into(),
+        title: "t".into(),
+        subagent_type: "general-purpose".into(),
+        max_live_items: 1,
+        max_running_items: 1,
+        max_attempts: 1,
+        execution_spec: JsonObject::new(),
+        items: vec![item],
+    };
+    batches.submit(new).await.unwrap();
+    let claim = batches.claim(id, "dead", lease, 1, true).await.unwrap().unwrap().items.remove(0).claim;
+    let execution = NewExecution {
+        execution_id: claim.item_id.clone(),
+        thread_id: THREAD.into(),
+        run_id: "r".into(),
+        delegating: Delegating::Item,
+        parent_execution: None,
+        kind: ExecutionKind::BatchItem,
+        tool_call_id: "c".into(),
+        agent_name: "general-purpose".into(),
+        definition: JsonObject::new(),
+        definition_digest: "d".into(),
+        description: "a".into(),
+        deadline: records.now(),
+    };
+    let launch = Launch { execution, model: "main".into(), waited_ms: 0 };
+    batches.launch(&claim, lease, launch).await.unwrap().unwrap();
+    batches.cancel(id).await.unwrap();
+}
+
+/// The first one has checkpoints that a process in its mode cannot read.
+#[tokio::test]
+async fn an_attempt_that_a_process_cannot_count_keeps_no_other_one_waiting() {
+    let house = House::new(lead(&[], vec![]), SECTIONS).await;
+    house.begin("r").await;
+    cancelled(&house, "first").await;
+    cancelled(&house, "second").await;
+    let rows = house.executions().await;
+    let unreadable = ThreadId::from(rows[0].child_thread.as_str());
+    in_mode(&house, ChannelMode::Delta).create(&unreadable, Map::new()).await.unwrap();
+    let mut next = house.restarted();
+    next.accessor = in_mode(&house, ChannelMode::Full);
+    let worker = worker(&next).await;
+    let counted = async {
+        while !house.executions().await[1].counted {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_mins(10), counted).await.expect("the other one was not counted");
+    worker.stop().await;
+    assert!(!house.executions().await[0].counted, "a process in the other mode can count it");
 }
 
 /// A process that dies between the write of the batch and that of the call's message.

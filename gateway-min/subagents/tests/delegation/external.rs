@@ -1,13 +1,21 @@
 //! Calls of external agents, with a tool in the place of the one that starts programs.
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use async_trait::async_trait;
 use serde_json::{Value as Json, json};
-use threadkeep::id::ThreadId;
+use threadkeep::channel::Schema;
+use threadkeep::id::{IdSource, ThreadId};
+use threadkeep::mode::ChannelMode;
+use threadkeep::state::StateAccessor;
 use threadkeep_agent::Ended;
 use threadkeep_agent::tools::{Tool, ToolContext, ToolError, ToolOutput, ToolSpec, ToolStatus};
-use threadkeep_records::{ExecutionKind, ExecutionRow, ExecutionStatus, WriterKind};
+use threadkeep_memory::MemorySaver;
+use threadkeep_records::{
+    Clock, Delegating, ExecutionKind, ExecutionRow, ExecutionStatus, Records, RecordsOptions, WriterKind,
+};
 use threadkeep_subagents::external::{ENDING, TIMED_OUT};
 use threadkeep_subagents::{delete_checkpoints, recheck};
 use tokio::sync::Notify;
@@ -204,6 +212,56 @@ async fn a_run_that_has_ended_stores_nothing_of_what_it_delegates() {
         assert_eq!((results.len(), &results[0]["status"]), (1, &json!("success")), "{results:?}");
         assert_eq!(house.executions().await[0].run_id, "r2");
     }
+}
+
+/// Another run takes the recorded call over; false if none is recorded yet.
+fn taken_over(records: &Records) -> bool {
+    let records = records.clone();
+    let taking = std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let executions = records.executions();
+            let rows = executions.of_thread(THREAD).await.unwrap();
+            let Some(row) = rows.first() else { return false };
+            let run = ("r2", Delegating::Unrecorded);
+            executions.take_over(row, run, "taken over", &BTreeMap::new()).await.unwrap()
+        })
+    });
+    taking.join().unwrap()
+}
+
+/// A process stands still after it has recorded a call, and another run takes the call over: the agent is not called.
+#[tokio::test]
+async fn a_call_that_another_run_has_taken_over_reaches_no_agent() {
+    let (taken, place) = (Arc::<AtomicBool>::default(), Arc::<OnceLock<Records>>::default());
+    let (done, opened) = (Arc::clone(&taken), Arc::clone(&place));
+    // The clock is read between the two.
+    let clock = Clock::from_fn(move || {
+        if let Some(records) = opened.get()
+            && !done.swap(true, Ordering::SeqCst)
+        {
+            done.store(taken_over(records), Ordering::SeqCst);
+        }
+        chrono::Utc::now()
+    });
+    let records = Records::open_memory(RecordsOptions { clock, ..RecordsOptions::default() }).await.unwrap();
+    assert!(place.set(records.clone()).is_ok());
+    let table = Schema::thread_state().compile(ChannelMode::Full, 3).unwrap();
+    let ids = Arc::new(IdSource::default());
+    let accessor = StateAccessor::new(Arc::new(MemorySaver::default()), Arc::new(table), ids);
+    let directory = tempfile::tempdir().unwrap();
+    let script = lead(&[call("coder", "work")], vec![]);
+    let house = House::in_directory(directory, records, accessor, script, AGENTS)
+        .with_external(Arc::<Fake>::default() as Arc<dyn Tool>);
+    let error = house.run("r1", Some("Go"), &mut Seen::default()).await.unwrap_err().to_string();
+    assert!(error.contains("Run r1 has ended") && error.ends_with("makes the call again"), "{error}");
+    assert!(taken.load(Ordering::SeqCst), "it was taken over");
+    let rows = house.executions().await;
+    assert_eq!(
+        (ends(&rows), rows[0].run_id.as_str()),
+        (vec![(1, "cancelled", Some("taken over"), false)], "r2")
+    );
+    assert_eq!(house.results().await, Vec::<Json>::new());
 }
 
 /// A batch goes on without the run that submitted it, and so does what its items have asked external agents for.

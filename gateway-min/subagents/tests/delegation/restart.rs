@@ -7,9 +7,11 @@ use serde_json::{Value as Json, json};
 use threadkeep::id::ThreadId;
 use threadkeep::saver::CheckpointSelector;
 use threadkeep_agent::Ended;
+use threadkeep_agent::tools::ToolSource;
 use threadkeep_records::ExecutionStatus;
 use tokio::sync::Notify;
 
+use crate::batches::{Held, delete_thread};
 use crate::support::{House, Seen, THREAD, lead, subagent, task};
 
 /// A process that is gone: its runtime ends where it stands, with every task in it, as a kill ends them. No task is asked
@@ -263,6 +265,31 @@ async fn what_a_new_question_turns_away_from_is_counted_once() {
     let mut later = Seen::default();
     next.run("r3", Some("something else"), &mut later).await.unwrap();
     assert_eq!(sum(&later), 0);
+}
+
+/// The process stands still before the first checkpoint of its subagent, and the thread is deleted meanwhile.
+#[tokio::test]
+async fn a_subagent_that_goes_on_after_the_deletion_of_its_thread_leaves_no_checkpoints() {
+    let source = Arc::<Held>::default();
+    let script = lead(&[task("work", "general-purpose")], vec![subagent(json!([{"text": "ok"}]))]);
+    let house = House::new(script, "").await.with_source(Arc::clone(&source) as Arc<dyn ToolSource>);
+    let mut seen = Seen::default();
+    let (_, child) = tokio::join!(house.run("r1", Some("go"), &mut seen), async {
+        let child = loop {
+            source.reached.notified().await;
+            if let Some(row) = house.executions().await.pop() {
+                break row.child_thread;
+            }
+            source.open.notify_one();
+        };
+        delete_thread(&house).await;
+        source.open.notify_one();
+        child
+    });
+    assert_eq!(house.requests("subagent:general-purpose").len(), 1, "it went on");
+    house.settled().await;
+    let child = ThreadId::from(child.as_str());
+    assert!(house.accessor.get(&child, None).await.unwrap().is_none(), "hidden checkpoints");
 }
 
 const BASH: &str = "sandbox: {use: local, allow_host_bash: true}";

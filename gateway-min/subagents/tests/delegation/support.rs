@@ -16,7 +16,7 @@ use threadkeep_agent::{AgentBuilder, AgentError, AgentSpec, Ended, Observer, Run
 use threadkeep_config::{ConfigHandle, Environment, LoadOptions};
 use threadkeep_records::{
     Clock, Delegating, ExecutionRow, MultitaskStrategy, NewRun, NewThread, Records, RecordsOptions, RunEnd,
-    RunStatus,
+    RunStatus, until_available,
 };
 use threadkeep_subagents::Delegator;
 use threadkeep_subagents::admission::Admission;
@@ -266,7 +266,8 @@ impl House {
         self.count(run).await;
         if self.delegator.batches.is_some() {
             let end = RunEnd { status: RunStatus::Success, error: None, ..RunEnd::failed("") };
-            self.delegator.records.runs().finish(run, &end).await.unwrap();
+            let runs = self.delegator.records.runs();
+            until_available(|| runs.finish(run, &end)).await.unwrap();
         }
         ended
     }

@@ -180,6 +180,21 @@ async fn a_list_of_all_threads_reads_the_values_that_it_answers() {
 }
 
 #[tokio::test]
+async fn what_a_thread_has_is_found_without_the_values() {
+    let lab = Lab::new();
+    lab.put(0).await.unwrap();
+    lab.write_to(0, "a", &["__error__", "d"]).await.unwrap();
+    lab.write(0, "b").await.unwrap();
+    lab.put(1).await.unwrap();
+    lab.beside.values.store(0, Ordering::Relaxed);
+    let key = |n| (lab.place.namespace.clone(), lab.id(n));
+    let tasks = [("a", false), ("a", true), ("b", false)].map(|(task, special)| (task.to_owned(), special));
+    let expected = BTreeMap::from([(key(0), BTreeSet::from(tasks)), (key(1), BTreeSet::new())]);
+    assert_eq!(lab.graphs.written(&lab.place.thread).await.unwrap(), expected);
+    assert_eq!(lab.beside.values.load(Ordering::Relaxed), 0);
+}
+
+#[tokio::test]
 async fn what_waits_for_a_checkpoint_outlives_what_was_refused() {
     for refused in ["a copy", "a deletion", "a thread that is taken back"] {
         let lab = Lab::new().thread("z");

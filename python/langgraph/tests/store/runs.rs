@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use serde_json::json;
 use threadkeep::Error;
-use threadkeep_langgraph::{Caller, Fence, Frame, LangGraph, Place, Put};
+use threadkeep_langgraph::{Caller, Fence, Frame, LangGraph, ListRequest, Place, Put};
 
 use crate::lab::{Beside, Lab, Meanwhile};
 
@@ -43,7 +43,7 @@ async fn two_updates_of_one_step_that_have_one_task_are_both_replayed() {
     lab.write_to(0, "a", &["d", "e"]).await.unwrap();
     lab.write_to(0, "a", &["d", "d"]).await.unwrap();
     // Somebody looks at the thread.
-    lab.tasks(0).await;
+    lab.called_by(Caller::Other(1)).tasks(0).await;
     lab.put(1).await.unwrap();
     assert_eq!(lab.replayed(1).await, ["a"; 3]);
     lab.put(2).await.unwrap();
@@ -102,15 +102,12 @@ async fn what_somebody_else_reads_takes_nothing_from_an_update() {
 async fn what_others_wrote_for_somebody_is_applied() {
     let lab = Lab::new();
     lab.put(0).await.unwrap();
-    // Two threads write for a third one, which goes on from there twice.
+    // Two threads write for a third one.
     let [one, two, third] = [1, 2, 3].map(|caller| lab.called_by(Caller::Other(caller)));
     one.write_to(0, "a", &["d", "d"]).await.unwrap();
     two.write_to(0, "b", &["d"]).await.unwrap();
     third.put_after(Some(0), 1).await.unwrap();
-    one.write_to(0, "a", &["d"]).await.unwrap();
-    third.put_after(Some(0), 2).await.unwrap();
     assert_eq!(lab.replayed(1).await, ["a", "a", "b"]);
-    assert_eq!(lab.replayed(2).await, ["a", "b"]);
 }
 
 #[tokio::test]
@@ -128,11 +125,42 @@ async fn what_waited_for_a_checkpoint_is_of_the_run_that_put_it() {
     assert_eq!(lab.replayed(2).await, ["a"]);
 }
 
+/// LangGraph says of a copy neither what it copies nor which run made that.
 #[tokio::test]
-async fn two_runs_that_begin_a_subgraph_at_one_time_are_fenced() {
-    let graphs = LangGraph::new(Arc::new(Beside::default()), Fence::Error);
-    let place = Place::new("t", "nested");
-    let first = |id: u8| Put {
+async fn a_copy_of_a_branch_replays_what_the_branch_does() {
+    let lab = Lab::new();
+    lab.put(0).await.unwrap();
+    let (one, two) = (lab.of_run(1), lab.of_run(2));
+    one.write(0, "a").await.unwrap();
+    one.put_after(Some(0), 1).await.unwrap();
+    two.write_to(0, "a", &["d", "d", "d"]).await.unwrap();
+    two.put_after(Some(0), 2).await.unwrap();
+    lab.called_by(Caller::Other(1)).write(0, "b").await.unwrap();
+    let branches = [lab.replayed(1).await, lab.replayed(2).await];
+    assert_eq!(branches, [vec!["a"], vec!["a"; 3]]);
+    // More checkpoints than are looked at in one read.
+    for n in 3..100 {
+        lab.put_after(Some(2), n).await.unwrap();
+    }
+    for (n, branch) in [(1, &branches[0]), (2, &branches[1])] {
+        let copied = lab.graphs.get(&lab.place, Some(lab.id(n))).await.unwrap().unwrap();
+        let (id, next) = (100 + 10 * n, 101 + 10 * n);
+        let mut put = Put { parent: copied.parent, versions: copied.versions, ..begins(&lab.place, id) };
+        put.metadata = copied.metadata;
+        put.metadata.insert("source".to_owned(), json!("fork"));
+        lab.graphs.put(&put).await.unwrap();
+        assert_eq!(lab.replayed(id).await, *branch);
+        // What is no copy applies what a reader of the parent is shown.
+        put.id = lab.id(next);
+        put.metadata.insert("source".to_owned(), json!("update"));
+        lab.graphs.put(&put).await.unwrap();
+        assert_eq!(lab.replayed(next).await, ["a", "a", "a", "b"]);
+    }
+}
+
+/// A checkpoint without a parent.
+fn begins(place: &Place, id: u8) -> Put {
+    Put {
         place: place.clone(),
         id: place.id(&format!("1ef4f797-8335-6428-8001-0000000000{id:02x}")).unwrap(),
         parent: None,
@@ -144,7 +172,50 @@ async fn two_runs_that_begin_a_subgraph_at_one_time_are_fenced() {
         held: BTreeSet::new(),
         snapshots: BTreeSet::new(),
         metadata: json!({"step": 0}).as_object().unwrap().clone(),
+    }
+}
+
+#[tokio::test]
+async fn a_run_that_is_given_an_id_applies_what_it_was_shown_first() {
+    let lab = Lab::new();
+    lab.put(0).await.unwrap();
+    let (run, other) = (lab.of_run(1), lab.called_by(Caller::Other(1)));
+    assert!(run.tasks(0).await.is_empty());
+    other.write(0, "b").await.unwrap();
+    // LangGraph asks whether it is the head.
+    let head = run.graphs.get(&lab.place, None).await.unwrap().unwrap();
+    assert_eq!((head.id, head.writes.len()), (lab.id(0), 1));
+    run.write(0, "a").await.unwrap();
+    run.put(1).await.unwrap();
+    assert_eq!(lab.replayed(1).await, ["a"]);
+}
+
+#[tokio::test]
+async fn a_run_that_goes_back_has_not_looked_for_the_head_of_its_subgraph() {
+    let graphs = LangGraph::new(Arc::new(Beside::default()), Fence::Error);
+    let place = Place::new("t", "nested");
+    let run = graphs.called_by(Caller::Run(1));
+    // It fails before it puts anything.
+    assert!(run.get(&place, None).await.unwrap().is_none());
+    graphs.called_by(Caller::Run(2)).put(&begins(&place, 2)).await.unwrap();
+    // Another one has its number.
+    let before = ListRequest {
+        thread: Some(place.thread.clone()),
+        namespace: Some(place.namespace.clone()),
+        before: Some(begins(&place, 1).id),
+        limit: Some(1),
+        ..ListRequest::default()
     };
+    assert!(run.list(&before).await.unwrap().is_empty());
+    run.put(&begins(&place, 3)).await.unwrap();
+    assert_eq!(graphs.get(&place, None).await.unwrap().map(|head| head.id), Some(begins(&place, 3).id));
+}
+
+#[tokio::test]
+async fn two_runs_that_begin_a_subgraph_at_one_time_are_fenced() {
+    let graphs = LangGraph::new(Arc::new(Beside::default()), Fence::Error);
+    let place = Place::new("t", "nested");
+    let first = |id: u8| begins(&place, id);
     let [one, two, back] = [1, 2, 3].map(|run| graphs.called_by(Caller::Run(run)));
     for run in [&one, &two] {
         assert!(run.get(&place, None).await.unwrap().is_none());

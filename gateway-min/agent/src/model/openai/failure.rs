@@ -9,6 +9,7 @@ use futures::StreamExt;
 use reqwest::header::{DATE, HeaderMap, LOCATION, RETRY_AFTER};
 use reqwest::{Response, StatusCode};
 use serde_json::Value;
+use threadkeep_config::Hidden;
 
 use super::super::{ModelError, ModelErrorKind, Secret};
 use super::lines::Broken;
@@ -79,6 +80,11 @@ impl Failure {
     pub(super) fn from_event(error: &Value) -> Self {
         let words = error["message"].as_str().map_or_else(|| error.to_string(), str::to_owned);
         Self::new(kind_of_event(error), words)
+    }
+
+    /// The failure, whose text has none of these.
+    pub(super) fn without(self, hidden: &Hidden) -> Self {
+        Self { detail: hidden.from(&self.detail), ..self }
     }
 
     /// The error of the model `model` at `host`, with the server's text truncated and free of `key`.

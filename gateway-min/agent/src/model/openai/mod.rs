@@ -1,6 +1,7 @@
 //! A client for the OpenAI chat-completions protocol, which many providers and local servers support.
 
 mod answer;
+mod defaults;
 mod failure;
 #[cfg(any(test, feature = "fuzzing"))]
 mod fuzzing;
@@ -17,14 +18,14 @@ use std::time::Duration;
 use async_trait::async_trait;
 use eventsource_stream::{Event, EventStreamError, Eventsource};
 use futures::{Stream, StreamExt, stream};
-use reqwest::header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue};
+use reqwest::header::CONTENT_TYPE;
 use reqwest::{Client, Response, Url, redirect};
+use threadkeep_config::Hidden;
 use tokio::time::timeout;
 
-use super::{
-    ChatModel, ChunkStream, ModelChunk, ModelError, ModelErrorKind, ModelRequest, ModelSettings, Secret,
-};
+use super::{ChatModel, ChunkStream, ModelChunk, ModelError, ModelErrorKind, ModelRequest, ModelSettings};
 use answer::AnswerParser;
+use defaults::Defaults;
 use failure::Failure;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use fuzzing::fuzz;
@@ -38,7 +39,8 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 pub(super) struct OpenAiModel {
     settings: ModelSettings,
     endpoint: Url,
-    authorization: Option<HeaderValue>,
+    /// What errors must not contain besides the key.
+    hidden: Hidden,
     request_timeout: Duration,
     client: Client,
 }
@@ -50,28 +52,29 @@ impl OpenAiModel {
             |detail: String| ModelError::new(&settings.name, ModelErrorKind::Configuration, detail);
         let endpoint =
             endpoint(settings.base_url.as_deref().unwrap_or(DEFAULT_BASE_URL)).map_err(unusable)?;
-        let authorization = settings.api_key.as_ref().map(authorization).transpose().map_err(unusable)?;
+        let defaults = Defaults::of(&settings).map_err(unusable)?;
+        let headers = defaults.headers(settings.api_key.as_ref()).map_err(unusable)?;
         let request_timeout = request_timeout(&settings).map_err(unusable)?;
 
         // Fails if a provider is already installed, which is just as good: only ring is linked.
         let _ = rustls::crypto::ring::default_provider().install_default();
         // Send conversations only to the configured host: do not follow redirects.
-        let mut client =
-            Client::builder().connect_timeout(CONNECT_TIMEOUT).redirect(redirect::Policy::none());
+        let mut client = Client::builder()
+            .connect_timeout(CONNECT_TIMEOUT)
+            .redirect(redirect::Policy::none())
+            .default_headers(headers);
         if is_loopback(&endpoint) {
             // A proxy from the environment cannot reach a server on this machine.
             client = client.no_proxy();
         }
         let client = client.build().map_err(|error| unusable(failure::describe(error)))?;
-        Ok(Self { settings, endpoint, authorization, request_timeout, client })
+        let (endpoint, hidden) = (defaults.at(endpoint), defaults.hidden());
+        Ok(Self { settings, endpoint, hidden, request_timeout, client })
     }
 
     async fn send(&self, request: &ModelRequest) -> Result<Response, Failure> {
         let body = request::body(&self.settings, request)?;
-        let mut post = self.client.post(self.endpoint.clone()).json(&body);
-        if let Some(value) = &self.authorization {
-            post = post.header(AUTHORIZATION, value.clone());
-        }
+        let post = self.client.post(self.endpoint.clone()).json(&body);
         let begun = async {
             let response = post.send().await.map_err(Failure::from_transport)?;
             if response.status().is_success() {
@@ -109,8 +112,8 @@ impl ChatModel for OpenAiModel {
     async fn stream(&self, request: &ModelRequest) -> Result<ChunkStream, ModelError> {
         let model = self.settings.name.clone();
         let host = self.endpoint.host_str().unwrap_or_default().to_owned();
-        let key = self.settings.api_key.clone();
-        let named = move |failure: Failure| failure.into_error(&model, &host, key.as_ref());
+        let (key, hidden) = (self.settings.api_key.clone(), self.hidden.clone());
+        let named = move |failure: Failure| failure.without(&hidden).into_error(&model, &host, key.as_ref());
         let response = self.send(request).await.map_err(&named)?;
         let events = lines(response.bytes_stream().boxed(), Limits::default()).eventsource();
         Ok(chunks(events, self.settings.stream_chunk_timeout).map(move |item| item.map_err(&named)).boxed())
@@ -165,13 +168,6 @@ fn endpoint(base_url: &str) -> Result<Url, String> {
 pub fn is_loopback(url: &Url) -> bool {
     let host = url.host_str().unwrap_or_default().trim_matches(['[', ']']);
     host == "localhost" || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
-}
-
-fn authorization(key: &Secret) -> Result<HeaderValue, String> {
-    let mut value = HeaderValue::from_str(&format!("Bearer {}", key.expose()))
-        .map_err(|_| "`api_key` has a character that cannot be sent in a header".to_owned())?;
-    value.set_sensitive(true);
-    Ok(value)
 }
 
 fn request_timeout(settings: &ModelSettings) -> Result<Duration, String> {

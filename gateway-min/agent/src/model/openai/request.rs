@@ -1,15 +1,23 @@
 //! Converts a request to the body of a chat-completions request.
 
+use std::collections::BTreeSet;
+
 use serde_json::{Map, Value, json};
 
 use super::super::message::{block_text, invalid_tool_calls, kind, text, tool_calls};
 use super::super::{ModelErrorKind, ModelRequest, ModelSettings, ToolSpec};
 use super::failure::Failure;
+use crate::tools::dangling;
 
 /// The setting that limits how long an answer may take to start, in seconds.
 pub(super) const REQUEST_TIMEOUT: &str = "request_timeout";
+/// The setting with headers of every request.
+pub(super) const DEFAULT_HEADERS: &str = "default_headers";
+/// The setting with parameters of the address of every request.
+pub(super) const DEFAULT_QUERY: &str = "default_query";
 /// Settings of the client, not of a request.
-const CLIENT_SETTINGS: [&str; 3] = [REQUEST_TIMEOUT, "timeout", "max_retries"];
+const CLIENT_SETTINGS: [&str; 5] =
+    [REQUEST_TIMEOUT, "timeout", "max_retries", DEFAULT_HEADERS, DEFAULT_QUERY];
 /// Settings whose entries are request parameters.
 const NESTED_PARAMETERS: [&str; 2] = ["model_kwargs", "extra_body"];
 
@@ -76,7 +84,7 @@ fn messages(request: &ModelRequest) -> Result<Vec<Value>, Failure> {
     let conversation = request.conversation().map_err(|error| {
         Failure::new(ModelErrorKind::Rejected, format!("the conversation is damaged: {error}"))
     })?;
-    for message in conversation.iter() {
+    for message in dangling::answering(&conversation) {
         match kind(message) {
             "system" => messages.push(json!({"role": "system", "content": text(message)})),
             "human" => messages.push(json!({"role": "user", "content": user_content(&message["content"])})),
@@ -132,13 +140,27 @@ fn tool_content(message: &Value) -> String {
     }
 }
 
-/// A user's content: plain text unchanged, blocks in the protocol's form. Unsupported blocks are omitted.
+/// A user's content: plain text unchanged, blocks in the protocol's form. Unsupported blocks are omitted. Of a message with
+/// nothing else they are named: servers refuse a list without blocks, in every later request of the conversation.
 fn user_content(content: &Value) -> Value {
     match content {
-        Value::Array(blocks) => blocks.iter().filter_map(user_block).collect(),
+        Value::Array(blocks) => {
+            let sent: Vec<Value> = blocks.iter().filter_map(user_block).collect();
+            if sent.is_empty() { omitted(blocks).into() } else { sent.into() }
+        }
         Value::String(_) => content.clone(),
         _ => "".into(),
     }
+}
+
+/// The text in place of content of which nothing can be sent.
+fn omitted(blocks: &[Value]) -> String {
+    let types: BTreeSet<&str> = blocks.iter().filter_map(|block| block["type"].as_str()).collect();
+    let types: Vec<&str> = types.into_iter().collect();
+    format!(
+        "(content that cannot be shown: {})",
+        if types.is_empty() { "none".to_owned() } else { types.join(", ") }
+    )
 }
 
 fn user_block(block: &Value) -> Option<Value> {
@@ -226,6 +248,7 @@ mod tests {
         settings.extra = map(json!({
             "max_tokens": 100, "temperature": 0.5, "request_timeout": 30, "timeout": 3, "max_retries": 2,
             "model": "other", "stream": false, "stream_options": null, "extra_body": {"top_k": 5},
+            "default_headers": {"x-a": "b"}, "default_query": {"c": "d"},
         }));
         assert_eq!(
             body(&settings, &ModelRequest::default()).unwrap(),
@@ -310,7 +333,8 @@ mod tests {
                 {"type": "image", "base64": "QUJD"},
                 {"type": "reasoning", "reasoning": "hm"},
             ]},
-            {"type": "ai", "content": [{"type": "text", "text": "a"}, {"type": "thinking", "thinking": "t"}]},
+            {"type": "ai", "content": [{"type": "text", "text": "a"}, {"type": "thinking", "thinking": "t"}],
+             "tool_calls": [{"name": "ls", "args": {}, "id": "c"}, {"name": "ls", "args": {}, "id": "d"}]},
             {"type": "tool", "content": [{"type": "text", "text": "r"}], "tool_call_id": "c"},
             {"type": "tool", "content": {"n": 1}, "tool_call_id": "d"},
         ]));
@@ -326,6 +350,30 @@ mod tests {
         assert_eq!(wire[1]["content"], "a");
         assert_eq!(wire[2]["content"], "r");
         assert_eq!(wire[3]["content"], "{\"n\":1}");
+    }
+
+    #[test]
+    fn a_message_of_unsupported_blocks_is_sent_as_a_text_that_names_them() {
+        let blocks =
+            json!([{"type": "video", "url": "http://x/y"}, {"type": "audio"}, {"type": "audio"}, {}]);
+        let wire = wire(json!([{"type": "human", "content": blocks}, {"type": "human", "content": []}]));
+        assert_eq!(wire[0]["content"], "(content that cannot be shown: audio, video)");
+        assert_eq!(wire[1]["content"], "(content that cannot be shown: none)");
+    }
+
+    /// A client removed the message that made the call, or added the result.
+    #[test]
+    fn a_result_without_its_call_is_not_sent() {
+        let call = json!({"name": "ls", "args": {}, "id": "a"});
+        let result = |id: &str| json!({"type": "tool", "content": "r", "tool_call_id": id});
+        let wire = wire(json!([
+            result("a"),
+            {"type": "ai", "content": "", "tool_calls": [call]}, result("a"), result("b"),
+            {"type": "human", "content": "go on"}, {"type": "ai", "content": "Done"}, result("a"),
+        ]));
+        let sent: Vec<&Value> = wire.iter().map(|message| &message["role"]).collect();
+        assert_eq!(json!(sent), json!(["assistant", "tool", "user", "assistant"]));
+        assert_eq!(wire[1]["tool_call_id"], "a");
     }
 
     #[test]

@@ -5,10 +5,12 @@ use std::sync::{Arc, Mutex};
 
 use axum::Router;
 use axum::body::{Body, Bytes};
-use axum::extract::State;
+use axum::extract::{RawQuery, State};
 use axum::http::{HeaderMap, Response as HttpResponse};
 use axum::routing::post;
+use reqwest::header::HeaderValue;
 use serde_json::{Value, json};
+use threadkeep_config::Secret;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::super::{ChunkAssembler, ModelKind, RetryingModel, build, message};
@@ -57,9 +59,14 @@ impl Stub {
 
 async fn respond(
     State((prepared, requests)): State<(Prepared, Requests)>,
-    headers: HeaderMap,
+    RawQuery(query): RawQuery,
+    mut headers: HeaderMap,
     body: Bytes,
 ) -> HttpResponse<Body> {
+    // Recorded as if it were a header.
+    if let Some(query) = query {
+        headers.insert("test-query", HeaderValue::try_from(query).unwrap());
+    }
     requests.lock().unwrap().push((headers, serde_json::from_slice(&body).unwrap()));
     prepared.lock().unwrap().pop_front().expect("one request too many")
 }
@@ -249,6 +256,37 @@ async fn without_a_key_no_authorization_is_sent() {
     let model = build(ModelSettings { api_key: None, ..stub.settings() }).unwrap();
     collect(&*model).await.unwrap();
     assert!(!stub.requests.lock().unwrap()[0].0.contains_key("authorization"));
+}
+
+#[tokio::test]
+async fn default_headers_and_query_are_sent_beside_the_body_and_masked_in_errors() {
+    let said = r#"{"error": {"message": "no access for hush-1, hush-2 or hush-3"}}"#;
+    let stub = Stub::start([hello(), response(401, "application/json", said.into())]).await;
+    let with = |extra: Value| {
+        let extra = extra.as_object().unwrap().clone();
+        build(ModelSettings { extra, ..stub.settings() })
+    };
+    let model = with(json!({
+        "default_headers": {"X-Key": "hush-1", "Authorization": "Basic hush-2", "X-Number": 7},
+        "default_query": {"token": "hush-3"},
+    }))
+    .unwrap();
+    collect(&*model).await.unwrap();
+    {
+        let requests = stub.requests.lock().unwrap();
+        let (headers, body) = &requests[0];
+        assert_eq!(headers["x-key"], "hush-1");
+        assert_eq!(headers["x-number"], "7");
+        assert_eq!(headers.get_all("authorization").iter().collect::<Vec<_>>(), ["Basic hush-2"]);
+        assert_eq!(headers["test-query"], "token=hush-3");
+        assert!(!body.to_string().contains("hush") && body.get("default_headers").is_none(), "{body}");
+    }
+    let error = collect(&*model).await.unwrap_err().to_string();
+    assert!(error.contains("no access for ***, *** or ***"), "{error}");
+    for (key, value) in [("default_headers", json!({"a b": "hush"})), ("default_query", json!(["hush"]))] {
+        let error = with(json!({ key: value })).err().unwrap().to_string();
+        assert!(error.contains(&format!("`{key}")) && !error.contains("hush"), "{error}");
+    }
 }
 
 #[tokio::test]

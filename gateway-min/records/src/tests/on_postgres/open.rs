@@ -41,6 +41,19 @@ async fn newer_schema_and_changed_migration_are_refused() {
 }
 
 #[tokio::test]
+async fn older_schema_is_refused_and_left_alone_by_what_must_not_upgrade_it() {
+    let database = threadkeep_testing::postgres().unwrap().database().await.unwrap();
+    let target = postgres_target(database.url(), "public", 1);
+    Records::open_postgres(&target, RecordsOptions::default()).await.unwrap().close().await;
+    let admin = target.open().await.unwrap();
+    admin.batch_execute("DELETE FROM threadkeep_gateway_migrations WHERE version = 17").await.unwrap();
+    let error = Records::open_existing_postgres(&target, RecordsOptions::default()).await.unwrap_err();
+    assert!(matches!(error, RecordsError::OlderSchema { missing: 1, .. }), "{error}");
+    let there = admin.query_typed("SELECT version FROM threadkeep_gateway_migrations", &[]).await.unwrap();
+    assert_eq!(there.len(), 16, "nothing was applied");
+}
+
+#[tokio::test]
 async fn a_server_that_cannot_be_reached_is_named_without_the_password() {
     for address in ["postgres://u:hunter2@127.0.0.1:1/d", "postgres://u:hunter2@no-such-host.invalid/d"] {
         let target = postgres_target(address, "public", 1);

@@ -124,6 +124,26 @@ async fn newer_schema_is_refused_and_left_alone() {
 }
 
 #[tokio::test]
+async fn older_schema_is_refused_and_left_alone_by_what_must_not_upgrade_it() {
+    let fixture = fixture().await;
+    let path = fixture.place.path().to_owned();
+    create_thread(&fixture.records, "t").await;
+    fixture.records.close().await;
+    let current = Records::open_existing(&path, RecordsOptions::default()).await.unwrap();
+    assert_eq!(thread(&current, "t").await.thread_id, "t");
+    let older = "DELETE FROM _sqlx_migrations WHERE version = (SELECT max(version) FROM _sqlx_migrations)";
+    sql(&current, older).await;
+    current.close().await;
+    let before = std::fs::read(&path).unwrap();
+
+    let error = Records::open_existing(&path, RecordsOptions::default()).await.unwrap_err();
+    assert!(matches!(error, RecordsError::OlderSchema { missing: 1, .. }), "{error}");
+    let text = error.to_string();
+    assert!(text.contains(&path.display().to_string()) && text.contains("`threadkeep setup`"), "{text}");
+    assert_eq!(std::fs::read(&path).unwrap(), before);
+}
+
+#[tokio::test]
 async fn changed_migration_is_refused() {
     let fixture = fixture().await;
     sql(&fixture.records, "UPDATE _sqlx_migrations SET checksum = x'00' WHERE version = 2").await;

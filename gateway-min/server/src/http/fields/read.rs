@@ -215,7 +215,7 @@ impl<'p> Field<'p> {
     }
 
     /// A list whose items are read by `read`.
-    fn each<T>(self, mut read: impl FnMut(Field<'_>) -> Option<T>) -> Option<Vec<T>> {
+    pub fn each<T>(self, mut read: impl FnMut(Field<'_>) -> Option<T>) -> Option<Vec<T>> {
         let list = match self.value? {
             Value::Array(list) => list,
             other => {

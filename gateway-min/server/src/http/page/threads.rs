@@ -46,7 +46,13 @@ pub(super) async fn list(
         "busy" => Some(ThreadStatus::Running),
         name => name.parse().ok(),
     };
-    let query = ThreadQuery { status, owner: caller.sees().map(str::to_owned), ..ThreadQuery::default() };
+    let query = ThreadQuery {
+        status,
+        owner: caller.sees().map(str::to_owned),
+        // The page shows no metadata.
+        metadata_bytes: Some(0),
+        ..ThreadQuery::default()
+    };
     let search = parameter("q");
     let found = if search.is_empty() {
         found(&app, query, offset).await?

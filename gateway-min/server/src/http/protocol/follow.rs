@@ -1,6 +1,6 @@
 //! The event stream of a thread: its runs, one after the other, as events of the protocol.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -8,6 +8,7 @@ use chrono::{DateTime, Utc};
 use futures::StreamExt as _;
 use serde_json::{Value, json};
 use threadkeep::channel::MESSAGES_CHANNEL;
+use threadkeep::id::Clock as _;
 use threadkeep::saver::Load;
 use threadkeep::state::StateSnapshot;
 use threadkeep_agent::serialize;
@@ -22,10 +23,16 @@ use crate::http::error::ApiError;
 use crate::http::thread_runs::{RunsOf, Upcoming};
 use crate::streams::bridge::{Event, EventId, Frame, Subscription};
 
+/// How far a client's last event may lie ahead of this process's clock: it may be another process's, or one of very
+/// many at once. One that lies farther ahead is from before the clock was set back.
+const AHEAD_MS: u64 = 1000;
+
 /// A client's place in the event stream of a thread.
 pub(super) struct Following {
     runs: RunsOf,
     filter: Arc<Filter>,
+    /// The runs that there were at the beginning. Later ones come after `filter.since`, whatever their numbers.
+    earlier: BTreeSet<String>,
     current: Option<Current>,
     /// What is to be sent.
     said: VecDeque<Said>,
@@ -39,18 +46,22 @@ struct Current {
 }
 
 impl Following {
-    /// From the first event after `filter.since` on; without it from the beginning of the active run, or of the newest one.
+    /// From the first event after `filter.since` on; without it, or if it lies in the future, from the beginning of the
+    /// active run, or of the newest one.
     ///
     /// # Errors
     /// 500 if the records cannot be read.
-    pub(super) async fn begin(mut runs: RunsOf, filter: Filter) -> Result<Self, ApiError> {
+    pub(super) async fn begin(mut runs: RunsOf, mut filter: Filter) -> Result<Self, ApiError> {
+        let latest = Place::before_ms(runs.app().ids.now_ms().saturating_add(AHEAD_MS));
+        filter.since = filter.since.filter(|since| *since <= latest);
         let since = filter.since;
         runs.with(|run| {
             run.status.is_active()
                 || since.is_some_and(|since| Place::before_ms(unix_ms(run.updated_at) + 1) >= since)
         })
         .await?;
-        Ok(Self { runs, filter: Arc::new(filter), current: None, said: VecDeque::new() })
+        let earlier = runs.known().clone();
+        Ok(Self { runs, filter: Arc::new(filter), earlier, current: None, said: VecDeque::new() })
     }
 
     fn app(&self) -> &Arc<App> {
@@ -68,7 +79,12 @@ impl Following {
             }
             let Some(current) = &mut self.current else {
                 match self.runs.next().await? {
-                    Upcoming::Run(run, _) => self.current = Some(self.follow(run)),
+                    Upcoming::Run(run, _) => {
+                        if self.filter.since.is_some() && !self.earlier.contains(&run.run_id) {
+                            Arc::make_mut(&mut self.filter).since = None;
+                        }
+                        self.current = Some(self.follow(run));
+                    }
                     Upcoming::Nothing => self.runs.check().await?,
                 }
                 continue;

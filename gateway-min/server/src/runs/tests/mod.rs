@@ -1,5 +1,6 @@
 //! Runs from admission to their last write, in both modes. Whatever savers could do differently is tested on all three.
 
+mod clocks;
 mod dead;
 mod faults;
 mod fences;

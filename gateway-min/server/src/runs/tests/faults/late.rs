@@ -12,6 +12,7 @@ use threadkeep_agent::model::scripted::gate;
 
 use super::super::frames;
 use super::*;
+use crate::streams::DELETED;
 use threadkeep_records::{Clock, DATABASE_FILE, EventBackend, Lease, NewRun, RECOVERY_ERROR, RecordsOptions};
 
 /// Two processes: the first one's saver fails on demand, and the other one uses it, too.
@@ -226,11 +227,12 @@ async fn a_run_that_was_taken_over_is_not_ended_for_its_former_process() {
     goes_on(&two.own).await;
 }
 
-/// Clients of a run that another process has ended are not shown the end of a success because its row cannot be read.
+/// Clients of a run that another process has ended are not shown the end of a success because its row cannot be read,
+/// or was deleted meanwhile.
 #[tokio::test]
 async fn an_end_of_another_process_that_cannot_be_read_is_no_success() {
     let gateway = Gateway::start_on(("memory", "full"), &script("none")).await;
-    for (failing, expected) in [(2, ["end"].as_slice()), (3, ["error", "end"].as_slice())] {
+    for (failing, expected) in [(2, "This run was deleted"), (3, "Another process has ended this run")] {
         let run_id = format!("gone-{failing}");
         let publisher = gateway.app.streams.open(&run_id);
         let stream = gateway.app.streams.subscribe(&run_id);
@@ -239,6 +241,19 @@ async fn an_end_of_another_process_that_cannot_be_read_is_no_success() {
         assert!(!gateway.app.records.fail_statement(0), "each read that should fail has failed");
         publisher.end();
         let shown = frames(stream).await;
-        assert_eq!(shown.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>(), expected, "{failing}");
+        let [(error, data), (end, _)] = &shown[..] else { panic!("{shown:?}") };
+        assert_eq!((error.as_str(), &data["name"], end.as_str()), ("error", &json!("RunError"), "end"));
+        assert!(data["message"].as_str().unwrap().starts_with(expected), "{data}");
     }
+}
+
+/// Nor are clients that follow it on another process.
+#[tokio::test]
+async fn the_end_of_a_run_elsewhere_that_was_deleted_meanwhile_is_no_success() {
+    let gateway = Gateway::start_on(("memory", "full"), &script("none")).await;
+    let (_, row) = gateway.run(ask("once")).await;
+    let deleted = RunRow { run_id: "gone".to_owned(), status: RunStatus::Running, ..row };
+    let shown = frames(gateway.app.streams.follow(&deleted, None)).await;
+    let failure = json!({"message": DELETED, "name": "RunError"});
+    assert_eq!(shown, [("error".to_owned(), failure), ("end".to_owned(), Json::Null)]);
 }

@@ -1,0 +1,76 @@
+//! The settings `default_headers` and `default_query`: what every request has besides its body.
+
+use reqwest::Url;
+use reqwest::header::{AUTHORIZATION, HeaderMap, HeaderName, HeaderValue};
+use serde_json::Value;
+use threadkeep_config::{Hidden, Secret};
+
+use super::super::ModelSettings;
+use super::request::{DEFAULT_HEADERS, DEFAULT_QUERY};
+
+/// What every request has. Any value may be a key.
+pub(super) struct Defaults {
+    headers: Vec<(String, String)>,
+    query: Vec<(String, String)>,
+}
+
+impl Defaults {
+    /// Reads both settings; an error says what is wrong with one, without its values.
+    pub(super) fn of(settings: &ModelSettings) -> Result<Self, String> {
+        Ok(Self { headers: pairs(settings, DEFAULT_HEADERS)?, query: pairs(settings, DEFAULT_QUERY)? })
+    }
+
+    /// The headers; with the key as a bearer token, unless a header says how requests are authorized.
+    pub(super) fn headers(&self, key: Option<&Secret>) -> Result<HeaderMap, String> {
+        let mut headers = HeaderMap::new();
+        for (name, value) in &self.headers {
+            let unusable = || format!("`{DEFAULT_HEADERS}.{name}` cannot be sent as a header");
+            let header = HeaderName::from_bytes(name.as_bytes()).map_err(|_| unusable())?;
+            let mut value = HeaderValue::from_str(value).map_err(|_| unusable())?;
+            value.set_sensitive(true);
+            headers.insert(header, value);
+        }
+        if let Some(key) = key
+            && !headers.contains_key(AUTHORIZATION)
+        {
+            headers.insert(AUTHORIZATION, authorization(key)?);
+        }
+        Ok(headers)
+    }
+
+    /// The address with the query.
+    pub(super) fn at(&self, mut endpoint: Url) -> Url {
+        if !self.query.is_empty() {
+            endpoint.query_pairs_mut().extend_pairs(&self.query);
+        }
+        endpoint
+    }
+
+    /// What an error of the server must not contain.
+    pub(super) fn hidden(&self) -> Hidden {
+        let hidden = Hidden::default().with_headers(self.headers.iter().map(|(_, value)| value.as_str()));
+        hidden.with_values(self.query.iter().map(|(_, value)| value.as_str()))
+    }
+}
+
+/// The names and texts of a setting that is a mapping; none without it.
+fn pairs(settings: &ModelSettings, key: &str) -> Result<Vec<(String, String)>, String> {
+    let text = |(name, value): (&String, &Value)| match value {
+        Value::String(text) => Some((name.clone(), text.clone())),
+        Value::Number(_) | Value::Bool(_) => Some((name.clone(), value.to_string())),
+        Value::Null | Value::Array(_) | Value::Object(_) => None,
+    };
+    let found = match settings.extra.get(key) {
+        None | Some(Value::Null) => Some(Vec::new()),
+        Some(Value::Object(named)) => named.iter().map(text).collect(),
+        Some(_) => None,
+    };
+    found.ok_or_else(|| format!("`{key}` must be a mapping of names to texts"))
+}
+
+fn authorization(key: &Secret) -> Result<HeaderValue, String> {
+    let mut value = HeaderValue::from_str(&format!("Bearer {}", key.expose()))
+        .map_err(|_| "`api_key` has a character that cannot be sent in a header".to_owned())?;
+    value.set_sensitive(true);
+    Ok(value)
+}

@@ -221,7 +221,7 @@ static READ_AS: [(&str, &str, &str); 33] = [
     ("subagent_batches", "subagents/src/batches/worker.rs", "settings"),
     ("subagent_batches", "subagents/src/batches/submission.rs", "settings"),
     ("subagent_batches", "subagents/src/batches/tools.rs", "settings"),
-    ("subagent_batches", "subagents/src/batches/item.rs", "settings"),
+    ("subagent_batches", "subagents/src/batches/ended.rs", "settings"),
     ("acp_agents", "acp/src/invocation.rs", "agent"),
     ("acp_agents", "acp/src/tool.rs", "agent"),
     ("telemetry.traces", "server/src/telemetry/mod.rs", "settings"),

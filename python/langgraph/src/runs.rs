@@ -99,8 +99,8 @@ impl Rows {
 /// one has left counts no more.
 pub(crate) struct Runs {
     /// Those of runs, and those of others.
-    runs: Mutex<LruCache<At, Written>>,
-    others: Mutex<LruCache<At, Written>>,
+    by_run: Mutex<LruCache<At, Written>>,
+    by_other: Mutex<LruCache<At, Written>>,
     /// The places where a run found no checkpoint, and has not put one yet.
     empty: Mutex<LruCache<(Place, u64), ()>>,
 }
@@ -121,7 +121,7 @@ struct Written {
 
 impl Default for Runs {
     fn default() -> Self {
-        Self { runs: bounded(RUNS), others: bounded(OTHERS), empty: bounded(RUNS) }
+        Self { by_run: bounded(RUNS), by_other: bounded(OTHERS), empty: bounded(RUNS) }
     }
 }
 
@@ -137,8 +137,8 @@ impl Runs {
     /// What is remembered of callers of this kind.
     fn of_kind(&self, by: Caller) -> MutexGuard<'_, LruCache<At, Written>> {
         match by {
-            Caller::Run(_) => locked(&self.runs),
-            Caller::Other(_) => locked(&self.others),
+            Caller::Run(_) => locked(&self.by_run),
+            Caller::Other(_) => locked(&self.by_other),
         }
     }
 
@@ -227,7 +227,7 @@ impl Runs {
 
     /// Forgets a thread. That a run found no checkpoint in it stays true.
     pub(crate) fn forget(&self, thread: &ThreadId) {
-        for all in [&self.runs, &self.others] {
+        for all in [&self.by_run, &self.by_other] {
             let mut all = locked(all);
             let keys = all.iter().map(|(at, _)| at);
             let gone: Vec<At> = keys.filter(|(key, _)| key.thread == *thread).cloned().collect();

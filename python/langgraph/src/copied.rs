@@ -1,6 +1,6 @@
 //! Copies of checkpoints: `update_state(config, None, as_node="__copy__")`.
 
-use serde_json::{Map, Value as Json};
+use serde_json::Value as Json;
 use threadkeep::Result;
 use threadkeep::id::ChannelName;
 use threadkeep::saver::{ListQuery, Load};
@@ -30,12 +30,10 @@ impl LangGraph {
             return Ok(None);
         }
         let mut query = ListQuery {
-            thread: put.place.thread.clone(),
             namespace: Some(put.place.namespace.clone()),
-            before: None,
             limit: Some(PAGE),
-            filter: Map::new(),
             load: Load::Only([FRAME].into_iter().map(ChannelName::from).collect()),
+            ..ListQuery::new(&put.place.thread)
         };
         loop {
             let page = self.saver.list(&query).await?;

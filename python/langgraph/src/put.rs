@@ -68,7 +68,7 @@ pub(crate) fn plan(
         put,
         parent,
         versions,
-        applied: applied(put, parent, rows, (&names, &given)),
+        applied: applied(put, parent, rows, &names, &given),
         channels: BTreeMap::new(),
         known: Known::default(),
         labels: Map::new(),
@@ -113,7 +113,8 @@ fn applied<'p>(
     put: &Put,
     parent: Option<&'p Known>,
     rows: &Rows,
-    (names, given): (&BTreeSet<&str>, &BTreeMap<ChannelName, Counters>),
+    names: &BTreeSet<&str>,
+    given: &BTreeMap<ChannelName, Counters>,
 ) -> Vec<&'p KnownTask> {
     let Some(parent) = parent else { return Vec::new() };
     let is_carried = |name: &ChannelName| {

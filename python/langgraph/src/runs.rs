@@ -91,6 +91,11 @@ impl Rows {
         let own = rows.iter().enumerate().map(|(place, row)| (*row, place)).collect();
         Self { own, read: Some(BTreeSet::new()) }
     }
+
+    /// Whether those that it put are all among these.
+    pub(crate) fn are_among(&self, tasks: &[KnownTask]) -> bool {
+        self.own.keys().all(|id| tasks.iter().any(|task| task.id == *id))
+    }
 }
 
 /// What the callers of this process have put, and what they have read. A caller goes on from one checkpoint at a time.

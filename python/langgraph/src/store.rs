@@ -192,6 +192,13 @@ impl LangGraph {
             }
             let (parent, head) = (self.parent(put).await?, self.head(put).await?);
             let copied = self.copied(put, parent.as_deref()).await?;
+            // Another process may have stored what is copied, and its rows, since the parent was remembered.
+            if attempt == 0
+                && let (Some(parent), Some(copied)) = (&parent, &copied)
+                && !copied.are_among(&parent.tasks)
+            {
+                continue;
+            }
             let expected = self.expected(put, head);
             let mut is_late = head.max(expected) >= Some(put.id);
             if !is_late {

@@ -143,11 +143,8 @@ async fn a_copy_of_a_branch_replays_what_the_branch_does() {
         lab.put_after(Some(2), n).await.unwrap();
     }
     for (n, branch) in [(1, &branches[0]), (2, &branches[1])] {
-        let copied = lab.graphs.get(&lab.place, Some(lab.id(n))).await.unwrap().unwrap();
         let (id, next) = (100 + 10 * n, 101 + 10 * n);
-        let mut put = Put { parent: copied.parent, versions: copied.versions, ..begins(&lab.place, id) };
-        put.metadata = copied.metadata;
-        put.metadata.insert("source".to_owned(), json!("fork"));
+        let mut put = copy(&lab, n, id).await;
         lab.graphs.put(&put).await.unwrap();
         assert_eq!(lab.replayed(id).await, *branch);
         // What is no copy applies what a reader of the parent is shown.
@@ -156,6 +153,29 @@ async fn a_copy_of_a_branch_replays_what_the_branch_does() {
         lab.graphs.put(&put).await.unwrap();
         assert_eq!(lab.replayed(next).await, ["a", "a", "a", "b"]);
     }
+}
+
+#[tokio::test]
+async fn a_copy_of_what_another_process_put_replays_what_that_does() {
+    let lab = Lab::new();
+    lab.put(0).await.unwrap();
+    let process = lab.opened_again();
+    process.write(0, "a").await.unwrap();
+    process.put(1).await.unwrap();
+    // This one remembers its parent without the row.
+    let head = lab.graphs.get(&lab.place, None).await.unwrap().unwrap();
+    assert_eq!(head.id, lab.id(1));
+    lab.graphs.put(&copy(&lab, 1, 2).await).await.unwrap();
+    assert_eq!(lab.replayed(2).await, ["a"]);
+}
+
+/// Checkpoint `id`, a copy of checkpoint `n`, as LangGraph puts it.
+async fn copy(lab: &Lab, n: u8, id: u8) -> Put {
+    let copied = lab.graphs.get(&lab.place, Some(lab.id(n))).await.unwrap().unwrap();
+    let mut put = Put { parent: copied.parent, versions: copied.versions, ..begins(&lab.place, id) };
+    put.metadata = copied.metadata;
+    put.metadata.insert("source".to_owned(), json!("fork"));
+    put
 }
 
 /// A checkpoint without a parent.

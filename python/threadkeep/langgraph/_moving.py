@@ -303,7 +303,7 @@ def _there(source: _Source, target: ThreadkeepSaver, thread: str) -> str:
         lacking.append(f"{checkpoints} of its {len(written)} checkpoints")
     # The writes of the last checkpoint come after it.
     if tasks := len({(at, task) for at in both for task, _ in written[at] - found[at]}):
-        lacking.append(f"the writes of {tasks} tasks")
+        lacking.append(f"the writes of {tasks} task{'s' if tasks > 1 else ''}")
     said = "the target has a thread of this id"
     if both and lacking:
         said += f", which lacks {' and '.join(lacking)}: if an import that was killed has left it so, delete it there and move "

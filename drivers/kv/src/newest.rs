@@ -13,7 +13,6 @@ use threadkeep::saver::ListQuery;
 
 use crate::keys::{self, Key, ThreadNumber, under};
 use crate::queries::place;
-use crate::rows::corrupt;
 use crate::store::{Order, Snapshot};
 
 /// The most rows that are read at once.
@@ -83,15 +82,17 @@ impl<'a> Newest<'a> {
     fn queue(&mut self, at: usize) -> Result<()> {
         let (number, piece) = (self.number, self.piece);
         let Some(Chain { left, read }) = self.chains.get_mut(at) else { return Ok(()) };
-        if read.is_empty() {
+        if read.is_empty() && left.start < left.end {
             self.rows.range(&left.start..&left.end, Order::Descending, &mut |key, value| {
                 let (namespace, id) = place(number, key)?;
                 read.push_back(Row { namespace, id, key: key.to_vec(), value: value.to_vec() });
                 Ok(if read.len() < piece { ControlFlow::Continue(()) } else { ControlFlow::Break(()) })
             })?;
-            if let Some(last) = read.back() {
-                left.end.clone_from(&last.key);
-            }
+            left.end = match read.back() {
+                Some(last) if read.len() == piece => last.key.clone(),
+                // They were the last ones.
+                _ => left.start.clone(),
+            };
         }
         if let Some(row) = read.front() {
             self.next.push((row.id, Reverse(row.namespace.clone()), at));
@@ -112,12 +113,7 @@ fn namespaces(rows: &dyn Snapshot, number: ThreadNumber) -> Result<Vec<Namespace
         })?;
         let Some(key) = next else { return Ok(found) };
         let (namespace, _) = place(number, &key)?;
-        let chain = keys::chain(number, &namespace);
-        // Otherwise it would be found again and again.
-        if !key.starts_with(&chain) {
-            return Err(corrupt(&key, "the key is not one of a checkpoint"));
-        }
-        left.start = under(chain).end;
+        left.start = under(keys::chain(number, &namespace)).end;
         found.push(namespace);
     }
 }

@@ -12,7 +12,8 @@ use threadkeep_kv::{Order, Plan, Snapshot, Store, Visit};
 
 const NAME: &str = "fjall";
 
-/// A directory of fjall with checkpoints. One process at a time has it open, once.
+/// A directory of fjall with checkpoints. One process at a time has it open, once. A key has at most 65,535 bytes, so it
+/// refuses ids of threads and namespaces that are about as long.
 pub(crate) struct FjallStore {
     db: Database,
     rows: Keyspace,
@@ -83,6 +84,7 @@ impl Store for FjallStore {
         if changes.is_empty() {
             return self.db.persist(mode).map_err(|error| self.failed(error));
         }
+        changes.keys().try_for_each(|key| fits(key))?;
         let mut batch = self.db.batch().durability(Some(mode));
         for (key, value) in changes {
             match value {
@@ -101,6 +103,7 @@ struct At<'a> {
 
 impl Snapshot for At<'_> {
     fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>> {
+        fits(key)?;
         Ok(self.moment.get(self.rows, key).map_err(unavailable)?.map(|value| value.to_vec()))
     }
 
@@ -108,6 +111,7 @@ impl Snapshot for At<'_> {
         if keys.start >= keys.end {
             return Ok(());
         }
+        fits(keys.start).and_then(|()| fits(keys.end))?;
         let mut found = self.moment.range(self.rows, keys);
         let mut next = || match order {
             Order::Ascending => found.next(),
@@ -121,6 +125,18 @@ impl Snapshot for At<'_> {
         }
         Ok(())
     }
+}
+
+/// Refuses a key that fjall cannot hold: it would panic, and all calls that share the write would end in doubt.
+fn fits(key: &[u8]) -> Result<()> {
+    if u16::try_from(key.len()).is_ok() {
+        return Ok(());
+    }
+    Err(Error::InvalidInput(format!(
+        "a key of {} bytes is too long for fjall, which takes {}",
+        key.len(),
+        u16::MAX
+    )))
 }
 
 fn unavailable(error: fjall::Error) -> Error {

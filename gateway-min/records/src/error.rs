@@ -152,9 +152,10 @@ pub enum RecordsError {
 
     /// An older build wrote this database, and what opened it does not upgrade it. Nothing was changed.
     #[error(
-        "the gateway's database {place} is of an older build: {missing} migrations are missing; `threadkeep setup` applies \
-         them to the configured stores, as a gateway of this build does when it starts, and an older gateway refuses them \
-         from then on; to read a backup, set up a copy of it, as checkpoints.db and gateway.db in a database.sqlite_dir"
+        "the gateway's database {place} is of an older build: it lacks {missing} of the migrations; `threadkeep setup` \
+         applies them to the configured stores, as a gateway of this build does when it starts, and an older gateway \
+         refuses them from then on; to read a backup, set up a copy of it, as checkpoints.db and gateway.db in a \
+         database.sqlite_dir"
     )]
     OlderSchema {
         /// The file, or the database and its server.

@@ -1,7 +1,7 @@
 //! The rows of `threads_meta`: one conversation thread each.
 
 use super::codec::{Cells, JsonObject, cut, name_enum, object_text, time_text};
-use super::db::{Db, detached};
+use super::db::Db;
 use super::error::RecordsError;
 use super::events::Events;
 use super::query::{FromRow, Row, Sql, query};
@@ -124,31 +124,31 @@ pub struct Threads {
 
 impl Threads {
     /// Creates the row with status `idle`, or returns the existing row unchanged, whatever its owner (see
-    /// [`ThreadRow::visible_to`]). A file of events that the deletion of an earlier thread has left is removed: its
-    /// process may have died between its commit and the removal.
+    /// [`ThreadRow::visible_to`]). Before that it removes a file of events that the deletion of an earlier thread has
+    /// left: its process may have died between its commit and the removal.
     ///
     /// # Errors
     /// Those of the database, and of the file.
     pub async fn create(&self, new: NewThread) -> Result<CreatedThread, RecordsError> {
         if self.events.has_file(&new.thread_id).await && self.get(&new.thread_id, None).await?.is_none() {
-            let this = self.clone();
-            return detached(async move { this.create_over_remains(new).await }).await;
+            Box::pin(self.remove_remains(&new.thread_id)).await?;
         }
         self.insert(new).await
     }
 
-    /// Nobody appends to the file from before the row is there until it is removed.
-    async fn create_over_remains(&self, new: NewThread) -> Result<CreatedThread, RecordsError> {
-        let thread_id = new.thread_id.clone();
-        let feed = self.events.hold_to_delete(&thread_id).await?;
-        let created = self.insert(new).await?;
-        if created.created {
-            let events = feed.forget(&thread_id).await;
-            if events > 0 {
-                tracing::warn!(thread_id, events, "removed the events that an interrupted deletion has left");
-            }
+    /// Removes the file of a thread without a row. Not after the row is created: if the answer to that is lost, the
+    /// next attempt finds the row, and nobody removes the file.
+    async fn remove_remains(&self, thread_id: &str) -> Result<(), RecordsError> {
+        let feed = self.events.hold_to_delete(thread_id).await?;
+        // Meanwhile the thread may have been created, and a run have begun a file of it.
+        if self.get(thread_id, None).await?.is_some() {
+            return Ok(());
         }
-        Ok(created)
+        let events = feed.forget(thread_id).await;
+        if events > 0 {
+            tracing::warn!(thread_id, events, "removed the events that an interrupted deletion has left");
+        }
+        Ok(())
     }
 
     async fn insert(&self, new: NewThread) -> Result<CreatedThread, RecordsError> {

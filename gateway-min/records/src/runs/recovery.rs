@@ -114,7 +114,10 @@ impl Runs {
         error_of_leased: &'static str,
     ) -> Result<Recovered, RecordsError> {
         let now = time_text(now);
-        let mut sql = self.db.builder("DELETE FROM runs WHERE operation_kind <> 'run' AND ");
+        // They are active, which an index has: a look at all runs that there ever were would keep all writers waiting.
+        let mut sql = self.db.builder(
+            "DELETE FROM runs WHERE operation_kind <> 'run' AND status IN ('pending', 'running') AND ",
+        );
         dead.push(&mut sql);
         let release = sql.with(" RETURNING thread_id").build();
         let mut sql = self.db.builder(

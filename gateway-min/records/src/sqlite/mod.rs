@@ -59,7 +59,11 @@ fn open_reader(path: &Path) -> Result<Connection, DatabaseError> {
 
 /// A read-only connection to a file that exists, and is a database.
 pub(super) fn open_existing(path: &Path) -> Result<Connection, DatabaseError> {
-    let connection = open_reader(path)?;
+    open_reader(path).and_then(readable)
+}
+
+/// The connection, if its file can be read, which opening it does not show.
+fn readable(connection: Connection) -> Result<Connection, DatabaseError> {
     connection.query_row("SELECT COUNT(*) FROM sqlite_master", (), |_| Ok(()))?;
     Ok(connection)
 }
@@ -67,10 +71,6 @@ pub(super) fn open_existing(path: &Path) -> Result<Connection, DatabaseError> {
 /// A connection to a file that cannot be written. In a directory where no log and no index of one can be made it is read as
 /// it is, unless it has a log: then what is in there would be missing.
 fn open_alone(path: &Path) -> Result<Connection, DatabaseError> {
-    let readable = |connection: Connection| -> Result<Connection, DatabaseError> {
-        connection.query_row("SELECT COUNT(*) FROM sqlite_master", (), |_| Ok(()))?;
-        Ok(connection)
-    };
     let opened = open(path, OpenFlags::SQLITE_OPEN_READ_ONLY).and_then(readable);
     let mut log = path.as_os_str().to_owned();
     log.push("-wal");

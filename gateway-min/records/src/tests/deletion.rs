@@ -310,6 +310,22 @@ async fn a_new_thread_does_not_go_on_with_the_file_that_a_deletion_has_left() {
     assert_eq!(events(records, "t", "new").await, 1, "a thread that is there keeps its file");
 }
 
+/// The answer to the creation was lost, and it is repeated.
+#[tokio::test]
+async fn a_new_thread_whose_creation_was_in_doubt_does_not_go_on_with_that_file_either() {
+    let fixture = fixture_with(EventBackend::Jsonl).await;
+    let records = &fixture.records;
+    full_thread(records, "t").await;
+    sql(records, "DELETE FROM runs").await;
+    sql(records, "DELETE FROM threads_meta").await;
+    let new = || NewThread { thread_id: "t".to_owned(), ..NewThread::default() };
+    records.doubt_commit(1);
+    let error = records.threads().create(new()).await.unwrap_err();
+    assert!(matches!(error, RecordsError::InDoubt { .. }), "{error}");
+    assert!(!records.threads().create(new()).await.unwrap().created);
+    assert!(!records.events().has_remains("t").await);
+}
+
 /// Another client may create the thread as soon as the deletion has committed.
 #[tokio::test]
 async fn a_thread_is_created_after_the_file_of_the_deleted_one_is_gone() {

@@ -106,9 +106,7 @@ impl Runs {
         }
         // Where the feed is in the database, the admission on an existing thread sees whether it has begun.
         let is_seeded = !self.records.events().are_in_database() || matches!(place, OnThread::Visible(_));
-        if is_seeded {
-            self.seed_feed(thread_id).await?;
-        }
+        let seed = if is_seeded { self.seed(thread_id).await? } else { Vec::new() };
         if let OnThread::Visible(caller) = place {
             let row = NewThread {
                 thread_id: thread_id.to_owned(),
@@ -121,6 +119,7 @@ impl Runs {
                 return Err(RecordsError::NotFound { entity: Entity::Thread, id }.into());
             }
         }
+        self.fill_feed(thread_id, seed).await?;
         let run_id = self.threads.accessor().ids().text();
         // A client that follows the run sees its end only after everything of it is on disk.
         let acknowledged =
@@ -247,7 +246,8 @@ impl Runs {
             if let Some(admitted) = admitted {
                 return Ok(admitted);
             }
-            self.seed_feed(&new.thread_id).await?;
+            let seed = self.seed(&new.thread_id).await?;
+            self.fill_feed(&new.thread_id, seed).await?;
         }
         let _unnoted = self.threads.unnoted(&new.thread_id).await;
         Ok(runs.admit(new.clone(), strategy).await?)
@@ -319,22 +319,26 @@ impl Runs {
         }
     }
 
-    /// Fills the event feed of a thread that has checkpoints but no message events, so that it shows the conversation
-    /// so far. The head is read through the gate.
-    async fn seed_feed(&self, thread_id: &str) -> Result<(), CreateError> {
+    /// What the event feed of a thread lacks that has checkpoints but no message events, to show the conversation so far.
+    /// The head is read through the gate.
+    async fn seed(&self, thread_id: &str) -> Result<Vec<SeedRun>, CreateError> {
         if self.records.events().has_messages(thread_id).await? {
-            return Ok(());
+            return Ok(Vec::new());
         }
         let load = Load::Only([MESSAGES_CHANNEL.into()].into());
         let head = self.threads.accessor().get_loading(&ThreadId::from(thread_id), None, load).await;
         let head = head.map_err(CreateError::HeadUnreadable)?;
         let messages = head.map(|state| state.json(MESSAGES_CHANNEL)).transpose();
         let Some(Json::Array(messages)) = messages.map_err(CreateError::HeadUnreadable)?.flatten() else {
-            return Ok(());
+            return Ok(Vec::new());
         };
-        let runs = seed_runs(&format!("checkpoint-seed-{thread_id}"), messages);
-        if !runs.is_empty() {
-            self.records.events().seed(thread_id, runs).await?;
+        Ok(seed_runs(&format!("checkpoint-seed-{thread_id}"), messages))
+    }
+
+    /// Fills the feed of a thread that has a row.
+    async fn fill_feed(&self, thread_id: &str, seed: Vec<SeedRun>) -> Result<(), RecordsError> {
+        if !seed.is_empty() {
+            self.records.events().seed(thread_id, seed).await?;
         }
         Ok(())
     }

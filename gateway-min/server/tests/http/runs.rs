@@ -351,6 +351,29 @@ async fn a_stateless_run_goes_on_with_the_thread_that_it_names() {
     }
 }
 
+/// As one that another program has made on the store. Its messages come before the run's in the feed.
+#[tokio::test]
+async fn a_stateless_run_goes_on_with_a_thread_that_has_no_record() {
+    for events in ["memory", "db"] {
+        let gateway = Setup { events, ..Setup::on("sqlite", "full") }.start().await;
+        gateway.create("t").await;
+        gateway.ask("t", "one").await;
+        let gateway = gateway
+            .reopen_after("full", |data| async move {
+                let db = crate::support::connect(&data.join("gateway.db"));
+                let sql = "DELETE FROM threads_meta; DELETE FROM runs; DELETE FROM run_events";
+                db.execute_batch(sql).unwrap();
+            })
+            .await;
+        let mut body = question("two");
+        body["config"] = json!({"configurable": {"thread_id": "t"}});
+        gateway.post("/api/runs/wait", body).await.ok();
+        assert_eq!(texts(&gateway.state("t").await), ["one", "You said: one", "two", "You said: two"]);
+        let seeded = gateway.get("/api/threads/t/runs/checkpoint-seed-t-0/events").await.ok();
+        assert_eq!(seeded.as_array().unwrap().len(), 2, "{events}");
+    }
+}
+
 /// The first run of a list has its request whatever its size; another one has it when it is read alone.
 #[tokio::test]
 async fn requests_beyond_the_limit_in_bytes_are_null_in_a_list() {

@@ -18,15 +18,13 @@ use super::error::{ApiError, OrApiError as _};
 use super::extract::{ApiPath, ApiQuery, RunPath};
 use super::fields::{Fields, FromFields};
 use super::run_body::stream_modes;
-use super::runs::{existing, run_of};
+use super::runs::{READ_FAILED, existing, run_of};
 use super::sse;
 use crate::app::App;
 use crate::runs::request::StreamMode;
 use crate::streams::DELETED;
 use crate::streams::bridge::Subscription;
 use threadkeep_records::{CancelAction, CancelOutcome, RunRow, RunStatus};
-
-const READ_FAILED: &str = "Failed to read run";
 
 /// The routes of this file.
 pub(crate) fn routes() -> OpenApiRouter<Arc<App>> {

@@ -33,7 +33,7 @@ use threadkeep_records::{RecordsError, RunQuery, RunRow, RunStatus, ThreadRow};
 
 /// The maximum number of runs in a list.
 const LIST_MAX: i64 = 100;
-const READ_FAILED: &str = "Failed to read run";
+pub(super) const READ_FAILED: &str = "Failed to read run";
 const LIST_FAILED: &str = "Failed to list runs";
 /// The header that lets a client repeat a request and get the run of the first attempt.
 const IDEMPOTENCY_KEY: &str = "Idempotency-Key";

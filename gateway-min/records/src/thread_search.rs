@@ -1,6 +1,6 @@
 //! Searches threads by exact metadata, status and id, for one user.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt;
 
 use serde_json::{Number, Value};
@@ -224,33 +224,30 @@ impl Threads {
         let is_large = |thread: &Measured| thread.bytes > share;
         let shown: i64 = found.iter().filter(|thread| !is_large(thread)).map(|thread| thread.bytes).sum();
         let mut left = max_bytes.saturating_sub(shown);
-        let mut fitting = BTreeSet::new();
+        let mut fitting = Vec::new();
         for thread in found.iter().filter(|thread| is_large(thread)) {
             if thread.bytes <= left {
                 left -= thread.bytes;
-                fitting.insert(thread.row.thread_id.clone());
+                fitting.push(thread.row.thread_id.clone());
             }
         }
-        let mut whole = self.whole(&fitting, query).await?;
-        let rows = found.into_iter().map(|Measured { row, .. }| row);
-        // One that was deleted meanwhile, or does not match any more, is not found.
-        let rows = rows.filter_map(|row| {
-            if fitting.contains(&row.thread_id) { whole.remove(&row.thread_id) } else { Some(row) }
-        });
+        let mut whole = self.whole(fitting, query).await?;
+        // One that was deleted meanwhile, or does not match any more, stays as it was found: to a client, a short page
+        // is the last one.
+        let rows = found.into_iter().map(|Measured { row, .. }| whole.remove(&row.thread_id).unwrap_or(row));
         Ok(rows.collect())
     }
 
     /// Those of these threads that match `query`, by id.
     async fn whole(
         &self,
-        ids: &BTreeSet<String>,
+        ids: Vec<String>,
         query: &ThreadQuery,
     ) -> Result<BTreeMap<String, ThreadRow>, RecordsError> {
         if ids.is_empty() {
             return Ok(BTreeMap::new());
         }
-        let query =
-            ThreadQuery { ids: Some(ids.iter().cloned().collect()), offset: 0, order: None, ..query.clone() };
+        let query = ThreadQuery { ids: Some(ids), offset: 0, order: None, ..query.clone() };
         let rows: Vec<ThreadRow> = self.found(self.db.builder("SELECT *"), &query).await?;
         Ok(rows.into_iter().map(|row| (row.thread_id.clone(), row)).collect())
     }

@@ -1,6 +1,6 @@
 //! Searches threads by exact metadata, status and id, for one user.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt;
 
 use serde_json::{Number, Value};
@@ -14,7 +14,8 @@ use super::threads::{DISPLAY_NAME_MAX_CHARS, ThreadRow, ThreadStatus, Threads};
 /// The maximum number of keys of one [`MetadataFilter`]; the database refuses expressions of unbounded depth.
 pub const FILTER_MAX_KEYS: usize = 100;
 
-/// The key, `true`, in the place of metadata that is left out; see [`ThreadQuery::metadata_bytes`].
+/// The key, `true`, in the place of metadata that is left out: of threads, see [`ThreadQuery::metadata_bytes`], and of
+/// runs in lists.
 pub const METADATA_OMITTED_KEY: &str = "svc_metadata_omitted";
 
 /// The filter of a search.
@@ -216,45 +217,37 @@ impl Threads {
         let share = max_bytes / i64::from(query.limit.max(1));
         let mut sql = self.db.builder(
             "SELECT thread_id, assistant_id, user_id, display_name, status, created_at, updated_at, \
-             CAST(OCTET_LENGTH(metadata_json) AS BIGINT) AS metadata_bytes, \
-             CASE WHEN OCTET_LENGTH(metadata_json) <= ",
+             CAST(OCTET_LENGTH(metadata_json) AS BIGINT) AS metadata_bytes, ",
         );
-        let omitted = format!("{{\"{METADATA_OMITTED_KEY}\":true}}");
-        sql.push_bind(share)
-            .push(" THEN metadata_json ELSE ")
-            .push_bind(omitted)
-            .push(" END AS metadata_json");
+        push_metadata_within(&mut sql, share);
         let found: Vec<Measured> = self.found(sql, query).await?;
         let is_large = |thread: &Measured| thread.bytes > share;
         let shown: i64 = found.iter().filter(|thread| !is_large(thread)).map(|thread| thread.bytes).sum();
         let mut left = max_bytes.saturating_sub(shown);
-        let mut fitting = BTreeSet::new();
+        let mut fitting = Vec::new();
         for thread in found.iter().filter(|thread| is_large(thread)) {
             if thread.bytes <= left {
                 left -= thread.bytes;
-                fitting.insert(thread.row.thread_id.clone());
+                fitting.push(thread.row.thread_id.clone());
             }
         }
-        let mut whole = self.whole(&fitting, query).await?;
-        let rows = found.into_iter().map(|Measured { row, .. }| row);
-        // One that was deleted meanwhile, or does not match any more, is not found.
-        let rows = rows.filter_map(|row| {
-            if fitting.contains(&row.thread_id) { whole.remove(&row.thread_id) } else { Some(row) }
-        });
+        let mut whole = self.whole(fitting, query).await?;
+        // One that was deleted meanwhile, or does not match any more, stays as it was found: to a client, a short page
+        // is the last one.
+        let rows = found.into_iter().map(|Measured { row, .. }| whole.remove(&row.thread_id).unwrap_or(row));
         Ok(rows.collect())
     }
 
     /// Those of these threads that match `query`, by id.
     async fn whole(
         &self,
-        ids: &BTreeSet<String>,
+        ids: Vec<String>,
         query: &ThreadQuery,
     ) -> Result<BTreeMap<String, ThreadRow>, RecordsError> {
         if ids.is_empty() {
             return Ok(BTreeMap::new());
         }
-        let query =
-            ThreadQuery { ids: Some(ids.iter().cloned().collect()), offset: 0, order: None, ..query.clone() };
+        let query = ThreadQuery { ids: Some(ids), offset: 0, order: None, ..query.clone() };
         let rows: Vec<ThreadRow> = self.found(self.db.builder("SELECT *"), &query).await?;
         Ok(rows.into_iter().map(|row| (row.thread_id.clone(), row)).collect())
     }
@@ -282,6 +275,13 @@ impl Threads {
         let count: Vec<(i64,)> = self.db.fetch_all(sql.build()).await?;
         Ok(count.first().map_or(0, |(count,)| count.unsigned_abs()))
     }
+}
+
+/// Appends the column `metadata_json`, with [`METADATA_OMITTED_KEY`] in the place of more than `max_bytes`.
+pub(super) fn push_metadata_within(sql: &mut Builder, max_bytes: i64) {
+    sql.push("CASE WHEN OCTET_LENGTH(metadata_json) <= ").push_bind(max_bytes);
+    sql.push(" THEN metadata_json ELSE ").push_bind(format!("{{\"{METADATA_OMITTED_KEY}\":true}}"));
+    sql.push(" END AS metadata_json");
 }
 
 fn push_conditions(sql: &mut Builder, query: &ThreadQuery) {

@@ -36,8 +36,11 @@ use super::codec::{Cells, JsonObject, name_enum, page_offset};
 use super::db::Db;
 use super::error::RecordsError;
 use super::query::{Builder, FromRow, Row, query};
+use super::thread_search::push_metadata_within;
 use crate::failure::DatabaseError;
 
+/// The maximum bytes of the metadata of a run in a list, as JSON: a request may have as many as a body.
+const LISTED_METADATA_BYTES: i64 = 64 << 10;
 /// The maximum length of [`RunTotals::first_human_message`] and [`RunTotals::last_ai_message`] in characters; longer
 /// texts are truncated.
 pub const MESSAGE_PREVIEW_MAX_CHARS: usize = 2000;
@@ -228,15 +231,23 @@ pub struct RunRow {
     pub updated_at: DateTime<Utc>,
 }
 
-/// The columns of a [`RunRow`].
-macro_rules! run_columns {
+/// The columns of a [`RunRow`] but its metadata.
+macro_rules! run_columns_but_metadata {
     () => {
         "run_id, thread_id, assistant_id, user_id, status, operation_kind, waiting, idempotency_key, model_name, \
-         multitask_strategy, metadata_json, error, stop_reason, message_count, first_human_message, \
+         multitask_strategy, error, stop_reason, message_count, first_human_message, \
          last_ai_message, total_input_tokens, total_output_tokens, total_tokens, llm_call_count, \
          lead_agent_tokens, subagent_tokens, middleware_tokens, token_usage_by_model, follow_up_to_run_id, \
          owner_worker_id, lease_expires_at, cancel_action, cancel_requested_at, decided_status, left_checkpoint, \
          created_at, updated_at"
+    };
+}
+pub(crate) use run_columns_but_metadata;
+
+/// The columns of a [`RunRow`].
+macro_rules! run_columns {
+    () => {
+        concat!(crate::runs::run_columns_but_metadata!(), ", metadata_json")
     };
 }
 pub(crate) use run_columns;
@@ -372,14 +383,15 @@ impl Runs {
         self.db.fetch_optional(query(select_run!("idempotency_key = $1")).bind(key)).await
     }
 
-    /// The thread's runs, last admitted first, without reservations.
+    /// The thread's runs, last admitted first, without reservations. Metadata of more than 64 KiB is left out, with
+    /// [`METADATA_OMITTED_KEY`](crate::METADATA_OMITTED_KEY) in its place.
     pub async fn list_by_thread(
         &self,
         thread_id: &str,
         query: &RunQuery,
     ) -> Result<Vec<RunRow>, RecordsError> {
-        let mut sql = self.db.builder(select_run!("operation_kind = 'run' AND thread_id = "));
-        sql.push_bind(thread_id);
+        let mut sql = self.listing();
+        sql.push(" AND thread_id = ").push_bind(thread_id);
         push_status(&mut sql, query.status);
         sql.push(" ORDER BY admission_seq DESC LIMIT ").push_bind(i64::from(query.limit));
         sql.push(" OFFSET ").push_bind(page_offset(query.offset));
@@ -387,14 +399,14 @@ impl Runs {
     }
 
     /// The runs of all threads that `owner` may see, `None` for all, last admitted first, without reservations. Runs of an
-    /// owner, and those that have ended in some way, are looked for among the newest [`Runs::SEARCHED`] alone: there is no
-    /// index of them.
+    /// owner, and those that have ended in some way, are looked for among the newest [`Runs::SEARCHED`] alone: there is
+    /// no index of them. Their metadata is as in [`Self::list_by_thread`].
     pub async fn of_all_threads(
         &self,
         owner: Option<&str>,
         query: &RunQuery,
     ) -> Result<Vec<RunRow>, RecordsError> {
-        let mut sql = self.db.builder(select_run!("operation_kind = 'run'"));
+        let mut sql = self.listing();
         if query.status.is_some_and(RunStatus::is_active) {
             sql.push(" AND status IN ('pending', 'running')");
         } else if query.status.is_some() || owner.is_some() {
@@ -417,11 +429,18 @@ impl Runs {
         self.db.fetch_all(sql.build()).await
     }
 
-    /// The runs that are pending or running and not cancelled, first admitted first; of one thread, or all.
+    /// The statement of a list of runs, which goes on with further conditions.
+    fn listing(&self) -> Builder {
+        let mut sql = self.db.builder(concat!("SELECT ", run_columns_but_metadata!(), ", "));
+        push_metadata_within(&mut sql, LISTED_METADATA_BYTES);
+        sql.with(" FROM runs WHERE operation_kind = 'run'")
+    }
+
+    /// The runs that are pending or running and not cancelled, first admitted first; of one thread, or all. Their
+    /// metadata is as in [`Self::list_by_thread`].
     pub async fn list_active(&self, thread_id: Option<&str>) -> Result<Vec<RunRow>, RecordsError> {
-        let mut sql = self.db.builder(select_run!(
-            "operation_kind = 'run' AND status IN ('pending', 'running') AND cancel_action IS NULL"
-        ));
+        let mut sql = self.listing();
+        sql.push(" AND status IN ('pending', 'running') AND cancel_action IS NULL");
         if let Some(thread_id) = thread_id {
             sql.push(" AND thread_id = ").push_bind(thread_id);
         }

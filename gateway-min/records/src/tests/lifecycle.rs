@@ -459,6 +459,31 @@ async fn what_had_finished_before_a_run_is_noted_while_it_runs() {
     assert_eq!(runs.finished_before("none").await.unwrap(), None);
 }
 
+/// A run that is read alone has it.
+#[tokio::test]
+async fn large_metadata_of_a_run_is_left_out_of_lists() {
+    let fixture = fixture().await;
+    create_thread(&fixture.records, "t").await;
+    let runs = fixture.records.runs();
+    let omitted = object(json!({ METADATA_OMITTED_KEY: true }));
+    for (run_id, length, is_listed) in [("fits", 65_528, true), ("large", 65_529, false)] {
+        // As JSON eight bytes more.
+        let metadata = object(json!({"k": "x".repeat(length)}));
+        let new = NewRun { metadata: metadata.clone(), ..new_run("t", run_id) };
+        runs.admit(new, MultitaskStrategy::Enqueue).await.unwrap();
+        assert_eq!(runs.get(run_id).await.unwrap().unwrap().metadata, metadata);
+        let newest = RunQuery { status: None, limit: 1, offset: 0 };
+        for listed in [
+            runs.list_by_thread("t", &newest).await.unwrap(),
+            runs.of_all_threads(None, &newest).await.unwrap(),
+        ] {
+            let [listed] = &listed[..] else { panic!("{listed:?}") };
+            assert_eq!((listed.run_id.as_str(), listed.metadata == metadata), (run_id, is_listed));
+            assert!(is_listed || listed.metadata == omitted, "{:?}", listed.metadata);
+        }
+    }
+}
+
 /// The request of the first run, and of those after it while they fit.
 #[tokio::test]
 async fn requests_are_read_up_to_a_limit_in_bytes() {

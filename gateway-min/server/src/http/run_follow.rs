@@ -18,14 +18,13 @@ use super::error::{ApiError, OrApiError as _};
 use super::extract::{ApiPath, ApiQuery, RunPath};
 use super::fields::{Fields, FromFields};
 use super::run_body::stream_modes;
-use super::runs::{existing, run_of};
+use super::runs::{READ_FAILED, existing, run_of};
 use super::sse;
 use crate::app::App;
 use crate::runs::request::StreamMode;
+use crate::streams::DELETED;
 use crate::streams::bridge::Subscription;
 use threadkeep_records::{CancelAction, CancelOutcome, RunRow, RunStatus};
-
-const READ_FAILED: &str = "Failed to read run";
 
 /// The routes of this file.
 pub(crate) fn routes() -> OpenApiRouter<Arc<App>> {
@@ -60,15 +59,18 @@ async fn ended(app: &App, run_id: &str) -> Result<Option<RunRow>, ApiError> {
     }
 }
 
-/// The channel values of the state in which the run ended. For a run that did not finish, or whose state cannot be read, also
-/// its status and error as the contract defines; for a failed run, in the form in which SDK clients raise it. A run that was
-/// deleted meanwhile left no state.
+/// The channel values of the state in which the run ended. For a run that did not finish, or whose state cannot be
+/// read, also its status and error as the contract defines; for a failed run, in the form in which SDK clients raise
+/// it. A run that was deleted meanwhile left no state, and fails as its stream does.
 async fn outcome(app: &App, thread: &ThreadId, run: Option<RunRow>) -> Value {
     let left = match &run {
         Some(run) => app.threads.left_by(run, &Load::All).await,
         None => Ok(None),
     };
-    let (status, error) = run.map_or((RunStatus::Error, None), |run| (run.reported_status(), run.error));
+    let (status, error) = match run {
+        Some(run) => (run.reported_status(), run.error),
+        None => (RunStatus::Error, Some(DELETED.to_owned())),
+    };
     let values = left.and_then(|left| left.as_ref().map(serialize::values).transpose());
     let mut body = match values {
         Ok(Some(values)) if status == RunStatus::Success => return Value::Object(values),

@@ -33,7 +33,7 @@ use threadkeep_records::{RecordsError, RunQuery, RunRow, RunStatus, ThreadRow};
 
 /// The maximum number of runs in a list.
 const LIST_MAX: i64 = 100;
-const READ_FAILED: &str = "Failed to read run";
+pub(super) const READ_FAILED: &str = "Failed to read run";
 const LIST_FAILED: &str = "Failed to list runs";
 /// The header that lets a client repeat a request and get the run of the first attempt.
 const IDEMPOTENCY_KEY: &str = "Idempotency-Key";
@@ -365,7 +365,8 @@ impl FromFields for ListParams {
 
 /// List the runs of a thread, newest first.
 ///
-/// Requests (`kwargs`) of runs after the first one are null beyond `gateway.history_max_bytes`: read such a run alone.
+/// Requests (`kwargs`) of runs after the first one are null beyond `gateway.history_max_bytes`. Metadata of more than
+/// 64 KiB is left out and has only `svc_metadata_omitted`. Read such a run alone.
 #[utoipa::path(get, path = "/api/threads/{thread_id}/runs", tag = "runs",
     params(("thread_id" = String, Path), ("limit" = Option<u32>, Query), ("offset" = Option<u64>, Query), ("status" = inline(Option<RunStatusName>), Query),
         ("select" = inline(Option<Vec<RunField>>), Query)),

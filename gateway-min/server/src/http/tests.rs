@@ -28,7 +28,9 @@ use tracing_subscriber::registry::Registry;
 
 use super::delete::delete_contents;
 use super::history::{Page, ReadHistory, page};
+use super::run_follow::finished;
 use crate::app::App;
+use crate::streams::DELETED;
 use crate::telemetry::recent::{ERRORS, Recent};
 use crate::testing::execution_of;
 use threadkeep_config::{ConfigHandle, Environment, KeyFile, LoadOptions, Role};
@@ -310,6 +312,18 @@ async fn an_answer_shows_no_thread_that_another_user_made_meanwhile() {
         let answer = router.oneshot(request).await.unwrap();
         assert_eq!(answer.status(), status, "{method}");
     }
+}
+
+/// Its stream says so, too.
+#[tokio::test]
+async fn the_result_of_a_run_that_was_deleted_meanwhile_says_so() {
+    let Gateway { app, thread, _dir } = Gateway::start("full").await;
+    let answer = finished(&app, &thread, "gone", app.streams.subscribe("gone")).await;
+    assert_eq!(answer.status(), 200);
+    let body: Value =
+        serde_json::from_slice(&to_bytes(answer.into_body(), usize::MAX).await.unwrap()).unwrap();
+    let failure = json!({"error": "RunError", "message": DELETED});
+    assert_eq!(body, json!({"status": "error", "error": DELETED, "__error__": failure}));
 }
 
 /// The answers to the commit of a deletion, and to all looks at what it did, are lost.

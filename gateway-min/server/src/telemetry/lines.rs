@@ -1,5 +1,5 @@
-//! One line of the log for each event. Events quote what clients, providers and programs have said: with a line break in
-//! that, any of them could write lines that look like those of the gateway.
+//! One line of the log for each event. Events quote what clients, providers and programs have said: with a line break
+//! in that, any of them could write lines that look like those of the gateway.
 
 use std::io::{self, Write};
 

@@ -4,8 +4,8 @@
 //! restores the state of an older one continues that one, whatever its parent: in delta mode it is written onto what it
 //! replaces. A prune that removes that one leaves the name of the nearest checkpoint that stays of those which it
 //! continued; if none does, nobody knows what came before. Only a lineage that ends too early, as in threads of other
-//! writers, is searched by time instead; a damaged lineage is an error. A prune may have ended it, too, and left the end
-//! of another branch, from which the conversation does not go on.
+//! writers, is searched by time instead; a damaged lineage is an error. A prune may have ended it, too, and left the
+//! end of another branch, from which the conversation does not go on.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 

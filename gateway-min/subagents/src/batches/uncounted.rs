@@ -31,7 +31,7 @@ impl Worker {
                 };
                 match counted {
                     Ok(()) => {}
-                    Err(error) if error.may_pass() => return Err(error),
+                    Err(error) if error.is_unavailable() => return Err(error),
                     Err(error) => {
                         tracing::warn!(execution_id, %error, "the tokens of an attempt are not counted");
                         left += 1;

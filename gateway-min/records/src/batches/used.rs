@@ -91,8 +91,8 @@ impl Batches {
         stored.await
     }
 
-    /// The attempts that have ended this long ago and are not counted, those that ended first, after the first `skipped`:
-    /// at most 500, each or why its row cannot be read.
+    /// The attempts that have ended this long ago and are not counted, in the order in which they ended, without the
+    /// first `skipped`: at most 500, each or why its row cannot be read.
     ///
     /// # Errors
     /// [`RecordsError::Unavailable`].

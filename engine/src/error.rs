@@ -178,7 +178,8 @@ impl Error {
         }
     }
 
-    /// Whether the store is unavailable, or nothing says what has become of the operation: the same call may succeed later.
+    /// Whether the store is unavailable, or nothing says what has become of the operation: the same call may succeed
+    /// later.
     pub fn is_unavailable(&self) -> bool {
         matches!(self, Self::Unavailable { .. } | Self::InDoubt { .. })
     }

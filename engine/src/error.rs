@@ -178,6 +178,12 @@ impl Error {
         }
     }
 
+    /// Whether the store is unavailable, or nothing says what has become of the operation: the same call may succeed
+    /// later.
+    pub fn is_unavailable(&self) -> bool {
+        matches!(self, Self::Unavailable { .. } | Self::InDoubt { .. })
+    }
+
     /// Whether the operation may have happened.
     pub fn is_in_doubt(&self) -> bool {
         matches!(self, Self::InDoubt { .. })

@@ -116,9 +116,7 @@ impl Work {
             receipts,
         })
     }
-}
 
-impl Work {
     /// The verdict on the criteria, by the files of the thread and the commands that ran.
     async fn accepted(&self, progress: &Progress, messages: &[Json]) -> Option<AcceptanceVerdict> {
         let mut commands = progress.commands.clone();

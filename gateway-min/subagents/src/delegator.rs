@@ -257,12 +257,10 @@ pub enum CatchUpError {
 }
 
 impl CatchUpError {
-    /// Whether the same may succeed later, in this process.
-    pub(crate) fn may_pass(&self) -> bool {
+    /// Whether a store is unavailable, so that the same may succeed later.
+    pub(crate) fn is_unavailable(&self) -> bool {
         match self {
-            Self::Engine(error) => {
-                matches!(error, threadkeep::Error::Unavailable { .. } | threadkeep::Error::InDoubt { .. })
-            }
+            Self::Engine(error) => error.is_unavailable(),
             Self::Records(error) => error.is_unavailable(),
         }
     }

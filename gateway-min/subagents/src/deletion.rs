@@ -151,8 +151,8 @@ async fn put_back(moved: &Path, directory: &Path) {
     let (moved, directory) = (moved.display(), directory.display());
     tracing::error!(
         %moved, %directory, %error,
-        "the deletion of a thread was overtaken by another process, and the files moved for it could not be put back; \
-         move them yourself"
+        "the deletion of a thread was overtaken by another process, and not all files moved for it could be put back; \
+         move those that you need yourself, before the thread is deleted"
     );
 }
 
@@ -167,9 +167,12 @@ fn merge(from: &Path, to: &Path) -> io::Result<()> {
         std::fs::hard_link(from, to)?;
         return std::fs::remove_file(from);
     }
-    let Err(error) = std::fs::rename(from, to) else { return Ok(()) };
+    // A rename would also take the place of an empty directory, in which a command of the later run may be at work.
     if !is_directory(to) {
-        return Err(error);
+        let Err(error) = std::fs::rename(from, to) else { return Ok(()) };
+        if !is_directory(to) {
+            return Err(error);
+        }
     }
     let mut merged = Ok(());
     for entry in std::fs::read_dir(from)?.collect::<io::Result<Vec<_>>>()? {
@@ -232,6 +235,24 @@ mod tests {
         assert!(!directory.exists() && !moved.exists());
         assert!(!remove_directory(&reservation, &directory).await.unwrap(), "there is none");
         reservation.release().await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_directory_in_which_a_command_may_be_at_work_is_not_replaced() {
+        use std::os::unix::fs::MetadataExt as _;
+
+        let home = tempfile::tempdir().unwrap();
+        let (moved, directory) = (home.path().join("moved"), home.path().join("t"));
+        for empty in [moved.join("sub"), directory.join("sub")] {
+            std::fs::create_dir_all(empty).unwrap();
+        }
+        std::fs::write(moved.join("sub/file.txt"), "earlier").unwrap();
+        let inodes = || ["", "sub"].map(|name| std::fs::metadata(directory.join(name)).unwrap().ino());
+        let before = inodes();
+        put_back(&moved, &directory).await;
+        assert_eq!(inodes(), before);
+        assert_eq!(std::fs::read_to_string(directory.join("sub/file.txt")).unwrap(), "earlier");
+        assert!(!moved.exists());
     }
 
     /// Another process, which has lost the thread too, moves the files of a later run away meanwhile.

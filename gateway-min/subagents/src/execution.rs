@@ -93,9 +93,7 @@ impl ExecutionError {
     pub(crate) fn may_pass(&self) -> bool {
         match self {
             Self::Records(error) => error.is_unavailable(),
-            Self::Engine(error) => {
-                matches!(error, threadkeep::Error::Unavailable { .. } | threadkeep::Error::InDoubt { .. })
-            }
+            Self::Engine(error) => error.is_unavailable(),
             Self::TakenOver { .. } => false,
         }
     }

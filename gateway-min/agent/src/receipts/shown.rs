@@ -50,8 +50,8 @@ impl Shown {
     }
 }
 
-/// The first of `lines` from which on they fit after `above` characters. A turn may have thousands, and this is done for
-/// each model call, so each line is counted once.
+/// The first of `lines` from which on they fit after `above` characters. A turn may have thousands, and each model call
+/// needs this, so each line is counted once.
 fn first_shown(above: usize, lines: &[String]) -> usize {
     // With the end of the line before it.
     let chars = |line: &String| 1 + line.chars().count();

@@ -52,9 +52,9 @@ pub fn repaired(messages: &[Value]) -> Vec<Value> {
     result
 }
 
-/// `messages` without the results of calls that the assistant message before them did not make: providers refuse those, too.
-/// A client may have removed the call, or added the result. Only of a whole conversation that is [`repaired`]: a part of
-/// one may have results whose calls are before it.
+/// `messages` without the results of calls that the assistant message before them did not make: providers refuse those,
+/// too. A client may have removed the call, or added the result. For whole conversations that are [`repaired`]: a part
+/// of one may begin with results whose calls come before it.
 pub fn answering(messages: &[Value]) -> impl Iterator<Item = &Value> {
     let mut called: HashSet<&Value> = HashSet::new();
     messages.iter().filter(move |message| {

@@ -10,7 +10,7 @@ use chrono::TimeDelta;
 
 use super::lease::push_holds;
 use super::{Batches, Claim, Lock, Now};
-use crate::codec::{Cells, object_text};
+use crate::codec::{Cells, object_text, page_offset};
 use crate::error::RecordsError;
 use crate::execution_rows::sum;
 use crate::executions::{ExecutionRow, ExecutionTokens, SUMMARY, usage_json};
@@ -91,12 +91,16 @@ impl Batches {
         stored.await
     }
 
-    /// The attempts that have ended this long ago and are not counted, those that ended first: at most 500. Those whose
-    /// rows are damaged are left out; the log names them.
+    /// The attempts that have ended this long ago and are not counted, in the order in which they ended, without the
+    /// first `skipped`: at most 500, each or why its row cannot be read.
     ///
     /// # Errors
-    /// [`RecordsError::Unavailable`], [`RecordsError::Corrupt`].
-    pub async fn uncounted(&self, after: TimeDelta) -> Result<Vec<UncountedItem>, RecordsError> {
+    /// [`RecordsError::Unavailable`].
+    pub async fn uncounted(
+        &self,
+        after: TimeDelta,
+        skipped: u64,
+    ) -> Result<Vec<Result<UncountedItem, RecordsError>>, RecordsError> {
         let mut sql = self.db.builder("SELECT ");
         sql.push(SUMMARY).push(
             ", (SELECT i.batch_id FROM subagent_batch_items AS i WHERE i.id = e.execution_id) AS batch_id \
@@ -105,13 +109,10 @@ impl Batches {
              AND EXISTS (SELECT 1 FROM subagent_batch_items AS i WHERE i.id = e.execution_id) AND completed_at <= ",
         );
         self.now().push_after(&mut sql, -after);
-        sql.push(" ORDER BY completed_at LIMIT ").push_bind(MOST);
+        sql.push(" ORDER BY completed_at, execution_id, attempt LIMIT ").push_bind(MOST);
+        sql.push(" OFFSET ").push_bind(page_offset(skipped));
         let found: Vec<Found> = self.db.fetch_all(sql.build()).await?;
-        let read = |Found(item): Found| {
-            let item = item.map_err(RecordsError::from);
-            item.inspect_err(|error| tracing::error!(%error, "the tokens of an attempt are not counted")).ok()
-        };
-        Ok(found.into_iter().filter_map(read).collect())
+        Ok(found.into_iter().map(|Found(item)| item.map_err(RecordsError::from)).collect())
     }
 
     /// Counts an attempt that has ended, with all that it used. Nothing happens if it is counted, or has not ended.

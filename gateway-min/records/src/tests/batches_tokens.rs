@@ -68,8 +68,8 @@ async fn attempts_that_others_ended_are_found_until_they_are_counted() {
     let (records, batches) = (&fixture.records, fixture.records.batches());
     submit(records, batch("b", 3, 3, 3)).await;
     let found = async |seconds| {
-        let found = batches.uncounted(TimeDelta::seconds(seconds)).await.unwrap();
-        found.into_iter().map(|item| (item.batch_id, item.row.child_thread)).collect::<Vec<_>>()
+        let found = batches.uncounted(TimeDelta::seconds(seconds), 0).await.unwrap().into_iter().flatten();
+        found.map(|item| (item.batch_id, item.row.child_thread)).collect::<Vec<_>>()
     };
     let mut rows = Vec::new();
     let claimed = claim(records, "b", "a", 3).await;
@@ -122,7 +122,12 @@ async fn a_damaged_attempt_hides_no_other_one_that_is_not_counted() {
                   WHERE execution_id = (SELECT MIN(execution_id) FROM executions)";
     sql(records, damage).await;
     items.sort();
-    let found = batches.uncounted(TimeDelta::zero()).await.unwrap();
-    let found: Vec<_> = found.into_iter().map(|item| item.row.execution_id).collect();
-    assert_eq!(found, items[1..]);
+    let found = async |skipped| batches.uncounted(TimeDelta::zero(), skipped).await.unwrap();
+    let ids = |found: Vec<Result<UncountedItem, RecordsError>>| -> Vec<_> {
+        found.into_iter().flatten().map(|item| item.row.execution_id).collect()
+    };
+    assert_eq!(ids(found(0).await), items[1..]);
+    assert!(matches!(&found(0).await[..], [Err(RecordsError::Corrupt { .. }), Ok(_)]));
+    assert_eq!(ids(found(1).await), items[1..], "after the damaged one");
+    assert!(found(2).await.is_empty());
 }

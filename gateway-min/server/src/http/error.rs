@@ -190,7 +190,7 @@ impl<T, E> OrApiError<T, E> for Result<T, E> {
 
 /// Whether the error means that the database is unavailable.
 fn is_unavailable(error: &(dyn std::error::Error + 'static)) -> bool {
-    matches!(error.downcast_ref(), Some(Error::Unavailable { .. } | Error::InDoubt { .. }))
+    error.downcast_ref().is_some_and(Error::is_unavailable)
         || error.downcast_ref().is_some_and(RecordsError::is_unavailable)
 }
 

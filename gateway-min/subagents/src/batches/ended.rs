@@ -113,8 +113,9 @@ impl AtWork {
         self.ended_without(ExecutionStatus::Failed, error, row).await
     }
 
-    /// Ends the attempt in place of its subagent, with the tokens that its checkpoints show. If they cannot be read, its
-    /// execution is not ended: the next attempt goes on with it, and after the last one its tokens are counted later.
+    /// Ends the attempt in place of its subagent, with the tokens that its checkpoints show. If they cannot be read,
+    /// its execution is not ended: the next attempt goes on with it, and after the last one its tokens are counted
+    /// later.
     async fn ended_without(
         &self,
         status: ExecutionStatus,
@@ -154,7 +155,8 @@ impl AtWork {
                 Ok(true) => return counts_as,
                 Ok(false) => return self.without_claim(row).await,
                 Err(Unwritten { error, may_pass }) => {
-                    // If nobody writes it, the next claim finds the subagent's work done; after the last one nobody looks.
+                    // If nobody writes it, the next claim finds the subagent's work done; after the last one nobody
+                    // looks.
                     let item_id = &ended.claim.item_id;
                     tracing::warn!(item_id, error, "the end of a batch item was not recorded");
                     if !(may_pass && self.may_try_again(&mut pause).await) {
@@ -202,7 +204,8 @@ impl AtWork {
         }
     }
 
-    /// The attempt does not count; the subagent has stopped. Records what it used, and leaves nothing of a deleted thread.
+    /// The attempt does not count; the subagent has stopped. Records what it used, and leaves nothing of a deleted
+    /// thread.
     async fn abandoned(&self, row: &ExecutionRow) -> AttemptEnd {
         let records = &self.worker.delegator.records;
         match self.progress(row).await {

@@ -37,8 +37,8 @@ pub(super) async fn stopped(cancel: &CancellationToken, mut running: JoinHandle<
 }
 
 impl Work {
-    /// Works on an item of a batch that was launched: from its task, or from where an earlier process stopped. `None` if it
-    /// was cancelled.
+    /// Works on an item of a batch that was launched: from its task, or from where an earlier process stopped. `None`
+    /// if it was cancelled.
     pub(super) async fn work_on_item(&self) -> Worked {
         let thread = ThreadId::from(self.row.child_thread.as_str());
         let mut writer = StepWriter::open(&self.accessor, &thread, None).await?;

@@ -13,28 +13,35 @@ impl Worker {
     /// Counts them all, those that ended first. One that this process cannot count keeps no other one waiting.
     pub(super) async fn count_uncounted(&self) -> Result<(), CatchUpError> {
         let batches = self.delegator.records.batches();
+        // Those that it cannot count stay where they are.
+        let mut left = 0;
         loop {
-            let mut any = false;
-            for item in batches.uncounted(self.longest()).await? {
+            let found = batches.uncounted(self.longest(), left).await?;
+            if found.is_empty() {
+                return Ok(());
+            }
+            for item in found {
                 if self.stop.is_cancelled() {
                     return Ok(());
                 }
-                match self.count(&item).await {
-                    Ok(()) => any = true,
-                    Err(error) if error.may_pass() => return Err(error),
+                let execution_id = item.as_ref().ok().map(|item| item.row.execution_id.clone());
+                let counted = match item {
+                    Ok(item) => self.count(item).await,
+                    Err(error) => Err(error.into()),
+                };
+                match counted {
+                    Ok(()) => {}
+                    Err(error) if error.is_unavailable() => return Err(error),
                     Err(error) => {
-                        let id = &item.row.execution_id;
-                        tracing::warn!(execution_id = id, %error, "the tokens of an attempt are not counted");
+                        tracing::warn!(execution_id, %error, "the tokens of an attempt are not counted");
+                        left += 1;
                     }
                 }
-            }
-            if !any {
-                return Ok(());
             }
         }
     }
 
-    async fn count(&self, UncountedItem { batch_id, row }: &UncountedItem) -> Result<(), CatchUpError> {
+    async fn count(&self, UncountedItem { batch_id, row }: UncountedItem) -> Result<(), CatchUpError> {
         let thread = ThreadId::from(row.child_thread.as_str());
         let read = self.accessor.get(&thread, None).await;
         let usage = match read.and_then(|state| Progress::of(state.as_ref())) {
@@ -53,6 +60,6 @@ impl Worker {
             }
             Err(error) => return Err(error.into()),
         };
-        Ok(self.delegator.records.batches().used(batch_id, row, &usage).await?)
+        Ok(self.delegator.records.batches().used(&batch_id, &row, &usage).await?)
     }
 }

@@ -122,6 +122,9 @@ impl Worker {
     async fn remove_remains(&self) -> Result<(), CatchUpError> {
         let batches = self.delegator.records.batches();
         for thread in batches.remains(self.longest()).await? {
+            if self.stop.is_cancelled() {
+                break;
+            }
             self.accessor.delete_thread(&ThreadId::from(thread.as_str())).await?;
             batches.forget_remains(&thread).await?;
         }

@@ -46,10 +46,12 @@ impl Defaults {
         endpoint
     }
 
-    /// What an error of the server must not contain.
-    pub(super) fn hidden(&self) -> Hidden {
+    /// What an error of the server at this address must not contain. It may quote the query as it was sent.
+    pub(super) fn hidden(&self, endpoint: &Url) -> Hidden {
         let hidden = Hidden::default().with_headers(self.headers.iter().map(|(_, value)| value.as_str()));
-        hidden.with_values(self.query.iter().map(|(_, value)| value.as_str()))
+        let hidden = hidden.with_values(self.query.iter().map(|(_, value)| value.as_str()));
+        let sent = endpoint.query().unwrap_or_default().split('&').filter_map(|pair| pair.split_once('='));
+        hidden.with_values(sent.map(|(_, value)| value))
     }
 }
 
@@ -73,4 +75,22 @@ fn authorization(key: &Secret) -> Result<HeaderValue, String> {
         .map_err(|_| "`api_key` has a character that cannot be sent in a header".to_owned())?;
     value.set_sensitive(true);
     Ok(value)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::super::super::ModelKind;
+    use super::*;
+
+    #[test]
+    fn a_query_is_hidden_as_it_is_written_and_as_it_is_sent() {
+        let mut settings = ModelSettings::new("gpt", ModelKind::OpenAiCompatible, "gpt-x");
+        settings.extra.insert(DEFAULT_QUERY.to_owned(), json!({"token": "a/b c+d"}));
+        let defaults = Defaults::of(&settings).unwrap();
+        let endpoint = defaults.at("https://host/v1/chat/completions".parse().unwrap());
+        let shown = defaults.hidden(&endpoint).from("/v1?token=a%2Fb+c%2Bd: no token a/b c+d");
+        assert_eq!(shown, "/v1?token=***: no token ***");
+    }
 }

@@ -68,7 +68,8 @@ impl OpenAiModel {
             client = client.no_proxy();
         }
         let client = client.build().map_err(|error| unusable(failure::describe(error)))?;
-        let (endpoint, hidden) = (defaults.at(endpoint), defaults.hidden());
+        let endpoint = defaults.at(endpoint);
+        let hidden = defaults.hidden(&endpoint);
         Ok(Self { settings, endpoint, hidden, request_timeout, client })
     }
 

@@ -140,8 +140,9 @@ fn tool_content(message: &Value) -> String {
     }
 }
 
-/// A user's content: plain text unchanged, blocks in the protocol's form. Unsupported blocks are omitted. Of a message with
-/// nothing else they are named: servers refuse a list without blocks, in every later request of the conversation.
+/// A user's content: plain text unchanged, blocks in the protocol's form. Unsupported blocks are omitted. A message
+/// with no other block becomes a text that names them: servers refuse a list without blocks, in every later request of
+/// the conversation.
 fn user_content(content: &Value) -> Value {
     match content {
         Value::Array(blocks) => {

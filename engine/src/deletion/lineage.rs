@@ -6,7 +6,7 @@ use crate::channel::ChannelTable;
 use crate::checkpoint::{CheckpointTuple, Stored, TaskWrites, Write};
 use crate::error::{Error, Result};
 use crate::foreign;
-use crate::id::{ChannelName, CheckpointId, Namespace, ThreadId};
+use crate::id::{ChannelName, CheckpointId, Namespace, TaskId, ThreadId};
 use crate::metadata::Counters;
 use crate::saver::{LocalKey, ThreadImage};
 use crate::value::ChannelValue;
@@ -51,6 +51,15 @@ impl<'a> Lineage<'a> {
         #[cfg(test)]
         super::tests::visit();
         self.get(&(tuple.namespace.clone(), older_parent(tuple)?))
+    }
+
+    /// Whether a checkpoint has its parent, and the rows that it applied. A damaged one that is put again is refused,
+    /// and with it the whole change.
+    pub fn is_whole(&self, tuple: &CheckpointTuple) -> bool {
+        self.parent(tuple).is_some_and(|parent| {
+            let has_row = |task: &TaskId| parent.writes.iter().any(|row| row.task == *task);
+            tuple.checkpoint.applied.iter().all(has_row)
+        })
     }
 
     /// The children of a checkpoint, oldest first.

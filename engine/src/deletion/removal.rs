@@ -6,7 +6,6 @@ use super::lineage::{Lineage, place, sentinels};
 use crate::channel::ChannelTable;
 use crate::checkpoint::{CheckpointTuple, Stored};
 use crate::error::{Error, Result};
-use crate::id::TaskId;
 use crate::metadata::RESTORED_KEY;
 use crate::saver::{LocalKey, Rewrite};
 
@@ -32,7 +31,7 @@ pub(super) fn removal(
             root(lineage, tuple, table, &mut changed)?;
         }
         let named = tuple.metadata.restored().and_then(|id| left.get(&(at.0.clone(), id)));
-        if let Some(named) = named.filter(|_| lost_parent || is_whole(lineage, tuple)) {
+        if let Some(named) = named.filter(|_| lost_parent || lineage.is_whole(tuple)) {
             let extra = &mut entry(&mut changed, tuple).metadata.extra;
             extra.insert(RESTORED_KEY.to_owned(), named.to_string().into());
         }
@@ -52,15 +51,6 @@ pub(super) fn removal(
         }
     }
     Ok(Rewrite { remove, put: changed.into_values().collect() })
-}
-
-/// Whether a checkpoint has its parent, and the rows that it applied. A damaged one that is put again is refused, and
-/// with it the whole change.
-fn is_whole(lineage: &Lineage<'_>, tuple: &CheckpointTuple) -> bool {
-    lineage.parent(tuple).is_some_and(|parent| {
-        let has_rows = |task: &TaskId| parent.writes.iter().any(|row| row.task == *task);
-        tuple.checkpoint.applied.iter().all(has_rows)
-    })
 }
 
 fn entry<'c>(

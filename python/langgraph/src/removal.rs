@@ -58,6 +58,7 @@ fn keeping(image: &ThreadImage, wanted: &BTreeSet<LocalKey>) -> Rewrite {
         let parent = lineage.parent(tuple).and_then(|parent| going(parent.checkpoint.id));
         // Where nothing is left of what it restored, the name says so.
         let restored = tuple.metadata.restored().and_then(|id| left.get(&(place.0.clone(), id)));
+        let restored = restored.filter(|_| parent.is_some() || lineage.is_whole(tuple));
         if parent.is_none() && restored.is_none() {
             continue;
         }
@@ -73,4 +74,52 @@ fn keeping(image: &ThreadImage, wanted: &BTreeSet<LocalKey>) -> Rewrite {
         rewrite.put.push(grafted);
     }
     rewrite
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value as Json, json};
+    use threadkeep::checkpoint::{Checkpoint, CheckpointTuple};
+    use threadkeep::id::{Namespace, TaskId, ThreadId};
+    use threadkeep::metadata::{Metadata, Source};
+    use threadkeep::saver::Outline;
+
+    use super::*;
+
+    #[test]
+    fn a_damaged_checkpoint_that_restores_a_removed_one_stays_as_it_is() {
+        let (thread, namespace) = (ThreadId::from("t"), Namespace::root());
+        let id = |n: u8| CheckpointId::from_bytes([n; 16]);
+        let tuple = |n: u8, parent: Option<u8>, applied: Vec<TaskId>, extra: Json| CheckpointTuple {
+            thread: thread.clone(),
+            namespace: namespace.clone(),
+            checkpoint: Checkpoint { id: id(n), channels: BTreeMap::new(), next: Vec::new(), applied },
+            parent: parent.map(id),
+            metadata: Metadata {
+                extra: extra.as_object().unwrap().clone().into(),
+                ..Metadata::new(Source::Loop, n.into())
+            },
+            writes: Vec::new(),
+        };
+        let task = TaskId::from_bytes([7; 16]);
+        let restores = json!({ RESTORED_KEY: id(2).to_string() });
+        // Its parent is there, or is missing, or is there without the row that it applied.
+        for (parent, applied, put) in [(1, vec![], vec![id(4)]), (3, vec![], vec![]), (1, vec![task], vec![])]
+        {
+            let mut image = ThreadImage::absent(&thread);
+            for tuple in [
+                tuple(1, None, Vec::new(), json!({})),
+                tuple(2, Some(1), Vec::new(), json!({ RUN_ID_KEY: "r" })),
+                tuple(4, Some(parent), applied, restores.clone()),
+            ] {
+                image.checkpoints.insert((namespace.clone(), tuple.checkpoint.id), tuple);
+            }
+            let rewrite = without_runs(&image, &BTreeSet::from(["r".to_owned()]));
+            assert_eq!(rewrite.remove, BTreeSet::from([(namespace.clone(), id(2))]));
+            assert_eq!(rewrite.put.iter().map(|tuple| tuple.checkpoint.id).collect::<Vec<_>>(), put);
+            assert!(rewrite.put.iter().all(|tuple| tuple.metadata.restored() == Some(id(1))));
+            let stored = image.checkpoints.iter().map(|(at, tuple)| (at.clone(), Outline::of(tuple)));
+            rewrite.check(&thread, stored.collect()).unwrap();
+        }
+    }
 }

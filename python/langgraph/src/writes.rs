@@ -30,6 +30,8 @@ impl LangGraph {
         let by = Author { path: put.path.clone(), task: put.task.clone() };
         // Stored special writes stay if they come among others.
         let stays = if ordinary.is_empty() { BTreeSet::new() } else { special_of(&known, &put.task) };
+        // Held, it would be copied when a row is added: all tasks of the step, for each of them.
+        drop(known);
         let special = last_of_each(special, &stays);
         let first = !special.is_empty();
         if first {
@@ -77,4 +79,51 @@ fn last_of_each(special: Vec<Write>, stays: &BTreeSet<String>) -> Vec<Write> {
         }
     }
     last
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::sync::Arc;
+
+    use serde_json::{Map, json};
+    use threadkeep_memory::MemorySaver;
+
+    use super::*;
+    use crate::frame::Frame;
+    use crate::store::Fence;
+    use crate::types::{Place, Put};
+
+    #[tokio::test]
+    async fn a_row_is_added_to_what_is_known_of_its_checkpoint_without_a_copy() {
+        let graphs = LangGraph::new(Arc::new(MemorySaver::default()), Fence::Fork);
+        let place = Place::new("t", "");
+        let id = place.id("1ef4f797-8335-6428-8001-000000000000").unwrap();
+        let put = Put {
+            place: place.clone(),
+            id,
+            parent: None,
+            seen: None,
+            frame: Frame::default(),
+            versions: BTreeMap::new(),
+            new: BTreeSet::new(),
+            values: BTreeMap::new(),
+            held: BTreeSet::new(),
+            snapshots: BTreeSet::new(),
+            metadata: Map::new(),
+        };
+        graphs.put(&put).await.unwrap();
+        let known = || graphs.memory.checkpoint(&place.key(id)).unwrap();
+        let before = Arc::as_ptr(&known());
+        for (task, channels) in [("a", &["d"][..]), ("b", &["__error__"][..]), ("c", &["__error__", "d"][..])]
+        {
+            let write =
+                |channel: &&str| ((*channel).to_owned(), ChannelValue::from_json(&json!(task)).unwrap());
+            let writes = channels.iter().map(write).collect();
+            let (task, path) = (task.to_owned(), String::new());
+            graphs.put_writes(&PutWrites { place: place.clone(), id, task, path, writes }).await.unwrap();
+            assert_eq!(Arc::as_ptr(&known()), before);
+        }
+        assert_eq!(known().tasks.len(), 4);
+    }
 }

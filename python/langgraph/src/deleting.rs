@@ -145,7 +145,8 @@ impl LangGraph {
     /// # Errors
     /// [`Error::InvalidInput`] if the target exists. The saver's.
     pub async fn copy_thread(&self, from: &ThreadId, to: &ThreadId) -> Result<()> {
-        if self.saver.read_thread(from).await?.checkpoints.is_empty() {
+        let any = ListQuery { namespace: None, limit: Some(1), load: Load::None, ..ListQuery::new(from) };
+        if self.saver.list(&any).await?.is_empty() {
             return Ok(());
         }
         let copied = deletion::copy_thread(&*self.saver, from, to).await;

@@ -159,7 +159,9 @@ impl Saver for Beside {
     }
 
     async fn read_thread(&self, thread: &ThreadId) -> Result<ThreadImage> {
-        self.saver.read_thread(thread).await
+        let image = self.saver.read_thread(thread).await?;
+        self.count(image.checkpoints.values());
+        Ok(image)
     }
 
     async fn rewrite_thread(&self, thread: &ThreadId, expected: &Revision, rewrite: Rewrite) -> Result<()> {

@@ -195,6 +195,21 @@ async fn what_a_thread_has_is_found_without_the_values() {
 }
 
 #[tokio::test]
+async fn a_thread_is_read_once_to_be_copied() {
+    let lab = Lab::new();
+    lab.put(0).await.unwrap();
+    lab.put(1).await.unwrap();
+    lab.beside.values.store(0, Ordering::Relaxed);
+    let copy = lab.thread("copy");
+    for from in ["absent", "t"] {
+        assert!(copy.graphs.get(&copy.place, None).await.unwrap().is_none());
+        lab.graphs.copy_thread(&from.into(), &copy.place.thread).await.unwrap();
+    }
+    assert_eq!(lab.beside.values.load(Ordering::Relaxed), 1);
+    assert_eq!(copy.graphs.get(&copy.place, None).await.unwrap().map(|head| head.id), Some(lab.id(1)));
+}
+
+#[tokio::test]
 async fn what_waits_for_a_checkpoint_outlives_what_was_refused() {
     for refused in ["a copy", "a deletion", "a thread that is taken back"] {
         let lab = Lab::new().thread("z");

@@ -19,8 +19,9 @@ use crate::task::{self, Author, Kind};
 use crate::types::Place;
 use crate::version::Label;
 
-/// Checkpoints remembered. A step needs its parent; the others are parents of forks.
-const CHECKPOINTS: usize = 256;
+/// Checkpoints remembered. A step needs its parent, so a run has two while it puts one: room for five hundred runs at
+/// one time. The others are parents of forks.
+const CHECKPOINTS: usize = 1024;
 /// The bytes of the values of all of them; those that were used last are remembered in any case.
 const BYTES: usize = 64 << 20;
 /// The memory of an element of a list besides its bytes.

@@ -46,6 +46,8 @@ pub(crate) struct Beside {
     pub(crate) meanwhile: Mutex<Option<Meanwhile>>,
     /// How many values were read.
     pub(crate) values: AtomicUsize,
+    /// How many checkpoints were read one by one.
+    pub(crate) gets: AtomicUsize,
     /// How many paths of delta channels were read.
     pub(crate) paths: AtomicUsize,
     /// A get has read and waits, with [`Meanwhile::GetWaits`].
@@ -85,6 +87,7 @@ impl Saver for Beside {
         if each || self.comes(Meanwhile::DeletedBeforeGet) {
             self.saver.delete_thread(&at.thread).await?;
         }
+        self.gets.fetch_add(1, Ordering::Relaxed);
         let found = self.saver.get(at).await?;
         if self.comes(Meanwhile::GetWaits) {
             self.read.notify_one();

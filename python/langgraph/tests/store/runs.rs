@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use serde_json::json;
 use threadkeep::Error;
@@ -246,4 +247,21 @@ async fn two_runs_that_begin_a_subgraph_at_one_time_are_fenced() {
     // A run that goes back to before the subgraph began has not looked for its head.
     back.put(&first(3)).await.unwrap();
     assert_eq!(graphs.get(&place, None).await.unwrap().map(|head| head.id), Some(first(3).id));
+}
+
+/// The runs of hundreds of threads, each of which puts a checkpoint and then what a task wrote.
+#[tokio::test]
+async fn what_hundreds_of_runs_at_one_time_go_on_from_is_not_read_again() {
+    let lab = Lab::new();
+    let threads: Vec<Lab> = (0..500).map(|n| lab.thread(&format!("t{n}"))).collect();
+    for n in 0..3 {
+        lab.beside.gets.store(0, Ordering::Relaxed);
+        for thread in &threads {
+            thread.put(n).await.unwrap();
+        }
+        for thread in &threads {
+            thread.write(n, "a").await.unwrap();
+        }
+    }
+    assert_eq!(lab.beside.gets.load(Ordering::Relaxed), 0);
 }

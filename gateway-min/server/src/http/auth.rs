@@ -189,7 +189,8 @@ pub(super) async fn principal(app: &App, key: Option<Secret>) -> Result<Principa
     found.ok_or_else(not_authenticated)
 }
 
-/// Checks that the principal may know of the thread: it is theirs, has no owner, or does not exist.
+/// Checks that the principal may know of the thread: it is theirs, has no owner, or does not exist. Returns its owner,
+/// unless the principal sees all threads anyway.
 ///
 /// # Errors
 /// 404 for another user's thread, 500 if the check fails.
@@ -199,9 +200,8 @@ pub(super) async fn check_thread(
     thread: &ThreadId,
 ) -> Result<Option<String>, ApiError> {
     let Some(user) = principal.sees() else { return Ok(None) };
-    let row = app.records.threads().get(thread.as_str(), None).await;
-    let Some(row) = row.or_internal(FAILED)? else { return Ok(None) };
-    if row.visible_to(Some(user)) { Ok(row.user_id) } else { Err(absent(thread)) }
+    let owner = app.records.threads().owner(thread.as_str()).await.or_internal(FAILED)?;
+    if owner.as_deref().is_none_or(|owner| owner == user) { Ok(owner) } else { Err(absent(thread)) }
 }
 
 /// The request's key: in a header, else of its session.

@@ -162,10 +162,21 @@ async fn admitted(app: &App, request: Request) -> Result<Admitted, ApiError> {
         let thread = ThreadId::from(thread);
         let owner = check_thread(app, &principal, &thread).await?;
         // The answer to a deletion shows nothing of the thread, and stays true if somebody uses its id again.
-        again = (owner.is_none() || parts.method != Method::DELETE).then_some(thread);
+        again = (owner.is_none() || !deletes(&parts)).then_some(thread);
     }
     parts.extensions.insert(principal.clone());
     Ok(Admitted { request: Request::from_parts(parts, body), principal, again })
+}
+
+/// Whether a request deletes something: through the API, or with the page's form.
+fn deletes(request: &Parts) -> bool {
+    let is_form = || route(request) == page::DELETE && request.method == Method::POST;
+    request.method == Method::DELETE || is_form()
+}
+
+/// The route of a request, by its template; empty if there is none.
+fn route(request: &Parts) -> &str {
+    request.extensions.get::<MatchedPath>().map_or("", MatchedPath::as_str)
 }
 
 /// The principal of a request.

@@ -1,5 +1,6 @@
 //! Tests that need access to internals, as of short-lived states of a run.
 
+mod answers;
 mod notes;
 
 use std::sync::Arc;

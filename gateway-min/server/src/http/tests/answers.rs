@@ -46,3 +46,27 @@ async fn a_deletion_with_the_form_of_the_page_is_answered_as_one() {
         assert_eq!(answered(method, "/threads/{thread_id}/delete", any(replaced)).await, status, "{method}");
     }
 }
+
+/// The database is away when a request is done. What was written is reported, so that nobody writes it again; what was
+/// read may be of another user's thread by then.
+#[tokio::test]
+async fn a_write_is_reported_though_its_owner_cannot_be_compared_again() {
+    async fn done(State(app): State<Arc<App>>) -> &'static str {
+        app.records.fail_reads(1);
+        "done"
+    }
+    async fn refused(State(app): State<Arc<App>>) -> (StatusCode, &'static str) {
+        app.records.fail_reads(1);
+        (StatusCode::CONFLICT, "of another user's thread?")
+    }
+    for (method, path, status) in [
+        ("POST", "/api/threads/{thread_id}/runs", 200),
+        ("POST", "/api/threads/{thread_id}/state", 200),
+        ("GET", "/api/threads/{thread_id}/state", 503),
+        ("POST", "/api/threads/{thread_id}/history", 503),
+        ("POST", "/api/threads/{thread_id}/runs/wait", 503),
+    ] {
+        assert_eq!(answered(method, path, any(done)).await, status, "{method} {path}");
+        assert_eq!(answered(method, path, any(refused)).await, 503, "{method} {path}");
+    }
+}

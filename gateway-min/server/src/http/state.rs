@@ -410,6 +410,23 @@ fn replacement(accessor: &StateAccessor, channel: &str, value: Value) -> threadk
     Ok(Write { value, overwrite: true, ..write })
 }
 
+/// The title of the state that a fork leaves; none if that is damaged, which a fork may be the remedy for.
+async fn title_at(
+    accessor: &StateAccessor,
+    thread: &ThreadId,
+    left: CheckpointId,
+) -> threadkeep::Result<Option<Value>> {
+    let load = Load::Only(["title".into()].into());
+    let title = accessor.get_loading(thread, Some(left), load).await;
+    match title.and_then(|left| left.map_or(Ok(None), |left| left.json("title"))) {
+        Err(error @ (Error::Corrupt { .. } | Error::BrokenLineage { .. })) => {
+            tracing::warn!(%thread, %error, "cannot read the title of the state that a fork leaves");
+            Ok(None)
+        }
+        title => title,
+    }
+}
+
 /// Writes the update, and copies the title to the thread's record.
 async fn update(
     app: Arc<App>,
@@ -431,11 +448,7 @@ async fn update(
     let extra = base.as_ref().map(|base| binding(&base.metadata.extra)).unwrap_or_default();
     // Read before the write: a client whose request fails after it would repeat the write.
     let left = match head.id().filter(|head| at.is_some_and(|at| at != *head)) {
-        Some(left) => {
-            let load = Load::Only(["title".into()].into());
-            let left = accessor.get_loading(&thread, Some(left), load).await.map_err(engine)?;
-            left.map(|left| left.json("title")).transpose().map_err(engine)?.flatten()
-        }
+        Some(left) => title_at(accessor, &thread, left).await.map_err(engine)?,
         None => None,
     };
     let update = Update { at, node, writes, extra };

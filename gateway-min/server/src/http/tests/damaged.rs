@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use axum::body::{Body, Bytes};
-use axum::http::Request;
-use serde_json::{Map, json};
+use axum::http::{Request, StatusCode};
+use serde_json::{Map, Value, json};
 use threadkeep::checkpoint::Write;
 use threadkeep::state::Update;
 use threadkeep::value::{ChannelValue, Codec, Encoded};
@@ -25,6 +25,12 @@ impl Gateway {
         let update = Update { at: None, node: "test".into(), writes, extra: Map::new() };
         self.app.threads.accessor().update(&self.thread, update).await.unwrap();
     }
+
+    /// How a read of the state is answered.
+    async fn status_of_state(&self, query: &str) -> StatusCode {
+        let request = Request::get(format!("/api/threads/t/state{query}")).body(Body::empty()).unwrap();
+        router(Arc::clone(&self.app)).oneshot(request).await.unwrap().status()
+    }
 }
 
 #[tokio::test]
@@ -34,9 +40,7 @@ async fn a_fork_leaves_a_head_whose_title_is_damaged() {
         let good = gateway.checkpoints().await[0].key.id.to_string();
         gateway.app.records.threads().set_display_name("t", None, Some("First")).await.unwrap();
         gateway.damage_title().await;
-        let read = Request::get("/api/threads/t/state").body(Body::empty()).unwrap();
-        let response = router(Arc::clone(&gateway.app)).oneshot(read).await.unwrap();
-        assert_eq!(response.status(), 500, "{mode}");
+        assert_eq!(gateway.status_of_state("").await, 500, "{mode}");
 
         let fork = json!({"checkpoint_id": good, "values": {"summary_text": "s"}});
         let fork = gateway.post("/state", fork).await;
@@ -44,5 +48,31 @@ async fn a_fork_leaves_a_head_whose_title_is_damaged() {
         assert_eq!(gateway.get("/state").await, fork, "{mode}");
         let row = gateway.app.records.threads().get("t", None).await.unwrap().unwrap();
         assert_eq!(row.display_name.as_deref(), Some("First"), "nothing says that it was the title: {mode}");
+    }
+}
+
+/// So a thread of which only a small value is asked for costs no more than that.
+#[tokio::test]
+async fn a_selection_reads_its_own_values_only() {
+    for mode in MODES {
+        let gateway = Gateway::start(mode).await;
+        gateway.turn("r").await;
+        gateway.damage_title().await;
+        for query in ["", "?select=values", "?select=values.title", "?select=values.messages&select=values"] {
+            assert_eq!(gateway.status_of_state(query).await, 500, "{mode} {query}");
+        }
+        let state = gateway.get("/state?select=next&select=values.none").await;
+        assert_eq!(state, json!({"next": [], "values": {}}), "{mode}");
+        let state = gateway.get("/state?select=values.messages").await;
+        let ids = |state: &Value| [0, 1].map(|index| state["values"]["messages"][index]["id"].clone());
+        assert_eq!(ids(&state), ["h-r", "a-r"], "{mode}");
+        let selection = |select: &str| json!({"select": [select], "limit": 1});
+        assert_eq!(gateway.post("/history", selection("next")).await, json!([{"next": []}]), "{mode}");
+        let history = gateway.post("/history", selection("values.messages")).await;
+        assert_eq!(ids(&history[0]), ["h-r", "a-r"], "{mode}");
+        let params = json!({"namespace": [], "keys": ["messages"]});
+        let command = json!({"id": 1, "method": "state.get", "params": params});
+        let state = gateway.post("/commands", command).await;
+        assert_eq!(ids(&state["result"]), ["h-r", "a-r"], "{mode}");
     }
 }

@@ -185,6 +185,13 @@ impl Threads {
         Ok(row.filter(|row| row.visible_to(owner)))
     }
 
+    /// The thread's owner, without reading the rest of its row; `None` also if there is no such thread.
+    pub async fn owner(&self, thread_id: &str) -> Result<Option<String>, RecordsError> {
+        let sql = query("SELECT user_id FROM threads_meta WHERE thread_id = $1").bind(thread_id);
+        let row: Option<(Option<String>,)> = self.db.fetch_optional(sql).await?;
+        Ok(row.and_then(|(owner,)| owner))
+    }
+
     /// Merges `patch` into the metadata, key by key at the top level, and returns the row. A patch of only
     /// [`PINNED_KEY`] does not change `updated_at`.
     ///

@@ -91,6 +91,20 @@ async fn owner_sees_own_and_shared_threads() {
     }
 }
 
+/// Each request of a user asks for it, however large the metadata is.
+#[tokio::test]
+async fn the_owner_is_read_without_the_rest_of_the_row() {
+    let fixture = fixture().await;
+    let threads = fixture.records.threads();
+    threads.create(named("anns")).await.unwrap();
+    create_thread(&fixture.records, "shared").await;
+    sql(&fixture.records, "UPDATE threads_meta SET metadata_json = '{'").await;
+    assert!(matches!(threads.get("anns", None).await, Err(RecordsError::Corrupt { .. })));
+    for (thread_id, owner) in [("anns", Some("ann")), ("shared", None), ("missing", None)] {
+        assert_eq!(threads.owner(thread_id).await.unwrap().as_deref(), owner, "{thread_id}");
+    }
+}
+
 #[tokio::test]
 async fn patch_merges_at_the_top_level() {
     let fixture = fixture().await;

@@ -27,6 +27,16 @@ use threadkeep_config::Secret;
 const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 /// Routes that need no key.
 const PUBLIC: [&str; 2] = ["/health", "/openapi.json"];
+/// Writes whose answers show only what they did themselves, on a thread that was the caller's then: the records admit
+/// their run, or reserve the thread for them. A client that repeats one does it twice.
+const WRITES: [&str; 6] = [
+    "/api/threads/{thread_id}/runs",
+    "/api/threads/{thread_id}/runs/stream",
+    "/api/threads/{thread_id}/state",
+    "/api/threads/{thread_id}/branches",
+    "/api/threads/{thread_id}/copy",
+    "/api/threads/{thread_id}/compact",
+];
 /// How often a streaming response rechecks its API key.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
 const NOT_AVAILABLE: &str = "Authentication is not available";
@@ -73,10 +83,14 @@ pub(super) async fn authenticate(State(app): State<Arc<App>>, request: Request, 
         None => answer.await,
     };
     // Another user may have created the thread meanwhile, also after its owner deleted it.
-    if let Some(thread) = again
+    if let Some(Again { thread, has_written }) = again
         && let Err(error) = check_thread(&app, &principal, &thread).await
     {
-        return error.into_response();
+        // If only the check failed, what was done is reported, or the client would do it again.
+        let is_done = answer.status().is_success() || answer.status().is_redirection();
+        if !(has_written && is_done && error.status().is_server_error()) {
+            return error.into_response();
+        }
     }
     answer
 }
@@ -134,8 +148,14 @@ struct Admitted {
     /// With its [`Principal`] as an extension.
     request: Request,
     principal: Principal,
-    /// The thread in its path, if it is checked again before the answer.
-    again: Option<ThreadId>,
+    again: Option<Again>,
+}
+
+/// The thread in the path of a request, which is checked again before the answer.
+struct Again {
+    thread: ThreadId,
+    /// Whether an answer that reports success shows nothing that somebody else may have written.
+    has_written: bool,
 }
 
 /// Authenticates a request. The owner is checked after the whole body has arrived: a slow client must not be judged by
@@ -162,10 +182,23 @@ async fn admitted(app: &App, request: Request) -> Result<Admitted, ApiError> {
         let thread = ThreadId::from(thread);
         let owner = check_thread(app, &principal, &thread).await?;
         // The answer to a deletion shows nothing of the thread, and stays true if somebody uses its id again.
-        again = (owner.is_none() || parts.method != Method::DELETE).then_some(thread);
+        let deletes = deletes(&parts);
+        let has_written = deletes || (parts.method == Method::POST && WRITES.contains(&route(&parts)));
+        again = (owner.is_none() || !deletes).then_some(Again { thread, has_written });
     }
     parts.extensions.insert(principal.clone());
     Ok(Admitted { request: Request::from_parts(parts, body), principal, again })
+}
+
+/// Whether a request deletes something: through the API, or with the page's form.
+fn deletes(request: &Parts) -> bool {
+    let is_form = || route(request) == page::DELETE && request.method == Method::POST;
+    request.method == Method::DELETE || is_form()
+}
+
+/// The route of a request, by its template; empty if there is none.
+fn route(request: &Parts) -> &str {
+    request.extensions.get::<MatchedPath>().map_or("", MatchedPath::as_str)
 }
 
 /// The principal of a request.
@@ -189,7 +222,8 @@ pub(super) async fn principal(app: &App, key: Option<Secret>) -> Result<Principa
     found.ok_or_else(not_authenticated)
 }
 
-/// Checks that the principal may know of the thread: it is theirs, has no owner, or does not exist.
+/// Checks that the principal may know of the thread: it is theirs, has no owner, or does not exist. Returns its owner,
+/// unless the principal sees all threads anyway.
 ///
 /// # Errors
 /// 404 for another user's thread, 500 if the check fails.
@@ -199,9 +233,8 @@ pub(super) async fn check_thread(
     thread: &ThreadId,
 ) -> Result<Option<String>, ApiError> {
     let Some(user) = principal.sees() else { return Ok(None) };
-    let row = app.records.threads().get(thread.as_str(), None).await;
-    let Some(row) = row.or_internal(FAILED)? else { return Ok(None) };
-    if row.visible_to(Some(user)) { Ok(row.user_id) } else { Err(absent(thread)) }
+    let owner = app.records.threads().owner(thread.as_str()).await.or_internal(FAILED)?;
+    if owner.as_deref().is_none_or(|owner| owner == user) { Ok(owner) } else { Err(absent(thread)) }
 }
 
 /// The request's key: in a header, else of its session.

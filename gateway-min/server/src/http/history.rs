@@ -195,12 +195,17 @@ pub(super) async fn page(app: &Arc<App>, thread: &ThreadId, body: ReadHistory) -
         let found = accessor.get_loading(thread, Some(id), Load::None).await.map_err(engine)?;
         found.ok_or_else(|| checkpoint_absent(id))?;
     }
+    let shown = SHOWN_CHANNELS.map(ChannelName::from);
+    let load = match body.select.load(&shown) {
+        Load::All => Load::Only(shown.into()),
+        load => load,
+    };
     let query = HistoryQuery {
         // The older of the two.
         before: body.before.id.into_iter().chain(id).min().map(successor),
         limit: Some(body.limit),
         filter: body.metadata,
-        load: Load::Only(SHOWN_CHANNELS.map(ChannelName::from).into()),
+        load,
     };
     let states = accessor.history(thread, query).await.map_err(engine)?;
     let mut room = Room { left: app.history_max_bytes, is_first: true };

@@ -4,6 +4,8 @@ use std::collections::BTreeSet;
 
 use serde::Serialize;
 use serde_json::Value;
+use threadkeep::id::ChannelName;
+use threadkeep::saver::Load;
 use utoipa::openapi::schema::{ObjectBuilder, OneOfBuilder, Type};
 use utoipa::openapi::{RefOr, Schema};
 use utoipa::{PartialSchema, ToSchema};
@@ -77,6 +79,16 @@ impl Select {
     /// Whether this field is returned.
     pub(super) fn wants(&self, field: &str) -> bool {
         self.0.as_ref().is_none_or(|selected| selected.has(field))
+    }
+
+    /// Which values to load of states with these channels. Other keys are not asked for: a body may have any number.
+    pub(super) fn load<'c>(&self, channels: impl IntoIterator<Item = &'c ChannelName>) -> Load {
+        let Some(selected) = self.0.as_ref().filter(|selected| !selected.fields.contains(VALUES)) else {
+            return Load::All;
+        };
+        let named = channels.into_iter().filter(|name| selected.keys.contains(name.as_str()));
+        let named: BTreeSet<ChannelName> = named.cloned().collect();
+        if named.is_empty() { Load::None } else { Load::Only(named) }
     }
 
     /// The selected fields of an item; all of them without a selection.

@@ -194,7 +194,7 @@ async fn get_state(
     ApiPath(ThreadPath { thread_id }): ApiPath<ThreadPath>,
     ApiQuery(View { select }): ApiQuery<View>,
 ) -> Result<Json<Value>, ApiError> {
-    let state = read(&app, &thread_id, None).await?;
+    let state = read(&app, &thread_id, None, &select).await?;
     select.of(state, GET_FAILED).map(Json)
 }
 
@@ -223,7 +223,7 @@ async fn get_state_at(
     ApiQuery(View { select }): ApiQuery<View>,
 ) -> Result<Json<Value>, ApiError> {
     let selected = Sent { checkpoint: None, id: Some(checkpoint_id) };
-    let state = read(&app, &thread_id, Some(selected)).await?;
+    let state = read(&app, &thread_id, Some(selected), &select).await?;
     select.of(state, GET_FAILED).map(Json)
 }
 
@@ -264,7 +264,7 @@ async fn get_state_by_selector(
     ApiPath(ThreadPath { thread_id }): ApiPath<ThreadPath>,
     ApiJson(ReadState { checkpoint, select, .. }): ApiJson<ReadState>,
 ) -> Result<Json<Value>, ApiError> {
-    let state = read(&app, &thread_id, Some(Sent { checkpoint, id: None })).await?;
+    let state = read(&app, &thread_id, Some(Sent { checkpoint, id: None }), &select).await?;
     select.of(state, GET_FAILED).map(Json)
 }
 
@@ -274,11 +274,18 @@ struct Sent {
     id: Option<String>,
 }
 
-async fn read(app: &App, thread: &ThreadId, selected: Option<Sent>) -> Result<ThreadState, ApiError> {
+/// The state at a checkpoint or the head, with the values that are to be shown.
+async fn read(
+    app: &App,
+    thread: &ThreadId,
+    selected: Option<Sent>,
+    shown: &Select,
+) -> Result<ThreadState, ApiError> {
     let engine = |error: Error| ApiError::from_engine(thread, GET_FAILED, &error);
     let accessor = app.threads.accessor();
+    let load = shown.load(accessor.table().names());
     let (state, missing) = match selected {
-        None => (accessor.get(thread, None).await, absent(thread)),
+        None => (accessor.get_loading(thread, None, load).await, absent(thread)),
         Some(Sent { checkpoint, id }) => {
             // The gate checks the head: report a mode mismatch before a missing checkpoint.
             if !accessor.check(thread, None).await.map_err(engine)? {
@@ -293,7 +300,8 @@ async fn read(app: &App, thread: &ThreadId, selected: Option<Sent>) -> Result<Th
                     ApiError::not_found(format!("Thread {thread} has no checkpoint in {namespace}"))
                 }
             };
-            (accessor.clone().in_namespace(namespace).get(thread, id).await, missing)
+            let accessor = accessor.clone().in_namespace(namespace);
+            (accessor.get_loading(thread, id, load).await, missing)
         }
     };
     ThreadState::of(&state.map_err(engine)?.ok_or(missing)?).map_err(engine)
@@ -410,6 +418,23 @@ fn replacement(accessor: &StateAccessor, channel: &str, value: Value) -> threadk
     Ok(Write { value, overwrite: true, ..write })
 }
 
+/// The title of the state that a fork leaves; none if that is damaged, which a fork may be the remedy for.
+async fn title_at(
+    accessor: &StateAccessor,
+    thread: &ThreadId,
+    left: CheckpointId,
+) -> threadkeep::Result<Option<Value>> {
+    let load = Load::Only(["title".into()].into());
+    let title = accessor.get_loading(thread, Some(left), load).await;
+    match title.and_then(|left| left.map_or(Ok(None), |left| left.json("title"))) {
+        Err(error @ (Error::Corrupt { .. } | Error::BrokenLineage { .. })) => {
+            tracing::warn!(%thread, %error, "cannot read the title of the state that a fork leaves");
+            Ok(None)
+        }
+        title => title,
+    }
+}
+
 /// Writes the update, and copies the title to the thread's record.
 async fn update(
     app: Arc<App>,
@@ -431,11 +456,7 @@ async fn update(
     let extra = base.as_ref().map(|base| binding(&base.metadata.extra)).unwrap_or_default();
     // Read before the write: a client whose request fails after it would repeat the write.
     let left = match head.id().filter(|head| at.is_some_and(|at| at != *head)) {
-        Some(left) => {
-            let load = Load::Only(["title".into()].into());
-            let left = accessor.get_loading(&thread, Some(left), load).await.map_err(engine)?;
-            left.map(|left| left.json("title")).transpose().map_err(engine)?.flatten()
-        }
+        Some(left) => title_at(accessor, &thread, left).await.map_err(engine)?,
         None => None,
     };
     let update = Update { at, node, writes, extra };

@@ -1,5 +1,7 @@
 //! Tests that need access to internals, as of short-lived states of a run.
 
+mod answers;
+mod damaged;
 mod notes;
 
 use std::sync::Arc;

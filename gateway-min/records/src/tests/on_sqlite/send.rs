@@ -18,6 +18,7 @@ async fn every_future_is_send() {
     let threads = records.threads();
     is_send(threads.create(NewThread::default()));
     is_send(threads.get("t", None));
+    is_send(threads.owner("t"));
     is_send(threads.search(&ThreadQuery::default()));
     is_send(threads.patch_metadata("t", None, JsonObject::new()));
     is_send(threads.set_status("t", ThreadStatus::Idle));

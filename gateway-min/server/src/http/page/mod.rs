@@ -32,6 +32,8 @@ use crate::app::App;
 
 /// Where a person signs in.
 pub(super) const SIGN_IN: &str = "/sign-in";
+/// Where a person deletes a thread.
+pub(super) const DELETE: &str = "/threads/{thread_id}/delete";
 /// Pages that need no key.
 pub(super) const PUBLIC: [&str; 3] = [SIGN_IN, STYLE_PATH, SCRIPT_PATH];
 /// Assets never change: their address has a digest of their content.
@@ -58,7 +60,7 @@ pub(super) fn is_page(route: &str) -> bool {
 pub(super) fn routes(app: &Arc<App>) -> Router<Arc<App>> {
     let forms = Router::new()
         .route("/threads", post(threads::create))
-        .route("/threads/{thread_id}/delete", post(threads::delete))
+        .route(DELETE, post(threads::delete))
         .route("/threads/{thread_id}/storage", post(storage::remove))
         .route("/sign-out", post(session::sign_out))
         // A layer of all forms, so that none can be without it.
@@ -69,7 +71,7 @@ pub(super) fn routes(app: &Arc<App>) -> Router<Arc<App>> {
         .route("/runs", get(overview::show))
         .route("/status", get(health::show))
         .route("/threads/{thread_id}", get(conversation::show))
-        .route("/threads/{thread_id}/delete", get(threads::ask))
+        .route(DELETE, get(threads::ask))
         .route("/threads/{thread_id}/checkpoints", get(checkpoints::tree))
         .route("/threads/{thread_id}/checkpoints/{checkpoint_id}", get(checkpoints::state))
         .route("/threads/{thread_id}/diff", get(checkpoints::difference))

@@ -1,7 +1,7 @@
 //! The commands that read a thread: `state.get`, `state.listCheckpoints` and `agent.getTree`.
 
 use serde_json::{Map, Value, json};
-use threadkeep::id::{CheckpointId, ThreadId};
+use threadkeep::id::{ChannelName, CheckpointId, ThreadId};
 use threadkeep::saver::Load;
 use threadkeep::state::HistoryQuery;
 use threadkeep_agent::serialize;
@@ -90,13 +90,16 @@ pub(super) async fn state(app: &App, thread: &ThreadId, query: StateQuery) -> Re
         let text = format!("params.keys: there is no channel '{key}'");
         return Err(Refusal::new(Code::InvalidArgument, axum::http::StatusCode::UNPROCESSABLE_ENTITY, text));
     }
-    let head = accessor.get(thread, None).await.or_engine(thread, STATE_FAILED)?;
+    let load = match query.keys {
+        Some(keys) => Load::Only(keys.into_iter().map(ChannelName::from).collect()),
+        None => Load::All,
+    };
+    let head = accessor.get_loading(thread, None, load).await.or_engine(thread, STATE_FAILED)?;
     let Some(head) = head else {
         let text = format!("Thread {thread} has no checkpoint");
         return Err(Refusal::absent(Code::NoSuchCheckpoint, text));
     };
-    let wanted = |name: &str| query.keys.as_ref().is_none_or(|keys| keys.iter().any(|key| key == name));
-    let values = serialize::values_of(&head, wanted).or_engine(thread, STATE_FAILED)?;
+    let values = serialize::values(&head).or_engine(thread, STATE_FAILED)?;
     Ok(json!({ "values": values, "checkpoint": { "id": head.key.id.to_string() } }))
 }
 

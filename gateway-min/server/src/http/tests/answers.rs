@@ -1,0 +1,72 @@
+//! The check of a thread's owner before an answer.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::{Request, StatusCode};
+use axum::middleware::from_fn_with_state;
+use axum::routing::{MethodRouter, any};
+use threadkeep_config::{KeyFile, Role};
+use threadkeep_records::{NewThread, WriterKind};
+use tower::ServiceExt as _;
+
+use super::super::auth::authenticate;
+use super::Gateway;
+use crate::app::App;
+
+fn of(user: &str) -> NewThread {
+    NewThread { thread_id: "x".into(), user_id: Some(user.into()), ..NewThread::default() }
+}
+
+/// What bob is answered on his thread `x` by a handler at this path.
+async fn answered(method: &str, path: &str, handler: MethodRouter<Arc<App>>) -> StatusCode {
+    let Gateway { app, _dir, .. } = Gateway::start_with("full", true).await;
+    let file = KeyFile::new(&app.config.last_known().auth.keys_file);
+    let (_, key) = file.create("bob", Role::User).unwrap();
+    assert!(app.records.threads().create(of("bob")).await.unwrap().created);
+    let checked = from_fn_with_state(Arc::clone(&app), authenticate);
+    let router: Router = Router::new().route(path, handler).layer(checked).with_state(Arc::clone(&app));
+    let request = Request::builder().method(method).uri(path.replace("{thread_id}", "x"));
+    let request = request.header("x-api-key", key.expose()).body(Body::empty()).unwrap();
+    router.oneshot(request).await.unwrap().status()
+}
+
+/// Another user makes a thread with its id at once; the page that asks has its title.
+#[tokio::test]
+async fn a_deletion_with_the_form_of_the_page_is_answered_as_one() {
+    async fn replaced(State(app): State<Arc<App>>) -> &'static str {
+        let deletion = app.records.runs().reserve("x", WriterKind::Delete).await.unwrap();
+        app.records.delete_thread(deletion).await.unwrap();
+        assert!(app.records.threads().create(of("ann")).await.unwrap().created);
+        "done"
+    }
+    for (method, status) in [("POST", 200), ("GET", 404)] {
+        assert_eq!(answered(method, "/threads/{thread_id}/delete", any(replaced)).await, status, "{method}");
+    }
+}
+
+/// The database is away when a request is done. What was written is reported, so that nobody writes it again; what was
+/// read may be of another user's thread by then.
+#[tokio::test]
+async fn a_write_is_reported_though_its_owner_cannot_be_compared_again() {
+    async fn done(State(app): State<Arc<App>>) -> &'static str {
+        app.records.fail_reads(1);
+        "done"
+    }
+    async fn refused(State(app): State<Arc<App>>) -> (StatusCode, &'static str) {
+        app.records.fail_reads(1);
+        (StatusCode::CONFLICT, "of another user's thread?")
+    }
+    for (method, path, status) in [
+        ("POST", "/api/threads/{thread_id}/runs", 200),
+        ("POST", "/api/threads/{thread_id}/state", 200),
+        ("GET", "/api/threads/{thread_id}/state", 503),
+        ("POST", "/api/threads/{thread_id}/history", 503),
+        ("POST", "/api/threads/{thread_id}/runs/wait", 503),
+    ] {
+        assert_eq!(answered(method, path, any(done)).await, status, "{method} {path}");
+        assert_eq!(answered(method, path, any(refused)).await, 503, "{method} {path}");
+    }
+}

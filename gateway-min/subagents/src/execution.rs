@@ -144,6 +144,7 @@ impl Work {
         };
         let end = self.end(end, state.as_ref())?;
         if end.status == ExecutionStatus::Cancelled && self.outlives_its_run().await {
+            self.leave().await;
             self.stopped(end.status).await;
             return Ok(None);
         }
@@ -162,13 +163,27 @@ impl Work {
         let executions = self.delegator.records.executions();
         let finished = persistently(|| executions.finish(&self.row, end.clone())).await;
         if finished.as_ref().is_err_and(RecordsError::is_not_found) {
-            let thread = ThreadId::from(self.row.child_thread.as_str());
-            if let Err(error) = self.accessor.delete_thread(&thread).await {
-                let thread = &self.row.child_thread;
-                tracing::warn!(thread, %error, "the checkpoints of a deleted subagent may remain");
-            }
+            self.delete_checkpoints().await;
         }
         Ok(finished?)
+    }
+
+    /// Leaves the execution to the next run. If its thread is deleted by now, there is none, and it is as in
+    /// [`Self::finish`].
+    async fn leave(&self) {
+        let executions = self.delegator.records.executions();
+        let found = executions.newest(&self.row.thread_id, &self.row.execution_id).await;
+        if matches!(found, Ok(None)) {
+            self.delete_checkpoints().await;
+        }
+    }
+
+    /// Deletes the checkpoints of an execution that has no row any more.
+    async fn delete_checkpoints(&self) {
+        let thread = ThreadId::from(self.row.child_thread.as_str());
+        if let Err(error) = self.accessor.delete_thread(&thread).await {
+            tracing::warn!(%thread, %error, "the checkpoints of a deleted subagent may remain");
+        }
     }
 
     /// Tells extensions of the start.

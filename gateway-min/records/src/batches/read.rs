@@ -75,6 +75,19 @@ impl Batches {
         self.db.fetch_optional(query("SELECT * FROM subagent_batches WHERE id = $1").bind(batch_id)).await
     }
 
+    /// The batch of a thread with this submission key.
+    ///
+    /// # Errors
+    /// [`RecordsError::Unavailable`], [`RecordsError::Corrupt`].
+    pub async fn submitted(
+        &self,
+        thread_id: &str,
+        submission_key: &str,
+    ) -> Result<Option<BatchRow>, RecordsError> {
+        let sql = query("SELECT * FROM subagent_batches WHERE thread_id = $1 AND submission_key = $2");
+        self.db.fetch_optional(sql.bind(thread_id).bind(submission_key)).await
+    }
+
     /// The newest batches of a thread, newest first.
     pub async fn of_thread(&self, thread_id: &str, limit: u32) -> Result<Vec<BatchRow>, RecordsError> {
         let sql =

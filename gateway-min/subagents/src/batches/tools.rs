@@ -155,8 +155,41 @@ fn failed(reason: &dyn std::fmt::Display) -> String {
 
 impl BatchTask {
     async fn submit(&self, context: &ToolContext, args: Json) -> Result<ToolOutput, Unsubmitted> {
+        let batches = self.delegator.records.batches();
+        let is_own = is_own(context);
+        let unsubmitted = |error: RecordsError| Unsubmitted::of(&error, is_own);
+        let batch = match self.prepare(context, args).await {
+            // A submission whose answer was lost is found again by its key.
+            Ok(new) => persistently(|| batches.submit(new.clone())).await.map_err(unsubmitted)?.batch,
+            Err(refusal) if is_own => return Err(refusal.into()),
+            // So is an earlier run's that would be refused by now: it is worked on.
+            Err(refusal) => {
+                let key = submission_key(context);
+                let found = persistently(|| batches.submitted(&context.thread_id, &key)).await;
+                found.map_err(unsubmitted)?.ok_or(refusal)?
+            }
+        };
+        self.batching.wake();
+        let text = format!(
+            "Batch {} submitted with {} items. They are worked on in the background.",
+            batch.id, batch.total_items
+        );
+        let additional_kwargs = metadata(json!({
+            "subagent_batch_error": false,
+            "subagent_batch_id": batch.id,
+            "subagent_batch_status": batch.status.as_str(),
+            "subagent_batch_total_items": batch.total_items,
+        }));
+        Ok(ToolOutput { additional_kwargs, ..ToolOutput::text(text) })
+    }
+
+    /// The batch to store.
+    ///
+    /// # Errors
+    /// The text for the model.
+    async fn prepare(&self, context: &ToolContext, args: Json) -> Result<NewBatch, String> {
         if !self.batching.is_working() {
-            return Err(UNAVAILABLE.to_owned().into());
+            return Err(UNAVAILABLE.to_owned());
         }
         let args: Args = serde_json::from_value(args)
             .map_err(|error| failed(&format_args!("invalid arguments: {error}")))?;
@@ -183,7 +216,7 @@ impl BatchTask {
             receipts: self.receipts,
             budget,
         };
-        let new = NewBatch {
+        Ok(NewBatch {
             id: format!("subagent-batch-{}", hex(&context.ids.text())),
             thread_id: context.thread_id.clone(),
             run_id: context.run_id.clone(),
@@ -196,24 +229,7 @@ impl BatchTask {
             max_attempts: settings.max_attempts,
             execution_spec: spec.to_json(),
             items: args.items().map_err(|error| failed(&error))?,
-        };
-        let batches = self.delegator.records.batches();
-        // A submission whose answer was lost is found again by its key.
-        let submitted = persistently(|| batches.submit(new.clone())).await;
-        let submitted = submitted.map_err(|error| Unsubmitted::of(&error, is_own(context)))?;
-        self.batching.wake();
-        let batch = submitted.batch;
-        let text = format!(
-            "Batch {} submitted with {} items. They are worked on in the background.",
-            batch.id, batch.total_items
-        );
-        let additional_kwargs = metadata(json!({
-            "subagent_batch_error": false,
-            "subagent_batch_id": batch.id,
-            "subagent_batch_status": batch.status.as_str(),
-            "subagent_batch_total_items": batch.total_items,
-        }));
-        Ok(ToolOutput { additional_kwargs, ..ToolOutput::text(text) })
+        })
     }
 }
 

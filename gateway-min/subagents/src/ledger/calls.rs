@@ -4,6 +4,8 @@
 //! belongs to a call with its content, and not to a place. A call that is edited is another one; the others keep theirs,
 //! wherever they are moved.
 
+use std::collections::HashMap;
+
 use serde_json::Value as Json;
 use threadkeep::channel::MESSAGES_CHANNEL;
 use threadkeep::state::StateSnapshot;
@@ -73,14 +75,29 @@ pub fn has_unfinished(state: Option<&StateSnapshot>) -> threadkeep::Result<bool>
 /// The last answer, if calls of it have no result in the conversation.
 fn unanswered(state: Option<&StateSnapshot>) -> threadkeep::Result<Option<Json>> {
     let messages = state.and_then(|state| state.value(MESSAGES_CHANNEL)).and_then(ChannelValue::as_list);
-    let mut results = 0;
-    for stored in messages.into_iter().flat_map(ListValue::iter).rev() {
+    messages.map_or(Ok(None), last_open)
+}
+
+/// The same of these messages. Results are counted by the id of their call: a client may have added others, and
+/// providers repeat ids.
+fn last_open(messages: &ListValue) -> threadkeep::Result<Option<Json>> {
+    let mut results = HashMap::<&str, usize>::new();
+    for stored in messages.iter().rev() {
         match stored.text("type") {
-            Some("tool") => results += 1,
+            Some("tool") => *results.entry(stored.text("tool_call_id").unwrap_or_default()).or_default() += 1,
             Some("ai") => {
                 let answer = stored.to_json()?;
-                let calls = message::tool_calls(&answer).len() + message::invalid_tool_calls(&answer).len();
-                return Ok((calls > results).then_some(answer));
+                let has_result = |call: &Json| {
+                    let left = results.get_mut(call["id"].as_str().unwrap_or_default());
+                    left.is_some_and(|left| {
+                        let has_one = *left > 0;
+                        *left -= usize::from(has_one);
+                        has_one
+                    })
+                };
+                let calls = message::tool_calls(&answer).iter();
+                let is_answered = calls.chain(message::invalid_tool_calls(&answer)).all(has_result);
+                return Ok((!is_answered).then_some(answer));
             }
             _ => {}
         }
@@ -176,6 +193,21 @@ mod tests {
         assert_eq!(index_of(&entries, &twice, &entries[1]), Some(1));
         let [first, second] = &executions_of("t", &[], &twice)[..] else { panic!("two executions") };
         assert_ne!(first, second, "although no entry knows them");
+    }
+
+    #[test]
+    fn a_call_without_a_result_is_hidden_by_no_result_of_another_call() {
+        let is_open = |calls: &[&str], results: &[&str]| {
+            let calls: Vec<Json> = calls.iter().map(|id| call(id, "a")).collect();
+            let results = results.iter().map(|id| json!({"type": "tool", "tool_call_id": id}));
+            let messages: Json = std::iter::once(answer(&calls)).chain(results).collect();
+            let messages = ChannelValue::from_json(&messages).unwrap();
+            last_open(messages.as_list().unwrap()).unwrap().is_some()
+        };
+        assert!(is_open(&["1"], &[]) && !is_open(&["1", "2"], &["2", "1"]));
+        assert!(is_open(&["1"], &["2"]) && is_open(&["1", "2"], &["1", "3"]), "a client added one");
+        assert!(is_open(&["1", "1"], &["1"]) && !is_open(&["1", "1"], &["1", "1"]), "the ids are the same");
+        assert!(!is_open(&[], &["1"]));
     }
 
     #[test]

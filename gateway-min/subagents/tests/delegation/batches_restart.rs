@@ -19,8 +19,8 @@ use threadkeep_records::{
 
 use crate::batch_budgets::{LEFT, LIMITED, sum, turn, until_counted, used};
 use crate::batches::{
-    Between, Held, SECTIONS, WORKER, delete_thread, ended, gate_name, remains, repeated, rows, submitted,
-    submitted_with, two_items, two_turns, until_removed, worker,
+    Between, Held, SECTIONS, WORKER, batch, delete_thread, ended, gate_name, remains, repeated, rows,
+    submitted, submitted_with, two_items, two_turns, until_removed, worker,
 };
 use crate::support::{House, THREAD, lead};
 
@@ -215,6 +215,32 @@ async fn s62_a_call_that_is_repeated_from_another_head_finds_its_batch() {
     let goal = json!({"objective": "Get it done", "status": "active"});
     goal_state::set(&house.accessor, &ThreadId::from(THREAD), Map::new(), &goal).await.unwrap();
     repeated(&house).await;
+}
+
+/// The next run may not use the subagent any more, or its process works on no batches.
+#[tokio::test]
+async fn s62_a_repeated_call_that_would_be_refused_by_now_finds_its_batch() {
+    for is_allowed in [false, true] {
+        let house = two_items().await;
+        killed_between(&house);
+        let first = batch(&house).await;
+        let mut next = house.restarted();
+        let mut started = None;
+        if !is_allowed {
+            next.allowed = Some(vec!["another".to_owned()]);
+            started = Some(worker(&next).await);
+        }
+        next.run("r2", None, &mut Seen::default()).await.unwrap();
+        let results = next.results().await;
+        let metadata = &results[0]["additional_kwargs"];
+        let found = (results.len(), &metadata["subagent_batch_id"]);
+        assert_eq!(found, (1, &json!(first.id)), "{is_allowed}: {results:?}");
+        assert_eq!(metadata["subagent_batch_error"], json!(false), "{is_allowed}");
+        if let Some(worker) = started {
+            ended(&next).await;
+            worker.stop().await;
+        }
+    }
 }
 
 /// The process dies after an item has written its first checkpoint, which comes after the deletion of its thread, and before

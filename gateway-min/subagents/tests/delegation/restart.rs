@@ -11,7 +11,7 @@ use threadkeep_agent::tools::ToolSource;
 use threadkeep_records::ExecutionStatus;
 use tokio::sync::Notify;
 
-use crate::batches::{Held, delete_thread};
+use crate::batches::{Held, delete_thread, gate_name};
 use crate::support::{House, Seen, THREAD, lead, subagent, task};
 
 /// A process that is gone: its runtime ends where it stands, with every task in it, as a kill ends them. No task is asked
@@ -274,21 +274,46 @@ async fn a_subagent_that_goes_on_after_the_deletion_of_its_thread_leaves_no_chec
     let script = lead(&[task("work", "general-purpose")], vec![subagent(json!([{"text": "ok"}]))]);
     let house = House::new(script, "").await.with_source(Arc::clone(&source) as Arc<dyn ToolSource>);
     let mut seen = Seen::default();
-    let (_, child) = tokio::join!(house.run("r1", Some("go"), &mut seen), async {
-        let child = loop {
-            source.reached.notified().await;
-            if let Some(row) = house.executions().await.pop() {
-                break row.child_thread;
-            }
-            source.open.notify_one();
-        };
-        delete_thread(&house).await;
-        source.open.notify_one();
-        child
-    });
+    let (_, child) =
+        tokio::join!(house.run("r1", Some("go"), &mut seen), deleted_before_its_first(&house, &source));
     assert_eq!(house.requests("subagent:general-purpose").len(), 1, "it went on");
     house.settled().await;
-    let child = ThreadId::from(child.as_str());
+    assert!(house.accessor.get(&child, None).await.unwrap().is_none(), "hidden checkpoints");
+}
+
+/// Deletes the thread before the first checkpoint of its subagent, whose thread is returned, and lets that go on.
+async fn deleted_before_its_first(house: &House, source: &Held) -> ThreadId {
+    let child = loop {
+        source.reached.notified().await;
+        if let Some(row) = house.executions().await.pop() {
+            break row.child_thread;
+        }
+        source.open.notify_one();
+    };
+    delete_thread(house).await;
+    source.open.notify_one();
+    ThreadId::from(child.as_str())
+}
+
+/// The same in a process that stops then, which leaves its subagents to the next one.
+#[tokio::test]
+async fn a_subagent_that_is_stopped_after_the_deletion_of_its_thread_leaves_no_checkpoints() {
+    let (source, name) = (Arc::<Held>::default(), gate_name("deleted-and-stopped"));
+    let answers = json!([{"text": "never", "gate": {"name": name}}]);
+    let script = lead(&[task("work", "general-purpose")], vec![subagent(answers)]);
+    let house = House::new(script, "").await.with_source(Arc::clone(&source) as Arc<dyn ToolSource>);
+    let (mut seen, cancel) = (Seen::default(), tokio_util::sync::CancellationToken::new());
+    let running = house.run_until("r1", Some("go"), &mut seen, cancel.clone());
+    let (_, child) = tokio::join!(running, async {
+        let child = deleted_before_its_first(&house, &source).await;
+        threadkeep_agent::model::scripted::gate(&name).reached().await;
+        let begun = house.accessor.get(&child, None).await.unwrap();
+        assert!(begun.is_some(), "it was written after the deletion");
+        house.delegator.stopping.cancel();
+        cancel.cancel();
+        child
+    });
+    house.settled().await;
     assert!(house.accessor.get(&child, None).await.unwrap().is_none(), "hidden checkpoints");
 }
 

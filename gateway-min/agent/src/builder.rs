@@ -248,11 +248,10 @@ fn model_settings(config: &threadkeep_config::Model) -> ModelSettings {
         threadkeep_config::ModelKind::OpenAiCompatible => (ModelKind::OpenAiCompatible, None),
     };
     let mut extra = config.client_options.as_map().clone();
-    let known: [(&str, Option<Json>); 4] = [
+    let known: [(&str, Option<Json>); 3] = [
         ("max_tokens", config.max_tokens.map(Json::from)),
         ("temperature", config.temperature.map(Json::from)),
         ("request_timeout", config.request_timeout.map(Json::from)),
-        ("max_retries", config.max_retries.map(Json::from)),
     ];
     extra.extend(known.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?))));
     ModelSettings {

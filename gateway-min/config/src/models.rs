@@ -101,7 +101,7 @@ pub struct Model {
     pub temperature: Option<f64>,
     /// Seconds a request may take; more than 0.
     pub request_timeout: Option<f64>,
-    /// How often a failed request is retried.
+    /// How often to retry a failed request. Not read: a call is tried three times.
     pub max_retries: Option<u32>,
     /// All other keys, which the client sends unchanged.
     pub client_options: FreeForm,

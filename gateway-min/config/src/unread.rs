@@ -16,8 +16,9 @@ use super::yaml;
 /// The settings that are parsed and validated but not read yet, by dotted path; `models.x` is the key `x` of every
 /// model. The example file marks each of them `[no effect yet]`. Remove a setting from this list when you implement it:
 /// a test compares the list with the sources.
-pub const UNREAD: [&str; 11] = [
+pub const UNREAD: [&str; 12] = [
     "database.echo_sql",
+    "models.max_retries",
     "models.pricing",
     "models.supports_vision",
     "run_events.track_token_usage",
@@ -154,6 +155,14 @@ mod tests {
         ] {
             assert_eq!(warnings(yaml), [no_effect_warning(path)], "{yaml}");
         }
+    }
+
+    #[test]
+    fn retries_of_a_model_are_a_warning_because_their_number_is_fixed() {
+        assert_eq!(
+            warnings("models: [{name: a, use: openai, model: x, max_retries: 9}]"),
+            [no_effect_warning("models.max_retries")]
+        );
     }
 
     #[test]

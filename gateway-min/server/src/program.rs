@@ -69,8 +69,8 @@ Examples:
   threadkeep threads list                       the threads in the gateway's store
   threadkeep prune plan --all --keep since:30d  what would be removed, and why
 
-The commands on threads work on the configured store (--config) or on a named one (--sqlite), whether a gateway runs
-or not. Each has its own --help, with examples.
+The commands on threads work on the configured store (--config) or on a named one (--sqlite, --postgres), whether a
+gateway runs or not. Each has its own --help, with examples.
 
 Exit codes:
   0  success; what was checked is clean
@@ -88,6 +88,13 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Serve the HTTP gateway until interrupted.
+    #[command(after_help = "\
+Examples:
+  threadkeep serve
+  threadkeep serve --config prod.yaml --host 0.0.0.0     with auth.enabled: true in prod.yaml
+
+GATEWAY_CORS_ORIGINS=https://app.example,http://localhost:3000 lists the origins whose web pages may use the API; * is any.
+These variables may also be in the project's .env.")]
     Serve {
         /// The configuration file [default: SVC_CONFIG_PATH, then config.yaml in the project root].
         #[arg(long, value_name = "FILE")]

@@ -71,9 +71,11 @@ function tellTimes(within) {
 
 const MODES = ["messages-tuple", "updates", "custom"];
 let run = main?.dataset.run ?? null;
-// The answers that stream, by message id, and what a person said that is not in the conversation yet.
+// The answers that stream, by message id, and what a person said that is not in the conversation yet, with the question
+// that was the last one until then.
 const streaming = new Map();
 let said = null;
+const lastQuestion = () => [...$("#conversation").querySelectorAll("article.person")].at(-1)?.dataset.message;
 
 function showRun(id) {
   run = id;
@@ -188,7 +190,6 @@ async function rerender() {
   // What a person is editing stays until it is sent or left.
   if ($("#conversation form.edit")) return;
   const stays = isAtEnd();
-  const before = $("#conversation").querySelectorAll("article.person").length;
   for (const part of ["thread-head", "goal", "conversation"]) renew(part, page);
   document.title = page.title;
   for (const [id, live] of streaming) {
@@ -198,8 +199,8 @@ async function rerender() {
     }
   }
   const active = page.querySelector("main").dataset.run ?? null;
-  if (said && ($("#conversation").querySelectorAll("article.person").length > before || active === null)) {
-    said.remove();
+  if (said && (lastQuestion() !== said.after || active === null)) {
+    said.article.remove();
     said = null;
   }
   if (active === null) clearLive();
@@ -287,11 +288,17 @@ async function say(text) {
   const body = { input: { messages: [{ role: "user", content: text }] }, ...options() };
   const at = main.dataset.at;
   if (at) body.checkpoint_id = at;
+  const after = lastQuestion();
   const started = await call("POST", ofThread("/runs"), body);
-  if (at) return location.assign(`/threads/${encodeURIComponent(thread)}`);
+  // A page of an older state, or of earlier messages, does not show what comes.
+  if (location.search !== "") return location.assign(`/threads/${encodeURIComponent(thread)}`);
   $(".empty")?.remove();
-  said = bubble("person", "You").article;
-  $(".text", said).textContent = text.length > 16000 ? text.slice(0, 16000) + " …" : text;
+  if (lastQuestion() === after) {
+    const live = bubble("person", "You");
+    live.text.textContent = text.length > 16000 ? text.slice(0, 16000) + " …" : text;
+    said?.article.remove();
+    said = { article: live.article, after };
+  }
   showRun(started.run_id);
   toEnd();
 }
@@ -400,10 +407,12 @@ function converse() {
   form.addEventListener("submit", (event) => {
     event.preventDefault();
     const text = area.value;
-    if (text.trim() === "") return;
+    // The Enter key sends also while the button is disabled.
+    if (text.trim() === "" || $("#send").disabled) return;
     doing($("#send"), async () => {
       await say(text);
-      area.value = "";
+      // What was written meanwhile stays.
+      if (area.value.startsWith(text)) area.value = area.value.slice(text.length);
       area.focus();
     });
   });

@@ -18,13 +18,26 @@ function notice(text, lasting = false) {
   if (text !== "" && !lasting) noticeTimer = setTimeout(() => notice(""), 6000);
 }
 
+// ---- Leaving the page ----
+
+const STAYS = "This page is not available any more; you may be signed out. What you have written stays here until you reload it.";
+// Reloads the page, which then says why it is not available, unless what a person has written would be lost.
+function leave() {
+  const fields = [...document.querySelectorAll("main textarea, main input[type=text]")];
+  if (fields.some((field) => field.value !== field.defaultValue)) notice(STAYS, true);
+  else location.reload();
+}
+
 // ---- The API ----
 
 // The answer to a request, or an error with the API's text.
 async function call(method, path, body) {
   const headers = { "content-type": "application/json", "x-page-token": token };
   const answer = await fetch("/api" + path, { method, headers, body: body === undefined ? undefined : JSON.stringify(body) });
-  if (answer.status === 401) location.reload();
+  if (answer.status === 401) {
+    leave();
+    throw new Error(STAYS);
+  }
   const text = await answer.text();
   let value = null;
   try { value = JSON.parse(text); } catch { /* not every answer has a body */ }
@@ -186,7 +199,7 @@ async function rerender() {
   const page = new DOMParser().parseFromString(await answer.text(), "text/html");
   const fresh = page.getElementById("conversation");
   if (answer.status >= 500) return refreshLater();
-  if (!answer.ok || !fresh) return location.reload();
+  if (!answer.ok || !fresh) return leave();
   // What a person is editing stays until it is sent or left.
   if ($("#conversation form.edit")) return;
   const stays = isAtEnd();
@@ -279,7 +292,7 @@ function follow() {
 async function lookAndFollow() {
   try {
     const answer = await fetch(location.href);
-    if (answer.status < 500) return answer.redirected || !answer.ok ? location.reload() : follow();
+    if (answer.status < 500) return answer.redirected || !answer.ok ? leave() : follow();
   } catch { /* The gateway is still away. */ }
   retry = setTimeout(lookAndFollow, 2000);
 }

@@ -109,3 +109,33 @@ async fn a_message_below_earlier_ones_leads_to_the_newest() {
     window.until("location.search === ''").await;
     window.until("document.querySelector('#conversation')?.innerText.includes('You said: hello')").await;
 }
+
+#[tokio::test]
+async fn what_is_written_stays_when_the_page_is_not_available_any_more() {
+    let gateway = Gateway::start(&script(), "delta", true);
+    let key = gateway.key("ann");
+    let window = Window::open(&gateway.base).await;
+    window.go("/").await;
+    window.type_into("#key", &format!("{key}{ENTER}")).await;
+    window.sees("No threads yet.").await;
+    window.click("main form button").await;
+    window.until(AT_REST).await;
+    window.type_into("#say", "a long thought").await;
+    window.value("window.here = true").await;
+    // As when the session has ended: each request leads to the page that asks for a key.
+    window
+        .value(
+            "fetch('/sign-out', { method: 'POST', body: new URLSearchParams({ token }) }).then(() => true)",
+        )
+        .await;
+    window.value("refresh()").await;
+    window.sees("you may be signed out").await;
+    window.type_into("#say", ENTER).await;
+    window.until("!document.querySelector('#send').disabled").await;
+    assert_eq!(window.value("window.here").await, json!(true));
+    assert_eq!(window.value("document.querySelector('#say').value").await, json!("a long thought"));
+    // Without a text the person is asked for a key.
+    window.value("document.querySelector('#say').value = ''").await;
+    window.value("void refresh()").await;
+    window.sees("This gateway needs an API key.").await;
+}

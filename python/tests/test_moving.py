@@ -30,7 +30,9 @@ from threadkeep.langgraph._postgres import is_address
 def run(*arguments: str) -> tuple[int, str]:
     command = [str(Path(sys.executable).parent / "threadkeep"), "import-langgraph", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
-    assert done.stderr == "", done.stderr
+    # A target's server may be one that flushes nothing, as that of the tests.
+    said = [line for line in done.stderr.splitlines() if not line.startswith("the server has ")]
+    assert said == [], done.stderr
     return done.returncode, done.stdout
 
 

@@ -33,7 +33,7 @@ pub struct Skill {
 /// The skills in a directory, in the order of their names: the files `<name>.md` and `<name>/SKILL.md`. A directory that does
 /// not exist has none. Blocks.
 ///
-/// The description is the line `description:` at the file's beginning, between two lines `---`, or else its first line of text.
+/// The description is `description:` at the file's beginning, between two lines `---`, or else its first line of text.
 pub fn read_all(directory: &Path) -> Vec<Skill> {
     let entries = match fs::read_dir(directory) {
         Ok(entries) => entries,
@@ -84,14 +84,28 @@ fn read(file: &Path) -> io::Result<String> {
 }
 
 fn description(text: &str) -> String {
+    // As editors of other systems write files.
+    let text = text.trim_start_matches('\u{feff}').replace("\r\n", "\n");
     let (front, body) = match text.strip_prefix("---\n").and_then(|rest| rest.split_once("\n---")) {
         Some((front, body)) => (front, body),
-        None => ("", text),
+        None => ("", text.as_str()),
     };
-    let stated = front.lines().find_map(|line| line.strip_prefix("description:"));
     let first = || body.lines().map(|line| line.trim_start_matches('#').trim()).find(|line| !line.is_empty());
-    let line = stated.map(|line| line.trim().trim_matches(['"', '\''])).filter(|line| !line.is_empty());
-    line.or_else(first).unwrap_or_default().chars().take(DESCRIPTION_MAX).collect()
+    let line = stated(front).or_else(|| first().map(str::to_owned)).unwrap_or_default();
+    line.chars().take(DESCRIPTION_MAX).collect()
+}
+
+/// The text of `description:`, with that of the indented lines after it, as one line; `None` if there is none.
+fn stated(front: &str) -> Option<String> {
+    let mut lines = front.lines().skip_while(|line| !line.starts_with("description:"));
+    let value = lines.next()?.strip_prefix("description:")?.trim();
+    // YAML's marks for a text in the lines below.
+    let value = if matches!(value.trim_end_matches(['-', '+']), "|" | ">") { "" } else { value };
+    let more = lines.take_while(|line| line.is_empty() || line.starts_with([' ', '\t'])).map(str::trim);
+    let parts: Vec<&str> = std::iter::once(value).chain(more).filter(|part| !part.is_empty()).collect();
+    let stated = parts.join(" ");
+    let stated = stated.trim_matches(['"', '\'']);
+    (!stated.is_empty()).then(|| stated.to_owned())
 }
 
 /// Those of `skills` that an agent has, in the order of `names`: `None` is all, an empty list none.
@@ -187,6 +201,22 @@ mod tests {
             section.ends_with("begin:\n- deploy: Deploys a service\n- review: Reviews code"),
             "{section}"
         );
+    }
+
+    #[test]
+    fn a_description_is_read_as_other_systems_and_yaml_write_it() {
+        for text in [
+            "---\nname: x\ndescription: Reviews code\n---\n# Review\n",
+            "---\r\nname: x\r\ndescription: 'Reviews code'\r\n---\r\n# Review\r\n",
+            "\u{feff}---\ndescription: Reviews code\n---\n",
+            "---\ndescription: >-\n  Reviews\n  code\nname: x\n---\n",
+            "---\ndescription: |\n  Reviews\n\n  code\n---\n",
+            "---\ndescription: Reviews\n  code\n---\n",
+            "---\ndescription:\nname: x\n---\n# Reviews code\n",
+            "# Reviews code\r\n",
+        ] {
+            assert_eq!(description(text), "Reviews code", "{text:?}");
+        }
     }
 
     /// An absent directory has no skills.

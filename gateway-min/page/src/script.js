@@ -18,13 +18,26 @@ function notice(text, lasting = false) {
   if (text !== "" && !lasting) noticeTimer = setTimeout(() => notice(""), 6000);
 }
 
+// ---- Leaving the page ----
+
+const STAYS = "This page is not available any more; you may be signed out. What you have written stays here until you reload it.";
+// Reloads the page, which then says why it is not available, unless what a person has written would be lost.
+function leave() {
+  const fields = [...document.querySelectorAll("main textarea, main input[type=text]")];
+  if (fields.some((field) => field.value !== field.defaultValue)) notice(STAYS, true);
+  else location.reload();
+}
+
 // ---- The API ----
 
 // The answer to a request, or an error with the API's text.
 async function call(method, path, body) {
   const headers = { "content-type": "application/json", "x-page-token": token };
   const answer = await fetch("/api" + path, { method, headers, body: body === undefined ? undefined : JSON.stringify(body) });
-  if (answer.status === 401) location.reload();
+  if (answer.status === 401) {
+    leave();
+    throw new Error(STAYS);
+  }
   const text = await answer.text();
   let value = null;
   try { value = JSON.parse(text); } catch { /* not every answer has a body */ }
@@ -71,9 +84,11 @@ function tellTimes(within) {
 
 const MODES = ["messages-tuple", "updates", "custom"];
 let run = main?.dataset.run ?? null;
-// The answers that stream, by message id, and what a person said that is not in the conversation yet.
+// The answers that stream, by message id, and what a person said that is not in the conversation yet, with the question
+// that was the last one until then.
 const streaming = new Map();
 let said = null;
+const lastQuestion = () => [...$("#conversation").querySelectorAll("article.person")].at(-1)?.dataset.message;
 
 function showRun(id) {
   run = id;
@@ -184,11 +199,10 @@ async function rerender() {
   const page = new DOMParser().parseFromString(await answer.text(), "text/html");
   const fresh = page.getElementById("conversation");
   if (answer.status >= 500) return refreshLater();
-  if (!answer.ok || !fresh) return location.reload();
+  if (!answer.ok || !fresh) return leave();
   // What a person is editing stays until it is sent or left.
   if ($("#conversation form.edit")) return;
   const stays = isAtEnd();
-  const before = $("#conversation").querySelectorAll("article.person").length;
   for (const part of ["thread-head", "goal", "conversation"]) renew(part, page);
   document.title = page.title;
   for (const [id, live] of streaming) {
@@ -198,8 +212,8 @@ async function rerender() {
     }
   }
   const active = page.querySelector("main").dataset.run ?? null;
-  if (said && ($("#conversation").querySelectorAll("article.person").length > before || active === null)) {
-    said.remove();
+  if (said && (lastQuestion() !== said.after || active === null)) {
+    said.article.remove();
     said = null;
   }
   if (active === null) clearLive();
@@ -278,7 +292,7 @@ function follow() {
 async function lookAndFollow() {
   try {
     const answer = await fetch(location.href);
-    if (answer.status < 500) return answer.redirected || !answer.ok ? location.reload() : follow();
+    if (answer.status < 500) return answer.redirected || !answer.ok ? leave() : follow();
   } catch { /* The gateway is still away. */ }
   retry = setTimeout(lookAndFollow, 2000);
 }
@@ -287,11 +301,17 @@ async function say(text) {
   const body = { input: { messages: [{ role: "user", content: text }] }, ...options() };
   const at = main.dataset.at;
   if (at) body.checkpoint_id = at;
+  const after = lastQuestion();
   const started = await call("POST", ofThread("/runs"), body);
-  if (at) return location.assign(`/threads/${encodeURIComponent(thread)}`);
+  // A page of an older state, or of earlier messages, does not show what comes.
+  if (location.search !== "") return location.assign(`/threads/${encodeURIComponent(thread)}`);
   $(".empty")?.remove();
-  said = bubble("person", "You").article;
-  $(".text", said).textContent = text.length > 16000 ? text.slice(0, 16000) + " …" : text;
+  if (lastQuestion() === after) {
+    const live = bubble("person", "You");
+    live.text.textContent = text.length > 16000 ? text.slice(0, 16000) + " …" : text;
+    said?.article.remove();
+    said = { article: live.article, after };
+  }
   showRun(started.run_id);
   toEnd();
 }
@@ -400,10 +420,12 @@ function converse() {
   form.addEventListener("submit", (event) => {
     event.preventDefault();
     const text = area.value;
-    if (text.trim() === "") return;
+    // The Enter key sends also while the button is disabled.
+    if (text.trim() === "" || $("#send").disabled) return;
     doing($("#send"), async () => {
       await say(text);
-      area.value = "";
+      // What was written meanwhile stays.
+      if (area.value.startsWith(text)) area.value = area.value.slice(text.length);
       area.focus();
     });
   });

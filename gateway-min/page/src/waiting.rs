@@ -64,8 +64,13 @@ fn answers(questions: &[Question], whole: &impl Fn(&str) -> String) -> Markup {
 }
 
 fn continuation(next: &[String], asked: &[Excerpt], state: &str) -> Markup {
+    // The script keeps a form that a person has begun to fill in: one with another question is another form.
+    let mut key = format!("continue {}", next.join(" "));
+    for question in asked {
+        key.extend(["\n", question.shown.as_str()]);
+    }
     html! {
-        form.panel.asks data-does="continue" data-key={ "continue " (next.join(" ")) } {
+        form.panel.asks data-does="continue" data-key=(key) {
             h2.who { "The run was stopped before " (next.join(" and ")) }
             @for question in asked { (verbatim(question, state)) }
             @if !asked.is_empty() {
@@ -78,5 +83,22 @@ fn continuation(next: &[String], asked: &[Excerpt], state: &str) -> Markup {
                 @if asked.is_empty() { span.hint { "A message below starts a new turn instead." } }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn another_question_is_another_form() {
+        let key = |asked: &str| {
+            let waiting =
+                Waiting::Continuation { next: vec!["ask".to_owned()], asked: vec![Excerpt::of(asked)] };
+            let form = waiting.shown(&|_| String::new(), "").into_string();
+            form.split_once("data-key=\"").unwrap().1.split_once('"').unwrap().0.to_owned()
+        };
+        assert_eq!(key("Delete a?"), key("Delete a?"));
+        assert_ne!(key("Delete a?"), key("Delete b?"));
     }
 }

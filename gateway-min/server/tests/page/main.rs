@@ -55,6 +55,9 @@ fn script() -> Value {
         {"when": {"contains": ["paint"]}, "answers": [{"text": "I ask.", "tool_calls": [
             {"name": "ask_clarification", "args": {"question": "Which colour?", "options": ["red", "blue"]}},
         ]}]},
+        {"when": {"contains": ["broad call"]}, "answers": [
+            {"tool_calls": [{"name": "a".repeat(64), "args": {}}]}, {"text": "Done."},
+        ]},
         {"when": {"contains": ["hang"]}, "answers": [
             {"text": "This answer stops in its middle.", "gate": {"name": "shut", "after_chunks": 3}},
         ]},
@@ -178,6 +181,17 @@ async fn nothing_hostile_runs_or_leaves_its_place() {
         assert_eq!(window.value(wide).await, false, "{path}");
     }
     assert_eq!(complaints(&window).await, Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn a_long_name_of_a_tool_fits_into_a_narrow_window() {
+    let gateway = Gateway::start(&script(), "delta", false);
+    let (window, thread) = conversation(&gateway).await;
+    window.resize(420, 900).await;
+    gateway.ask(&thread, "a broad call").await;
+    window.until("document.querySelector('.call .tool')?.textContent.length === 64").await;
+    let wide = "document.documentElement.scrollWidth > document.documentElement.clientWidth";
+    assert_eq!(window.value(wide).await, false);
 }
 
 #[tokio::test]

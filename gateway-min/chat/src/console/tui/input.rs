@@ -6,6 +6,10 @@ use super::text::graphemes;
 
 /// Shown in place of a line break.
 const BREAK: &str = "\u{23ce}";
+/// Shown in place of a tab.
+const TAB: &str = "\u{21e5}";
+/// How many characters are looked at for a column: more than one combine, but a text may be a million characters long.
+const CHARS_PER_COLUMN: usize = 16;
 
 /// A text and the cursor's position in it.
 #[derive(Debug, Default)]
@@ -25,7 +29,7 @@ impl Input {
     /// Inserts a text at the cursor.
     pub(super) fn insert(&mut self, text: &str) {
         let text: String = text.replace("\r\n", "\n").replace('\r', "\n");
-        let text: String = text.chars().filter(|c| *c == '\n' || !c.is_control()).collect();
+        let text: String = text.chars().filter(|c| matches!(c, '\n' | '\t') || !c.is_control()).collect();
         self.text.insert_str(self.cursor, &text);
         self.cursor += text.len();
     }
@@ -80,14 +84,18 @@ impl Input {
     /// The part of the text around the cursor that fits into `columns`, and the cursor's column.
     pub(super) fn shown(&self, columns: usize) -> (String, usize) {
         let (before, after) = self.text.split_at(self.cursor);
-        let mut left: Vec<(String, usize)> = graphemes(&before.replace('\n', BREAK));
-        let mut taken: usize = left.iter().map(|(_, columns)| columns).sum();
-        while taken + 1 > columns.max(1) && !left.is_empty() {
-            taken -= left.remove(0).1;
+        let most = columns.max(1) * CHARS_PER_COLUMN;
+        let before = before.char_indices().rev().nth(most).map_or(before, |(at, _)| &before[at..]);
+        let after = after.char_indices().nth(most).map_or(after, |(at, _)| &after[..at]);
+        let left = graphemes(&visible(before));
+        let (mut from, mut taken) = (left.len(), 0);
+        while from > 0 && taken + left[from - 1].1 < columns.max(1) {
+            from -= 1;
+            taken += left[from].1;
         }
-        let mut text: String = left.into_iter().map(|(part, _)| part).collect();
+        let mut text: String = left[from..].iter().map(|(part, _)| part.as_str()).collect();
         let mut total = taken;
-        for (part, more) in graphemes(&after.replace('\n', BREAK)) {
+        for (part, more) in graphemes(&visible(after)) {
             total += more;
             if total > columns {
                 break;
@@ -98,8 +106,15 @@ impl Input {
     }
 }
 
+/// A text on one line.
+fn visible(text: &str) -> String {
+    text.replace('\n', BREAK).replace('\t', TAB)
+}
+
 #[cfg(test)]
 mod tests {
+    use std::time::{Duration, Instant};
+
     use super::*;
 
     fn written(keys: &[(KeyCode, KeyModifiers)]) -> Input {
@@ -136,6 +151,27 @@ mod tests {
         input.insert("one\r\ntwo\u{1b}");
         assert_eq!(input.take(), "one\ntwo");
         assert_eq!((input.cursor, input.take()), (0, String::new()));
+    }
+
+    #[test]
+    fn a_pasted_text_keeps_its_tabs() {
+        let mut input = Input::default();
+        input.insert("a:\r\n\tb\tc");
+        assert_eq!(input.shown(40), ("a:\u{23ce}\u{21e5}b\u{21e5}c".to_owned(), 7));
+        assert_eq!(input.take(), "a:\n\tb\tc");
+    }
+
+    #[test]
+    fn a_long_text_is_shown_without_a_look_at_all_of_it() {
+        let mut input = Input::default();
+        input.insert(&"x".repeat(1_000_000));
+        let begun = Instant::now();
+        for (cursor, shown) in [(1_000_000, 9), (500_000, 10), (0, 10)] {
+            input.cursor = cursor;
+            assert_eq!(input.shown(10), ("x".repeat(shown), cursor.min(9)));
+        }
+        // Not a measure of speed: moving the rest for each character left out takes longer.
+        assert!(begun.elapsed() < Duration::from_mins(2), "{:?}", begun.elapsed());
     }
 
     #[test]

@@ -17,7 +17,7 @@ from langgraph.checkpoint.serde.types import TASKS, _DeltaSnapshot
 from langgraph.checkpoint.sqlite import SqliteSaver as TheirSqliteSaver
 from langgraph.graph import START, StateGraph
 from langgraph.types import Send
-from psycopg.conninfo import make_conninfo
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from graphs import conversation, play, shown
 from kit import at, made, put, read, replayed, writes
@@ -34,6 +34,11 @@ def run(*arguments: str) -> tuple[int, str]:
     said = [line for line in done.stderr.splitlines() if not line.startswith("the server has ")]
     assert said == [], done.stderr
     return done.returncode, done.stdout
+
+
+def in_words(address: str) -> str:
+    """An address as libpq's words."""
+    return make_conninfo(**conninfo_to_dict(address))
 
 
 def history(saver: Any) -> list[Any]:
@@ -425,7 +430,7 @@ def test_a_source_may_be_named_in_words(old: Any, tmp_path: Path) -> None:
     with opener() as theirs:
         theirs.setup()
         put(theirs, at(), made({"a": 1}))
-    status, said = run(make_conninfo(address), str(tmp_path / "new.db"))
+    status, said = run(in_words(address), str(tmp_path / "new.db"))
     assert (status, said.count("and are equal")) == (0, 1), said
 
 
@@ -434,7 +439,7 @@ def test_a_target_may_be_named_in_words(old: Any, tmp_path: Path, monkeypatch: p
     monkeypatch.chdir(tmp_path)
     with TheirSqliteSaver.from_conn_string("old.db") as theirs:
         put(theirs, at(), made({"a": 1}))
-    words = make_conninfo(old[1])
+    words = in_words(old[1])
     status, said = run("old.db", words)
     assert (status, said.count("and are equal")) == (0, 1), said
     assert not [found for found in tmp_path.iterdir() if "=" in found.name]

@@ -116,10 +116,7 @@ impl AgentBuilder {
     pub async fn lead(&self, spec: &AgentSpec<'_>) -> Result<Agent, AgentError> {
         let config = self.config.current_async().await;
         let model = self.model(&config, spec.model_name).await?;
-        let title_model = match &config.title.model_name {
-            Some(name) => Some(self.model(&config, Some(name)).await?),
-            None => None,
-        };
+        let title_model = self.title_model(&config).await;
         let summarizer = match &config.summarization {
             settings if settings.enabled => {
                 let own = spec.model_name;
@@ -203,6 +200,14 @@ impl AgentBuilder {
             settings: config.summarization.clone(),
             window: section.and_then(|model| model.context_window),
         })
+    }
+
+    /// The model for titles. `None` also if it cannot be used: then titles are cut from the first message, and no run
+    /// fails.
+    async fn title_model(&self, config: &Arc<Config>) -> Option<RetryingModel> {
+        let name = config.title.model_name.as_deref().filter(|_| config.title.enabled)?;
+        let model = self.model(config, Some(name)).await;
+        model.inspect_err(|error| tracing::warn!(%error, "the model for titles cannot be used")).ok()
     }
 
     /// The model with this name, or the first one; built once per configuration.

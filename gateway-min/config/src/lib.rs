@@ -249,6 +249,7 @@ impl Config {
         let mut config = Self::read(&sections, location, config_dir, &report);
         config.subagents.in_order(&yaml::custom_agents(text));
         unread::warn(&sections, &report);
+        unread::warn_of_missing_models(&config, &report);
         let warnings = [early.finish(None)?, report.finish(Some(path.clone()))?].concat();
         Ok((config, warnings))
     }

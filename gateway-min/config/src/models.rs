@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use super::node::Node;
 use super::secret::{FreeForm, Secret};
+use super::sections::LONGEST_SECONDS;
 
 /// The name of the model used when none is configured.
 pub const DEMO_MODEL: &str = "demo";
@@ -87,7 +88,8 @@ pub struct Model {
     pub when_thinking_disabled: FreeForm,
     /// The short form of the field `thinking` of [`Model::when_thinking_enabled`]; keys of both are taken from here.
     pub thinking: FreeForm,
-    /// Seconds without a chunk after which a stream is considered dead; more than 0, default 240.
+    /// Seconds without a chunk after which a stream is considered dead; more than 0, at most a hundred years, default
+    /// 240.
     pub stream_chunk_timeout: f64,
     /// Token prices, as shown to users.
     pub pricing: FreeForm,
@@ -99,7 +101,7 @@ pub struct Model {
     pub max_tokens: Option<u64>,
     /// The sampling temperature; at least 0.
     pub temperature: Option<f64>,
-    /// Seconds a request may take; more than 0.
+    /// Seconds a request may take; more than 0, at most a hundred years.
     pub request_timeout: Option<f64>,
     /// How often to retry a failed request. Not read: a call is tried three times.
     pub max_retries: Option<u32>,
@@ -138,7 +140,7 @@ impl Model {
 
     fn read(node: &Node<'_>, config_dir: &Path) -> Self {
         let default = Self::demo();
-        let positive = (Bound::Excluded(0.0), Bound::Unbounded);
+        let time = (Bound::Excluded(0.0), Bound::Included(f64::from(LONGEST_SECONDS)));
         let class = node.required_text("use");
         let (base_url, api_base) = (node.text("base_url"), node.text("api_base"));
         if base_url.is_some() && api_base.is_some() {
@@ -159,13 +161,13 @@ impl Model {
             when_thinking_enabled: node.free_form("when_thinking_enabled"),
             when_thinking_disabled: node.free_form("when_thinking_disabled"),
             thinking: node.free_form("thinking"),
-            stream_chunk_timeout: node.float("stream_chunk_timeout", default.stream_chunk_timeout, positive),
+            stream_chunk_timeout: node.float("stream_chunk_timeout", default.stream_chunk_timeout, time),
             pricing: node.free_form("pricing"),
             api_key: node.secret("api_key"),
             base_url: base_url.or(api_base),
             max_tokens: node.opt_int("max_tokens", 1..),
             temperature: node.opt_float("temperature", 0.0..),
-            request_timeout: node.opt_float("request_timeout", positive),
+            request_timeout: node.opt_float("request_timeout", time),
             max_retries: node.opt_int("max_retries", 0..),
             client_options: node.rest(&KNOWN),
         }
@@ -368,6 +370,19 @@ mod tests {
             entry[key] = value;
             let error = one(&entry).unwrap_err();
             assert!(error.contains(&format!("models[0].{key}: must be")), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_time_that_no_clock_reaches_is_a_problem() {
+        for key in ["stream_chunk_timeout", "request_timeout"] {
+            for (seconds, is_refused) in [(3_153_600_000.0, false), (3_153_600_001.0, true), (1e300, true)] {
+                let mut entry = json!({"name": "m", "use": "openai", "model": "x"});
+                entry[key] = json!(seconds);
+                let error = one(&entry).err().unwrap_or_default();
+                let text = format!("models[0].{key}: must be a number > 0 and <= 3153600000");
+                assert_eq!(error.contains(&text), is_refused, "{seconds}: {error}");
+            }
         }
     }
 }

@@ -1,17 +1,17 @@
-//! Settings without an effect: those that no feature reads yet, and unknown keys. Both cause warnings at load, because
-//! an operator who sets one expects an effect.
+//! Settings without an effect: those that no feature reads yet, unknown keys, and names of models that do not exist. All
+//! cause warnings at load, because an operator who sets one expects an effect.
 
 use std::path::Path;
 use std::sync::LazyLock;
 
 use serde_json::{Map, Value};
 
-use super::SECTIONS;
 use super::interpolate::{indexed, joined};
 use super::node::Report;
 use super::upgrade::EXAMPLE;
 use super::version::EXAMPLE_FILE;
 use super::yaml;
+use super::{Config, SECTIONS};
 
 /// The settings that are parsed and validated but not read yet, by dotted path; `models.x` is the key `x` of every
 /// model. The example file marks each of them `[no effect yet]`. Remove a setting from this list when you implement it:
@@ -79,6 +79,21 @@ pub(super) fn warn(sections: &Map<String, Value>, report: &Report) {
     }
     for (key, value) in sections.iter().filter(|(key, _)| SECTIONS.contains(&key.as_str())) {
         warn_of_unknown(value, key, report);
+    }
+}
+
+/// Warns about settings that name a model which is not configured: otherwise a run would be the first to find out.
+pub(super) fn warn_of_missing_models(config: &Config, report: &Report) {
+    let Config { title, summarization, .. } = config;
+    let title = title.model_name.as_deref().filter(|_| title.enabled);
+    let summary = summarization.model_name.as_deref().filter(|_| summarization.enabled);
+    for (key, name, effect) in [
+        ("title.model_name", title, "titles are cut from the first message"),
+        ("summarization.model_name", summary, "runs fail"),
+    ] {
+        if name.is_some_and(|name| config.model(name).is_none()) {
+            report.warn(format!("`{key}` names no model of `models`: {effect}"));
+        }
     }
 }
 
@@ -176,6 +191,26 @@ mod tests {
             "sandbox: {use: local, environment: {}}",
         ] {
             assert_eq!(warnings(yaml), Vec::<String>::new(), "{yaml}");
+        }
+    }
+
+    #[test]
+    fn a_model_of_no_such_name_is_a_warning_unless_nothing_needs_it() {
+        let title = "`title.model_name` names no model of `models`: titles are cut from the first message";
+        let summary = "`summarization.model_name` names no model of `models`: runs fail";
+        let summaries = "trigger: {type: tokens, value: 9}, model_name";
+        for (yaml, expected) in [
+            ("title: {model_name: gone}".to_owned(), Some(title)),
+            (format!("summarization: {{enabled: true, {summaries}: gone}}"), Some(summary)),
+            ("title: {model_name: demo}".to_owned(), None),
+            (format!("summarization: {{enabled: true, {summaries}: demo}}"), None),
+            ("title: {enabled: false, model_name: gone}".to_owned(), None),
+            (format!("summarization: {{enabled: false, {summaries}: gone}}"), None),
+            // As a variable that is empty.
+            ("title: {model_name: \"\"}".to_owned(), None),
+            (format!("summarization: {{enabled: true, {summaries}: \"\"}}"), None),
+        ] {
+            assert_eq!(warnings(&yaml), Vec::from_iter(expected), "{yaml}");
         }
     }
 

@@ -18,7 +18,7 @@ pub struct Title {
     /// The longest title by a model in characters; at least 1, default 60. Without a model the first message is cut to
     /// this number or 50, whichever is less, with `...` after it.
     pub max_chars: usize,
-    /// The model that writes it; `None` cuts the title from the first message.
+    /// The model that writes it; `None`, or one that does not exist, cuts the title from the first message.
     pub model_name: Option<String>,
 }
 
@@ -35,7 +35,7 @@ impl Title {
             enabled: node.bool("enabled", default.enabled),
             max_words: node.int("max_words", default.max_words, 1..),
             max_chars: node.int("max_chars", default.max_chars, 1..),
-            model_name: node.text("model_name"),
+            model_name: node.text("model_name").filter(|name| !name.is_empty()),
         }
     }
 }
@@ -268,7 +268,7 @@ impl Summarization {
         let keep = node.value("keep").and_then(|_| ContextSize::read(&node.section("keep")));
         Self {
             enabled: node.bool("enabled", default.enabled),
-            model_name: node.text("model_name"),
+            model_name: node.text("model_name").filter(|name| !name.is_empty()),
             trigger: triggers.iter().filter_map(ContextSize::read).collect(),
             keep: keep.unwrap_or(default.keep),
             trim_tokens_to_summarize: node.int(

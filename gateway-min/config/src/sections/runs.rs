@@ -1,5 +1,6 @@
 //! Sections about runs: their events, their streams, and who owns them.
 
+use super::LONGEST_SECONDS;
 use crate::node::Node;
 use crate::secret::Secret;
 
@@ -117,9 +118,9 @@ impl StreamBridge {
 /// `run_ownership`, read once at start.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RunOwnership {
-    /// Seconds for which a process owns a run without a heartbeat; at least 1, default 30.
+    /// Seconds for which a process owns a run without a heartbeat; 1 to a hundred years, default 30.
     pub lease_seconds: u64,
-    /// Seconds after the lease before another process takes over; default 10.
+    /// Seconds after the lease before another process takes over; at most a hundred years, default 10.
     pub grace_seconds: u64,
     /// Whether processes renew leases on their rows, which several processes on one database need; by default with the
     /// backend `postgres` only.
@@ -135,9 +136,10 @@ impl Default for RunOwnership {
 impl RunOwnership {
     pub(crate) fn read(root: &Node<'_>) -> Self {
         let (node, default) = (root.section("run_ownership"), Self::default());
+        let longest = u64::from(LONGEST_SECONDS);
         Self {
-            lease_seconds: node.int("lease_seconds", default.lease_seconds, 1..),
-            grace_seconds: node.int("grace_seconds", default.grace_seconds, 0..),
+            lease_seconds: node.int("lease_seconds", default.lease_seconds, 1..=longest),
+            grace_seconds: node.int("grace_seconds", default.grace_seconds, 0..=longest),
             heartbeat_enabled: node.opt_bool("heartbeat_enabled"),
         }
     }
@@ -255,5 +257,16 @@ mod tests {
             ],
             RunOwnership::read,
         );
+    }
+
+    #[test]
+    fn a_lease_has_an_end_that_clocks_reach() {
+        let longest = json!({"lease_seconds": 3_153_600_000_u64, "grace_seconds": 3_153_600_000_u64});
+        let read = read(&json!({ "run_ownership": longest }), RunOwnership::read).unwrap();
+        assert_eq!((read.lease_seconds, read.grace_seconds), (3_153_600_000, 3_153_600_000));
+        for key in ["lease_seconds", "grace_seconds"] {
+            let beyond = [json!({ key: 3_153_600_001_u64 }), json!({ key: u64::MAX })];
+            assert_refused("run_ownership", &beyond.map(|section| (section, key)), RunOwnership::read);
+        }
     }
 }

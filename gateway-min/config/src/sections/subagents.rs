@@ -177,10 +177,15 @@ fn read_override(node: &Node<'_>) -> SubagentOverride {
     SubagentOverride {
         timeout_seconds: node.opt_int("timeout_seconds", 1..),
         max_turns: node.opt_int("max_turns", 1..),
-        model: node.text("model"),
+        model: model(node),
         skills: node.texts("skills"),
         token_budget: TokenBudgetOverride::read(&node.section("token_budget")),
     }
+}
+
+/// A model's name; an empty one, as a variable may be, counts as none.
+fn model(node: &Node<'_>) -> Option<String> {
+    node.text("model").filter(|name| !name.is_empty())
 }
 
 fn read_custom(name: &str, node: &Node<'_>) -> CustomAgent {
@@ -193,7 +198,7 @@ fn read_custom(name: &str, node: &Node<'_>) -> CustomAgent {
             .texts("disallowed_tools")
             .unwrap_or_else(|| DISALLOWED_TOOLS.map(str::to_owned).into()),
         skills: node.texts("skills"),
-        model: node.text("model").unwrap_or_else(|| INHERIT_MODEL.to_owned()),
+        model: model(node).unwrap_or_else(|| INHERIT_MODEL.to_owned()),
         max_turns: node.int("max_turns", 50, 1..),
         timeout_seconds: node.int("timeout_seconds", 900, 1..),
     }
@@ -294,6 +299,17 @@ mod tests {
                 ..short
             }
         );
+    }
+
+    #[test]
+    fn an_empty_model_counts_as_none() {
+        let section = subagents(&json!({
+            "agents": {"bash": {"model": ""}},
+            "custom_agents": {"own": {"description": "d", "system_prompt": "p", "model": ""}},
+        }))
+        .unwrap();
+        assert_eq!(section.agents["bash"].model, None);
+        assert_eq!(section.custom_agents[0].model, INHERIT_MODEL);
     }
 
     #[test]

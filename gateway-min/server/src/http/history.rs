@@ -31,7 +31,7 @@ use crate::app::App;
 
 pub(super) const HISTORY_FAILED: &str = "Failed to get thread history";
 /// The maximum number of entries in a response (service reference, "Limits").
-const LIMIT_MAX: usize = 100;
+const LIMIT_MAX: i64 = 100;
 const LIMIT_DEFAULT: usize = 10;
 
 /// The channels shown in an entry.
@@ -93,10 +93,9 @@ impl FromFields for ReadHistory {
     const BODY_OPTIONAL: bool = true;
 
     fn from_fields(fields: &mut Fields<'_>) -> Self {
-        let limit = fields.field("limit").integer(&(1..=i64::MAX));
-        let limit = limit.map_or(LIMIT_DEFAULT, |limit| usize::try_from(limit).unwrap_or(LIMIT_MAX));
+        let limit = fields.field("limit").clamped(&(1..=LIMIT_MAX));
         Self {
-            limit: limit.min(LIMIT_MAX),
+            limit: limit.and_then(|limit| usize::try_from(limit).ok()).unwrap_or(LIMIT_DEFAULT),
             before: fields.field("before").nullable().read(bound).unwrap_or_default(),
             checkpoint: fields.field("checkpoint").nullable().any(),
             select: Select::of_state(fields),

@@ -351,7 +351,7 @@ struct ListParams {
 
 impl FromFields for ListParams {
     fn from_fields(fields: &mut Fields<'_>) -> Self {
-        let limit = fields.field("limit").integer(&(1..=i64::MAX)).unwrap_or(LIST_MAX).min(LIST_MAX);
+        let limit = fields.field("limit").clamped(&(1..=LIST_MAX)).unwrap_or(LIST_MAX);
         let offset = fields.field("offset").integer(&(0..=i64::MAX)).unwrap_or(0);
         let status = fields.field("status").one_of(&RUN_STATUSES).and_then(|name| name.parse().ok());
         Self {

@@ -17,6 +17,17 @@ async fn run(gateway: &Gateway, body: Value) -> Value {
 }
 
 #[tokio::test]
+async fn a_limit_that_is_clamped_may_be_any_number_above() {
+    let gateway = Setup::default().start().await;
+    gateway.create("t").await;
+    for limit in [json!(u64::MAX), json!(1e300)] {
+        let entries = gateway.post("/api/threads/t/history", json!({ "limit": limit })).await.ok();
+        assert_eq!(entries.as_array().unwrap().len(), 1, "{limit}");
+    }
+    assert_eq!(gateway.get("/api/threads/t/runs?limit=18446744073709551615").await.ok(), json!([]));
+}
+
+#[tokio::test]
 async fn a_command_updates_the_state_through_its_reducers() {
     for (backend, mode) in ALL {
         let gateway = Setup { script: script(), ..Setup::on(backend, mode) }.start().await;

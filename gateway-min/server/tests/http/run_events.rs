@@ -224,6 +224,19 @@ async fn a_title_that_the_model_fails_to_give_is_an_error_of_its_own_caller_and_
     assert_eq!(gateway.state("t").await["values"]["title"], "hello", "made of the question");
 }
 
+#[tokio::test]
+async fn a_title_model_that_does_not_exist_fails_no_run() {
+    for (enabled, title) in [(true, json!("hello")), (false, Value::Null)] {
+        let script = json!({"rules": [{"answers": [{"text": "fine"}]}]});
+        let sections = json!({"title": {"enabled": enabled, "model_name": "gone"}});
+        let gateway = Setup { script, sections, ..Setup::default() }.start().await;
+        gateway.create("t").await;
+        let run = gateway.ask("t", "hello").await;
+        assert_eq!(gateway.run("t", &run).await["status"], "success");
+        assert_eq!(gateway.state("t").await["values"]["title"], title);
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn runs_at_the_same_time_number_the_events_of_their_own_threads() {
     for store in ["memory", "db"] {

@@ -7,6 +7,7 @@ mod failure;
 mod fuzzing;
 mod lines;
 mod request;
+mod schema;
 #[cfg(test)]
 // JSON literals are passed by value.
 #[allow(clippy::needless_pass_by_value)]

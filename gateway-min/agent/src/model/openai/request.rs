@@ -7,6 +7,7 @@ use serde_json::{Map, Value, json};
 use super::super::message::{block_text, invalid_tool_calls, kind, text, tool_calls};
 use super::super::{ModelErrorKind, ModelRequest, ModelSettings, ToolSpec};
 use super::failure::Failure;
+use super::schema::with_items;
 use crate::tools::dangling;
 
 /// The setting that limits how long an answer may take to start, in seconds.
@@ -73,7 +74,7 @@ fn tool(spec: &ToolSpec) -> Value {
     json!({
         "type": "function",
         "function": {
-            "name": spec.name, "description": spec.description, "parameters": spec.parameters,
+            "name": spec.name, "description": spec.description, "parameters": with_items(&spec.parameters),
         },
     })
 }

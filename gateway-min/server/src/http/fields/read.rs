@@ -120,10 +120,19 @@ impl<'p> Field<'p> {
 
     /// An integer in this range, also one with a fraction of zero; outside of a body, a string that spells an integer.
     pub fn integer(self, range: &RangeInclusive<i64>) -> Option<i64> {
+        self.integer_as(range, |number| number)
+    }
+
+    /// The same, except that an integer above the range, however large, counts as the end of the range.
+    pub fn clamped(self, range: &RangeInclusive<i64>) -> Option<i64> {
+        self.integer_as(range, |number| number.min((*range.end()).into()))
+    }
+
+    fn integer_as(self, range: &RangeInclusive<i64>, counts_as: impl FnOnce(i128) -> i128) -> Option<i64> {
         let spelt = self.is_spelt();
         self.read(|value| {
             let number = integer(&value, spelt).map_err(|flaw| (flaw, value.clone()))?;
-            match i64::try_from(number).ok().filter(|number| range.contains(number)) {
+            match i64::try_from(counts_as(number)).ok().filter(|number| range.contains(number)) {
                 Some(number) => Ok(number),
                 None => Err((Flaw::out_of_range(number, range), value)),
             }

@@ -132,6 +132,18 @@ fn integers_are_read_or_refused() {
 }
 
 #[test]
+fn an_integer_above_a_range_that_clamps_counts_as_its_end() {
+    let reader: Reader<i64> = |f| f.clamped(&(1..=100));
+    accepts(reader, &same(&[json!(1), json!(100)]));
+    let above = [json!(101), json!(i64::MAX), json!(u64::MAX), json!(1e300)];
+    accepts(reader, &above.map(|number| (number, json!(100))));
+    spelt(reader, &[("7", json!(7)), ("9223372036854775808", json!(100))], "int_type");
+    let msg = "Input should be greater than or equal to 1";
+    refuses(reader, "greater_than_equal", msg, &json!({"ge": 1}), &[json!(0), json!(-1e300)]);
+    refuses(reader, "int_type", "Input should be a valid integer", &NULL, &[json!(true), NULL]);
+}
+
+#[test]
 fn booleans_are_read_or_refused() {
     accepts(|f| f.flag(), &same(&[json!(true), json!(false)]));
     let yes = ["1", "True", "on", "t", "y", "yes"].map(|word| (word, json!(true)));

@@ -1,0 +1,93 @@
+//! The schemas of tools, as providers accept them.
+
+use serde_json::{Map, Value};
+
+/// The keywords whose value has a schema for each of its keys.
+const BY_NAME: [&str; 4] = ["properties", "patternProperties", "$defs", "definitions"];
+/// The keywords whose value is a schema or a list of schemas.
+const NESTED: [&str; 6] = ["items", "prefixItems", "additionalProperties", "anyOf", "oneOf", "allOf"];
+
+/// The schema, with `items` wherever a list is described without them. JSON Schema allows that, and such tools of MCP
+/// servers are common, but providers refuse every request with one. Empty `items` say no more than none.
+pub(super) fn with_items(schema: &Value) -> Value {
+    let mut schema = schema.clone();
+    complete(&mut schema);
+    schema
+}
+
+fn complete(schema: &mut Value) {
+    let keywords = match schema {
+        Value::Object(keywords) => keywords,
+        Value::Array(schemas) => return schemas.iter_mut().for_each(complete),
+        _ => return,
+    };
+    if describes_lists(keywords) && !keywords.contains_key("items") {
+        keywords.insert("items".to_owned(), Value::Object(Map::new()));
+    }
+    for (keyword, value) in keywords {
+        match value {
+            Value::Object(schemas) if BY_NAME.contains(&keyword.as_str()) => {
+                schemas.values_mut().for_each(complete);
+            }
+            nested if NESTED.contains(&keyword.as_str()) => complete(nested),
+            _ => {}
+        }
+    }
+}
+
+fn describes_lists(keywords: &Map<String, Value>) -> bool {
+    match keywords.get("type") {
+        Some(Value::Array(types)) => types.iter().any(|name| name == "array"),
+        Some(name) => name == "array",
+        None => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::super::request::body;
+    use super::*;
+    use crate::model::{ModelKind, ModelRequest, ModelSettings, ToolSpec};
+
+    #[test]
+    fn a_request_describes_the_items_of_every_list() {
+        let spec = ToolSpec {
+            name: "task".into(),
+            description: "Delegates".into(),
+            parameters: json!({"type": "object", "properties": {"criteria": {"type": "array"}}}),
+        };
+        let request = ModelRequest { tools: vec![spec], ..ModelRequest::default() };
+        let settings = ModelSettings::new("m", ModelKind::OpenAiCompatible, "gpt-x");
+        let sent = body(&settings, &request).unwrap();
+        assert_eq!(
+            sent["tools"][0]["function"]["parameters"]["properties"],
+            json!({"criteria": {"type": "array", "items": {}}})
+        );
+    }
+
+    #[test]
+    fn items_are_added_at_any_depth_and_nothing_else_changes() {
+        let places: [fn(&Value) -> Value; 6] = [
+            Value::clone,
+            |schema| json!({"properties": {"items": schema, "type": {"type": "string"}}, "required": ["items"]}),
+            |schema| json!({"type": "array", "items": {"type": "array", "items": schema}}),
+            |schema| json!({"anyOf": [schema, {"type": "null"}], "default": {"type": "array"}}),
+            |schema| json!({"additionalProperties": schema, "enum": [{"type": "array"}]}),
+            |schema| json!({"$defs": {"list": schema}, "$ref": "#/$defs/list"}),
+        ];
+        let whole = json!({"type": "array", "items": {"type": "integer"}, "minItems": 1});
+        for (given, expected) in [
+            (json!({"type": "array"}), json!({"type": "array", "items": {}})),
+            (json!({"type": ["array", "null"]}), json!({"type": ["array", "null"], "items": {}})),
+            (whole.clone(), whole),
+            (json!({"type": "string"}), json!({"type": "string"})),
+            (json!(true), json!(true)),
+        ] {
+            for place in places {
+                assert_eq!(with_items(&place(&given)), place(&expected));
+            }
+        }
+    }
+}

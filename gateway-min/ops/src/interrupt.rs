@@ -39,8 +39,8 @@ impl Drop for Watched {
     }
 }
 
-/// The signals that end a command.
-struct Signals {
+/// Ctrl-C and, on Unix, SIGTERM. While there is one of these, they do not end the process by themselves.
+pub struct Signals {
     #[cfg(unix)]
     interrupt: tokio::signal::unix::Signal,
     #[cfg(unix)]
@@ -50,7 +50,9 @@ struct Signals {
 }
 
 impl Signals {
-    fn new() -> std::io::Result<Self> {
+    /// # Errors
+    /// If the system refuses the handlers.
+    pub fn new() -> std::io::Result<Self> {
         #[cfg(unix)]
         use tokio::signal::unix::{SignalKind, signal};
         Ok(Self {
@@ -64,7 +66,7 @@ impl Signals {
     }
 
     /// Waits for the next one; false if there will be none.
-    async fn next(&mut self) -> bool {
+    pub async fn next(&mut self) -> bool {
         #[cfg(unix)]
         {
             tokio::select! {

@@ -47,6 +47,7 @@ use threadkeep_storage::Stores;
 
 pub use advice::option;
 pub use error::Exit;
+pub use interrupt::Signals;
 
 use self::backup::BackupCommand;
 use self::batches::BatchesCommand;

@@ -14,7 +14,7 @@ use clap::{Parser, Subcommand};
 use threadkeep::mode::ModeRegister;
 use threadkeep_chat::console::{self, ChatArgs};
 use threadkeep_config::{Auth, ConfigHandle, Environment, KeyFile, LoadOptions};
-use threadkeep_ops::OpsCommand;
+use threadkeep_ops::{OpsCommand, Signals};
 use threadkeep_processes::run_guard_if_asked;
 use tokio::runtime::Runtime;
 use tokio::sync::Notify;
@@ -273,6 +273,8 @@ async fn serve(
         tracing::warn!(%address, "listening beyond this machine without authentication: every client that reaches the port is an administrator");
     }
     let app = App::start_on(stores, config, Arc::clone(ModeRegister::process())).await?;
+    // A signal during the start ends the process; from the first answer on it ends it in order.
+    let mut signals = Signals::new().context("signals cannot be caught")?;
     let page = if has_page { format!("page at http://{address}/, ") } else { String::new() };
     tracing::info!(
         "serving on http://{address}, {page}API at http://{address}/api, OpenAPI document at http://{address}/openapi.json"
@@ -282,7 +284,7 @@ async fn serve(
     let stopping = {
         let (app, drained) = (Arc::clone(&app), Arc::clone(&drained));
         async move {
-            interrupted().await;
+            signals.next().await;
             tracing::info!("stopping: interrupting runs and waiting for their last writes");
             app.stop_runs().await;
             drained.notify_one();
@@ -309,23 +311,6 @@ async fn warn_without_keys(settings: &Auth) -> anyhow::Result<()> {
         );
     }
     Ok(())
-}
-
-/// Waits for Ctrl-C or, on Unix, SIGTERM.
-async fn interrupted() {
-    #[cfg(unix)]
-    {
-        use tokio::signal::unix::{SignalKind, signal};
-        if let Ok(mut terminate) = signal(SignalKind::terminate()) {
-            tokio::select! {
-                _ = tokio::signal::ctrl_c() => {}
-                _ = terminate.recv() => {}
-            }
-            return;
-        }
-    }
-    // Without a handler, the default action of the signal ends the process.
-    let _ = tokio::signal::ctrl_c().await;
 }
 
 #[cfg(test)]

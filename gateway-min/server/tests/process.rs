@@ -43,6 +43,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use reqwest::Client;
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value as Json, json};
 use tempfile::TempDir;
 use threadkeep_testing::{Postgres, postgres};
@@ -272,6 +273,17 @@ async fn a_terminated_gateway_interrupts_its_run_and_exits_in_order() {
         let error = run["error"].as_str().unwrap();
         assert_eq!(run["status"], "interrupted");
         assert!(error.starts_with("The gateway stopped before this run ended."), "{error}");
+    }
+}
+
+#[test]
+fn a_gateway_that_is_terminated_as_soon_as_it_serves_exits_in_order() {
+    let dir = configured("full");
+    for _ in 0..20 {
+        let mut gateway = Gateway::start(dir.path());
+        let process = Pid::from_child(&gateway.child);
+        kill_process(process, Signal::TERM).unwrap();
+        assert!(gateway.child.wait().unwrap().success());
     }
 }
 

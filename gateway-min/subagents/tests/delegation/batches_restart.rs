@@ -22,7 +22,7 @@ use crate::batches::{
     Between, Held, SECTIONS, WORKER, batch, delete_thread, ended, gate_name, remains, repeated, rows,
     submitted, submitted_with, two_items, two_turns, until_removed, worker,
 };
-use crate::support::{House, THREAD, lead};
+use crate::support::{House, Seen, THREAD, lead};
 
 /// A process that is gone while its worker has items: its runtime ends where it stands.
 fn killed_at(house: &House, name: &str) {

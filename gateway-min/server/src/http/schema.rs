@@ -170,8 +170,9 @@ fn widen(schema: &mut Value) {
 fn exact(parameter: &mut Value) {
     let schema = match parameter["name"].as_str() {
         Some("thread_id") => json!({ "type": "string", "pattern": "^[A-Za-z0-9_-]{1,64}$" }),
+        // One above the maximum, however large, counts as it.
         Some("limit") if parameter["schema"].get("maximum").is_none() => {
-            json!({ "type": "integer", "minimum": 1, "maximum": i64::MAX })
+            json!({ "type": "integer", "minimum": 1 })
         }
         Some("offset") => json!({ "type": "integer", "minimum": 0, "maximum": i64::MAX }),
         _ => return,

@@ -1,5 +1,5 @@
-//! Settings without an effect: those that no feature reads yet, unknown keys, and names of models that do not exist. All
-//! cause warnings at load, because an operator who sets one expects an effect.
+//! Settings without an effect: those that no feature reads yet, unknown keys, and names of models that do not exist.
+//! All cause warnings at load, because an operator who sets one expects an effect.
 
 use std::path::Path;
 use std::sync::LazyLock;
@@ -82,7 +82,7 @@ pub(super) fn warn(sections: &Map<String, Value>, report: &Report) {
     }
 }
 
-/// Warns about settings that name a model which is not configured: otherwise a run would be the first to find out.
+/// Warns about a model of titles or summaries that is not configured: otherwise a run would be the first to find out.
 pub(super) fn warn_of_missing_models(config: &Config, report: &Report) {
     let Config { title, summarization, .. } = config;
     let title = title.model_name.as_deref().filter(|_| title.enabled);

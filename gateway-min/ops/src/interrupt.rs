@@ -50,6 +50,8 @@ pub struct Signals {
 }
 
 impl Signals {
+    /// Catches them from now on.
+    ///
     /// # Errors
     /// If the system refuses the handlers.
     pub fn new() -> std::io::Result<Self> {

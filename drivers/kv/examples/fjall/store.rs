@@ -12,14 +12,15 @@ use threadkeep_kv::{Order, Plan, Snapshot, Store, Visit};
 
 const NAME: &str = "fjall";
 
-/// A directory of fjall with checkpoints. One process at a time has it open, once. A key has at most 65,535 bytes, so it
-/// refuses ids of threads and namespaces that are about as long.
+/// A directory of fjall with checkpoints. One process at a time has it open, once. A key has at most 65,535 bytes, so
+/// it refuses ids of threads and namespaces that are about as long.
 pub(crate) struct FjallStore {
     db: Database,
     rows: Keyspace,
     /// Held by the one that writes: a batch of fjall is atomic, but does not lock what it was planned on.
     turn: Mutex<()>,
-    /// Whether a batch failed: it may be in the log, and fjall shows what was before it until the directory is opened again.
+    /// Whether a batch failed: it may be in the log, and fjall shows what was before it until the directory is opened
+    /// again.
     doubtful: AtomicBool,
 }
 

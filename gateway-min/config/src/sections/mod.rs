@@ -39,8 +39,8 @@ pub use tools::{BUILTIN_TOOLS, Tool, ToolGroup};
 
 pub(super) use tools::{check_groups, read_tool_groups, read_tools};
 
-/// A hundred years in seconds: the longest time of settings from which moments are computed. Clocks and the times in
-/// records end not much later.
+/// A hundred years in seconds: the longest time of settings from which moments are computed, so that clocks and the
+/// times in records reach those.
 pub(super) const LONGEST_SECONDS: u32 = 100 * 365 * 86_400;
 
 #[cfg(test)]

@@ -398,9 +398,9 @@ impl Runs {
         self.db.fetch_all(sql.build()).await
     }
 
-    /// The runs of all threads that `owner` may see, `None` for all, last admitted first, without reservations. Runs of an
-    /// owner, and those that have ended in some way, are looked for among the newest [`Runs::SEARCHED`] alone: there is
-    /// no index of them. Their metadata is as in [`Self::list_by_thread`].
+    /// The runs of all threads that `owner` may see, `None` for all, last admitted first, without reservations. Runs of
+    /// an owner, and those that have ended in some way, are looked for among the newest [`Runs::SEARCHED`] alone: there
+    /// is no index of them. Their metadata is as in [`Self::list_by_thread`].
     pub async fn of_all_threads(
         &self,
         owner: Option<&str>,

@@ -93,8 +93,8 @@ Examples:
   threadkeep serve
   threadkeep serve --config prod.yaml --host 0.0.0.0     with auth.enabled: true in prod.yaml
 
-GATEWAY_CORS_ORIGINS=https://app.example,http://localhost:3000 lists the origins whose web pages may use the API; * is any.
-These variables may also be in the project's .env.")]
+GATEWAY_CORS_ORIGINS=https://app.example,http://localhost:3000 lists the origins whose web pages may use the API;
+* is any. These variables may also be in the project's .env.")]
     Serve {
         /// The configuration file [default: SVC_CONFIG_PATH, then config.yaml in the project root].
         #[arg(long, value_name = "FILE")]

@@ -61,6 +61,7 @@ pub use error::ClientError;
 pub use event::{End, Event, Message, ToolCall, Usage, Values};
 pub use model::ModelInfo;
 pub use options::{Checkpointer, ClientOptions, Configuration, TurnOptions};
+pub(crate) use threads::Listed;
 pub use threads::{PendingWrite, ThreadCheckpoint, ThreadHistory, ThreadList, ThreadSummary};
 pub(crate) use turn::Answer;
 pub use turn::Turn;
@@ -167,12 +168,27 @@ impl Client {
     }
 
     /// The `limit` threads of the store that were written last, newest first. Reads the head of every thread, in either
-    /// mode.
+    /// mode. A thread whose head is damaged is left out, and named in the log.
     ///
     /// # Errors
     /// [`ClientError::Stateless`], and the saver's.
     pub async fn list_threads(&self, limit: usize) -> Result<ThreadList, ClientError> {
+        let Listed { list, damaged } = self.listed_threads(limit).await?;
+        for (thread, error) in damaged {
+            tracing::warn!(%thread, %error, "a list of threads leaves out a damaged one");
+        }
+        Ok(list)
+    }
+
+    /// As [`Self::list_threads`], with the threads that are left out.
+    pub(crate) async fn listed_threads(&self, limit: usize) -> Result<Listed, ClientError> {
         threads::list(self.accessor()?, limit).await
+    }
+
+    /// Whether there is a thread with this id, in either mode. Reads no other one.
+    pub(crate) async fn has_thread(&self, id: &str) -> Result<bool, ClientError> {
+        let Ok(thread) = self::thread_id(id) else { return Ok(false) };
+        Ok(threads::exists(self.accessor()?, &thread).await?)
     }
 
     /// Every checkpoint of a thread with its values, oldest first; `None` if the thread does not exist.

@@ -1,8 +1,9 @@
 //! Reads threads through the checkpointer.
 
-use futures::{StreamExt as _, TryStreamExt as _, stream};
+use futures::{StreamExt as _, stream};
 use serde::Serialize;
 use serde_json::{Map, Value as Json};
+use threadkeep::Error;
 use threadkeep::checkpoint::CheckpointTuple;
 use threadkeep::id::ThreadId;
 use threadkeep::saver::{CheckpointSelector, ListQuery, Load};
@@ -31,15 +32,24 @@ pub struct ThreadList {
 pub struct ThreadSummary {
     /// Its id.
     pub thread_id: String,
-    /// When its oldest checkpoint was created, ISO-8601 in UTC.
+    /// When its oldest checkpoint was created, ISO-8601 in UTC; as `updated_at` if not all can be read.
     pub created_at: String,
     /// When its newest checkpoint was created.
     pub updated_at: String,
     /// Its newest checkpoint.
     pub latest_checkpoint_id: String,
-    /// Null if it has none.
+    /// Null if it has none, or if that cannot be read.
     pub title: Option<String>,
 }
+
+/// A list of threads, and the threads that it leaves out because their heads are damaged.
+pub(crate) struct Listed {
+    pub(crate) list: ThreadList,
+    pub(crate) damaged: Damaged,
+}
+
+/// Threads, and why they cannot be read.
+type Damaged = Vec<(ThreadId, Error)>;
 
 /// A thread with all its checkpoints.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -79,13 +89,13 @@ pub struct PendingWrite {
 }
 
 /// The parts of a thread's head that lists need.
-pub(crate) struct Head {
-    pub(crate) thread: ThreadId,
-    pub(crate) tuple: CheckpointTuple,
+struct Head {
+    thread: ThreadId,
+    tuple: CheckpointTuple,
 }
 
 impl Head {
-    pub(crate) fn title(&self) -> threadkeep::Result<Option<String>> {
+    fn title(&self) -> threadkeep::Result<Option<String>> {
         let entry = self.tuple.checkpoint.channels.get(TITLE);
         let title = entry.and_then(|entry| entry.stored.value()).filter(|title| !title.is_absent());
         let title = title.map(ChannelValue::to_json).transpose()?;
@@ -93,10 +103,11 @@ impl Head {
     }
 }
 
-/// The heads of all threads, newest first. Ignores the mode, like the gateway's search.
-pub(crate) async fn heads(accessor: &StateAccessor) -> threadkeep::Result<Vec<Head>> {
+/// The heads of all threads, newest first, and the threads whose heads are damaged. Ignores the mode, like the gateway's
+/// search.
+async fn heads(accessor: &StateAccessor) -> threadkeep::Result<(Vec<Head>, Damaged)> {
     let saver = accessor.saver();
-    let (mut heads, mut after) = (Vec::new(), None);
+    let (mut heads, mut damaged, mut after) = (Vec::new(), Vec::new(), None);
     loop {
         let page = saver.threads(after.as_ref(), PAGE).await?;
         let Some(last) = page.last() else { break };
@@ -105,34 +116,67 @@ pub(crate) async fn heads(accessor: &StateAccessor) -> threadkeep::Result<Vec<He
         let page = page.into_iter().filter(|thread| !thread.as_str().starts_with(CHILD_PREFIX));
         let found = stream::iter(page).map(async |thread| {
             let load = Load::Only([TITLE.into()].into());
-            // A thread that was deleted meanwhile, or that only has nested graphs, has no head.
-            let tuple = saver.get(&CheckpointSelector::head(&thread).loading(load)).await?;
-            Ok::<_, threadkeep::Error>(tuple.map(|tuple| Head { thread, tuple }))
+            let tuple = saver.get(&CheckpointSelector::head(&thread).loading(load)).await;
+            (thread, tuple)
         });
-        let found: Vec<Option<Head>> = found.buffered(AT_ONCE).try_collect().await?;
-        heads.extend(found.into_iter().flatten());
+        let found: Vec<(ThreadId, threadkeep::Result<Option<CheckpointTuple>>)> =
+            found.buffered(AT_ONCE).collect().await;
+        for (thread, tuple) in found {
+            match tuple {
+                // A thread that was deleted meanwhile, or that only has nested graphs, has no head.
+                Ok(tuple) => heads.extend(tuple.map(|tuple| Head { thread, tuple })),
+                Err(error) if is_damage(&error) => damaged.push((thread, error)),
+                Err(error) => return Err(error),
+            }
+        }
     }
     heads.sort_by_key(|head| std::cmp::Reverse(head.tuple.checkpoint.id));
-    Ok(heads)
+    Ok((heads, damaged))
 }
 
-pub(super) async fn list(accessor: &StateAccessor, limit: usize) -> Result<ThreadList, ClientError> {
-    let mut heads = heads(accessor).await?;
+/// Whether what is stored cannot be read, now and later.
+fn is_damage(error: &Error) -> bool {
+    matches!(error, Error::Corrupt { .. } | Error::BrokenLineage { .. })
+}
+
+/// What was read; nothing if it is damaged.
+fn unless_damaged<T: Default>(read: threadkeep::Result<T>) -> threadkeep::Result<T> {
+    match read {
+        Err(error) if is_damage(&error) => Ok(T::default()),
+        read => read,
+    }
+}
+
+/// Whether a thread exists, in either mode. Reads no other one.
+pub(super) async fn exists(accessor: &StateAccessor, thread: &ThreadId) -> threadkeep::Result<bool> {
+    if thread.as_str().starts_with(CHILD_PREFIX) {
+        return Ok(false);
+    }
+    let head = CheckpointSelector::head(thread).loading(Load::None);
+    Ok(accessor.saver().get(&head).await?.is_some())
+}
+
+/// One damaged thread keeps no other one from being listed. If all are, it is the store that is damaged.
+pub(super) async fn list(accessor: &StateAccessor, limit: usize) -> Result<Listed, ClientError> {
+    let (mut heads, damaged) = heads(accessor).await?;
+    if let (true, Some((_, error))) = (heads.is_empty(), damaged.first()) {
+        return Err(error.clone().into());
+    }
     heads.truncate(limit);
     let mut thread_list = Vec::with_capacity(heads.len());
     for head in heads {
         let query = ListQuery { load: Load::None, ..ListQuery::new(&head.thread) };
-        let all = accessor.saver().list(&query).await?;
+        let all = unless_damaged(accessor.saver().list(&query).await)?;
         let (newest, oldest) = (head.tuple.checkpoint.id, all.last().map(|tuple| tuple.checkpoint.id));
         thread_list.push(ThreadSummary {
             created_at: oldest.unwrap_or(newest).created_at(),
             updated_at: newest.created_at(),
             latest_checkpoint_id: newest.to_string(),
-            title: head.title()?,
+            title: unless_damaged(head.title())?,
             thread_id: head.thread.to_string(),
         });
     }
-    Ok(ThreadList { thread_list })
+    Ok(Listed { list: ThreadList { thread_list }, damaged })
 }
 
 pub(super) async fn get(

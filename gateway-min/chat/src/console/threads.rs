@@ -1,13 +1,22 @@
 //! Finds the thread that the user means.
 
-use crate::client::{Client, ClientError, ThreadSummary};
+use threadkeep::Error;
+use threadkeep::id::ThreadId;
+
+use crate::client::{Client, ClientError, Listed, ThreadSummary};
 
 /// The thread written last.
 ///
 /// # Errors
-/// [`ClientError::Invalid`] if there is none, and the client's.
+/// [`ClientError::Invalid`] if there is none, or if it may be one that is damaged, and the client's.
 pub(super) async fn newest(client: &Client) -> Result<String, ClientError> {
-    let newest = client.list_threads(1).await?.thread_list.pop().map(|thread| thread.thread_id);
+    let Listed { mut list, damaged } = client.listed_threads(1).await?;
+    // A message must not go to a thread that only seems to be the newest.
+    if let Some(unread) = unread(&damaged) {
+        let text = format!("the thread written last is not known: {unread}; name one with --resume");
+        return Err(ClientError::Invalid(text));
+    }
+    let newest = list.thread_list.pop().map(|thread| thread.thread_id);
     newest.ok_or_else(|| ClientError::Invalid("there is no thread to continue".to_owned()))
 }
 
@@ -16,7 +25,21 @@ pub(super) async fn newest(client: &Client) -> Result<String, ClientError> {
 /// # Errors
 /// [`ClientError::Invalid`] if there is none or if several have the title, and the client's.
 pub(super) async fn named(client: &Client, named: &str) -> Result<String, ClientError> {
-    among(client.list_threads(usize::MAX).await?.thread_list, named).map_err(ClientError::Invalid)
+    if client.has_thread(named).await? {
+        return Ok(named.to_owned());
+    }
+    let Listed { list, damaged } = client.listed_threads(usize::MAX).await?;
+    among(list.thread_list, named).map_err(|problem| {
+        let unread = unread(&damaged).map(|unread| format!("; {unread}"));
+        ClientError::Invalid(problem + &unread.unwrap_or_default())
+    })
+}
+
+/// Which threads cannot be read, and why the first of them cannot; `None` without any.
+pub(super) fn unread(damaged: &[(ThreadId, Error)]) -> Option<String> {
+    let (_, error) = damaged.first()?;
+    let threads: Vec<&str> = damaged.iter().map(|(thread, _)| thread.as_str()).collect();
+    Some(format!("cannot read {}: {error}", threads.join(", ")))
 }
 
 fn among(threads: Vec<ThreadSummary>, named: &str) -> Result<String, String> {

@@ -319,8 +319,8 @@ impl Runs {
         }
     }
 
-    /// What the event feed of a thread lacks that has checkpoints but no message events, to show the conversation so far.
-    /// The head is read through the gate.
+    /// What the event feed of a thread that has checkpoints but no message events lacks to show the conversation so
+    /// far. The head is read through the gate.
     async fn seed(&self, thread_id: &str) -> Result<Vec<SeedRun>, CreateError> {
         if self.records.events().has_messages(thread_id).await? {
             return Ok(Vec::new());

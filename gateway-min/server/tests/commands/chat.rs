@@ -3,8 +3,10 @@
 use std::io::Write as _;
 use std::process::{Command, Stdio};
 
+use rusqlite::{Connection, OpenFlags};
 use serde_json::{Value as Json, json};
 use tempfile::TempDir;
+use threadkeep_sqlite::{Options, SqliteSaver};
 
 const MISMATCH: &str =
     "Thread requires delta mode; materialize and convert its checkpoints before using full mode.";
@@ -212,6 +214,31 @@ fn a_thread_is_gone_on_with_by_its_place_its_id_or_its_title() {
     assert_eq!(asked(&["--continue"]), (6, "alpha".to_owned()), "it is the newest now");
     let (code, _, err) = ran(&mut chat(&dir, &["--resume", "gamma", "--print", "x"]));
     assert!(code == 1 && err.contains("'gamma'"), "{err}");
+}
+
+#[tokio::test]
+async fn a_damaged_thread_keeps_no_other_one_from_being_found() {
+    let dir = in_mode("full");
+    ran(&mut chat(&dir, &["--print", "alpha"]));
+    let path = dir.path().join("state/data/checkpoints.db");
+    // This also registers the VFS of the file.
+    SqliteSaver::open_async(&path, Options::default()).await.unwrap().close().await;
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE;
+    let store = Connection::open_with_flags_and_vfs(&path, flags, c"threadkeep-pages").unwrap();
+    assert_ne!(store.execute("UPDATE checkpoint SET body = x'1000'", []).unwrap(), 0);
+    drop(store);
+    let (code, _, err) = ran(&mut chat(&dir, &["--resume", "beta", "--print", "x"]));
+    assert!(code == 1 && !err.contains("'beta'"), "every thread is damaged: {err}");
+
+    ran(&mut chat(&dir, &["--print", "beta"]));
+    assert_eq!(ran(&mut chat(&dir, &["--resume", "beta", "--print", "x"])), said(0, "You said: x\n", ""));
+    let (code, _, err) = ran(&mut chat(&dir, &["--resume", "gamma", "--print", "x"]));
+    assert!(code == 1 && err.contains("'gamma'; cannot read "), "{err}");
+    let (code, _, err) = ran(&mut chat(&dir, &["--continue", "--print", "x"]));
+    assert!(code == 1 && err.contains("cannot read ") && err.contains("--resume"), "{err}");
+    let id = err.split_once("cannot read ").unwrap().1.split(':').next().unwrap();
+    let (code, _, err) = ran(&mut chat(&dir, &["--resume", id, "--print", "x"]));
+    assert!(code == 1 && err.contains("corrupt"), "{err}");
 }
 
 /// A checkout whose files would run a program, and read and send a secret.

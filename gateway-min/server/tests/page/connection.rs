@@ -1,5 +1,5 @@
-//! A page that was not looked at, that could not be read for a moment, or whose gateway is slow, shows what is true in the
-//! end.
+//! A page that was not looked at, that could not be read for a moment, or whose gateway is slow, shows what is true in
+//! the end.
 
 use serde_json::json;
 

@@ -6,7 +6,7 @@ use serde_json::{Map, json};
 use super::command::Goal;
 use super::event::{self, ViewEvent};
 use super::state::{Action, Effect};
-use crate::client::{Client, ClientError, Event, Turn, TurnOptions};
+use crate::client::{Client, ClientError, Event, Listed, Turn, TurnOptions};
 use crate::console::{text_of, threads};
 use threadkeep_config::Config;
 use threadkeep_records::{NewThread, Records, RecordsError};
@@ -68,9 +68,13 @@ impl Session {
                     .await
                     .unwrap_or_else(|error| vec![Action::Error(text_of(&error))]);
             }
-            Effect::ListThreads => {
-                self.client.list_threads(LISTED).await.map(|it| Action::Threads(it.thread_list))
-            }
+            Effect::ListThreads => match self.client.listed_threads(LISTED).await {
+                Ok(Listed { list, damaged }) => {
+                    let unread = threads::unread(&damaged).map(Action::Error);
+                    return unread.into_iter().chain([Action::Threads(list.thread_list)]).collect();
+                }
+                Err(error) => Err(error),
+            },
             Effect::Goal(goal) => self.goal(goal).await.map(Action::Notice),
             Effect::Model(name) => Ok(self.choose(name).await),
             Effect::Tools => Ok(Action::Notice(self.tools())),

@@ -6,6 +6,7 @@ mod failure;
 #[cfg(any(test, feature = "fuzzing"))]
 mod fuzzing;
 mod lines;
+mod parameters;
 mod request;
 mod schema;
 #[cfg(test)]
@@ -173,7 +174,7 @@ pub fn is_loopback(url: &Url) -> bool {
 }
 
 fn request_timeout(settings: &ModelSettings) -> Result<Duration, String> {
-    match settings.extra.get(request::REQUEST_TIMEOUT) {
+    match settings.extra.get(parameters::REQUEST_TIMEOUT) {
         None | Some(serde_json::Value::Null) => Ok(DEFAULT_REQUEST_TIMEOUT),
         Some(value) => value
             .as_f64()

@@ -2,25 +2,14 @@
 
 use std::collections::BTreeSet;
 
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::super::message::{block_text, invalid_tool_calls, kind, text, tool_calls};
 use super::super::{ModelErrorKind, ModelRequest, ModelSettings, ToolSpec};
 use super::failure::Failure;
+use super::parameters::parameters;
 use super::schema::with_items;
 use crate::tools::dangling;
-
-/// The setting that limits how long an answer may take to start, in seconds.
-pub(super) const REQUEST_TIMEOUT: &str = "request_timeout";
-/// The setting with headers of every request.
-pub(super) const DEFAULT_HEADERS: &str = "default_headers";
-/// The setting with parameters of the address of every request.
-pub(super) const DEFAULT_QUERY: &str = "default_query";
-/// Settings of the client, not of a request.
-const CLIENT_SETTINGS: [&str; 5] =
-    [REQUEST_TIMEOUT, "timeout", "max_retries", DEFAULT_HEADERS, DEFAULT_QUERY];
-/// Settings whose entries are request parameters.
-const NESTED_PARAMETERS: [&str; 2] = ["model_kwargs", "extra_body"];
 
 /// The body that asks the model of `settings` to stream an answer to `request`.
 pub(super) fn body(settings: &ModelSettings, request: &ModelRequest) -> Result<Value, Failure> {
@@ -37,37 +26,6 @@ pub(super) fn body(settings: &ModelSettings, request: &ModelRequest) -> Result<V
     body.insert("messages".to_owned(), messages(request)?.into());
     body.retain(|_, value| !value.is_null());
     Ok(Value::Object(body))
-}
-
-/// The request parameters among the settings.
-fn parameters(settings: &ModelSettings, thinking: Option<bool>) -> Map<String, Value> {
-    let mut parameters = settings.extra.clone();
-    match thinking {
-        Some(true) => merge(&mut parameters, &settings.when_thinking_enabled),
-        Some(false) => merge(&mut parameters, &settings.when_thinking_disabled),
-        None => {}
-    }
-    for key in CLIENT_SETTINGS {
-        parameters.remove(key);
-    }
-    for key in NESTED_PARAMETERS {
-        if let Some(Value::Object(nested)) = parameters.remove(key) {
-            merge(&mut parameters, &nested);
-        }
-    }
-    parameters
-}
-
-/// Merges `changes` into `target` recursively.
-fn merge(target: &mut Map<String, Value>, changes: &Map<String, Value>) {
-    for (key, change) in changes {
-        match (target.get_mut(key), change) {
-            (Some(Value::Object(old)), Value::Object(new)) => merge(old, new),
-            _ => {
-                target.insert(key.clone(), change.clone());
-            }
-        }
-    }
 }
 
 fn tool(spec: &ToolSpec) -> Value {
@@ -190,6 +148,8 @@ fn image_url(block: &Value) -> Option<String> {
 // JSON literals are passed by value.
 #[allow(clippy::needless_pass_by_value)]
 mod tests {
+    use serde_json::Map;
+
     use super::super::super::ModelKind;
     use super::*;
 

@@ -37,15 +37,17 @@ fn tool(spec: &ToolSpec) -> Value {
     })
 }
 
+/// The conversation. System messages within it follow the prompt: many servers refuse one at another place than the
+/// first.
 fn messages(request: &ModelRequest) -> Result<Vec<Value>, Failure> {
-    let mut messages: Vec<Value> =
-        request.system.iter().map(|prompt| json!({"role": "system", "content": prompt})).collect();
+    let mut instructions: Vec<String> = request.system.iter().cloned().collect();
+    let mut messages = Vec::new();
     let conversation = request.conversation().map_err(|error| {
         Failure::new(ModelErrorKind::Rejected, format!("the conversation is damaged: {error}"))
     })?;
     for message in dangling::answering(&conversation) {
         match kind(message) {
-            "system" => messages.push(json!({"role": "system", "content": text(message)})),
+            "system" => instructions.push(text(message)),
             "human" => messages.push(json!({"role": "user", "content": user_content(&message["content"])})),
             "ai" => messages.extend(assistant(message)),
             "tool" => messages.push(json!({
@@ -56,6 +58,9 @@ fn messages(request: &ModelRequest) -> Result<Vec<Value>, Failure> {
                 return Err(Failure::new(ModelErrorKind::Rejected, detail));
             }
         }
+    }
+    if !instructions.is_empty() {
+        messages.insert(0, json!({"role": "system", "content": instructions.join("\n\n")}));
     }
     Ok(messages)
 }
@@ -68,7 +73,7 @@ fn assistant(message: &Value) -> Option<Value> {
     // must be sent, because its result refers to it and says what was wrong.
     let invalid = invalid_tool_calls(message).iter().map(|call| function_call(call, "{}"));
     let calls: Vec<Value> = valid.chain(invalid).collect();
-    match (said.is_empty(), calls.is_empty()) {
+    match (said.trim().is_empty(), calls.is_empty()) {
         (true, true) => None,
         (false, true) => Some(json!({"role": "assistant", "content": said})),
         (true, false) => Some(json!({"role": "assistant", "content": null, "tool_calls": calls})),
@@ -99,9 +104,9 @@ fn tool_content(message: &Value) -> String {
     }
 }
 
-/// A user's content: plain text unchanged, blocks in the protocol's form. Unsupported blocks are omitted. A message
-/// with no other block becomes a text that names them: servers refuse a list without blocks, in every later request of
-/// the conversation.
+/// A user's content: plain text unchanged, blocks in the protocol's form. Unsupported and blank ones are omitted. A
+/// message with no other block becomes a text that names them: servers refuse a list without blocks, in every later
+/// request of the conversation.
 fn user_content(content: &Value) -> Value {
     match content {
         Value::Array(blocks) => {
@@ -125,7 +130,7 @@ fn omitted(blocks: &[Value]) -> String {
 
 fn user_block(block: &Value) -> Option<Value> {
     if let Some(text) = block_text(block) {
-        return Some(json!({"type": "text", "text": text}));
+        return (!text.trim().is_empty()).then(|| json!({"type": "text", "text": text}));
     }
     match block["type"].as_str()? {
         "image_url" | "input_audio" | "file" => Some(block.clone()),
@@ -150,7 +155,7 @@ fn image_url(block: &Value) -> Option<String> {
 mod tests {
     use serde_json::Map;
 
-    use super::super::super::ModelKind;
+    use super::super::super::{ModelKind, message};
     use super::*;
 
     fn settings() -> ModelSettings {
@@ -323,6 +328,43 @@ mod tests {
         assert_eq!(wire[1]["content"], "(content that cannot be shown: none)");
     }
 
+    /// A client added the instructions; templates of models refuse them at another place than the first.
+    #[test]
+    fn all_system_messages_are_sent_as_one_before_the_conversation() {
+        let system = |text: &str| json!({"type": "system", "content": text});
+        let messages = vec![
+            message::human("Hi"),
+            system("Hurry."),
+            json!({"type": "ai", "content": "Yes?"}),
+            json!({"type": "system", "content": [{"type": "text", "text": "Shout."}]}),
+        ];
+        let expected = [(Some("Be brief."), "Be brief.\n\nHurry.\n\nShout."), (None, "Hurry.\n\nShout.")];
+        for (prompt, instructions) in expected {
+            let (system, messages) = (prompt.map(str::to_owned), messages.clone());
+            let request = ModelRequest { system, messages, ..ModelRequest::default() };
+            assert_eq!(
+                json!(super::messages(&request).unwrap()),
+                json!([
+                    {"role": "system", "content": instructions},
+                    {"role": "user", "content": "Hi"},
+                    {"role": "assistant", "content": "Yes?"},
+                ])
+            );
+        }
+    }
+
+    #[test]
+    fn blank_texts_are_not_sent() {
+        let image = json!({"type": "image_url", "image_url": {"url": "http://x/y.png"}});
+        let wire = wire(json!([
+            {"type": "human", "content": [{"type": "text", "text": ""}, image, " \n"]},
+            {"type": "ai", "content": "\n\n", "tool_calls": [{"name": "ls", "args": {}, "id": "a"}]},
+            {"type": "ai", "content": "\n"},
+        ]));
+        assert_eq!(wire[0]["content"], json!([image]));
+        assert_eq!((&wire[1]["content"], wire.len()), (&Value::Null, 2));
+    }
+
     /// A client removed the message that made the call, or added the result.
     #[test]
     fn a_result_without_its_call_is_not_sent() {
@@ -342,7 +384,8 @@ mod tests {
     fn empty_assistant_messages_are_left_out_and_unknown_types_refused() {
         assert_eq!(wire(json!([{"type": "ai", "content": ""}])), Vec::<Value>::new());
         let messages = vec![json!({"type": "remove", "id": "m7"})];
-        let failure = super::messages(&ModelRequest { messages, ..ModelRequest::default() }).unwrap_err();
+        let request = ModelRequest { messages, ..ModelRequest::default() };
+        let failure = super::messages(&request).unwrap_err();
         let error = failure.into_error("gpt", "host", None);
         assert_eq!(error.kind, ModelErrorKind::Rejected);
         assert!(error.detail.contains("\"m7\"") && error.detail.contains("`remove`"), "{error}");

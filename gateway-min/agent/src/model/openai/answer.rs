@@ -5,9 +5,10 @@ use std::mem;
 use serde::de::IgnoredAny;
 use serde_json::Value;
 
-use super::super::message::block_text;
+use super::super::message::{REASONING, block_text};
 use super::super::{ModelChunk, ModelErrorKind, ToolCallChunk, Usage};
 use super::failure::Failure;
+use super::returned::EXTRA_CONTENT;
 
 /// The event that ends a stream.
 const DONE: &str = "[DONE]";
@@ -74,11 +75,13 @@ impl AnswerParser {
     fn delta(&mut self, delta: &Value) -> ModelChunk {
         let mut text = visible_text(&delta["content"]);
         text.push_str(delta["refusal"].as_str().unwrap_or_default());
-        let reasoning = delta["reasoning_content"].as_str().or_else(|| delta["reasoning"].as_str());
+        let taken_back = delta[REASONING].as_str().filter(|reasoning| !reasoning.is_empty());
+        let reasoning = taken_back.or_else(|| delta["reasoning"].as_str());
         let calls = delta["tool_calls"].as_array().map_or(&[][..], Vec::as_slice);
         ModelChunk {
             text,
             reasoning: reasoning.unwrap_or_default().to_owned(),
+            takes_reasoning: taken_back.is_some(),
             tool_call_chunks: calls.iter().map(|call| self.tool_call(call)).collect(),
             ..ModelChunk::default()
         }
@@ -107,6 +110,7 @@ impl AnswerParser {
                 // Some servers send the arguments as an object instead of a string.
                 value => value.to_string(),
             },
+            extra: piece.get(EXTRA_CONTENT).filter(|extra| !extra.is_null()).cloned(),
         }
     }
 }

@@ -8,6 +8,7 @@ mod fuzzing;
 mod lines;
 mod parameters;
 mod request;
+mod returned;
 mod schema;
 #[cfg(test)]
 // JSON literals are passed by value.

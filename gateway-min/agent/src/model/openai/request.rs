@@ -8,6 +8,7 @@ use super::super::message::{block_text, invalid_tool_calls, kind, text, tool_cal
 use super::super::{ModelErrorKind, ModelRequest, ModelSettings, ToolSpec};
 use super::failure::Failure;
 use super::parameters::parameters;
+use super::returned::give_back;
 use super::schema::with_items;
 use crate::tools::dangling;
 
@@ -23,7 +24,7 @@ pub(super) fn body(settings: &ModelSettings, request: &ModelRequest) -> Result<V
     if !request.tools.is_empty() {
         body.insert("tools".to_owned(), request.tools.iter().map(tool).collect());
     }
-    body.insert("messages".to_owned(), messages(request)?.into());
+    body.insert("messages".to_owned(), messages(request, &settings.name)?.into());
     body.retain(|_, value| !value.is_null());
     Ok(Value::Object(body))
 }
@@ -37,9 +38,9 @@ fn tool(spec: &ToolSpec) -> Value {
     })
 }
 
-/// The conversation. System messages within it follow the prompt: many servers refuse one at another place than the
-/// first.
-fn messages(request: &ModelRequest) -> Result<Vec<Value>, Failure> {
+/// The conversation, as the model that is configured as `model` takes it. System messages within it follow the prompt:
+/// many servers refuse one at another place than the first.
+fn messages(request: &ModelRequest, model: &str) -> Result<Vec<Value>, Failure> {
     let mut instructions: Vec<String> = request.system.iter().cloned().collect();
     let mut messages = Vec::new();
     let conversation = request.conversation().map_err(|error| {
@@ -49,7 +50,7 @@ fn messages(request: &ModelRequest) -> Result<Vec<Value>, Failure> {
         match kind(message) {
             "system" => instructions.push(text(message)),
             "human" => messages.push(json!({"role": "user", "content": user_content(&message["content"])})),
-            "ai" => messages.extend(assistant(message)),
+            "ai" => messages.extend(assistant(message, model)),
             "tool" => messages.push(json!({
                 "role": "tool", "tool_call_id": message["tool_call_id"], "content": tool_content(message),
             })),
@@ -66,19 +67,23 @@ fn messages(request: &ModelRequest) -> Result<Vec<Value>, Failure> {
 }
 
 /// An assistant message; `None` for one without text and calls, which many servers refuse.
-fn assistant(message: &Value) -> Option<Value> {
+fn assistant(message: &Value, model: &str) -> Option<Value> {
     let said = text(message);
     let valid = tool_calls(message).iter().map(|call| function_call(call, &call["args"].to_string()));
     // Servers parse the arguments of earlier calls, so unreadable ones cannot be sent back unchanged. The call itself
     // must be sent, because its result refers to it and says what was wrong.
     let invalid = invalid_tool_calls(message).iter().map(|call| function_call(call, "{}"));
     let calls: Vec<Value> = valid.chain(invalid).collect();
-    match (said.trim().is_empty(), calls.is_empty()) {
-        (true, true) => None,
-        (false, true) => Some(json!({"role": "assistant", "content": said})),
-        (true, false) => Some(json!({"role": "assistant", "content": null, "tool_calls": calls})),
-        (false, false) => Some(json!({"role": "assistant", "content": said, "tool_calls": calls})),
+    let mut sent = match (said.trim().is_empty(), calls.is_empty()) {
+        (true, true) => return None,
+        (false, true) => json!({"role": "assistant", "content": said}),
+        (true, false) => json!({"role": "assistant", "content": null, "tool_calls": calls}),
+        (false, false) => json!({"role": "assistant", "content": said, "tool_calls": calls}),
+    };
+    if message["response_metadata"]["model_name"] == model {
+        give_back(&message["additional_kwargs"], &mut sent);
     }
+    Some(sent)
 }
 
 fn function_call(call: &Value, arguments: &str) -> Value {
@@ -168,7 +173,7 @@ mod tests {
 
     fn wire(messages: Value) -> Vec<Value> {
         let messages = serde_json::from_value(messages).unwrap();
-        super::messages(&ModelRequest { messages, ..ModelRequest::default() }).unwrap()
+        super::messages(&ModelRequest { messages, ..ModelRequest::default() }, "gpt").unwrap()
     }
 
     #[test]
@@ -343,7 +348,7 @@ mod tests {
             let (system, messages) = (prompt.map(str::to_owned), messages.clone());
             let request = ModelRequest { system, messages, ..ModelRequest::default() };
             assert_eq!(
-                json!(super::messages(&request).unwrap()),
+                json!(super::messages(&request, "gpt").unwrap()),
                 json!([
                     {"role": "system", "content": instructions},
                     {"role": "user", "content": "Hi"},
@@ -385,7 +390,7 @@ mod tests {
         assert_eq!(wire(json!([{"type": "ai", "content": ""}])), Vec::<Value>::new());
         let messages = vec![json!({"type": "remove", "id": "m7"})];
         let request = ModelRequest { messages, ..ModelRequest::default() };
-        let failure = super::messages(&request).unwrap_err();
+        let failure = super::messages(&request, "gpt").unwrap_err();
         let error = failure.into_error("gpt", "host", None);
         assert_eq!(error.kind, ModelErrorKind::Rejected);
         assert!(error.detail.contains("\"m7\"") && error.detail.contains("`remove`"), "{error}");

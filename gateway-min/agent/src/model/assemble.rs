@@ -166,7 +166,10 @@ impl ChunkAssembler {
 
     /// The call at which the provider ended the answer, if it did so before the end.
     fn cut_off_call(&self) -> Option<u64> {
-        let ended = matches!(self.finish_reason.as_deref(), Some("length" | "content_filter"));
+        let ended = matches!(
+            self.finish_reason.as_deref(),
+            Some("length" | "model_length" | "max_tokens" | "content_filter")
+        );
         self.calls.keys().next_back().copied().filter(|_| ended)
     }
 
@@ -358,7 +361,7 @@ mod tests {
             (ids("tool_calls"), ids("invalid_tool_calls"))
         };
         assert_eq!(made("tool_calls"), (vec![json!("a"), json!("b")], vec![]));
-        for reason in ["length", "content_filter"] {
+        for reason in ["length", "model_length", "max_tokens", "content_filter"] {
             assert_eq!(made(reason), (vec![json!("a")], vec![json!("b")]), "{reason}");
         }
         let whole = call(0, Some("a"), Some("list"), "{}");

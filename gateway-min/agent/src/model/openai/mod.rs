@@ -6,6 +6,7 @@ mod failure;
 #[cfg(any(test, feature = "fuzzing"))]
 mod fuzzing;
 mod lines;
+mod mistral;
 mod parameters;
 mod request;
 mod returned;

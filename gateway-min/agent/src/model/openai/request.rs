@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use super::super::message::{block_text, invalid_tool_calls, kind, text, tool_calls};
 use super::super::{ModelErrorKind, ModelRequest, ModelSettings, ToolSpec};
 use super::failure::Failure;
+use super::mistral::adapted;
 use super::parameters::parameters;
 use super::returned::give_back;
 use super::schema::with_items;
@@ -24,7 +25,8 @@ pub(super) fn body(settings: &ModelSettings, request: &ModelRequest) -> Result<V
     if !request.tools.is_empty() {
         body.insert("tools".to_owned(), request.tools.iter().map(tool).collect());
     }
-    body.insert("messages".to_owned(), messages(request, &settings.name)?.into());
+    let messages = adapted(messages(request, &settings.name)?, &settings.model);
+    body.insert("messages".to_owned(), messages.into());
     body.retain(|_, value| !value.is_null());
     Ok(Value::Object(body))
 }

@@ -9,7 +9,7 @@ use super::super::{ModelErrorKind, ModelRequest, ModelSettings, ToolSpec};
 use super::failure::Failure;
 use super::mistral::adapted;
 use super::parameters::parameters;
-use super::returned::give_back;
+use super::returned::{call_id, give_back};
 use super::schema::with_items;
 use crate::tools::dangling;
 
@@ -45,6 +45,7 @@ fn tool(spec: &ToolSpec) -> Value {
 fn messages(request: &ModelRequest, model: &str) -> Result<Vec<Value>, Failure> {
     let mut instructions: Vec<String> = request.system.iter().cloned().collect();
     let mut messages = Vec::new();
+    let mut is_own = false;
     let conversation = request.conversation().map_err(|error| {
         Failure::new(ModelErrorKind::Rejected, format!("the conversation is damaged: {error}"))
     })?;
@@ -52,9 +53,13 @@ fn messages(request: &ModelRequest, model: &str) -> Result<Vec<Value>, Failure> 
         match kind(message) {
             "system" => instructions.push(text(message)),
             "human" => messages.push(json!({"role": "user", "content": user_content(&message["content"])})),
-            "ai" => messages.extend(assistant(message, model)),
+            "ai" => {
+                is_own = message["response_metadata"]["model_name"] == model;
+                messages.extend(assistant(message, is_own));
+            }
             "tool" => messages.push(json!({
-                "role": "tool", "tool_call_id": message["tool_call_id"], "content": tool_content(message),
+                "role": "tool", "tool_call_id": call_id(&message["tool_call_id"], is_own),
+                "content": tool_content(message),
             })),
             other => {
                 let detail = format!("message {} has the unknown type `{other}`", message["id"]);
@@ -69,12 +74,12 @@ fn messages(request: &ModelRequest, model: &str) -> Result<Vec<Value>, Failure> 
 }
 
 /// An assistant message; `None` for one without text and calls, which many servers refuse.
-fn assistant(message: &Value, model: &str) -> Option<Value> {
+fn assistant(message: &Value, is_own: bool) -> Option<Value> {
     let said = text(message);
-    let valid = tool_calls(message).iter().map(|call| function_call(call, &call["args"].to_string()));
+    let valid = tool_calls(message).iter().map(|call| function_call(call, &call["args"].to_string(), is_own));
     // Servers parse the arguments of earlier calls, so unreadable ones cannot be sent back unchanged. The call itself
     // must be sent, because its result refers to it and says what was wrong.
-    let invalid = invalid_tool_calls(message).iter().map(|call| function_call(call, "{}"));
+    let invalid = invalid_tool_calls(message).iter().map(|call| function_call(call, "{}", is_own));
     let calls: Vec<Value> = valid.chain(invalid).collect();
     let mut sent = match (said.trim().is_empty(), calls.is_empty()) {
         (true, true) => return None,
@@ -82,15 +87,16 @@ fn assistant(message: &Value, model: &str) -> Option<Value> {
         (true, false) => json!({"role": "assistant", "content": null, "tool_calls": calls}),
         (false, false) => json!({"role": "assistant", "content": said, "tool_calls": calls}),
     };
-    if message["response_metadata"]["model_name"] == model {
+    if is_own {
         give_back(&message["additional_kwargs"], &mut sent);
     }
     Some(sent)
 }
 
-fn function_call(call: &Value, arguments: &str) -> Value {
+fn function_call(call: &Value, arguments: &str, is_own: bool) -> Value {
     let name = function_name(call["name"].as_str().unwrap_or_default());
-    json!({"type": "function", "id": call["id"], "function": {"name": name, "arguments": arguments}})
+    let id = call_id(&call["id"], is_own);
+    json!({"type": "function", "id": id, "function": {"name": name, "arguments": arguments}})
 }
 
 /// A tool's name as servers take it. A model may have called a tool by a name that it made up, and servers refuse every

@@ -3,6 +3,7 @@
 use serde_json::Value;
 
 use super::super::message::{CALLS_EXTRA, REASONING, TAKES_REASONING};
+use crate::receipts::sha256;
 
 /// The field of a tool call whose content goes back unchanged, such as the signature of a thought.
 pub(super) const EXTRA_CONTENT: &str = "extra_content";
@@ -19,6 +20,21 @@ pub(super) fn give_back(kwargs: &Value, sent: &mut Value) {
         if let Some(extra) = extra {
             call[EXTRA_CONTENT] = extra;
         }
+    }
+}
+
+/// The id of a call, as it is sent. A model gets those that it gave unchanged. Those of another one may have a form that
+/// its provider refuses, in every later request of the conversation: OpenAI takes 40 characters, and Anthropic no colon.
+pub(super) fn call_id(id: &Value, is_own: bool) -> Value {
+    /// The longest id that servers take.
+    const MAX_CHARS: usize = 40;
+    let is_taken = |id: &str| {
+        let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-');
+        id.len() <= MAX_CHARS && id.bytes().all(is_plain)
+    };
+    match id.as_str() {
+        Some(text) if !is_own && !is_taken(text) => format!("call_{}", &sha256(text)[..32]).into(),
+        _ => id.clone(),
     }
 }
 
@@ -67,6 +83,34 @@ mod tests {
             assert_eq!(sent["reasoning_content"], expected, "{name} {field}");
             assert_eq!(sent["tool_calls"][0]["id"], "a");
         }
+    }
+
+    #[test]
+    fn an_id_that_another_model_gave_is_sent_in_a_form_that_every_provider_takes() {
+        let (long, odd) = (format!("chatcmpl-tool-{}", "0".repeat(32)), "functions.ls:0");
+        let call = |id: &str| json!({"name": "ls", "args": {}, "id": id});
+        let sent = |model: &str| {
+            let messages = vec![
+                json!({
+                    "type": "ai", "content": "", "response_metadata": {"model_name": "ours"},
+                    "tool_calls": [call(&long), call(odd), call("call_1")],
+                }),
+                json!({"type": "tool", "content": "x", "tool_call_id": long}),
+            ];
+            let settings = ModelSettings::new(model, ModelKind::OpenAiCompatible, "x");
+            let request = ModelRequest { messages, ..ModelRequest::default() };
+            let sent = body(&settings, &request).unwrap()["messages"].clone();
+            let ids = [0usize, 1, 2].map(|at| sent[0]["tool_calls"][at]["id"].as_str().unwrap().to_owned());
+            assert_eq!(sent[1]["tool_call_id"], ids[0]);
+            ids
+        };
+        assert_eq!(sent("ours"), [long.as_str(), odd, "call_1"]);
+        let [first, second, third] = sent("theirs");
+        assert_ne!(first, second);
+        for id in [first, second] {
+            assert!(id.len() == 37 && !id.contains([':', '.']), "{id}");
+        }
+        assert_eq!(third, "call_1");
     }
 
     #[test]

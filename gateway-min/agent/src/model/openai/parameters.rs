@@ -10,9 +10,13 @@ pub(super) const REQUEST_TIMEOUT: &str = "request_timeout";
 pub(super) const DEFAULT_HEADERS: &str = "default_headers";
 /// The setting with parameters of the address of every request.
 pub(super) const DEFAULT_QUERY: &str = "default_query";
+/// The setting that asks for the usage of streamed answers, as LangChain's client has it.
+const STREAM_USAGE: &str = "stream_usage";
+/// The parameter for that, which is sent unless a setting says otherwise.
+const STREAM_OPTIONS: &str = "stream_options";
 /// Settings of the client, not of a request.
-const CLIENT_SETTINGS: [&str; 5] =
-    [REQUEST_TIMEOUT, "timeout", "max_retries", DEFAULT_HEADERS, DEFAULT_QUERY];
+const CLIENT_SETTINGS: [&str; 6] =
+    [REQUEST_TIMEOUT, "timeout", "max_retries", "streaming", DEFAULT_HEADERS, DEFAULT_QUERY];
 /// The setting, and older parameter, that limits the tokens of an answer.
 const MAX_TOKENS: &str = "max_tokens";
 /// The newer parameter for that, which servers other than those of OpenAI often ignore or refuse.
@@ -30,6 +34,9 @@ pub(super) fn parameters(settings: &ModelSettings, thinking: Option<bool>) -> Ma
     }
     for key in CLIENT_SETTINGS {
         parameters.remove(key);
+    }
+    if parameters.remove(STREAM_USAGE) == Some(Value::Bool(false)) {
+        parameters.entry(STREAM_OPTIONS).or_insert(Value::Null);
     }
     for key in NESTED_PARAMETERS {
         if let Some(Value::Object(nested)) = parameters.remove(key) {
@@ -70,8 +77,25 @@ fn merge(target: &mut Map<String, Value>, changes: &Map<String, Value>) {
 mod tests {
     use serde_json::json;
 
-    use super::super::super::ModelKind;
+    use super::super::super::{ModelKind, ModelRequest};
+    use super::super::request::body;
     use super::*;
+
+    #[test]
+    fn how_the_client_streams_is_no_parameter_and_the_usage_can_be_left_out() {
+        let usage = json!({"include_usage": true});
+        for (extra, expected) in [
+            (json!({"streaming": true}), &usage),
+            (json!({"streaming": false, "stream_usage": true}), &usage),
+            (json!({"stream_usage": false}), &Value::Null),
+        ] {
+            let mut settings = ModelSettings::new("m", ModelKind::OpenAiCompatible, "x");
+            settings.extra = extra.as_object().unwrap().clone();
+            let body = body(&settings, &ModelRequest::default()).unwrap();
+            assert_eq!(&body["stream_options"], expected, "{extra}");
+            assert!(body.get("streaming").is_none() && body.get("stream_usage").is_none(), "{body}");
+        }
+    }
 
     #[test]
     fn models_of_openai_that_reason_get_the_limit_of_an_answer_under_its_newer_name() {

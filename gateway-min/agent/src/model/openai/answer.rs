@@ -108,8 +108,8 @@ impl AnswerParser {
         }
     }
 
-    /// The index of the call of a piece with the index `given`. Some servers give all calls of an answer the same one: a
-    /// piece with a name and another id begins a call, and so does a whole call after a whole one.
+    /// The index of the call of a piece with the index `given`. Some servers give all calls of an answer the same one:
+    /// a piece with a name and another id begins a call, and so does a whole call after a whole one.
     fn place(&mut self, given: u64, id: Option<&str>, function: &Value) -> u64 {
         let known = self.calls.get(&given);
         let begins = known.is_none_or(|known| match id {

@@ -23,8 +23,9 @@ pub(super) fn give_back(kwargs: &Value, sent: &mut Value) {
     }
 }
 
-/// The id of a call, as it is sent. A model gets those that it gave unchanged. Those of another one may have a form that
-/// its provider refuses, in every later request of the conversation: OpenAI takes 40 characters, and Anthropic no colon.
+/// The id of a call, as it is sent. A model gets those that it gave unchanged. Those of another one may have a form
+/// that its provider refuses, in every later request of the conversation: OpenAI takes 40 characters, and Anthropic no
+/// colon.
 pub(super) fn call_id(id: &Value, is_own: bool) -> Value {
     /// The longest id that servers take.
     const MAX_CHARS: usize = 40;

@@ -21,7 +21,7 @@ const OPENAI_CLASS: &str = "ChatOpenAI";
 const AZURE_CLASS: &str = "AzureChatOpenAI";
 
 /// Keys that are read here; all others go to the client.
-const KNOWN: [&str; 22] = [
+const KNOWN: [&str; 23] = [
     "name",
     "use",
     "model",
@@ -43,6 +43,7 @@ const KNOWN: [&str; 22] = [
     "max_tokens",
     "temperature",
     "request_timeout",
+    "timeout",
     "max_retries",
 ];
 
@@ -101,7 +102,7 @@ pub struct Model {
     pub max_tokens: Option<u64>,
     /// The sampling temperature; at least 0.
     pub temperature: Option<f64>,
-    /// Seconds a request may take; more than 0, at most a hundred years.
+    /// Seconds until an answer must have begun; more than 0, at most a hundred years. `timeout` is an alias.
     pub request_timeout: Option<f64>,
     /// How often to retry a failed request. Not read: a call is tried three times.
     pub max_retries: Option<u32>,
@@ -146,6 +147,11 @@ impl Model {
         if base_url.is_some() && api_base.is_some() {
             node.problem("api_base", "is an alias of base_url; set only one of them");
         }
+        let (request_timeout, timeout) =
+            (node.opt_float("request_timeout", time), node.opt_float("timeout", time));
+        if request_timeout.is_some() && timeout.is_some() {
+            node.problem("timeout", "is an alias of request_timeout; set only one of them");
+        }
         Self {
             name: node.required_text("name"),
             kind: read_kind(node, &class, config_dir),
@@ -167,7 +173,7 @@ impl Model {
             base_url: base_url.or(api_base),
             max_tokens: node.opt_int("max_tokens", 1..),
             temperature: node.opt_float("temperature", 0.0..),
-            request_timeout: node.opt_float("request_timeout", time),
+            request_timeout: request_timeout.or(timeout),
             max_retries: node.opt_int("max_retries", 0..),
             client_options: node.rest(&KNOWN),
         }
@@ -324,6 +330,27 @@ mod tests {
             let error = with(class).unwrap_err();
             assert!(error.contains("models[0].use") && error.contains(class), "{error}");
             assert!(error.contains("use: openai") && error.contains("use: scripted"), "{error}");
+        }
+    }
+
+    #[test]
+    fn timeout_is_another_word_for_request_timeout_but_not_beside_it() {
+        let entry = |fields: Value| {
+            let mut entry = json!({"name": "m", "use": "openai", "model": "x"});
+            entry.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+            one(&entry)
+        };
+        let model = entry(json!({"timeout": 30})).unwrap();
+        assert_eq!((model.request_timeout, model.client_options.as_map().len()), (Some(30.0), 0));
+        for (fields, said) in [
+            (json!({"timeout": 0}), "models[0].timeout: must be a number > 0"),
+            (
+                json!({"timeout": 30, "request_timeout": 60}),
+                "models[0].timeout: is an alias of request_timeout",
+            ),
+        ] {
+            let error = entry(fields).unwrap_err();
+            assert!(error.contains(said), "{error}");
         }
     }
 

@@ -1,7 +1,7 @@
 //! What a server offers, as a model may see it.
 
 use rmcp::model::Tool;
-use serde_json::Value as Json;
+use serde_json::{Map, Value as Json};
 use threadkeep_agent::model::ToolSpec;
 
 /// The longest name of a tool that providers take.
@@ -28,7 +28,7 @@ pub(crate) fn listed(server: &str, tools: Vec<Tool>) -> Vec<Listed> {
         let name = format!("mcp_{server}_{}", tool.name);
         let is_valid = name.len() <= NAME_MAX
             && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-');
-        let parameters = Json::Object((*tool.input_schema).clone());
+        let parameters = parameters(&tool.input_schema);
         let size = parameters.to_string().len();
         if !is_valid || size > SCHEMA_MAX || found.iter().any(|known| known.spec.name == name) {
             let tool: String = tool.name.chars().take(100).collect();
@@ -45,6 +45,16 @@ pub(crate) fn listed(server: &str, tools: Vec<Tool>) -> Vec<Listed> {
         found.push(Listed { name: tool.name.into_owned(), spec: ToolSpec { name, description, parameters } });
     }
     found
+}
+
+/// The schema of a tool's arguments. That of a tool without any often has no `properties`, or null for them and for
+/// `required`; OpenAI refuses every request with such a tool.
+fn parameters(schema: &Map<String, Json>) -> Json {
+    let mut schema = schema.clone();
+    schema.retain(|_, value| !value.is_null());
+    schema.entry("type").or_insert_with(|| "object".into());
+    schema.entry("properties").or_insert_with(|| Map::new().into());
+    Json::Object(schema)
 }
 
 #[cfg(test)]
@@ -69,6 +79,19 @@ mod tests {
         );
         assert_eq!(tools[0].spec.parameters, schema);
         assert_eq!(tools[0].spec.description.len(), DESCRIPTION_MAX);
+    }
+
+    #[test]
+    fn a_tool_without_arguments_has_properties_all_the_same() {
+        let empty = json!({"type": "object", "properties": {}});
+        for schema in [
+            json!({"type": "object"}),
+            json!({}),
+            json!({"type": "object", "properties": null, "required": null}),
+            empty.clone(),
+        ] {
+            assert_eq!(listed("s", vec![tool("now", &schema)])[0].spec.parameters, empty, "{schema}");
+        }
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashSet};
 
 use super::arguments::parse_arguments;
-use super::message::{ERROR_FALLBACK, ERROR_REASON, ERROR_TYPE};
+use super::message::{CALLS_EXTRA, ERROR_FALLBACK, ERROR_REASON, ERROR_TYPE, REASONING, TAKES_REASONING};
 use super::{Fallback, ModelChunk, ToolCallChunk, Usage};
 use crate::receipts::sha256;
 use serde_json::{Map, Value, json};
@@ -19,6 +19,7 @@ pub struct ChunkAssembler {
     model_name: String,
     text: String,
     reasoning: String,
+    takes_reasoning: bool,
     calls: BTreeMap<u64, PartialCall>,
     usage: Option<Usage>,
     finish_reason: Option<String>,
@@ -31,6 +32,7 @@ struct PartialCall {
     id: String,
     name: Option<String>,
     args: String,
+    extra: Option<Value>,
 }
 
 impl ChunkAssembler {
@@ -41,6 +43,7 @@ impl ChunkAssembler {
             model_name: model_name.into(),
             text: String::new(),
             reasoning: String::new(),
+            takes_reasoning: false,
             calls: BTreeMap::new(),
             usage: None,
             finish_reason: None,
@@ -53,6 +56,7 @@ impl ChunkAssembler {
     pub fn push(&mut self, chunk: &ModelChunk) -> Value {
         self.text.push_str(&chunk.text);
         self.reasoning.push_str(&chunk.reasoning);
+        self.takes_reasoning |= chunk.takes_reasoning;
         self.usage = chunk.usage.or(self.usage);
         for (kept, new) in
             [(&mut self.finish_reason, &chunk.finish_reason), (&mut self.completion_id, &chunk.completion_id)]
@@ -84,7 +88,7 @@ impl ChunkAssembler {
             "invalid_tool_calls": [],
             "usage_metadata": chunk.usage.map(Usage::to_value),
             "response_metadata": if chunk.is_last() { self.response_metadata() } else { json!({}) },
-            "additional_kwargs": additional_kwargs(&chunk.reasoning, chunk.fallback.as_ref()),
+            "additional_kwargs": self.additional_kwargs(&chunk.reasoning, chunk.is_last()),
             "name": null,
             "id": self.id,
             "chunk_position": if chunk.is_last() { json!("last") } else { Value::Null },
@@ -103,12 +107,16 @@ impl ChunkAssembler {
             id: id.clone().unwrap_or_default(),
             name: None,
             args: String::new(),
+            extra: None,
         });
         if call.name.is_none() {
             call.name = given_name.cloned();
             name = given_name;
         }
         call.args.push_str(&piece.args);
+        if piece.extra.is_some() {
+            call.extra.clone_from(&piece.extra);
+        }
         json!({
             "type": "tool_call_chunk", "index": piece.index, "id": id, "name": name, "args": piece.args,
         })
@@ -129,6 +137,7 @@ impl ChunkAssembler {
     /// A call whose arguments are not a JSON object, or are nested too deeply, is in `invalid_tool_calls`, with its raw
     /// arguments. So is the last call of an answer that was cut off before the arguments: it would run without any.
     pub fn finish(self) -> Value {
+        let additional_kwargs = self.additional_kwargs(&self.reasoning, true);
         let (mut calls, mut invalid) = (Vec::new(), Vec::new());
         if self.fallback.is_none() {
             let cut_off = self.cut_off_call();
@@ -149,7 +158,7 @@ impl ChunkAssembler {
             "invalid_tool_calls": invalid,
             "usage_metadata": self.usage.map(Usage::to_value),
             "response_metadata": self.response_metadata(),
-            "additional_kwargs": additional_kwargs(&self.reasoning, self.fallback.as_ref()),
+            "additional_kwargs": additional_kwargs,
             "name": null,
             "id": self.id,
         })
@@ -157,7 +166,10 @@ impl ChunkAssembler {
 
     /// The call at which the provider ended the answer, if it did so before the end.
     fn cut_off_call(&self) -> Option<u64> {
-        let ended = matches!(self.finish_reason.as_deref(), Some("length" | "content_filter"));
+        let ended = matches!(
+            self.finish_reason.as_deref(),
+            Some("length" | "model_length" | "max_tokens" | "content_filter")
+        );
         self.calls.keys().next_back().copied().filter(|_| ended)
     }
 
@@ -169,6 +181,32 @@ impl ChunkAssembler {
             metadata.insert("id".to_owned(), id.clone().into());
         }
         Value::Object(metadata)
+    }
+
+    /// This reasoning and, in the last chunk and the message, what describes the whole answer.
+    fn additional_kwargs(&self, reasoning: &str, is_last: bool) -> Value {
+        let mut kwargs = Map::new();
+        if !reasoning.is_empty() {
+            kwargs.insert(REASONING.to_owned(), reasoning.into());
+        }
+        if !is_last {
+            return Value::Object(kwargs);
+        }
+        if self.takes_reasoning {
+            kwargs.insert(TAKES_REASONING.to_owned(), true.into());
+        }
+        if let Some(fallback) = &self.fallback {
+            kwargs.insert(ERROR_FALLBACK.to_owned(), true.into());
+            kwargs.insert(ERROR_TYPE.to_owned(), fallback.error_type.clone().into());
+            kwargs.insert(ERROR_REASON.to_owned(), fallback.reason.clone().into());
+            return Value::Object(kwargs);
+        }
+        let extra = |call: &PartialCall| Some((call.id.clone(), call.extra.clone()?));
+        let extra: Map<String, Value> = self.calls.values().filter_map(extra).collect();
+        if !extra.is_empty() {
+            kwargs.insert(CALLS_EXTRA.to_owned(), extra.into());
+        }
+        Value::Object(kwargs)
     }
 }
 
@@ -186,19 +224,6 @@ fn parse_args(call: &PartialCall, is_cut_off: bool) -> Result<Value, String> {
     parse_arguments(&call.args)
 }
 
-fn additional_kwargs(reasoning: &str, fallback: Option<&Fallback>) -> Value {
-    let mut kwargs = Map::new();
-    if !reasoning.is_empty() {
-        kwargs.insert("reasoning_content".to_owned(), reasoning.into());
-    }
-    if let Some(fallback) = fallback {
-        kwargs.insert(ERROR_FALLBACK.to_owned(), true.into());
-        kwargs.insert(ERROR_TYPE.to_owned(), fallback.error_type.clone().into());
-        kwargs.insert(ERROR_REASON.to_owned(), fallback.reason.clone().into());
-    }
-    Value::Object(kwargs)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -209,8 +234,8 @@ mod tests {
     }
 
     fn call(index: u64, id: Option<&str>, name: Option<&str>, args: &str) -> ModelChunk {
-        let piece =
-            ToolCallChunk { index, id: id.map(Into::into), name: name.map(Into::into), args: args.into() };
+        let (id, name) = (id.map(Into::into), name.map(Into::into));
+        let piece = ToolCallChunk { index, id, name, args: args.into(), extra: None };
         ModelChunk { tool_call_chunks: vec![piece], ..ModelChunk::default() }
     }
 
@@ -336,7 +361,7 @@ mod tests {
             (ids("tool_calls"), ids("invalid_tool_calls"))
         };
         assert_eq!(made("tool_calls"), (vec![json!("a"), json!("b")], vec![]));
-        for reason in ["length", "content_filter"] {
+        for reason in ["length", "model_length", "max_tokens", "content_filter"] {
             assert_eq!(made(reason), (vec![json!("a")], vec![json!("b")]), "{reason}");
         }
         let whole = call(0, Some("a"), Some("list"), "{}");
@@ -398,6 +423,33 @@ mod tests {
         assert_eq!(rendered[1]["additional_kwargs"], marks);
         assert_eq!(message["tool_calls"], json!([]));
         assert_eq!(message["content"], "sorry");
+    }
+
+    #[test]
+    fn what_a_provider_wants_back_is_in_the_last_chunk_and_the_message() {
+        let signed = |index: u64| ToolCallChunk {
+            index,
+            id: Some(format!("c{index}")),
+            name: Some("ls".into()),
+            extra: (index == 0).then(|| json!({"google": {"thought_signature": "s"}})),
+            ..ToolCallChunk::default()
+        };
+        let first = ModelChunk {
+            reasoning: "hm".into(),
+            takes_reasoning: true,
+            tool_call_chunks: vec![signed(0), signed(1)],
+            ..ModelChunk::default()
+        };
+        let (rendered, message) = assemble(&[first, last("tool_calls")]);
+        let marks = json!({
+            "svc_takes_reasoning": true,
+            "svc_tool_calls_extra": {"c0": {"google": {"thought_signature": "s"}}},
+        });
+        assert_eq!(rendered[0]["additional_kwargs"], json!({"reasoning_content": "hm"}));
+        assert_eq!(rendered[1]["additional_kwargs"], marks);
+        let mut whole = marks;
+        whole["reasoning_content"] = "hm".into();
+        assert_eq!(message["additional_kwargs"], whole);
     }
 
     /// What a client assembles from the dictionaries: texts appended, call chunks merged by index.

@@ -9,6 +9,9 @@ pub struct ModelChunk {
     pub text: String,
     /// The next piece of the model's reasoning, if the provider returns it.
     pub reasoning: String,
+    /// Whether the provider takes its reasoning back with the answer. Some refuse the next request without it, others
+    /// the field.
+    pub takes_reasoning: bool,
     /// The next pieces of tool calls.
     pub tool_call_chunks: Vec<ToolCallChunk>,
     /// The usage of the whole answer; only on the last chunk.
@@ -40,6 +43,8 @@ pub struct ToolCallChunk {
     pub name: Option<String>,
     /// The next piece of the arguments' JSON text.
     pub args: String,
+    /// What the provider wants back with the call, unchanged (`extra_content`).
+    pub extra: Option<Value>,
 }
 
 /// The token usage of one answer.

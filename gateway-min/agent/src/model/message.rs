@@ -12,6 +12,13 @@ pub const ERROR_REASON: &str = "svc_error_reason";
 /// Key in `additional_kwargs` that marks a message that the user neither wrote nor sees.
 pub const HIDDEN: &str = "hide_from_ui";
 
+/// Key in `additional_kwargs`: the model's reasoning.
+pub const REASONING: &str = "reasoning_content";
+/// Key in `additional_kwargs` that marks reasoning that its provider takes back.
+pub const TAKES_REASONING: &str = "svc_takes_reasoning";
+/// Key in `additional_kwargs`: what the provider wants back with the tool calls, by their ids.
+pub const CALLS_EXTRA: &str = "svc_tool_calls_extra";
+
 /// The error of a run whose fallback answer has no reason.
 pub const FALLBACK_WITHOUT_REASON: &str = "LLM provider failed after retries";
 

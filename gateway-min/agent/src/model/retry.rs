@@ -155,7 +155,8 @@ impl Size {
         self.bytes += chunk.text.len() + chunk.reasoning.len();
         for piece in &chunk.tool_call_chunks {
             let names = [&piece.id, &piece.name].into_iter().flatten().map(String::len).sum::<usize>();
-            self.bytes += piece.args.len() + names;
+            let extra = piece.extra.as_ref().map_or(0, |extra| extra.to_string().len());
+            self.bytes += piece.args.len() + names + extra;
             self.calls.insert(piece.index);
         }
         let detail = if self.bytes > MAX_ANSWER_BYTES {
@@ -334,7 +335,7 @@ mod tests {
     }
 
     fn call(index: u64, args: &str) -> ModelChunk {
-        let piece = ToolCallChunk { index, id: None, name: None, args: args.into() };
+        let piece = ToolCallChunk { index, args: args.into(), ..ToolCallChunk::default() };
         ModelChunk { tool_call_chunks: vec![piece], ..ModelChunk::default() }
     }
 

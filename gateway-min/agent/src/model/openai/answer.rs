@@ -1,16 +1,20 @@
 //! Converts the events of a streamed completion to chunks.
 
+use std::collections::{BTreeMap, HashMap};
 use std::mem;
 
 use serde::de::IgnoredAny;
 use serde_json::Value;
 
-use super::super::message::block_text;
+use super::super::message::{REASONING, block_text};
 use super::super::{ModelChunk, ModelErrorKind, ToolCallChunk, Usage};
 use super::failure::Failure;
+use super::returned::EXTRA_CONTENT;
 
 /// The event that ends a stream.
 const DONE: &str = "[DONE]";
+/// The finish reasons of answers that the provider could not complete.
+const FAILED: [&str; 2] = ["error", "insufficient_system_resource"];
 
 /// Parses the events of one answer.
 ///
@@ -23,11 +27,25 @@ pub(super) struct AnswerParser {
     completion_id: Option<String>,
     /// Index and id of the last call, for servers that omit the index.
     current_call: Option<(u64, String)>,
+    /// The newest call of each index that the server gave.
+    calls: BTreeMap<u64, Placed>,
+}
+
+/// Where a call is in the answer.
+#[derive(Debug)]
+struct Placed {
+    index: u64,
+    id: String,
+    /// Whether its first piece was all of it.
+    is_whole: bool,
 }
 
 impl AnswerParser {
     /// Parses the data of the next event; `None` if there is nothing to pass on.
     pub(super) fn read(&mut self, data: &str) -> Result<Option<ModelChunk>, Failure> {
+        if data.trim().is_empty() {
+            return Ok(None);
+        }
         if data.trim() == DONE {
             let reason = self.finish_reason.take().unwrap_or_else(|| "stop".to_owned());
             return Ok(Some(self.last_chunk(reason)));
@@ -36,15 +54,19 @@ impl AnswerParser {
             .ok()
             .filter(Value::is_object)
             .ok_or_else(|| Failure::new(ModelErrorKind::Protocol, format!("not a JSON object: {data}")))?;
-        if let Some(error) = event.get("error").filter(|error| !error.is_null()) {
+        let choice = &event["choices"][0];
+        if let Some(error) = [&event["error"], &choice["error"]].into_iter().find(|error| !error.is_null()) {
             return Err(Failure::from_event(error));
         }
         if let Some(id) = event["id"].as_str().filter(|id| !id.is_empty()) {
             self.completion_id = Some(id.to_owned());
         }
         self.usage = usage(&event["usage"]).or(self.usage);
-        let choice = &event["choices"][0];
         if let Some(reason) = choice["finish_reason"].as_str().filter(|reason| !reason.is_empty()) {
+            if FAILED.contains(&reason) {
+                let detail = format!("the provider ended the answer with the finish reason `{reason}`");
+                return Err(Failure::new(ModelErrorKind::Server, detail));
+            }
             self.finish_reason = Some(reason.to_owned());
         }
         let delta = &choice["delta"];
@@ -74,25 +96,53 @@ impl AnswerParser {
     fn delta(&mut self, delta: &Value) -> ModelChunk {
         let mut text = visible_text(&delta["content"]);
         text.push_str(delta["refusal"].as_str().unwrap_or_default());
-        let reasoning = delta["reasoning_content"].as_str().or_else(|| delta["reasoning"].as_str());
+        let taken_back = delta[REASONING].as_str().filter(|reasoning| !reasoning.is_empty());
+        let reasoning = taken_back.or_else(|| delta["reasoning"].as_str());
         let calls = delta["tool_calls"].as_array().map_or(&[][..], Vec::as_slice);
         ModelChunk {
             text,
             reasoning: reasoning.unwrap_or_default().to_owned(),
+            takes_reasoning: taken_back.is_some(),
             tool_call_chunks: calls.iter().map(|call| self.tool_call(call)).collect(),
             ..ModelChunk::default()
+        }
+    }
+
+    /// The index of the call of a piece with the index `given`. Some servers give all calls of an answer the same one:
+    /// a piece with a name and another id begins a call, and so does a whole call after a whole one.
+    fn place(&mut self, given: u64, id: Option<&str>, function: &Value) -> u64 {
+        let known = self.calls.get(&given);
+        let begins = known.is_none_or(|known| match id {
+            Some(id) => is_named(function) && !known.id.is_empty() && id != known.id,
+            None => known.is_whole && is_whole_call(function),
+        });
+        if let (Some(known), false) = (known, begins) {
+            return known.index;
+        }
+        let is_taken = self.calls.values().any(|call| call.index == given);
+        let last = self.calls.values().map(|call| call.index).max();
+        let index = if is_taken { last.unwrap_or_default().saturating_add(1) } else { given };
+        let is_whole = is_whole_call(function);
+        self.calls.insert(given, Placed { index, id: id.unwrap_or_default().to_owned(), is_whole });
+        index
+    }
+
+    fn place_without_index(&self, id: Option<&str>, function: &Value) -> u64 {
+        match (&self.current_call, id) {
+            (None, _) => 0,
+            (Some((index, current)), Some(id)) if id != current => index.saturating_add(1),
+            (Some((index, _)), None) if function["name"].is_string() => index.saturating_add(1),
+            (Some((index, _)), _) => *index,
         }
     }
 
     fn tool_call(&mut self, piece: &Value) -> ToolCallChunk {
         let id = piece["id"].as_str().filter(|id| !id.is_empty());
         let function = &piece["function"];
-        let index = piece["index"].as_u64().unwrap_or_else(|| match (&self.current_call, id) {
-            (None, _) => 0,
-            (Some((index, current)), Some(id)) if id != current => index.saturating_add(1),
-            (Some((index, _)), None) if function["name"].is_string() => index.saturating_add(1),
-            (Some((index, _)), _) => *index,
-        });
+        let index = match piece["index"].as_u64() {
+            Some(given) => self.place(given, id, function),
+            None => self.place_without_index(id, function),
+        };
         match (&mut self.current_call, id) {
             (Some((current, _)), None) if *current == index => {}
             (call, id) => *call = Some((index, id.unwrap_or_default().to_owned())),
@@ -107,8 +157,20 @@ impl AnswerParser {
                 // Some servers send the arguments as an object instead of a string.
                 value => value.to_string(),
             },
+            extra: piece.get(EXTRA_CONTENT).filter(|extra| !extra.is_null()).cloned(),
         }
     }
+}
+
+/// Whether this is a call with a name and complete arguments.
+fn is_whole_call(function: &Value) -> bool {
+    let is_object = |text: &str| serde_json::from_str::<HashMap<String, IgnoredAny>>(text).is_ok();
+    is_named(function)
+        && (function["arguments"].is_object() || function["arguments"].as_str().is_some_and(is_object))
+}
+
+fn is_named(function: &Value) -> bool {
+    function["name"].as_str().is_some_and(|name| !name.is_empty())
 }
 
 /// Whether arguments of tool calls are sent as objects: their numbers are those of the event. Strings are parsed later.
@@ -251,6 +313,57 @@ mod tests {
                 (2, Some("glob".into()), "{}".into()),
             ]
         );
+    }
+
+    #[test]
+    fn calls_that_all_have_the_same_index_are_different_calls() {
+        let call = |id: &str, name: Option<&str>, arguments: &str| json!({"index": 0, "id": id, "function": {"name": name, "arguments": arguments}});
+        let whole = |index: u64, args: &str| (index, Some("ls".to_owned()), args.to_owned());
+        for ids in [["a", "b", "c"], ["", "", ""]] {
+            let pieces = ["{}", "{\"n\": 1}", "{}"];
+            let given: Vec<Value> =
+                ids.iter().zip(pieces).map(|(id, arguments)| call(id, Some("ls"), arguments)).collect();
+            assert_eq!(calls(&given), [whole(0, "{}"), whole(1, "{\"n\": 1}"), whole(2, "{}")], "{ids:?}");
+        }
+        let mixed = [
+            call("a", Some("ls"), ""),
+            call("", None, "{}"),
+            call("b", Some("ls"), "{"),
+            call("", Some(""), "}"),
+            json!({"index": 1, "id": "c", "function": {"name": "ls", "arguments": "{}"}}),
+        ];
+        let indices: Vec<u64> = calls(&mixed).into_iter().map(|(index, ..)| index).collect();
+        assert_eq!(indices, [0, 0, 1, 1, 2]);
+        // Servers that repeat the name, or give each piece an id of its own.
+        let repeating = [call("a", Some("ls"), "{"), call("a", Some("ls"), "{}"), call("", Some("ls"), "}")];
+        let changing = [call("a", Some("ls"), ""), call("b", None, "{"), call("c", Some(""), "}")];
+        for pieces in [repeating, changing] {
+            assert!(calls(&pieces).iter().all(|(index, ..)| *index == 0), "{pieces:?}");
+        }
+    }
+
+    #[test]
+    fn an_answer_that_its_provider_could_not_complete_is_a_failure() {
+        let ended = |reason: &str| json!({"choices": [{"delta": {}, "finish_reason": reason}]});
+        let coded =
+            json!({"choices": [{"error": {"code": 502, "message": "lost"}, "finish_reason": "error"}]});
+        for (event, words) in [
+            (ended("error"), "finish reason `error`"),
+            (ended("insufficient_system_resource"), "`insufficient_system_resource`"),
+            (coded, "lost"),
+        ] {
+            let failure = AnswerParser::default().read(&event.to_string()).unwrap_err();
+            let error = failure.into_error("m", "h", None);
+            assert_eq!(error.kind, ModelErrorKind::Server);
+            assert!(error.detail.contains(words), "{error}");
+        }
+    }
+
+    #[test]
+    fn events_without_data_say_nothing() {
+        for data in ["", " "] {
+            assert_eq!(AnswerParser::default().read(data).unwrap(), None);
+        }
     }
 
     #[test]

@@ -6,7 +6,7 @@ use serde_json::Value;
 use threadkeep_config::{Hidden, Secret};
 
 use super::super::ModelSettings;
-use super::request::{DEFAULT_HEADERS, DEFAULT_QUERY};
+use super::parameters::{DEFAULT_HEADERS, DEFAULT_QUERY};
 
 /// What every request has. Any value may be a key.
 pub(super) struct Defaults {

@@ -76,6 +76,19 @@ impl Failure {
         }
     }
 
+    /// The server returned a body of type `found` instead of a stream; some do that to report an error.
+    pub(super) async fn from_body(found: &str, response: Response) -> Self {
+        let said = format!("the answer is `{found}` instead of `text/event-stream`");
+        if !found.starts_with("application/json") {
+            return Self::new(ModelErrorKind::Protocol, said);
+        }
+        let body = serde_json::from_str::<Value>(&read_body(response).await).unwrap_or_default();
+        match &body["error"] {
+            Value::Null => Self::new(ModelErrorKind::Protocol, said),
+            error => Self::from_event(error),
+        }
+    }
+
     /// The server reported `error` in the middle of its stream.
     pub(super) fn from_event(error: &Value) -> Self {
         let words = error["message"].as_str().map_or_else(|| error.to_string(), str::to_owned);
@@ -158,9 +171,11 @@ fn is_quota(error: &Value) -> bool {
     })
 }
 
-/// An event has no HTTP status; some servers send it as the code.
+/// An event has no HTTP status; some servers send it as the code, as a number or a text.
 fn kind_of_event(error: &Value) -> ModelErrorKind {
-    let status = error["code"].as_u64().and_then(|code| u16::try_from(code).ok());
+    let code = &error["code"];
+    let code = code.as_u64().or_else(|| code.as_str().and_then(|code| code.parse().ok()));
+    let status = code.and_then(|code| u16::try_from(code).ok());
     if let Some(status) = status.and_then(|code| StatusCode::from_u16(code).ok()) {
         return kind_of_status(status, error);
     }
@@ -222,6 +237,7 @@ mod tests {
         let cases = [
             (json!({"code": 429}), ModelErrorKind::RateLimited),
             (json!({"code": 400}), ModelErrorKind::Rejected),
+            (json!({"code": "401", "type": "None"}), ModelErrorKind::Authentication),
             (json!({"code": "rate_limit_exceeded"}), ModelErrorKind::RateLimited),
             (json!({"type": "insufficient_quota"}), ModelErrorKind::Quota),
             (json!({"type": "invalid_request_error"}), ModelErrorKind::Rejected),

@@ -6,7 +6,10 @@ mod failure;
 #[cfg(any(test, feature = "fuzzing"))]
 mod fuzzing;
 mod lines;
+mod mistral;
+mod parameters;
 mod request;
+mod returned;
 mod schema;
 #[cfg(test)]
 // JSON literals are passed by value.
@@ -79,25 +82,22 @@ impl OpenAiModel {
         let post = self.client.post(self.endpoint.clone()).json(&body);
         let begun = async {
             let response = post.send().await.map_err(Failure::from_transport)?;
-            if response.status().is_success() {
-                Ok(response)
-            } else {
-                Err(Failure::from_response(response).await)
+            if !response.status().is_success() {
+                return Err(Failure::from_response(response).await);
+            }
+            let found = response.headers().get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
+            match found.map(str::to_ascii_lowercase) {
+                Some(found) if !found.starts_with("text/event-stream") => {
+                    Err(Failure::from_body(&found, response).await)
+                }
+                _ => Ok(response),
             }
         };
-        let response = timeout(self.request_timeout, begun).await.unwrap_or_else(|_| {
+        timeout(self.request_timeout, begun).await.unwrap_or_else(|_| {
             let waited =
                 format!("the answer did not begin within {:?} (request_timeout)", self.request_timeout);
             Err(Failure::new(ModelErrorKind::Timeout, waited))
-        })?;
-        let content_type = response.headers().get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
-        match content_type {
-            Some(found) if !found.starts_with("text/event-stream") => Err(Failure::new(
-                ModelErrorKind::Protocol,
-                format!("the answer is `{found}` instead of `text/event-stream`"),
-            )),
-            _ => Ok(response),
-        }
+        })
     }
 }
 
@@ -173,7 +173,7 @@ pub fn is_loopback(url: &Url) -> bool {
 }
 
 fn request_timeout(settings: &ModelSettings) -> Result<Duration, String> {
-    match settings.extra.get(request::REQUEST_TIMEOUT) {
+    match settings.extra.get(parameters::REQUEST_TIMEOUT) {
         None | Some(serde_json::Value::Null) => Ok(DEFAULT_REQUEST_TIMEOUT),
         Some(value) => value
             .as_f64()

@@ -2,25 +2,16 @@
 
 use std::collections::BTreeSet;
 
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::super::message::{block_text, invalid_tool_calls, kind, text, tool_calls};
 use super::super::{ModelErrorKind, ModelRequest, ModelSettings, ToolSpec};
 use super::failure::Failure;
+use super::mistral::adapted;
+use super::parameters::parameters;
+use super::returned::{call_id, give_back};
 use super::schema::with_items;
 use crate::tools::dangling;
-
-/// The setting that limits how long an answer may take to start, in seconds.
-pub(super) const REQUEST_TIMEOUT: &str = "request_timeout";
-/// The setting with headers of every request.
-pub(super) const DEFAULT_HEADERS: &str = "default_headers";
-/// The setting with parameters of the address of every request.
-pub(super) const DEFAULT_QUERY: &str = "default_query";
-/// Settings of the client, not of a request.
-const CLIENT_SETTINGS: [&str; 5] =
-    [REQUEST_TIMEOUT, "timeout", "max_retries", DEFAULT_HEADERS, DEFAULT_QUERY];
-/// Settings whose entries are request parameters.
-const NESTED_PARAMETERS: [&str; 2] = ["model_kwargs", "extra_body"];
 
 /// The body that asks the model of `settings` to stream an answer to `request`.
 pub(super) fn body(settings: &ModelSettings, request: &ModelRequest) -> Result<Value, Failure> {
@@ -34,40 +25,10 @@ pub(super) fn body(settings: &ModelSettings, request: &ModelRequest) -> Result<V
     if !request.tools.is_empty() {
         body.insert("tools".to_owned(), request.tools.iter().map(tool).collect());
     }
-    body.insert("messages".to_owned(), messages(request)?.into());
+    let messages = adapted(messages(request, &settings.name)?, &settings.model);
+    body.insert("messages".to_owned(), messages.into());
     body.retain(|_, value| !value.is_null());
     Ok(Value::Object(body))
-}
-
-/// The request parameters among the settings.
-fn parameters(settings: &ModelSettings, thinking: Option<bool>) -> Map<String, Value> {
-    let mut parameters = settings.extra.clone();
-    match thinking {
-        Some(true) => merge(&mut parameters, &settings.when_thinking_enabled),
-        Some(false) => merge(&mut parameters, &settings.when_thinking_disabled),
-        None => {}
-    }
-    for key in CLIENT_SETTINGS {
-        parameters.remove(key);
-    }
-    for key in NESTED_PARAMETERS {
-        if let Some(Value::Object(nested)) = parameters.remove(key) {
-            merge(&mut parameters, &nested);
-        }
-    }
-    parameters
-}
-
-/// Merges `changes` into `target` recursively.
-fn merge(target: &mut Map<String, Value>, changes: &Map<String, Value>) {
-    for (key, change) in changes {
-        match (target.get_mut(key), change) {
-            (Some(Value::Object(old)), Value::Object(new)) => merge(old, new),
-            _ => {
-                target.insert(key.clone(), change.clone());
-            }
-        }
-    }
 }
 
 fn tool(spec: &ToolSpec) -> Value {
@@ -79,19 +40,26 @@ fn tool(spec: &ToolSpec) -> Value {
     })
 }
 
-fn messages(request: &ModelRequest) -> Result<Vec<Value>, Failure> {
-    let mut messages: Vec<Value> =
-        request.system.iter().map(|prompt| json!({"role": "system", "content": prompt})).collect();
+/// The conversation, as the model that is configured as `model` takes it. System messages within it follow the prompt:
+/// many servers refuse one at another place than the first.
+fn messages(request: &ModelRequest, model: &str) -> Result<Vec<Value>, Failure> {
+    let mut instructions: Vec<String> = request.system.iter().cloned().collect();
+    let mut messages = Vec::new();
+    let mut is_own = false;
     let conversation = request.conversation().map_err(|error| {
         Failure::new(ModelErrorKind::Rejected, format!("the conversation is damaged: {error}"))
     })?;
     for message in dangling::answering(&conversation) {
         match kind(message) {
-            "system" => messages.push(json!({"role": "system", "content": text(message)})),
+            "system" => instructions.push(text(message)),
             "human" => messages.push(json!({"role": "user", "content": user_content(&message["content"])})),
-            "ai" => messages.extend(assistant(message)),
+            "ai" => {
+                is_own = message["response_metadata"]["model_name"] == model;
+                messages.extend(assistant(message, is_own));
+            }
             "tool" => messages.push(json!({
-                "role": "tool", "tool_call_id": message["tool_call_id"], "content": tool_content(message),
+                "role": "tool", "tool_call_id": call_id(&message["tool_call_id"], is_own),
+                "content": tool_content(message),
             })),
             other => {
                 let detail = format!("message {} has the unknown type `{other}`", message["id"]);
@@ -99,28 +67,36 @@ fn messages(request: &ModelRequest) -> Result<Vec<Value>, Failure> {
             }
         }
     }
+    if !instructions.is_empty() {
+        messages.insert(0, json!({"role": "system", "content": instructions.join("\n\n")}));
+    }
     Ok(messages)
 }
 
 /// An assistant message; `None` for one without text and calls, which many servers refuse.
-fn assistant(message: &Value) -> Option<Value> {
+fn assistant(message: &Value, is_own: bool) -> Option<Value> {
     let said = text(message);
-    let valid = tool_calls(message).iter().map(|call| function_call(call, &call["args"].to_string()));
+    let valid = tool_calls(message).iter().map(|call| function_call(call, &call["args"].to_string(), is_own));
     // Servers parse the arguments of earlier calls, so unreadable ones cannot be sent back unchanged. The call itself
     // must be sent, because its result refers to it and says what was wrong.
-    let invalid = invalid_tool_calls(message).iter().map(|call| function_call(call, "{}"));
+    let invalid = invalid_tool_calls(message).iter().map(|call| function_call(call, "{}", is_own));
     let calls: Vec<Value> = valid.chain(invalid).collect();
-    match (said.is_empty(), calls.is_empty()) {
-        (true, true) => None,
-        (false, true) => Some(json!({"role": "assistant", "content": said})),
-        (true, false) => Some(json!({"role": "assistant", "content": null, "tool_calls": calls})),
-        (false, false) => Some(json!({"role": "assistant", "content": said, "tool_calls": calls})),
+    let mut sent = match (said.trim().is_empty(), calls.is_empty()) {
+        (true, true) => return None,
+        (false, true) => json!({"role": "assistant", "content": said}),
+        (true, false) => json!({"role": "assistant", "content": null, "tool_calls": calls}),
+        (false, false) => json!({"role": "assistant", "content": said, "tool_calls": calls}),
+    };
+    if is_own {
+        give_back(&message["additional_kwargs"], &mut sent);
     }
+    Some(sent)
 }
 
-fn function_call(call: &Value, arguments: &str) -> Value {
+fn function_call(call: &Value, arguments: &str, is_own: bool) -> Value {
     let name = function_name(call["name"].as_str().unwrap_or_default());
-    json!({"type": "function", "id": call["id"], "function": {"name": name, "arguments": arguments}})
+    let id = call_id(&call["id"], is_own);
+    json!({"type": "function", "id": id, "function": {"name": name, "arguments": arguments}})
 }
 
 /// A tool's name as servers take it. A model may have called a tool by a name that it made up, and servers refuse every
@@ -141,9 +117,9 @@ fn tool_content(message: &Value) -> String {
     }
 }
 
-/// A user's content: plain text unchanged, blocks in the protocol's form. Unsupported blocks are omitted. A message
-/// with no other block becomes a text that names them: servers refuse a list without blocks, in every later request of
-/// the conversation.
+/// A user's content: plain text unchanged, blocks in the protocol's form. Unsupported and blank ones are omitted. A
+/// message with no other block becomes a text that names them: servers refuse a list without blocks, in every later
+/// request of the conversation.
 fn user_content(content: &Value) -> Value {
     match content {
         Value::Array(blocks) => {
@@ -167,7 +143,7 @@ fn omitted(blocks: &[Value]) -> String {
 
 fn user_block(block: &Value) -> Option<Value> {
     if let Some(text) = block_text(block) {
-        return Some(json!({"type": "text", "text": text}));
+        return (!text.trim().is_empty()).then(|| json!({"type": "text", "text": text}));
     }
     match block["type"].as_str()? {
         "image_url" | "input_audio" | "file" => Some(block.clone()),
@@ -190,7 +166,9 @@ fn image_url(block: &Value) -> Option<String> {
 // JSON literals are passed by value.
 #[allow(clippy::needless_pass_by_value)]
 mod tests {
-    use super::super::super::ModelKind;
+    use serde_json::Map;
+
+    use super::super::super::{ModelKind, message};
     use super::*;
 
     fn settings() -> ModelSettings {
@@ -203,7 +181,7 @@ mod tests {
 
     fn wire(messages: Value) -> Vec<Value> {
         let messages = serde_json::from_value(messages).unwrap();
-        super::messages(&ModelRequest { messages, ..ModelRequest::default() }).unwrap()
+        super::messages(&ModelRequest { messages, ..ModelRequest::default() }, "gpt").unwrap()
     }
 
     #[test]
@@ -363,6 +341,43 @@ mod tests {
         assert_eq!(wire[1]["content"], "(content that cannot be shown: none)");
     }
 
+    /// A client added the instructions; templates of models refuse them at another place than the first.
+    #[test]
+    fn all_system_messages_are_sent_as_one_before_the_conversation() {
+        let system = |text: &str| json!({"type": "system", "content": text});
+        let messages = vec![
+            message::human("Hi"),
+            system("Hurry."),
+            json!({"type": "ai", "content": "Yes?"}),
+            json!({"type": "system", "content": [{"type": "text", "text": "Shout."}]}),
+        ];
+        let expected = [(Some("Be brief."), "Be brief.\n\nHurry.\n\nShout."), (None, "Hurry.\n\nShout.")];
+        for (prompt, instructions) in expected {
+            let (system, messages) = (prompt.map(str::to_owned), messages.clone());
+            let request = ModelRequest { system, messages, ..ModelRequest::default() };
+            assert_eq!(
+                json!(super::messages(&request, "gpt").unwrap()),
+                json!([
+                    {"role": "system", "content": instructions},
+                    {"role": "user", "content": "Hi"},
+                    {"role": "assistant", "content": "Yes?"},
+                ])
+            );
+        }
+    }
+
+    #[test]
+    fn blank_texts_are_not_sent() {
+        let image = json!({"type": "image_url", "image_url": {"url": "http://x/y.png"}});
+        let wire = wire(json!([
+            {"type": "human", "content": [{"type": "text", "text": ""}, image, " \n"]},
+            {"type": "ai", "content": "\n\n", "tool_calls": [{"name": "ls", "args": {}, "id": "a"}]},
+            {"type": "ai", "content": "\n"},
+        ]));
+        assert_eq!(wire[0]["content"], json!([image]));
+        assert_eq!((&wire[1]["content"], wire.len()), (&Value::Null, 2));
+    }
+
     /// A client removed the message that made the call, or added the result.
     #[test]
     fn a_result_without_its_call_is_not_sent() {
@@ -382,7 +397,8 @@ mod tests {
     fn empty_assistant_messages_are_left_out_and_unknown_types_refused() {
         assert_eq!(wire(json!([{"type": "ai", "content": ""}])), Vec::<Value>::new());
         let messages = vec![json!({"type": "remove", "id": "m7"})];
-        let failure = super::messages(&ModelRequest { messages, ..ModelRequest::default() }).unwrap_err();
+        let request = ModelRequest { messages, ..ModelRequest::default() };
+        let failure = super::messages(&request, "gpt").unwrap_err();
         let error = failure.into_error("gpt", "host", None);
         assert_eq!(error.kind, ModelErrorKind::Rejected);
         assert!(error.detail.contains("\"m7\"") && error.detail.contains("`remove`"), "{error}");

@@ -384,6 +384,14 @@ async fn an_error_in_the_stream_is_classified() {
 }
 
 #[tokio::test]
+async fn an_error_instead_of_a_stream_is_classified() {
+    let said = r#"{"error": {"message": "slow down", "code": 429}}"#;
+    let (_, error) = failure(response(200, "Application/JSON", said.into())).await;
+    assert_eq!(error.kind, ModelErrorKind::RateLimited);
+    assert!(error.detail.ends_with("slow down"), "{error}");
+}
+
+#[tokio::test]
 async fn a_pause_between_chunks_has_a_limit() {
     let stub = Stub::start([hanging(&[delta(json!({"content": "half"}))])]).await;
     let mut settings = stub.settings();

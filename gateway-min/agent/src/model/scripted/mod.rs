@@ -261,7 +261,8 @@ fn chunks(answer: &Answer, situation: &Situation, chunk_chars: usize) -> Vec<Mod
             .clone()
             .unwrap_or_else(|| format!("call_{}_{}_{index}", situation.input_id, situation.answered));
         let args = Value::Object(situation.expand_args(&call.args)).to_string();
-        let head = ToolCallChunk { index, id: Some(id), name: Some(call.name.clone()), args: String::new() };
+        let head =
+            ToolCallChunk { index, id: Some(id), name: Some(call.name.clone()), ..ToolCallChunk::default() };
         let tail = pieces(&args, chunk_chars).into_iter().map(|args| ToolCallChunk {
             index,
             args,

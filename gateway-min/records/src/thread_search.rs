@@ -80,7 +80,17 @@ impl ThreadOrder {
 
 /// Validated metadata keys with their required values.
 #[derive(Clone, Debug, Default)]
-pub struct MetadataFilter(Vec<(String, Vec<String>)>);
+pub struct MetadataFilter(Vec<Entry>);
+
+/// A key with its required value.
+#[derive(Clone, Debug)]
+struct Entry {
+    key: String,
+    /// The JSON texts of the value.
+    texts: Vec<String>,
+    /// Whether metadata without the key matches, too.
+    or_absent: bool,
+}
 
 impl MetadataFilter {
     /// Validates a filter from a client.
@@ -104,7 +114,7 @@ impl MetadataFilter {
                 Err(FilterProblem::Key)
             };
             match texts {
-                Ok(texts) => accepted.push((key.clone(), texts)),
+                Ok(texts) => accepted.push(Entry { key: key.clone(), texts, or_absent: false }),
                 Err(problem) => rejected.push((key.clone(), problem)),
             }
         }
@@ -113,6 +123,15 @@ impl MetadataFilter {
         } else {
             Err(FilterRejection { rejected, accepted: accepted.len() })
         }
+    }
+
+    /// The filter that metadata without `key` matches, too.
+    #[must_use]
+    pub fn or_without(mut self, key: &str) -> Self {
+        for entry in self.0.iter_mut().filter(|entry| entry.key == key) {
+            entry.or_absent = true;
+        }
+        self
     }
 }
 
@@ -302,8 +321,10 @@ fn push_conditions(sql: &mut Builder, query: &ThreadQuery) {
             sql.push(" AND display_name = ").push_bind(cut(title, DISPLAY_NAME_MAX_CHARS));
         }
     }
-    for (key, texts) in &query.metadata.0 {
-        sql.push(" AND ");
+    for Entry { key, texts, or_absent } in &query.metadata.0 {
+        sql.push(" AND (");
         sql.push_json_is("metadata_json", key, texts);
+        // Of an absent key the comparison is null.
+        sql.push(if *or_absent { ") IS NOT FALSE" } else { ")" });
     }
 }

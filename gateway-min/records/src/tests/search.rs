@@ -178,6 +178,29 @@ async fn all_filters_must_match_and_keys_are_plain_names() {
     assert_eq!(ids(&fixture.records, &filter(Value::Object(most))).await, ["most"]);
 }
 
+#[tokio::test]
+async fn a_filter_may_also_match_metadata_without_its_key() {
+    let fixture = fixture().await;
+    for (thread_id, metadata) in [
+        ("same", json!({"k": "v"})),
+        ("other", json!({"k": "w", "l": 1})),
+        ("null", json!({"k": null})),
+        ("absent", json!({"l": 1})),
+        ("nested", json!({"x": {"k": "w"}})),
+    ] {
+        create(&fixture.records, thread_id, metadata).await;
+    }
+    let wanted = |metadata: Value, key: &str| {
+        let metadata = MetadataFilter::parse(&object(metadata)).unwrap().or_without(key);
+        ThreadQuery { metadata, ..query() }
+    };
+    let records = &fixture.records;
+    assert_eq!(ids(records, &wanted(json!({"k": "v"}), "k")).await, ["same", "nested", "absent"]);
+    assert_eq!(ids(records, &wanted(json!({"k": "v", "l": 1}), "k")).await, ["absent"]);
+    assert_eq!(ids(records, &wanted(json!({"k": "v"}), "l")).await, ["same"]);
+    assert_eq!(records.threads().count(&wanted(json!({"k": "v"}), "k")).await.unwrap(), 3);
+}
+
 #[test]
 fn bad_filter_entries_are_all_reported() {
     let bad = json!({

@@ -382,6 +382,7 @@ fn run_create(thread: Option<Value>) -> Value {
                 "type": "object",
                 "additionalProperties": false,
                 "properties": {
+                    "lg_name": { "description": "The name of the class that clients make it of.", "enum": ["Command", null] },
                     "update": nullable(reference("StateValues")),
                     "goto": {
                         "description": "The node to continue with [default: the thread's next nodes].",

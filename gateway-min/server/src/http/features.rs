@@ -1,4 +1,4 @@
-//! What this gateway can do beyond what every gateway can.
+//! What this gateway is, and what it can do beyond what every gateway can.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::app::App;
 
 /// The routes of this file.
 pub(crate) fn routes() -> OpenApiRouter<Arc<App>> {
-    OpenApiRouter::new().routes(routes!(features))
+    OpenApiRouter::new().routes(routes!(features)).routes(routes!(info))
 }
 
 /// What this gateway can do.
@@ -51,4 +51,32 @@ async fn features(State(app): State<Arc<App>>) -> Json<Features> {
             max_running: worker_running.then(|| app.admission.capacity()),
         },
     })
+}
+
+/// What this server is, in the words of LangGraph's servers.
+#[derive(Debug, Serialize, ToSchema)]
+struct Info {
+    /// The version of the gateway.
+    version: &'static str,
+    /// What it can do of what LangGraph's servers can.
+    flags: Flags,
+}
+
+/// What a server can do of what LangGraph's servers can.
+#[derive(Debug, Serialize, ToSchema)]
+struct Flags {
+    /// Assistants can be read.
+    assistants: bool,
+    /// Runs can be scheduled.
+    crons: bool,
+    /// Runs are traced to LangSmith.
+    langsmith: bool,
+}
+
+/// Read what this server is: chat pages for LangGraph ask it first.
+#[utoipa::path(get, path = "/api/info", tag = "service",
+    responses((status = 200, description = "The version and what there is", body = Info)))]
+async fn info() -> Json<Info> {
+    let flags = Flags { assistants: true, crons: false, langsmith: false };
+    Json(Info { version: env!("CARGO_PKG_VERSION"), flags })
 }

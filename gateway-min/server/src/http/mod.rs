@@ -124,8 +124,12 @@ pub fn router_for(app: Arc<App>, reach: Reach) -> Router {
     let cors = origins.layer();
     let guard = Guard { origins, any_host: reach == Reach::Anywhere };
     let has_keys = app.auth.is_on();
-    let mut routes = error::with_conventions(routes)
-        .layer(middleware::from_fn_with_state(Arc::clone(&app), auth::authenticate));
+    let mut routes = error::with_conventions(routes);
+    if app.has_page {
+        // After the conventions, so that it also sees methods that pages do not have.
+        routes = routes.layer(middleware::from_fn(page::only_for_pages));
+    }
+    let mut routes = routes.layer(middleware::from_fn_with_state(Arc::clone(&app), auth::authenticate));
     // With keys, a page needs a key, which no browser adds by itself.
     if !has_keys {
         routes = routes.layer(middleware::from_fn_with_state(guard, origins::guard));

@@ -13,6 +13,7 @@ use threadkeep_agent::serialize;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
+use super::auth::{Caller, check_thread};
 use super::described::{CancelActionName, StreamModeName};
 use super::error::{ApiError, OrApiError as _};
 use super::extract::{ApiPath, ApiQuery, RunPath};
@@ -32,6 +33,7 @@ pub(crate) fn routes() -> OpenApiRouter<Arc<App>> {
         .routes(routes!(cancel))
         .routes(routes!(join))
         .routes(routes!(join_stream, stop_stream))
+        .routes(routes!(join_stream_of_run))
 }
 
 /// Waits for the run and responds with its result. An error response, too, says which run it is, so that the client can
@@ -236,4 +238,40 @@ async fn stop_stream(
     headers: HeaderMap,
 ) -> Result<Response, ApiError> {
     join_stream(state, path, params, headers).await
+}
+
+/// The path of a run whose thread is not named.
+struct LoneRunPath {
+    run_id: String,
+}
+
+impl FromFields for LoneRunPath {
+    fn from_fields(fields: &mut Fields<'_>) -> Self {
+        Self { run_id: fields.field("run_id").required().text().unwrap_or_default() }
+    }
+}
+
+/// Follow a run whose thread the client does not name, as of a stateless one; with `action`, cancel it first.
+#[utoipa::path(get, path = "/api/runs/{run_id}/stream", tag = "runs",
+    params(("run_id" = String, Path), ("action" = inline(Option<CancelActionName>), Query),
+        ("wait" = Option<bool>, Query), ("cancel_on_disconnect" = Option<bool>, Query),
+        ("stream_mode" = inline(Option<Vec<StreamModeName>>), Query)),
+    responses((status = 200, description = "Server-sent events", content_type = "text/event-stream", body = ref("#/components/schemas/StreamEvent")),
+        (status = 204, description = "Cancelled and stopped"), (status = 404, description = "No such run"),
+        (status = 409, description = "The run to cancel has ended")))]
+async fn join_stream_of_run(
+    State(app): State<Arc<App>>,
+    ApiPath(LoneRunPath { run_id }): ApiPath<LoneRunPath>,
+    Caller(caller): Caller,
+    params: ApiQuery<FollowParams>,
+    headers: HeaderMap,
+) -> Result<Response, ApiError> {
+    let absent = || ApiError::not_found(format!("Run {run_id} not found"));
+    let run = app.records.runs().get(&run_id).await.or_internal(READ_FAILED)?.ok_or_else(absent)?;
+    let thread_id = ThreadId::from(run.thread_id);
+    if let Err(error) = check_thread(&app, &caller, &thread_id).await {
+        // Its text names the thread, which is another user's.
+        return Err(if error.status() == StatusCode::NOT_FOUND { absent() } else { error });
+    }
+    join_stream(State(app), ApiPath(RunPath { thread_id, run_id }), params, headers).await
 }

@@ -9,6 +9,7 @@ use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
+use super::assistants::is_lead_agent;
 use super::auth::Caller;
 use super::described;
 use super::error::{ApiError, OrApiError as _};
@@ -33,6 +34,8 @@ const THREAD_FIELDS: [&str; 7] =
     ["thread_id", "status", "created_at", "updated_at", "metadata", "values", "interrupts"];
 const NO_EXTRACT: &str =
     "'extract' is not supported: found threads come without their state; read it per thread";
+/// The metadata in which LangGraph's servers record a thread's assistant, and by which chat pages list threads.
+const ASSISTANT_KEYS: [&str; 2] = ["graph_id", "assistant_id"];
 
 /// The routes of this file.
 pub(crate) fn routes() -> OpenApiRouter<Arc<App>> {
@@ -103,7 +106,13 @@ impl ThreadFilter {
                 Err(_) => return Ok(None),
             },
         };
-        let metadata = metadata_filter(&self.metadata)?;
+        let mut metadata = metadata_filter(&self.metadata)?;
+        for key in ASSISTANT_KEYS {
+            // Every thread is the lead agent's, unless its metadata names another.
+            if self.metadata.get(key).and_then(Value::as_str).is_some_and(is_lead_agent) {
+                metadata = metadata.or_without(key);
+            }
+        }
         let owner = caller.sees().map(str::to_owned);
         let ids = self.ids;
         Ok(Some(ThreadQuery { metadata, status, ids, title: self.values, owner, ..ThreadQuery::default() }))

@@ -14,6 +14,17 @@ async fn the_gateway_says_that_it_is_healthy_and_nothing_else() {
     assert_eq!(gateway.get("/health").await.ok(), json!({"status": "healthy", "service": "threadkeep"}));
 }
 
+/// A chat page for LangGraph that does not find it reports that it cannot connect.
+#[tokio::test]
+async fn the_gateway_says_what_it_is_as_langgraph_servers_do() {
+    let gateway = Setup::default().start().await;
+    let flags = json!({"assistants": true, "crons": false, "langsmith": false});
+    let info = json!({"version": env!("CARGO_PKG_VERSION"), "flags": flags});
+    for path in ["/api/info", "/api/langgraph/info"] {
+        assert_eq!(gateway.get(path).await.ok(), info, "{path}");
+    }
+}
+
 #[tokio::test]
 async fn models_are_listed_without_secrets_and_follow_the_configuration() {
     let secret = "hunter2";

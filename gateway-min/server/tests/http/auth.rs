@@ -363,6 +363,18 @@ async fn cancelling_many_stops_the_callers_runs_only() {
     assert_eq!(ann.get(&runs[0]).await.ok()["status"], "success");
 }
 
+#[tokio::test]
+async fn another_users_run_is_not_found_without_its_thread_either() {
+    let guarded = Guarded::start(Setup::default()).await;
+    let (ann, bob) = (guarded.caller("ann", Role::User), guarded.caller("bob", Role::Admin));
+    let run = ann.post("/api/runs", question("hello")).await.ok();
+    let (thread, run) = (run["thread_id"].as_str().unwrap(), run["run_id"].as_str().unwrap());
+    ann.get(&format!("/api/threads/{thread}/runs/{run}/join")).await.ok();
+    let stream = format!("/api/runs/{run}/stream");
+    assert_eq!(ann.get(&stream).await.status, 200);
+    bob.get(&stream).await.refused(404, &format!("Run {run} not found"));
+}
+
 /// The same idempotency key from two users on a shared thread makes two requests.
 #[tokio::test]
 async fn an_idempotency_key_is_its_users() {

@@ -252,6 +252,19 @@ async fn a_conversation_can_be_shown_at_an_older_checkpoint() {
     assert_eq!(html(&page).matches("data-do=\"branch\"").count(), 2, "after each turn");
 }
 
+/// The address of its client lacks `/api`; a form would create a thread.
+#[tokio::test]
+async fn a_request_of_the_api_to_the_page_does_nothing_and_is_answered_with_where_the_api_is() {
+    let gateway = Setup::default().start().await;
+    gateway.create("t").await;
+    for path in ["/threads", "/threads/search", "/threads/t/runs", "/threads/t/delete"] {
+        let answer = gateway.post(path, json!({})).await;
+        answer.refused(404, "Not Found. The API is below /api: its threads are at /api/threads");
+        assert!(!answer.headers.contains_key("content-security-policy"), "{path}");
+    }
+    assert_eq!(gateway.post("/api/threads/count", json!({})).await.ok(), json!(1));
+}
+
 #[tokio::test]
 async fn without_the_page_nothing_is_at_its_addresses() {
     let gateway = Setup { sections: json!({"page": {"enabled": false}}), ..Setup::default() }.start().await;

@@ -466,6 +466,29 @@ async fn a_client_that_joined_a_run_cancels_it_by_leaving_only_if_it_asked_to() 
     }
 }
 
+/// The JavaScript client joins a stateless run so: it need not know on which thread that is.
+#[tokio::test]
+async fn a_run_is_followed_without_its_thread() {
+    let gateway = started(Setup::default(), "alone").await;
+    let mut body = asking("wait", json!(["values", "updates"]));
+    body["on_disconnect"] = json!("continue");
+    let (run, path) = place(&stream(&gateway, body).await);
+    gate("alone").reached().await;
+    let alone = format!("/api/runs/{run}/stream");
+    let live = Frames::of(reconnect(&gateway, &format!("{alone}?cancel_on_disconnect=0"), Some("-1")).await);
+    gate("alone").open();
+    let live = live.rest().await;
+    gateway.join("t", &run).await;
+    for query in ["", "?stream_mode=updates"] {
+        let named = sse::all(reconnect(&gateway, &format!("{path}{query}"), None).await).await;
+        assert_eq!(sse::all(reconnect(&gateway, &format!("{alone}{query}"), None).await).await, named);
+        assert_eq!(named == live, query.is_empty(), "{query}");
+    }
+    let ended = format!("Run {run} is not cancellable (status: success)");
+    gateway.get(&format!("{alone}?action=interrupt")).await.refused(409, &ended);
+    gateway.get("/api/runs/none/stream").await.refused(404, "Run none not found");
+}
+
 /// No client's disconnecting affects a background run.
 #[tokio::test]
 async fn a_background_run_does_not_depend_on_who_follows_it() {

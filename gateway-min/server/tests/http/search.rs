@@ -57,6 +57,31 @@ async fn metadata_matches_exactly_by_type_and_the_count_agrees() {
     assert_eq!(all.ok(), json!(6), "a body is not needed");
 }
 
+/// Chat pages for LangGraph list threads so: its servers record the assistant in each thread's metadata.
+#[tokio::test]
+async fn threads_are_found_by_their_assistant() {
+    let gateway = with_threads(&[
+        ("plain", json!({"k": 1})),
+        ("named", json!({"graph_id": "lead_agent"})),
+        ("other", json!({"graph_id": "research"})),
+        ("null", json!({"graph_id": null})),
+    ])
+    .await;
+    for (metadata, expected) in [
+        (json!({"graph_id": "lead_agent"}), vec!["named", "plain"]),
+        (json!({"graph_id": "lead_agent", "k": 1}), vec!["plain"]),
+        (json!({"graph_id": "research"}), vec!["other"]),
+        (json!({"graph_id": "none"}), vec![]),
+        (json!({"assistant_id": "lead_agent"}), vec!["null", "other", "named", "plain"]),
+        (json!({"assistant_id": "none"}), vec![]),
+    ] {
+        let body = json!({ "metadata": metadata });
+        let count = gateway.post("/api/threads/count", body.clone()).await.ok();
+        assert_eq!(count, json!(expected.len()), "{body}");
+        assert_eq!(found(&gateway, body.clone()).await, expected, "{body}");
+    }
+}
+
 #[tokio::test]
 async fn filters_that_cannot_be_used_are_refused_not_widened() {
     let gateway = with_threads(&[("t", json!({"good": 1}))]).await;

@@ -26,7 +26,7 @@ use axum::routing::{Router, get, post};
 use threadkeep_page::{SCRIPT, SCRIPT_PATH, STYLE, STYLE_PATH};
 
 pub(super) use self::checkpoints::option;
-pub(super) use self::present::present;
+pub(super) use self::present::{only_for_pages, present};
 use super::error::ApiError;
 use crate::app::App;
 

@@ -11,6 +11,8 @@ use axum::response::{Html, IntoResponse as _, Redirect, Response};
 use serde_json::Value;
 use threadkeep_page::problem;
 
+use super::super::error::ApiError;
+use super::super::extract::drained;
 use super::session::Viewer;
 use super::{SIGN_IN, is_page};
 use crate::app::App;
@@ -27,13 +29,14 @@ const HEADERS: [(HeaderName, &str); 5] = [
     (header::REFERRER_POLICY, "same-origin"),
     (HeaderName::from_static("cross-origin-opener-policy"), "same-origin"),
 ];
+/// What clients of the API get whose address lacks its prefix.
+const NO_API: &str = "Not Found. The API is below /api: its threads are at /api/threads";
 /// The maximum bytes of an error's body.
 const MAX_ERROR_BYTES: usize = 64 * 1024;
 
 /// The layer around all routes that makes responses of the page what browsers and people need. Others pass unchanged.
 pub(in crate::http) async fn present(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
-    let route = request.extensions().get::<MatchedPath>().map_or("", MatchedPath::as_str);
-    if !app.has_page || !is_page(route) || route.is_empty() {
+    if !app.has_page || !names_page(&request) || has_json(&request) {
         return next.run(request).await;
     }
     let reads = request.method().is_safe() && request.method() != Method::OPTIONS;
@@ -63,6 +66,27 @@ pub(in crate::http) async fn present(State(app): State<Arc<App>>, request: Reque
     }
     headers.entry(header::CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
     response
+}
+
+/// The layer that refuses what is meant for the API: without its prefix, a request may name a page, or even a form.
+pub(in crate::http) async fn only_for_pages(request: Request, next: Next) -> Response {
+    if !names_page(&request) || !has_json(&request) {
+        return next.run(request).await;
+    }
+    drained(request.into_body()).await;
+    ApiError::not_found(NO_API).into_response()
+}
+
+/// Whether the route of a request belongs to the page.
+fn names_page(request: &Request) -> bool {
+    let route = request.extensions().get::<MatchedPath>().map_or("", MatchedPath::as_str);
+    !route.is_empty() && is_page(route)
+}
+
+/// Whether a request has a body of JSON, which no form has.
+fn has_json(request: &Request) -> bool {
+    let kind = request.headers().get(header::CONTENT_TYPE);
+    kind.is_some_and(|kind| kind.as_bytes().starts_with(b"application/json"))
 }
 
 /// The text of an error response.

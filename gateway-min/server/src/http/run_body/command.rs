@@ -24,6 +24,8 @@ impl Command {
     /// Takes the field `command`.
     pub(in crate::http) fn from_fields(fields: &mut Fields<'_>) -> Self {
         let Some(mut command) = fields.field("command").nullable().fields() else { return Self::default() };
+        // So LangGraph for JavaScript marks its `Command` when it is written as JSON.
+        command.field("lg_name").nullable().one_of(&["Command"]);
         let read = Self { resume: command.field("resume").any(), ..Self::beside_answer(&mut command) };
         command.deny_others();
         read

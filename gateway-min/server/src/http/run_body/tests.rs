@@ -81,6 +81,22 @@ fn the_bodies_of_unmodified_clients_are_accepted() {
     }
 }
 
+/// As `RemoteGraph` of LangGraph for JavaScript resumes a run.
+#[test]
+fn a_command_may_have_the_name_of_its_class() {
+    let command = json!({"lg_name": "Command", "resume": true, "goto": []});
+    let config = json!({"tags": [], "metadata": {}, "configurable": {}, "recursion_limit": 25});
+    let sent = json!({
+        "assistant_id": "lead_agent", "command": command, "config": config, "if_not_exists": "create",
+        "stream_mode": ["values", "updates"], "stream_subgraphs": false,
+    });
+    assert_eq!(request(&sent).input, request(&json!({"command": {"resume": true}})).input);
+    for (name, value) in [("lg_name", json!("Send")), ("node", json!("Command"))] {
+        let problems = parse(&json!({"command": {name: value, "resume": true}})).map(drop).unwrap_err();
+        assert_eq!(problems[0]["loc"], json!(["body", "command", name]), "{problems}");
+    }
+}
+
 #[test]
 fn null_is_an_absent_value_where_the_reference_allows_it() {
     for name in [

@@ -19,6 +19,7 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
 from kit import at, made, put, read
+from threadkeep import InvalidInputError
 from threadkeep.langgraph import AsyncPostgresSaver, AsyncSqliteSaver, PostgresSaver, SqliteSaver
 
 
@@ -111,6 +112,18 @@ def test_postgres_savers_are_made_from_addresses_connections_and_pools(postgres_
         PostgresSaver(ConnectionPool(f"{postgres_url}?sslcert=a&sslkey=b", open=False))
     with pytest.raises(TypeError, match="pass the address of the database.*not int"):
         PostgresSaver(1)
+
+
+def test_a_pool_may_say_all_that_an_address_may(postgres_url: str, tmp_path: Path) -> None:
+    alive = {"keepalives": 1, "keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 5}
+    saver = PostgresSaver(ConnectionPool(postgres_url, kwargs={**alive, "target_session_attrs": "primary"}, open=False))
+    saver.setup()
+    works(saver)
+    roots = str(tmp_path / "our roots.pem")
+    checked = ConnectionPool(postgres_url, kwargs={"sslmode": "verify-full", "sslrootcert": roots}, open=False)
+    # Followed: the file is read.
+    with pytest.raises(InvalidInputError, match=r"sslrootcert .*our roots\.pem"):
+        PostgresSaver(checked).setup()
 
 
 def test_the_search_path_of_an_address_chooses_the_schema(postgres_url: str) -> None:

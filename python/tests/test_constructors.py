@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import pickle
 import sqlite3
+import subprocess
 import uuid
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,21 @@ def test_sqlite_savers_are_made_from_paths_and_connections(tmp_path: Path) -> No
     works(SqliteSaver(sqlite3.connect(":memory:")))
     with pytest.raises(TypeError, match="path of a file or a connection of sqlite3.*not int"):
         SqliteSaver(1)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("before", ["PRAGMA journal_mode = WAL", "PRAGMA synchronous = NORMAL", "SELECT * FROM sqlite_master"])
+def test_a_connection_that_was_used_leaves_the_log_to_the_saver(before: str, tmp_path: Path) -> None:
+    path, left = tmp_path / "a.db", tmp_path / "left? #1.db"
+    with SqliteSaver.from_conn_string(str(path)) as saver:
+        config = put(saver, at(), made({"a": [{"text": "x" * 9000}]}))
+        # As a process leaves them that does not close its saver.
+        for end in ("", "-wal"):
+            subprocess.run(["cp", f"{path}{end}", f"{left}{end}"], check=True)
+    connection = sqlite3.connect(left)
+    connection.execute(before).fetchall()
+    saver = SqliteSaver(connection)
+    assert read(saver, config).checkpoint["channel_values"] == {"a": [{"text": "x" * 9000}]}
+    saver.close()
 
 
 def test_a_relative_path_is_that_of_the_directory_where_the_saver_was_made(

@@ -142,6 +142,12 @@ def test_a_pool_may_say_all_that_an_address_may(postgres_url: str, tmp_path: Pat
         PostgresSaver(checked).setup()
 
 
+def test_an_address_of_sqlalchemy_is_refused_with_what_to_write() -> None:
+    for saver in (PostgresSaver, AsyncPostgresSaver):
+        with pytest.raises(ValueError, match=r"postgresql\+psycopg:// .*begin it with postgresql://$"):
+            saver("postgresql+psycopg://ann:secret@db/threads")
+
+
 def test_the_search_path_of_an_address_chooses_the_schema(postgres_url: str) -> None:
     schema = f"s{uuid.uuid4().hex}"
     mark = "&" if "?" in postgres_url else "?"

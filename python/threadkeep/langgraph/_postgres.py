@@ -94,6 +94,9 @@ _OF_PSYCOPG = {"autocommit", "binary", "context", "cursor_factory", "prepare_thr
 
 def _address(conn: Any) -> str:
     if isinstance(conn, str):
+        scheme, *_ = conn.split("://")
+        if scheme.startswith(("postgres+", "postgresql+")):
+            raise ValueError(f"{scheme}:// begins an address of SQLAlchemy: begin it with postgresql://")
         return conn
     if hasattr(conn, "conninfo"):  # A pool.
         from psycopg.conninfo import conninfo_to_dict

@@ -8,9 +8,9 @@ use threadkeep::value::{ChannelValue, Element};
 use threadkeep_langgraph::{elements as elements_of, is_message_pack, list, stored, typed};
 
 use crate::errors::exception;
-use crate::known::{Kept, Known, lend};
+use crate::known::{Kept, Known, is_extension, lend};
 use crate::lists::{Channel, List, Lists};
-use crate::shape::Shapes;
+use crate::shape::{Current, Shapes};
 
 /// A serializer, and the elements that it has serialized.
 #[pyclass(frozen)]
@@ -200,9 +200,11 @@ impl Codec {
         guesses: &[Kept],
     ) -> PyResult<(Vec<Bound<'py, PyAny>>, Vec<Kept>)> {
         let Elements { shapes, known, .. } = elements;
+        let mut current = Current::default();
         let entries = all.iter().enumerate().map(|(place, element)| {
             let guess = guesses.get(place).and_then(Kept::as_ref).filter(|entry| entry.is_from(element));
-            guess.cloned().or_else(|| known.deserialized_from(element))
+            let entry = guess.cloned().or_else(|| known.deserialized_from(element))?;
+            current.has(py, &entry.parts().classes).then_some(entry)
         });
         let mut entries: Vec<_> = entries.collect();
         let mut items = lend(py, shapes, &entries)?;
@@ -221,6 +223,8 @@ impl Codec {
             }
             for ((place, element), item) in unknown.into_iter().zip(loaded) {
                 let parts = if shapes.is_object(&item) { shapes.parts(&item)? } else { None };
+                // A dictionary in place of an object whose class could not be made: it may be there by the next time.
+                let parts = parts.filter(|parts| !parts.classes.is_empty() || !is_extension(element));
                 entries[place] =
                     parts.map(|parts| known.deserialized(parts, element.clone(), item.clone().unbind()));
                 items[place] = Some(item);

@@ -232,7 +232,7 @@ impl Known {
     /// An element was deserialized to this object.
     pub(crate) fn deserialized(&self, parts: Parts, element: Element, object: Py<PyAny>) -> Arc<Entry> {
         // Without a model it is made of what MessagePack has, and nothing is filled in.
-        let serialized = AtomicBool::new(!parts.models && !may_have_extensions(&element));
+        let serialized = AtomicBool::new(parts.classes.is_empty() && !may_have_extensions(&element));
         self.insert(Entry { parts, element, loans: Some(Mutex::new([Some(object), None])), serialized })
     }
 
@@ -266,7 +266,16 @@ fn add(generations: &mut [Generation; 2], entry: Arc<Entry>) -> Forgotten {
 /// deserialized to the dictionary of its fields, and that is serialized as a dictionary. Bytes of other things may look
 /// like one: then the object is serialized once to learn it.
 fn may_have_extensions(element: &Element) -> bool {
-    element.bytes().iter().any(|byte| matches!(byte, 0xc7..=0xc9 | 0xd4..=0xd8))
+    element.bytes().iter().any(|byte| begins_extension(*byte))
+}
+
+/// Whether an element is one extension type, as objects are.
+pub(crate) fn is_extension(element: &Element) -> bool {
+    element.bytes().first().is_some_and(|byte| begins_extension(*byte))
+}
+
+fn begins_extension(byte: u8) -> bool {
+    matches!(byte, 0xc7..=0xc9 | 0xd4..=0xd8)
 }
 
 type Forgotten = (Option<Generation>, Option<Arc<Entry>>, Option<Arc<Entry>>);

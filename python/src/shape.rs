@@ -12,11 +12,12 @@ mod same;
 
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyBytes, PyDict, PyFloat, PyInt, PyList, PySet, PyString, PyTuple};
+use pyo3::types::{PyBool, PyBytes, PyDict, PyFloat, PyInt, PyList, PySet, PyString, PyTuple, PyType};
 
 use classes::{Classes, Kind};
 use dump::Dump;
 
+pub(crate) use classes::Current;
 pub(crate) use same::{AT_ONCE, is_same, is_same_and_unheld};
 
 /// The deepest nesting of an object with a key.
@@ -215,8 +216,9 @@ pub(crate) struct Parts {
     pub(crate) key: Vec<usize>,
     /// Never read: alive, they keep their addresses.
     pub(crate) leaves: Vec<Py<PyAny>>,
-    /// Whether a model is among them.
-    pub(crate) models: bool,
+    /// The classes of the models among them. One that is made while the program runs may end, and another one have its
+    /// address.
+    pub(crate) classes: Vec<Py<PyType>>,
     /// Whether it is of a model whose type is plain.
     plain: bool,
 }
@@ -227,9 +229,10 @@ impl Visit for Parts {
     }
 
     fn model(&mut self, model: &Bound<'_, PyAny>) -> bool {
-        self.models = true;
-        // A type that is made while the program runs may end, and another one have its address.
-        self.leaves.push(model.get_type().into_any().unbind());
+        let of = model.get_type();
+        if !self.classes.iter().any(|class| class.bind(of.py()).is(&of)) {
+            self.classes.push(of.unbind());
+        }
         self.key.model(model)
     }
 

@@ -154,11 +154,13 @@ impl Shared {
         let (saver, closing): (Arc<dyn Saver>, Closing) = match &self.kind {
             Kind::Memory(saver) => (Arc::new(saver.clone()), Closing::Memory),
             Kind::Sqlite(path, options) => {
-                let saver = Arc::new(SqliteSaver::open_async(path, options.clone()).await?);
+                let opened = SqliteSaver::open_async(path, options.clone()).await;
+                let saver = Arc::new(opened.map_err(or_moved)?);
                 (saver.clone(), Closing::Sqlite(saver))
             }
             Kind::Postgres(address, options) => {
-                let saver = Arc::new(PostgresSaver::connect(address, options.clone()).await?);
+                let opened = PostgresSaver::connect(address, options.clone()).await;
+                let saver = Arc::new(opened.map_err(or_set_up)?);
                 (saver.clone(), Closing::Postgres(saver))
             }
         };
@@ -217,6 +219,30 @@ impl Store {
 
 fn unavailable(reason: &str) -> Error {
     Error::Unavailable { saver: "python", reason: reason.to_owned() }
+}
+
+/// Another program's file, that mostly is one of LangGraph's own saver: only the import was changed.
+fn or_moved(error: Error) -> Error {
+    match error {
+        Error::InvalidInput(reason) => Error::InvalidInput(format!(
+            "{reason}; if LangGraph's own saver wrote it, `threadkeep import-langgraph` moves its threads there"
+        )),
+        other => other,
+    }
+}
+
+/// Missing tables, with what creates them here.
+fn or_set_up(error: Error) -> Error {
+    let is_wanted = threadkeep_postgres::schema::is_wanted(&error);
+    match error {
+        Error::Unavailable { saver, reason } if is_wanted => Error::Unavailable {
+            saver,
+            reason: format!(
+                "{reason}; in Python, saver.setup() does it, awaited on the savers for event loops"
+            ),
+        },
+        other => other,
+    }
 }
 
 fn place(thread: &str, namespace: &str) -> Place {

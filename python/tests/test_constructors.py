@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import pickle
 import sqlite3
+import subprocess
 import uuid
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
 from kit import at, made, put, read
+from threadkeep import InvalidInputError
 from threadkeep.langgraph import AsyncPostgresSaver, AsyncSqliteSaver, PostgresSaver, SqliteSaver
 
 
@@ -47,6 +49,21 @@ def test_sqlite_savers_are_made_from_paths_and_connections(tmp_path: Path) -> No
     works(SqliteSaver(sqlite3.connect(":memory:")))
     with pytest.raises(TypeError, match="path of a file or a connection of sqlite3.*not int"):
         SqliteSaver(1)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("before", ["PRAGMA journal_mode = WAL", "PRAGMA synchronous = NORMAL", "SELECT * FROM sqlite_master"])
+def test_a_connection_that_was_used_leaves_the_log_to_the_saver(before: str, tmp_path: Path) -> None:
+    path, left = tmp_path / "a.db", tmp_path / "left? #1.db"
+    with SqliteSaver.from_conn_string(str(path)) as saver:
+        config = put(saver, at(), made({"a": [{"text": "x" * 9000}]}))
+        # As a process leaves them that does not close its saver.
+        for end in ("", "-wal"):
+            subprocess.run(["cp", f"{path}{end}", f"{left}{end}"], check=True)
+    connection = sqlite3.connect(left)
+    connection.execute(before).fetchall()
+    saver = SqliteSaver(connection)
+    assert read(saver, config).checkpoint["channel_values"] == {"a": [{"text": "x" * 9000}]}
+    saver.close()
 
 
 def test_a_relative_path_is_that_of_the_directory_where_the_saver_was_made(
@@ -111,6 +128,24 @@ def test_postgres_savers_are_made_from_addresses_connections_and_pools(postgres_
         PostgresSaver(ConnectionPool(f"{postgres_url}?sslcert=a&sslkey=b", open=False))
     with pytest.raises(TypeError, match="pass the address of the database.*not int"):
         PostgresSaver(1)
+
+
+def test_a_pool_may_say_all_that_an_address_may(postgres_url: str, tmp_path: Path) -> None:
+    alive = {"keepalives": 1, "keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 5}
+    saver = PostgresSaver(ConnectionPool(postgres_url, kwargs={**alive, "target_session_attrs": "primary"}, open=False))
+    saver.setup()
+    works(saver)
+    roots = str(tmp_path / "our roots.pem")
+    checked = ConnectionPool(postgres_url, kwargs={"sslmode": "verify-full", "sslrootcert": roots}, open=False)
+    # Followed: the file is read.
+    with pytest.raises(InvalidInputError, match=r"sslrootcert .*our roots\.pem"):
+        PostgresSaver(checked).setup()
+
+
+def test_an_address_of_sqlalchemy_is_refused_with_what_to_write() -> None:
+    for saver in (PostgresSaver, AsyncPostgresSaver):
+        with pytest.raises(ValueError, match=r"postgresql\+psycopg:// .*begin it with postgresql://$"):
+            saver("postgresql+psycopg://ann:secret@db/threads")
 
 
 def test_the_search_path_of_an_address_chooses_the_schema(postgres_url: str) -> None:

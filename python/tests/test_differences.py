@@ -436,6 +436,16 @@ def test_ids_are_the_texts_that_langgraph_draws(open_saver: Opener) -> None:
         assert put(saver, at(), checkpoint)["configurable"]["checkpoint_id"] == checkpoint["id"]
 
 
+def test_no_namespace_is_that_of_the_graph(open_saver: Opener) -> None:
+    with open_saver() as saver:
+        # As a request has it that was made from JSON.
+        asked: Any = {"configurable": {"thread_id": "t", "checkpoint_ns": None, "checkpoint_id": None}}
+        stored = put(saver, asked, made({"a": 1}))
+        assert read(saver, asked).config == read(saver, at()).config == stored == at(checkpoint=stored["configurable"]["checkpoint_id"])
+        saver.put_writes({"configurable": {**asked["configurable"], **stored["configurable"], "checkpoint_ns": None}}, [("a", 2)], "task")
+        assert writes(saver, stored) == [("task", "a", 2)]
+
+
 def test_a_moved_head_is_forked(open_saver: Opener) -> None:
     with open_saver() as saver:
         forked(saver, saver)

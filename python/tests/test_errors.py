@@ -1,4 +1,4 @@
-"""Errors whose remedy is another one than a backup."""
+"""Errors whose remedy is another one than a backup, and what they say to do in Python."""
 
 from __future__ import annotations
 
@@ -8,10 +8,18 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from langgraph.checkpoint.sqlite import SqliteSaver as TheirSqliteSaver
 
 from kit import at, made, put, read
-from threadkeep import CorruptError, HistoryLostError, NewerFormatError, ThreadkeepError
-from threadkeep.langgraph import PostgresSaver, SqliteSaver
+from threadkeep import (
+    CorruptError,
+    HistoryLostError,
+    InvalidInputError,
+    NewerFormatError,
+    ThreadkeepError,
+    UnavailableError,
+)
+from threadkeep.langgraph import AsyncPostgresSaver, PostgresSaver, SqliteSaver
 
 # "THKP", which marks a database of Threadkeep.
 APPLICATION = 0x54484B50
@@ -66,3 +74,26 @@ def test_no_remedy_of_theirs_is_a_backup() -> None:
     for error in (HistoryLostError, NewerFormatError):
         assert issubclass(error, ThreadkeepError) and not issubclass(error, CorruptError)
         assert error.__doc__ and "Restore a backup" not in error.__doc__
+
+
+def test_a_file_of_langgraphs_saver_says_how_its_threads_are_moved(tmp_path: Path) -> None:
+    path = str(tmp_path / "theirs.db")
+    with TheirSqliteSaver.from_conn_string(path) as theirs:
+        put(theirs, at(), made({"a": 1}))
+    with pytest.raises(InvalidInputError, match="another program.*`threadkeep import-langgraph` moves its threads"):
+        SqliteSaver(path).setup()
+    with TheirSqliteSaver.from_conn_string(path) as theirs:
+        assert read(theirs, at()).checkpoint["channel_values"] == {"a": 1}
+
+
+async def test_a_database_without_tables_says_to_call_setup(postgres_url: str) -> None:
+    schema = f"t{uuid.uuid4().hex}"
+    says = r"the tables are missing.*saver\.setup\(\)"
+    with PostgresSaver.from_conn_string(postgres_url, schema=schema) as saver:
+        with pytest.raises(UnavailableError, match=says):
+            saver.get_tuple(at())
+        saver.setup()
+        assert saver.get_tuple(at()) is None
+    async with AsyncPostgresSaver.from_conn_string(postgres_url, schema=f"{schema}b") as other:
+        with pytest.raises(UnavailableError, match=says):
+            await other.aget_tuple(at())

@@ -552,6 +552,35 @@ def test_what_a_class_fills_in_when_it_is_read_is_stored_with_the_next_put(
             assert read(saver, config).checkpoint["channel_values"]["notes"] == seen
 
 
+def test_a_class_that_was_defined_again_is_the_one_that_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a notebook of which a cell is run again."""
+    with SqliteSaver.from_conn_string(":memory:") as saver:
+        config = put(saver, at(), made({"notes": [Note(text="a"), {"deep": [Note(text="b")]}]}))
+
+        def classes() -> list[type]:
+            notes = read(saver, config).checkpoint["channel_values"]["notes"]
+            return [type(notes[0]), type(notes[1]["deep"][0])]
+
+        for now in (Note, LaterNote, Note):
+            monkeypatch.setattr(sys.modules[__name__], "Note", now)
+            for _ in range(3):
+                assert classes() == [now, now]
+
+
+def test_a_class_that_is_defined_later_is_the_one_that_is_read_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = str(tmp_path / "checkpoints.db")
+    notes = [Note(text="a"), Note(text="b")]
+    with SqliteSaver.from_conn_string(path) as saver:
+        config = put(saver, at(), made({"notes": notes}))
+    with monkeypatch.context() as without:
+        without.delattr(sys.modules[__name__], "Note")
+        saver = SqliteSaver(path)
+        for _ in range(2):
+            assert read(saver, config).checkpoint["channel_values"]["notes"] == [{"text": "a"}, {"text": "b"}]
+    assert read(saver, config).checkpoint["channel_values"]["notes"] == notes
+    saver.close()
+
+
 def test_types_that_are_made_while_a_program_runs_are_not_kept() -> None:
     with SqliteSaver.from_conn_string(":memory:") as saver:
         # A dataclass is only looked at. A model is known as long as objects of it are.

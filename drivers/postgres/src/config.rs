@@ -322,6 +322,13 @@ mod tests {
     }
 
     #[test]
+    fn the_certificates_of_the_system_may_be_named() {
+        let read = |address: &str| Target::parse(address, Duration::ZERO).map(drop);
+        assert_eq!(read("postgres://u@h/d?sslmode=verify-full&sslrootcert=system"), Ok(()));
+        assert!(read("postgres://u@h/d?sslrootcert=system").is_err(), "they would not be looked at");
+    }
+
+    #[test]
     fn a_schema_is_quoted() {
         let quoted =
             |schema: &str| Options { schema: schema.to_owned(), ..Options::default() }.quoted_schema();

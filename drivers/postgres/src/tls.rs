@@ -133,7 +133,8 @@ impl ServerCertVerifier for AnyCertificate {
 /// The certificates to trust for the server: those in the file, else those of the system.
 fn trusted(file: Option<PathBuf>) -> Result<RootCertStore> {
     let mut roots = RootCertStore::empty();
-    let Some(file) = file else {
+    // As libpq has it, `system` is no file.
+    let Some(file) = file.filter(|file| file.as_os_str() != "system") else {
         roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
         return Ok(roots);
     };

@@ -77,3 +77,30 @@ impl Seen {
         gone
     }
 }
+
+/// Which classes are those that their modules have, as long as nothing else runs.
+#[derive(Default)]
+pub(crate) struct Current(Vec<(usize, bool)>);
+
+impl Current {
+    /// Whether models of these classes would be of the same ones if they were made now. A module that is loaded again
+    /// has other classes of the same names, and so has a notebook of which a cell is run again.
+    pub(crate) fn has(&mut self, py: Python<'_>, classes: &[Py<PyType>]) -> bool {
+        classes.iter().all(|class| {
+            let address = class.as_ptr() as usize;
+            if let Some((_, is)) = self.0.iter().find(|(seen, _)| *seen == address) {
+                return *is;
+            }
+            let is = is_current(class.bind(py)).unwrap_or(true);
+            self.0.push((address, is));
+            is
+        })
+    }
+}
+
+/// Also true of one that a module does not have by its name, as a class within another one.
+fn is_current(class: &Bound<'_, PyType>) -> PyResult<bool> {
+    let modules = class.py().import("sys")?.getattr("modules")?;
+    let found = modules.get_item(class.module()?)?.getattr_opt(class.name()?)?;
+    Ok(found.is_none_or(|found| found.is(class)))
+}

@@ -6,7 +6,7 @@ import re
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl, quote, urlsplit
 
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from typing_extensions import Self
@@ -82,8 +82,9 @@ class AsyncPostgresSaver(_Postgres):
 
 # What a saver connects with.
 _PARAMETERS = {
-    *("application_name", "channel_binding", "connect_timeout", "dbname", "host", "hostaddr", "keepalives", "keepalives_idle"),
-    *("keepalives_interval", "options", "password", "port", "sslmode", "sslrootcert", "target_session_attrs", "user"),
+    *("application_name", "channel_binding", "connect_timeout", "dbname", "host", "hostaddr", "keepalives", "keepalives_count"),
+    *("keepalives_idle", "keepalives_interval", "options", "password", "port", "sslmode", "sslrootcert"),
+    *("target_session_attrs", "user"),
 }
 # What libpq says of its own ways to connect, which change nothing of where.
 _OF_LIBPQ = {"client_encoding", "fallback_application_name", "gssencmode", "sslcertmode", "sslcompression", "sslsni"}
@@ -93,6 +94,9 @@ _OF_PSYCOPG = {"autocommit", "binary", "context", "cursor_factory", "prepare_thr
 
 def _address(conn: Any) -> str:
     if isinstance(conn, str):
+        scheme, *_ = conn.split("://")
+        if scheme.startswith(("postgres+", "postgresql+")):
+            raise ValueError(f"{scheme}:// begins an address of SQLAlchemy: begin it with postgresql://")
         return conn
     if hasattr(conn, "conninfo"):  # A pool.
         from psycopg.conninfo import conninfo_to_dict
@@ -111,11 +115,9 @@ def _joined(parts: dict[str, Any]) -> str:
     given = {name: str(value) for name, value in parts.items() if value not in (None, "") and name not in _OF_LIBPQ}
     if unknown := sorted(set(given) - _PARAMETERS):
         raise ValueError(f"a saver cannot connect with {', '.join(unknown)}: pass the address of the database without it")
-    return " ".join(f"{name}='{_escaped(value)}'" for name, value in given.items())
-
-
-def _escaped(value: str) -> str:
-    return value.replace("\\", "\\\\").replace("'", "\\'")
+    # A URL: in words, the driver reads neither a file of certificates nor the modes that check them.
+    single = [(name, one) for name, value in given.items() for one in (value.split(",") if name == "host" else [value])]
+    return "postgresql://?" + "&".join(f"{name}={quote(value, safe='')}" for name, value in single)
 
 
 # What other programs call the schema in an address. Postgres knows it as a setting only.

@@ -421,7 +421,8 @@ def _configurable(config: RunnableConfig) -> dict[str, Any]:
 
 def _place(config: RunnableConfig) -> tuple[str, str]:
     configurable = _configurable(config)
-    return str(configurable["thread_id"]), configurable.get("checkpoint_ns", "")
+    # `None` is what a request has as JSON that names no subgraph.
+    return str(configurable["thread_id"]), configurable.get("checkpoint_ns") or ""
 
 
 def _several(name: str, given: Sequence[str], what: str) -> Sequence[str]:
@@ -441,7 +442,7 @@ def _config(thread: str, namespace: str, checkpoint_id: str) -> RunnableConfig:
 
 def _stored(config: RunnableConfig, checkpoint: Checkpoint) -> RunnableConfig:
     configurable = _configurable(config)
-    return _config(configurable["thread_id"], configurable.get("checkpoint_ns", ""), checkpoint["id"])
+    return _config(configurable["thread_id"], configurable.get("checkpoint_ns") or "", checkpoint["id"])
 
 
 def _seen_at(config: RunnableConfig, head: str) -> RunnableConfig:

@@ -290,9 +290,14 @@ async fn apply(client: &Client, options: &Options, schema: &str, version: u32) -
         client.batch_execute(&migration(schema)).await?;
     }
     if have < version {
-        let set = format!(
-            "DELETE FROM {schema}.threadkeep_format; INSERT INTO {schema}.threadkeep_format VALUES ({version})"
-        );
+        let mut set = format!("INSERT INTO {schema}.threadkeep_format VALUES ({version})");
+        if have > 0 {
+            // The table has no key: where a publication for all tables has it, rows of it could not be deleted.
+            let replace = format!(
+                "ALTER TABLE {schema}.threadkeep_format REPLICA IDENTITY FULL; DELETE FROM {schema}.threadkeep_format; "
+            );
+            set.insert_str(0, &replace);
+        }
         client.batch_execute(&set).await?;
     }
     Ok(())

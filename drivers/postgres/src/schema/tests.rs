@@ -54,6 +54,18 @@ async fn every_older_version_becomes_what_a_fresh_one_is() {
     }
 }
 
+/// As Debezium creates one, among others.
+#[tokio::test]
+async fn a_publication_for_all_tables_stops_no_setup_and_no_upgrade() {
+    let (options, old) = (Options::default(), database().await);
+    let (client, connection) = tokio_postgres::connect(old.url(), NoTls).await.unwrap();
+    tokio::spawn(connection);
+    client.batch_execute("CREATE PUBLICATION everything FOR ALL TABLES").await.unwrap();
+    migrate(old.url(), &options, FORMAT_VERSION - 1).await.unwrap();
+    setup(old.url(), &options).await.unwrap();
+    assert!(shape(&old).await.contains(&format!("version {FORMAT_VERSION}")));
+}
+
 /// A database that has a version was created by the migrations as they were then: to change one, add a version.
 #[test]
 fn what_leads_to_a_version_never_changes() {

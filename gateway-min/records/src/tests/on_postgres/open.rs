@@ -118,6 +118,22 @@ async fn a_nul_is_replaced_where_it_is_text_and_kept_where_it_is_json() {
     assert_eq!(records.events().list(&EventQuery::new("t", "r")).await.unwrap()[0].content, "\0");
 }
 
+/// As old applications, which share the database, need it.
+#[tokio::test]
+async fn a_database_in_which_a_backslash_escapes_is_upgraded_and_searched() {
+    let database = threadkeep_testing::postgres().unwrap().database().await.unwrap();
+    let target = postgres_target(database.url(), "public", 1);
+    let set = format!("ALTER DATABASE {} SET standard_conforming_strings = off", database.name());
+    target.open().await.unwrap().batch_execute(&set).await.unwrap();
+    let records = Records::open_postgres(&target, RecordsOptions::default()).await.unwrap();
+    let metadata = object(serde_json::json!({"k": "a\0\\b"}));
+    let new = NewThread { thread_id: "t".into(), metadata: metadata.clone(), ..NewThread::default() };
+    records.threads().create(new).await.unwrap();
+    let metadata = MetadataFilter::parse(&metadata).unwrap();
+    let query = ThreadQuery { metadata, limit: 5, ..ThreadQuery::default() };
+    assert_eq!(records.threads().search(&query).await.unwrap().len(), 1);
+}
+
 #[tokio::test]
 async fn the_clocks_of_process_and_database_are_compared() {
     let records = lone(RecordsOptions::default()).await;

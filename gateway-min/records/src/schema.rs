@@ -219,6 +219,9 @@ async fn upgrade(
                 checksum BYTEA NOT NULL, execution_time BIGINT NOT NULL)";
     tx.batch(&tables.qualify(list)).await?;
     let applied = rows(&tx.fetch_all(query(APPLIED)).await?)?;
+    if applied.is_empty() {
+        refuse_encoding(&tx.fetch_all(query(ENCODING)).await?, target.place())?;
+    }
     for migration in missing(known, &applied, target.place())? {
         tx.batch(&migration.text).await?;
         let checksum = hex(&migration.checksum);
@@ -227,6 +230,25 @@ async fn upgrade(
         tx.execute(query(sql).bind(migration.version).bind(migration.name).bind(checksum)).await?;
     }
     tx.commit().await
+}
+
+/// How the database stores texts.
+const ENCODING: &str = "SELECT pg_catalog.getdatabaseencoding()::text";
+
+/// Refuses a database in which only some texts can be stored: it would refuse messages later.
+fn refuse_encoding(found: &[tokio_postgres::Row], place: &str) -> Result<(), RecordsError> {
+    let encoding = found.first().map(|row| row.try_get::<_, String>(0)).transpose();
+    match encoding.map_err(DatabaseError::from)?.as_deref() {
+        // With SQL_ASCII the server stores what it is sent.
+        None | Some("UTF8" | "SQL_ASCII") => Ok(()),
+        Some(encoding) => Err(RecordsError::Invalid {
+            field: "database.postgres_url",
+            problem: format!(
+                "the encoding of {place} is {encoding}, in which many texts cannot be stored; name a database that was created \
+                 with TEMPLATE template0 ENCODING 'UTF8'"
+            ),
+        }),
+    }
 }
 
 /// How often the log says that an upgrade goes on.

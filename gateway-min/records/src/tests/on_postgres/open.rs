@@ -135,6 +135,22 @@ async fn a_database_in_which_a_backslash_escapes_is_upgraded_and_searched() {
 }
 
 #[tokio::test]
+async fn a_database_that_cannot_store_every_text_gets_no_records() {
+    let database = threadkeep_testing::postgres().unwrap().database().await.unwrap();
+    let admin = postgres_target(database.url(), "public", 1).open().await.unwrap();
+    let latin = format!("{}_latin", database.name());
+    let create =
+        format!("CREATE DATABASE {latin} TEMPLATE template0 ENCODING 'LATIN1' LC_COLLATE 'C' LC_CTYPE 'C'");
+    admin.batch_execute(&create).await.unwrap();
+    let target = postgres_target(&database.url().replace(database.name(), &latin), "public", 1);
+    let error = Records::open_postgres(&target, RecordsOptions::default()).await.unwrap_err();
+    assert!(matches!(error, RecordsError::Invalid { field: "database.postgres_url", .. }), "{error}");
+    assert!(error.to_string().contains("LATIN1"), "{error}");
+    assert!(Records::open_existing_postgres(&target, RecordsOptions::default()).await.unwrap().is_none());
+    admin.batch_execute(&format!("DROP DATABASE {latin} WITH (FORCE)")).await.unwrap();
+}
+
+#[tokio::test]
 async fn the_clocks_of_process_and_database_are_compared() {
     let records = lone(RecordsOptions::default()).await;
     assert!(records.clock_skew().await.unwrap().abs() < chrono::TimeDelta::minutes(1));

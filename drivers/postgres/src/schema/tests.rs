@@ -54,6 +54,25 @@ async fn every_older_version_becomes_what_a_fresh_one_is() {
     }
 }
 
+/// As after `pg_dump --table='threadkeep*'`, and on a subscriber of logical replication.
+#[tokio::test]
+async fn functions_that_were_not_restored_with_the_tables_are_wanted_and_created() {
+    let (options, restored) = (Options::default(), database().await);
+    setup(restored.url(), &options).await.unwrap();
+    let expected = shape(&restored).await;
+    let (client, connection) = tokio_postgres::connect(restored.url(), NoTls).await.unwrap();
+    tokio::spawn(connection);
+    for gone in
+        ["threadkeep_commit", "threadkeep_write, threadkeep_head, threadkeep_by_id, threadkeep_lineage"]
+    {
+        client.batch_execute(&format!("DROP FUNCTION {gone}")).await.unwrap();
+        let refused = crate::PostgresSaver::connect(restored.url(), options.clone()).await.unwrap_err();
+        assert!(is_wanted(&refused), "{refused}");
+        setup(restored.url(), &options).await.unwrap();
+        assert_eq!(shape(&restored).await, expected);
+    }
+}
+
 /// As Debezium creates one, among others.
 #[tokio::test]
 async fn a_publication_for_all_tables_stops_no_setup_and_no_upgrade() {

@@ -17,6 +17,31 @@ async fn rows_outlive_the_process_that_wrote_them() {
     assert_eq!(dump(&reopened).await, before);
 }
 
+/// As after an upgrade of the server by logical replication.
+#[tokio::test]
+async fn numbers_that_were_replicated_without_their_sequences_are_not_given_again() {
+    let fixture = fixture_with(EventBackend::Database).await;
+    let work = async |records: &Records, name: &str| {
+        create_thread(records, name).await;
+        start(records, name, name).await;
+        let event = NewEvent::new("run.start", "trace", serde_json::Value::Null);
+        records.events().append(name, name, vec![event]).await.unwrap();
+    };
+    for name in ["a", "b", "c"] {
+        work(&fixture.records, name).await;
+    }
+    fixture.records.close().await;
+    fixture
+        .place
+        .execute(
+            "ALTER TABLE {s}.threadkeep_gateway_runs ALTER COLUMN admission_seq RESTART; \
+             ALTER TABLE {s}.threadkeep_gateway_run_events ALTER COLUMN id RESTART",
+        )
+        .await;
+    let reopened = fixture.reopen(EventBackend::Database).await;
+    work(&reopened, "d").await;
+}
+
 #[tokio::test]
 async fn newer_schema_and_changed_migration_are_refused() {
     let fixture = fixture().await;

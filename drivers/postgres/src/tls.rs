@@ -49,6 +49,7 @@ impl Tls {
     }
 }
 
+/// The settings of the handshakes.
 fn client(mode: SslMode, roots: Option<PathBuf>) -> Result<ClientConfig> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let builder = ClientConfig::builder_with_provider(provider.clone());

@@ -23,6 +23,9 @@ const GRACE: Duration = Duration::from_millis(250);
 const TIMELINE: &str =
     "SELECT pg_catalog.substr(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_insert_lsn()), 1, 8)";
 
+/// Whether a server that does not say its timeline is a primary.
+const IS_PRIMARY: &str = "SELECT NOT pg_catalog.pg_is_in_recovery()";
+
 /// The task that drives a connection. Dropped, it closes the connection at once, whatever is under way on it: a client that
 /// says goodbye waits for the answers first.
 pub(crate) type Driver = AbortOnDropHandle<()>;
@@ -97,8 +100,18 @@ impl Connector {
 
     async fn primary(&self, config: &Config) -> Result<Primary, Error> {
         let (client, driver) = self.connect(config).await?;
-        let timeline = client.query_typed(TIMELINE, &[]).await?;
-        let timeline = timeline.first().map(|row| row.try_get(0)).transpose()?.unwrap_or_default();
+        let timeline = match client.query_typed_one(TIMELINE, &[]).await {
+            Ok(row) => row.try_get(0)?,
+            // It may have none that a role can see, as in Aurora.
+            Err(refused) if refused.as_db_error().is_some() => {
+                let primary: bool = client.query_typed_one(IS_PRIMARY, &[]).await?.try_get(0)?;
+                if !primary {
+                    return Err(refused);
+                }
+                String::new()
+            }
+            Err(error) => return Err(error),
+        };
         Ok(Primary { client, driver, timeline })
     }
 }
@@ -106,7 +119,7 @@ impl Connector {
 struct Primary {
     client: Client,
     driver: Driver,
-    /// In hexadecimal digits, the same number for each.
+    /// In hexadecimal digits, the same number for each; empty if the server does not say it.
     timeline: String,
 }
 

@@ -21,8 +21,9 @@ pub(crate) const NOT_ITS_OWNER: &str = "setup creates and changes the tables and
 /// The server's disk is full.
 pub(crate) const FULL: &str = "the server's disk is full; free some space, then retry";
 /// The server is a standby.
-pub(crate) const READ_ONLY: &str =
-    "the server accepts no writes; connect to the primary, for example with target_session_attrs=read-write";
+pub(crate) const READ_ONLY: &str = "the server accepts no writes; connect to the primary, for example with \
+    target_session_attrs=read-write, or, if this is the primary, turn off its default_transaction_read_only, which managed \
+    servers turn on while their disk is nearly full";
 /// No attempt found the thread as it had been read.
 pub(crate) const BUSY: &str =
     "the thread was deleted, created or rewritten during each of several attempts; retry";
@@ -32,6 +33,13 @@ pub(crate) const CLOSED: &str = "the store is closed; open it again";
 /// The thread says nothing any more about an operation in doubt.
 pub(crate) const OVERTAKEN: &str = "the server's answer was lost, and the thread was rewritten, deleted or written to many \
     times since";
+
+/// The address has no password, and the server wants one.
+const NO_PASSWORD: &str =
+    "; put it into the address: PGPASSWORD, password files and service files are not read";
+/// The server's certificate is not accepted.
+const NOT_TRUSTED: &str = "; name the file with the certificates to trust in sslrootcert (managed servers have one to \
+    download), and the host as the server's certificate does";
 
 /// The answer is that to another statement.
 pub(crate) const STRAY: &str =
@@ -82,11 +90,11 @@ impl From<tokio_postgres::Error> for Trouble {
         if let Some(reported) = error.as_db_error() {
             return from_server(reported);
         }
+        let reason = advised(&error);
         let of_the_network = error.source().is_some_and(<dyn std::error::Error>::is::<std::io::Error>);
         if error.is_closed() || of_the_network {
-            return Self::Again { reason: told(&error), in_doubt: true, renew: false };
+            return Self::Again { reason, in_doubt: true, renew: false };
         }
-        let reason = told(&error);
         if OUT_OF_STEP.iter().any(|what| reason.starts_with(what)) {
             return Self::Again { reason, in_doubt: true, renew: true };
         }
@@ -159,6 +167,17 @@ pub(crate) fn told(error: &dyn std::error::Error) -> String {
         text.push_str(": ");
         text.push_str(&error.to_string());
         cause = error.source();
+    }
+    text
+}
+
+/// The same, with what to do about errors of the client that do not say it.
+fn advised(error: &dyn std::error::Error) -> String {
+    let mut text = told(error);
+    if text.ends_with("password missing") {
+        text.push_str(NO_PASSWORD);
+    } else if text.contains("invalid peer certificate") {
+        text.push_str(NOT_TRUSTED);
     }
     text
 }

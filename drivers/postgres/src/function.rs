@@ -8,6 +8,10 @@
 
 use crate::sql::{COLUMNS, about, fill, of_namespace};
 
+/// The functions of the newest version of the format.
+pub(crate) const NAMES: [&str; 5] =
+    ["threadkeep_write", "threadkeep_commit", "threadkeep_head", "threadkeep_by_id", "threadkeep_lineage"];
+
 /// What [`crate::change::Change::params`] gives.
 const CHANGE: &str = "
     of_thread uuid, called bytea, old_epoch bigint, old_revision bigint, old_nonce uuid,
@@ -41,6 +45,11 @@ const ROWS: &str = "TABLE (
 
 /// The arguments of the function for the lineage.
 const LINEAGE: &str = "uuid, bytea, uuid, uuid";
+
+/// Creates the functions of the newest version of the format.
+pub(crate) fn create_all(schema: &str) -> String {
+    [create(schema), create_commit(schema), create_lineage(schema)].concat()
+}
 
 /// Creates the function that version 5 of the format adds.
 pub(crate) fn create_commit(schema: &str) -> String {

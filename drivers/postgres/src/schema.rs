@@ -290,12 +290,26 @@ async fn apply(client: &Client, options: &Options, schema: &str, version: u32) -
         client.batch_execute(&migration(schema)).await?;
     }
     if have < version {
-        let set = format!(
-            "DELETE FROM {schema}.threadkeep_format; INSERT INTO {schema}.threadkeep_format VALUES ({version})"
-        );
+        let mut set = format!("INSERT INTO {schema}.threadkeep_format VALUES ({version})");
+        if have > 0 {
+            // The table has no key: where a publication for all tables has it, rows of it could not be deleted.
+            let replace = format!(
+                "ALTER TABLE {schema}.threadkeep_format REPLICA IDENTITY FULL; DELETE FROM {schema}.threadkeep_format; "
+            );
+            set.insert_str(0, &replace);
+        }
         client.batch_execute(&set).await?;
+    } else if version == FORMAT_VERSION && first_column(client, &incomplete(schema)).await?.is_some() {
+        client.batch_execute(&function::create_all(schema)).await?;
     }
     Ok(())
+}
+
+/// Finds something if a function is missing, as after a dump of the tables alone was restored.
+fn incomplete(schema: &str) -> String {
+    let schema = schema.replace('\'', "''");
+    let missing = function::NAMES.map(|name| format!("pg_catalog.to_regproc('{schema}.{name}') IS NULL"));
+    format!("SELECT 1 WHERE {}", missing.join(" OR "))
 }
 
 /// Warns of server settings with which a crash loses, or hides, what was acknowledged. If they cannot be read, it says so.
@@ -330,9 +344,14 @@ fn risks(settings: &[&str]) -> impl Iterator<Item = (&'static str, &'static str)
     RISKS.into_iter().filter(|(setting, _)| settings.contains(setting))
 }
 
-/// Checks that the tables exist, in the format that this driver knows.
+/// Checks that the tables and functions exist, in the format that this driver knows.
 pub(crate) async fn check(client: &Client, options: &Options, schema: &str) -> Result<(), Trouble> {
-    let asked = first_column(client, &format!("SELECT version FROM {schema}.threadkeep_format")).await?;
+    let incomplete = incomplete(schema);
+    let asked = format!(
+        "SELECT CASE WHEN version = {FORMAT_VERSION} AND EXISTS ({incomplete}) THEN 0 ELSE version END
+         FROM {schema}.threadkeep_format"
+    );
+    let asked = first_column(client, &asked).await?;
     match asked.map(|have| known(&options.schema, &have)).transpose()? {
         Some(FORMAT_VERSION) => {
             warn_of_losses(client).await;

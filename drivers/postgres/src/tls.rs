@@ -35,19 +35,7 @@ impl Tls {
                 out";
             return Err(Error::InvalidInput(ignored.to_owned()));
         }
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let builder = ClientConfig::builder_with_provider(provider.clone());
-        let builder = builder.with_safe_default_protocol_versions();
-        let builder = builder.map_err(|error| Error::InvalidInput(format!("TLS: {error}")))?;
-        let client = match mode {
-            SslMode::Prefer => builder
-                .dangerous()
-                .with_custom_certificate_verifier(Arc::new(AnyCertificate(provider)))
-                .with_no_client_auth(),
-            SslMode::Disable => builder.with_root_certificates(RootCertStore::empty()).with_no_client_auth(),
-            _ => builder.with_root_certificates(trusted(roots)?).with_no_client_auth(),
-        };
-        Ok(Self { inner: MakeRustlsConnect::new(client), used: Arc::default() })
+        Ok(Self { inner: MakeRustlsConnect::new(client(mode, roots)?), used: Arc::default() })
     }
 
     /// The same for one connection.
@@ -59,6 +47,25 @@ impl Tls {
     pub(crate) fn was_used(&self) -> bool {
         self.used.load(Ordering::Relaxed)
     }
+}
+
+/// The settings of the handshakes.
+fn client(mode: SslMode, roots: Option<PathBuf>) -> Result<ClientConfig> {
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let builder = ClientConfig::builder_with_provider(provider.clone());
+    let builder = builder.with_safe_default_protocol_versions();
+    let builder = builder.map_err(|error| Error::InvalidInput(format!("TLS: {error}")))?;
+    let mut client = match mode {
+        SslMode::Prefer => builder
+            .dangerous()
+            .with_custom_certificate_verifier(Arc::new(AnyCertificate(provider)))
+            .with_no_client_auth(),
+        SslMode::Disable => builder.with_root_certificates(RootCertStore::empty()).with_no_client_auth(),
+        _ => builder.with_root_certificates(trusted(roots)?).with_no_client_auth(),
+    };
+    // With sslnegotiation=direct a server refuses a handshake that does not name it.
+    client.alpn_protocols = vec![b"postgresql".to_vec()];
+    Ok(client)
 }
 
 type Inner = <MakeRustlsConnect as MakeTlsConnect<Socket>>::TlsConnect;
@@ -130,10 +137,9 @@ impl ServerCertVerifier for AnyCertificate {
     }
 }
 
-/// The certificates to trust for the server: those in the file, else those of the system.
+/// The certificates to trust for the server: those in the file, else those of the system, which libpq calls `system`.
 fn trusted(file: Option<PathBuf>) -> Result<RootCertStore> {
     let mut roots = RootCertStore::empty();
-    // As libpq has it, `system` is no file.
     let Some(file) = file.filter(|file| file.as_os_str() != "system") else {
         roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
         return Ok(roots);
@@ -145,4 +151,25 @@ fn trusted(file: Option<PathBuf>) -> Result<RootCertStore> {
         roots.add(certificate).map_err(|error| wrong(error.to_string()))?;
     }
     if roots.is_empty() { Err(wrong("there is no certificate in it".to_owned())) } else { Ok(roots) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_handshake_names_the_protocol() {
+        for mode in [SslMode::Prefer, SslMode::Require] {
+            assert_eq!(client(mode, None).unwrap().alpn_protocols, [b"postgresql"], "{mode:?}");
+        }
+    }
+
+    #[test]
+    fn the_certificates_of_the_system_can_be_named() {
+        assert!(Tls::new(SslMode::Require, Some("system".into())).is_ok());
+        let ignored = Tls::new(SslMode::Prefer, Some("system".into())).err().unwrap().to_string();
+        assert!(ignored.contains("sslmode"), "{ignored}");
+        let missing = Tls::new(SslMode::Require, Some("/none/system".into())).err().unwrap().to_string();
+        assert!(missing.contains("/none/system"), "{missing}");
+    }
 }

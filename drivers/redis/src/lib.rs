@@ -114,8 +114,9 @@ impl RedisCache {
     async fn ask<T: FromRedisValue>(&self, commands: &Pipeline) -> RedisResult<T> {
         let (number, mut connection) = self.connect(None).await?;
         match commands.query_async(&mut connection).await {
-            // The server, or a proxy, closes idle connections. That is no outage.
-            Err(error) if error.is_io_error() && !error.is_timeout() => {
+            // The server, or a proxy, closes idle connections. That is no outage. A replica was the primary before a failover,
+            // and the address leads to the next one.
+            Err(error) if error.is_io_error() && !error.is_timeout() || is_of_replica(&error) => {
                 let (_, mut connection) = self.connect(Some(number)).await?;
                 commands.query_async(&mut connection).await
             }
@@ -139,6 +140,12 @@ impl RedisCache {
         *shared = Some((number, connection.clone()));
         Ok((number, connection))
     }
+}
+
+/// Whether the server refuses to write because it is a replica.
+fn is_of_replica(error: &RedisError) -> bool {
+    let refused = error.clone().into_server_errors();
+    refused.is_some_and(|errors| errors.first().is_some_and(|(_, error)| error.code() == "READONLY"))
 }
 
 /// Why a call failed, in words that contain no stored data.

@@ -246,6 +246,34 @@ async fn calls_share_one_connection_and_make_one_again_when_the_server_ended_it(
     assert_eq!(log.count(AWAY), 0);
 }
 
+/// As after a failover that leaves connections open: the address leads to the new primary.
+#[tokio::test]
+async fn a_primary_that_has_become_a_replica_is_left_for_where_the_address_leads() {
+    let log = Log::default();
+    let subscriber = tracing_subscriber::fmt().with_writer(log.clone()).finish();
+    let _logging = tracing::subscriber::set_default(subscriber);
+    let server = Redis::start().unwrap();
+    let cache = patient(server.url(), settings(60));
+    let known = paths("seed", 2);
+    cache.put(&key("t"), &known[0]).await;
+    let client = redis::Client::open(server.url()).unwrap();
+    let mut redis = client.get_multiplexed_async_connection().await.unwrap();
+    let mut replica_of = async |host: &str, port: &str| {
+        let _: String = redis::cmd("REPLICAOF").arg(host).arg(port).query_async(&mut redis).await.unwrap();
+        let stats: String = redis::cmd("INFO").arg("stats").query_async(&mut redis).await.unwrap();
+        let accepted = stats.lines().find_map(|line| line.strip_prefix("total_connections_received:"));
+        accepted.unwrap().trim().parse::<u64>().unwrap()
+    };
+    let before = replica_of("127.0.0.1", "1").await;
+    cache.purge(&"u".into()).await;
+    cache.put(&key("t"), &known[1]).await;
+    assert_eq!(cache.get(&key("t")).await.as_ref(), Some(&known[0]));
+    assert_eq!(replica_of("NO", "ONE").await, before + 2);
+    cache.put(&key("t"), &known[1]).await;
+    assert_eq!(cache.get(&key("t")).await.as_ref(), Some(&known[1]));
+    assert_eq!((log.count("refuses"), log.count(AWAY)), (1, 0));
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_server_that_takes_connections_and_says_nothing_is_asked_once() {
     let log = Log::default();

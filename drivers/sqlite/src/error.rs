@@ -23,6 +23,9 @@ pub(crate) const FULL: &str = "the disk with this file is full; what was acknowl
 /// The index of the log could not grow or be mapped.
 const NO_INDEX: &str = "the index of the log (-shm, beside the database) could not be written, as on a full disk; what was \
     acknowledged before is safe. Free some space, then retry";
+/// The file system refuses a lock.
+const NO_LOCKS: &str = "the file system does not lock files as SQLite needs it, as many network file systems and folders that \
+    virtual machines share do not; move the database to a local disk";
 /// The file is not writable.
 pub(crate) const READ_ONLY: &str = "the database cannot be written, so nothing was changed; check the permissions of the \
     file and its directory, and that its file system is mounted for writing";
@@ -47,6 +50,13 @@ const NO_INDEX_CODES: [i32; 3] = [
     rusqlite::ffi::SQLITE_IOERR_SHMOPEN,
     rusqlite::ffi::SQLITE_IOERR_SHMSIZE,
     rusqlite::ffi::SQLITE_IOERR_SHMMAP,
+];
+
+/// What SQLite reports if the file system refuses a lock that nobody holds.
+const NO_LOCK_CODES: [i32; 3] = [
+    rusqlite::ffi::SQLITE_IOERR_LOCK,
+    rusqlite::ffi::SQLITE_IOERR_RDLOCK,
+    rusqlite::ffi::SQLITE_IOERR_SHMLOCK,
 ];
 
 /// An error after which the caller may retry: nothing was written.
@@ -77,6 +87,9 @@ pub(crate) fn from_sqlite(store: &str, error: &rusqlite::Error) -> Error {
     if error.sqlite_error().is_some_and(|error| NO_INDEX_CODES.contains(&error.extended_code)) {
         return unavailable(format!("{store}: {NO_INDEX} ({error})"));
     }
+    if error.sqlite_error().is_some_and(|error| NO_LOCK_CODES.contains(&error.extended_code)) {
+        return unavailable(format!("{store}: {NO_LOCKS} ({error})"));
+    }
     let remedy = match error.sqlite_error_code() {
         Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => LOCKED,
         Some(ErrorCode::DiskFull) => FULL,
@@ -89,4 +102,21 @@ pub(crate) fn from_sqlite(store: &str, error: &rusqlite::Error) -> Error {
         _ => return unavailable(format!("{store}: {error}")),
     };
     unavailable(format!("{store}: {remedy} ({error})"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_system_that_refuses_a_lock_is_named() {
+        for code in NO_LOCK_CODES {
+            let error = rusqlite::Error::SqliteFailure(rusqlite::ffi::Error::new(code), None);
+            let error = from_sqlite("/mnt/share/checkpoints.db", &error);
+            assert!(
+                matches!(&error, Error::Unavailable { reason, .. } if reason.contains(NO_LOCKS)),
+                "{error}"
+            );
+        }
+    }
 }

@@ -14,7 +14,7 @@ use tokio_postgres::types::Type;
 use super::error::RecordsError;
 use super::failure::DatabaseError;
 use super::postgres::{self, PostgresTarget, Tables};
-use super::query::query;
+use super::query::{Sql, query};
 use super::sqlite::fetch_all;
 
 /// A migration, for each database.
@@ -120,7 +120,8 @@ pub(super) async fn migrate_postgres(
     pool: &postgres::Pool,
     target: &PostgresTarget,
 ) -> Result<(), RecordsError> {
-    apply_postgres(STEPS, pool, target).await
+    apply_postgres(STEPS, pool, target).await?;
+    catch_up(pool, target.tables()).await
 }
 
 /// A step with its number, and the text that is applied.
@@ -219,6 +220,9 @@ async fn upgrade(
                 checksum BYTEA NOT NULL, execution_time BIGINT NOT NULL)";
     tx.batch(&tables.qualify(list)).await?;
     let applied = rows(&tx.fetch_all(query(APPLIED)).await?)?;
+    if applied.is_empty() {
+        refuse_encoding(&tx.fetch_all(query(ENCODING)).await?, target.place())?;
+    }
     for migration in missing(known, &applied, target.place())? {
         tx.batch(&migration.text).await?;
         let checksum = hex(&migration.checksum);
@@ -227,6 +231,57 @@ async fn upgrade(
         tx.execute(query(sql).bind(migration.version).bind(migration.name).bind(checksum)).await?;
     }
     tx.commit().await
+}
+
+/// How the database stores texts.
+const ENCODING: &str = "SELECT pg_catalog.getdatabaseencoding()::text";
+
+/// Refuses a database in which only some texts can be stored: it would refuse messages later.
+fn refuse_encoding(found: &[tokio_postgres::Row], place: &str) -> Result<(), RecordsError> {
+    let encoding = found.first().map(|row| row.try_get::<_, String>(0)).transpose();
+    match encoding.map_err(DatabaseError::from)?.as_deref() {
+        // With SQL_ASCII the server stores what it is sent.
+        None | Some("UTF8" | "SQL_ASCII") => Ok(()),
+        Some(encoding) => Err(RecordsError::Invalid {
+            field: "database.postgres_url",
+            problem: format!(
+                "the encoding of {place} is {encoding}, in which many texts cannot be stored; name a database that was created \
+                 with TEMPLATE template0 ENCODING 'UTF8'"
+            ),
+        }),
+    }
+}
+
+/// The numbers that the database draws: the tables and their columns.
+const DRAWN: [(&str, &str); 2] = [("runs", "admission_seq"), ("run_events", "id")];
+
+/// Moves the sequences beyond the numbers that are in the tables. Logical replication, with which servers are upgraded,
+/// copies rows and not where sequences are; then every new run would have the number of an old one.
+async fn catch_up(pool: &postgres::Pool, tables: &Tables) -> Result<(), RecordsError> {
+    for (table, column) in DRAWN {
+        let overtaken = |what: &str| {
+            // A role that may not look at a sequence leaves it alone.
+            let sql = format!(
+                "SELECT {what} FROM (SELECT MAX({column}) AS newest FROM {table}) AS held CROSS JOIN \
+                 (SELECT pg_catalog.pg_get_serial_sequence($1, '{column}')::regclass AS name) AS drawn \
+                 WHERE newest > CASE WHEN has_sequence_privilege(name, 'UPDATE') AND has_sequence_privilege(name, 'USAGE') \
+                 THEN COALESCE(pg_sequence_last_value(name), 0) ELSE newest END"
+            );
+            Sql { text: sql.into(), values: vec![tables.qualify(table).into()] }
+        };
+        if pool.fetch_all(overtaken("newest")).await?.is_empty() {
+            continue;
+        }
+        tracing::warn!(
+            table,
+            "new rows would have numbers that old ones have; the sequence is moved beyond them"
+        );
+        // No other process writes meanwhile.
+        let mut tx = pool.begin_migration().await?;
+        tx.fetch_all(overtaken("setval(name, newest)")).await?;
+        tx.commit().await?;
+    }
+    Ok(())
 }
 
 /// How often the log says that an upgrade goes on.

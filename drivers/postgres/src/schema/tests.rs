@@ -54,6 +54,37 @@ async fn every_older_version_becomes_what_a_fresh_one_is() {
     }
 }
 
+/// As after `pg_dump --table='threadkeep*'`, and on a subscriber of logical replication.
+#[tokio::test]
+async fn functions_that_were_not_restored_with_the_tables_are_wanted_and_created() {
+    let (options, restored) = (Options::default(), database().await);
+    setup(restored.url(), &options).await.unwrap();
+    let expected = shape(&restored).await;
+    let (client, connection) = tokio_postgres::connect(restored.url(), NoTls).await.unwrap();
+    tokio::spawn(connection);
+    for gone in
+        ["threadkeep_commit", "threadkeep_write, threadkeep_head, threadkeep_by_id, threadkeep_lineage"]
+    {
+        client.batch_execute(&format!("DROP FUNCTION {gone}")).await.unwrap();
+        let refused = crate::PostgresSaver::connect(restored.url(), options.clone()).await.unwrap_err();
+        assert!(is_wanted(&refused), "{refused}");
+        setup(restored.url(), &options).await.unwrap();
+        assert_eq!(shape(&restored).await, expected);
+    }
+}
+
+/// As Debezium creates one, among others.
+#[tokio::test]
+async fn a_publication_for_all_tables_stops_no_setup_and_no_upgrade() {
+    let (options, old) = (Options::default(), database().await);
+    let (client, connection) = tokio_postgres::connect(old.url(), NoTls).await.unwrap();
+    tokio::spawn(connection);
+    client.batch_execute("CREATE PUBLICATION everything FOR ALL TABLES").await.unwrap();
+    migrate(old.url(), &options, FORMAT_VERSION - 1).await.unwrap();
+    setup(old.url(), &options).await.unwrap();
+    assert!(shape(&old).await.contains(&format!("version {FORMAT_VERSION}")));
+}
+
 /// A database that has a version was created by the migrations as they were then: to change one, add a version.
 #[test]
 fn what_leads_to_a_version_never_changes() {

@@ -330,6 +330,36 @@ async fn connections_are_encrypted_and_the_certificate_is_checked() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn what_an_address_lacks_is_named() {
+    let server = Postgres::start().unwrap();
+    let refused = async |address: &Url| {
+        let options = Options { patience: Duration::ZERO, ..Options::default() };
+        PostgresSaver::connect(address.as_str(), options).await.unwrap_err().to_string()
+    };
+    let mut address = Url::parse(&server.url("postgres")).unwrap();
+    address.set_query(Some("sslmode=require"));
+    let error = refused(&address).await;
+    assert!(error.contains("sslrootcert"), "{error}");
+    address.set_query(None);
+    address.set_password(None).unwrap();
+    let error = refused(&address).await;
+    assert!(error.contains("PGPASSWORD"), "{error}");
+}
+
+/// As managed servers are while their disk is nearly full.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_primary_that_is_set_to_read_only_is_not_called_a_standby() {
+    let database = database().await;
+    let admin = connect(database.url()).await;
+    let read_only = format!("ALTER DATABASE {} SET default_transaction_read_only = on", database.name());
+    admin.batch_execute(&read_only).await.unwrap();
+    let saver = open_impatient(database.url()).await;
+    let error = saver.commit(Talk::new("t").say(&note(0))).await.unwrap_err();
+    assert!(matches!(error, Error::Unavailable { .. }), "{error}");
+    assert!(error.to_string().contains("default_transaction_read_only"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn nul_bytes_survive_wherever_a_text_stands() {
     let database = database().await;
     let saver = open(database.url()).await;

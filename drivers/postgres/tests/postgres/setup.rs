@@ -92,3 +92,24 @@ async fn a_role_that_may_not_read_the_settings_sets_up_and_connects() {
     drop(saver);
     admin.batch_execute(&format!("DROP OWNED BY {role}; DROP ROLE {role}")).await.unwrap();
 }
+
+/// Aurora refuses to say it to any role.
+#[tokio::test(flavor = "multi_thread")]
+async fn of_several_servers_a_primary_that_does_not_say_its_timeline_is_found() {
+    let database = postgres().unwrap().database().await.unwrap();
+    let admin = connect(database.url()).await;
+    let role = format!("{}_blind", database.name());
+    let hardened = format!(
+        "CREATE ROLE {role} LOGIN PASSWORD 'secret'; GRANT USAGE, CREATE ON SCHEMA public TO {role};
+         REVOKE EXECUTE ON FUNCTION pg_catalog.pg_current_wal_insert_lsn() FROM PUBLIC"
+    );
+    admin.batch_execute(&hardened).await.unwrap();
+    let url = url::Url::parse(database.url()).unwrap();
+    let server = format!("{}:{}", url.host_str().unwrap(), url.port().unwrap_or(5432));
+    let several = format!("postgres://{role}:secret@{server},{server}/{}", database.name());
+    setup(&several, &Options::default()).await.unwrap();
+    let saver = PostgresSaver::connect(&several, Options::default()).await.unwrap();
+    saver.commit(Talk::new("t").say(&note(0))).await.unwrap();
+    drop(saver);
+    admin.batch_execute(&format!("DROP OWNED BY {role}; DROP ROLE {role}")).await.unwrap();
+}

@@ -216,7 +216,7 @@ impl Batches {
             Dialect::Postgres => {
                 sql.push("(SELECT COALESCE(SUM((of_model.value ->> '").push(column);
                 sql.push("')::BIGINT), 0)::BIGINT FROM executions AS e CROSS JOIN LATERAL ");
-                sql.push("json_each(replace(e.usage_json, '\\u0000', '\\ufffd')::json) AS of_model");
+                sql.push("json_each(replace(e.usage_json, E'\\\\u0000', E'\\\\ufffd')::json) AS of_model");
             }
         }
         sql.push(" WHERE e.execution_id = ").push_bind(&row.execution_id);

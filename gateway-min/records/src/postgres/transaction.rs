@@ -78,9 +78,10 @@ impl Pool {
     }
 
     /// A write transaction for all threads that may take any time, as a migration of many rows does. It waits for another
-    /// process's, whatever limits the role or the database has.
+    /// process's, whatever limits the role or the database has. Its literals are read as those of standard SQL.
     pub(crate) async fn begin_migration(&self) -> Result<Transaction, DatabaseError> {
-        let settings = "SET LOCAL lock_timeout = 0; SET LOCAL statement_timeout = 0";
+        let settings = "SET LOCAL lock_timeout = 0; SET LOCAL statement_timeout = 0; \
+            SET LOCAL standard_conforming_strings = on";
         let begin = begin_with(settings, self.tables(), Scope::EveryThread);
         self.transaction(begin, None, None).await
     }

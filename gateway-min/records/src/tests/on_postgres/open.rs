@@ -17,6 +17,31 @@ async fn rows_outlive_the_process_that_wrote_them() {
     assert_eq!(dump(&reopened).await, before);
 }
 
+/// As after an upgrade of the server by logical replication.
+#[tokio::test]
+async fn numbers_that_were_replicated_without_their_sequences_are_not_given_again() {
+    let fixture = fixture_with(EventBackend::Database).await;
+    let work = async |records: &Records, name: &str| {
+        create_thread(records, name).await;
+        start(records, name, name).await;
+        let event = NewEvent::new("run.start", "trace", serde_json::Value::Null);
+        records.events().append(name, name, vec![event]).await.unwrap();
+    };
+    for name in ["a", "b", "c"] {
+        work(&fixture.records, name).await;
+    }
+    fixture.records.close().await;
+    fixture
+        .place
+        .execute(
+            "ALTER TABLE {s}.threadkeep_gateway_runs ALTER COLUMN admission_seq RESTART; \
+             ALTER TABLE {s}.threadkeep_gateway_run_events ALTER COLUMN id RESTART",
+        )
+        .await;
+    let reopened = fixture.reopen(EventBackend::Database).await;
+    work(&reopened, "d").await;
+}
+
 #[tokio::test]
 async fn newer_schema_and_changed_migration_are_refused() {
     let fixture = fixture().await;
@@ -116,6 +141,38 @@ async fn a_nul_is_replaced_where_it_is_text_and_kept_where_it_is_json() {
     let event = NewEvent::new("x", MESSAGE_CATEGORY, serde_json::json!("\0"));
     records.events().append("t", "r", vec![event]).await.unwrap();
     assert_eq!(records.events().list(&EventQuery::new("t", "r")).await.unwrap()[0].content, "\0");
+}
+
+/// As old applications, which share the database, need it.
+#[tokio::test]
+async fn a_database_in_which_a_backslash_escapes_is_upgraded_and_searched() {
+    let database = threadkeep_testing::postgres().unwrap().database().await.unwrap();
+    let target = postgres_target(database.url(), "public", 1);
+    let set = format!("ALTER DATABASE {} SET standard_conforming_strings = off", database.name());
+    target.open().await.unwrap().batch_execute(&set).await.unwrap();
+    let records = Records::open_postgres(&target, RecordsOptions::default()).await.unwrap();
+    let metadata = object(serde_json::json!({"k": "a\0\\b"}));
+    let new = NewThread { thread_id: "t".into(), metadata: metadata.clone(), ..NewThread::default() };
+    records.threads().create(new).await.unwrap();
+    let metadata = MetadataFilter::parse(&metadata).unwrap();
+    let query = ThreadQuery { metadata, limit: 5, ..ThreadQuery::default() };
+    assert_eq!(records.threads().search(&query).await.unwrap().len(), 1);
+}
+
+#[tokio::test]
+async fn a_database_that_cannot_store_every_text_gets_no_records() {
+    let database = threadkeep_testing::postgres().unwrap().database().await.unwrap();
+    let admin = postgres_target(database.url(), "public", 1).open().await.unwrap();
+    let latin = format!("{}_latin", database.name());
+    let create =
+        format!("CREATE DATABASE {latin} TEMPLATE template0 ENCODING 'LATIN1' LC_COLLATE 'C' LC_CTYPE 'C'");
+    admin.batch_execute(&create).await.unwrap();
+    let target = postgres_target(&database.url().replace(database.name(), &latin), "public", 1);
+    let error = Records::open_postgres(&target, RecordsOptions::default()).await.unwrap_err();
+    assert!(matches!(error, RecordsError::Invalid { field: "database.postgres_url", .. }), "{error}");
+    assert!(error.to_string().contains("LATIN1"), "{error}");
+    assert!(Records::open_existing_postgres(&target, RecordsOptions::default()).await.unwrap().is_none());
+    admin.batch_execute(&format!("DROP DATABASE {latin} WITH (FORCE)")).await.unwrap();
 }
 
 #[tokio::test]

@@ -1,6 +1,6 @@
 //! Converts the events of a streamed completion to chunks.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::mem;
 
 use serde::de::IgnoredAny;
@@ -29,6 +29,8 @@ pub(super) struct AnswerParser {
     current_call: Option<(u64, String)>,
     /// The newest call of each index that the server gave.
     calls: BTreeMap<u64, Placed>,
+    /// The indices of all these calls, also of those that are not the newest.
+    taken: BTreeSet<u64>,
 }
 
 /// Where a call is in the answer.
@@ -119,9 +121,9 @@ impl AnswerParser {
         if let (Some(known), false) = (known, begins) {
             return known.index;
         }
-        let is_taken = self.calls.values().any(|call| call.index == given);
-        let last = self.calls.values().map(|call| call.index).max();
-        let index = if is_taken { last.unwrap_or_default().saturating_add(1) } else { given };
+        let last = self.taken.last().copied().filter(|_| self.taken.contains(&given));
+        let index = last.map_or(given, |last| last.saturating_add(1));
+        self.taken.insert(index);
         let is_whole = is_whole_call(function);
         self.calls.insert(given, Placed { index, id: id.unwrap_or_default().to_owned(), is_whole });
         index

@@ -67,6 +67,7 @@ fn messages(request: &ModelRequest, model: &str) -> Result<Vec<Value>, Failure> 
             }
         }
     }
+    instructions.retain(|text| !text.trim().is_empty());
     if !instructions.is_empty() {
         messages.insert(0, json!({"role": "system", "content": instructions.join("\n\n")}));
     }
@@ -371,6 +372,7 @@ mod tests {
         let image = json!({"type": "image_url", "image_url": {"url": "http://x/y.png"}});
         let wire = wire(json!([
             {"type": "human", "content": [{"type": "text", "text": ""}, image, " \n"]},
+            {"type": "system", "content": " "},
             {"type": "ai", "content": "\n\n", "tool_calls": [{"name": "ls", "args": {}, "id": "a"}]},
             {"type": "ai", "content": "\n"},
         ]));

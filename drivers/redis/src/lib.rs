@@ -114,8 +114,8 @@ impl RedisCache {
     async fn ask<T: FromRedisValue>(&self, commands: &Pipeline) -> RedisResult<T> {
         let (number, mut connection) = self.connect(None).await?;
         match commands.query_async(&mut connection).await {
-            // The server, or a proxy, closes idle connections. That is no outage. A replica was the primary before a failover,
-            // and the address leads to the next one.
+            // The server, or a proxy, closes idle connections. That is no outage. A replica was the primary before a
+            // failover, and the address leads to the next one.
             Err(error) if error.is_io_error() && !error.is_timeout() || is_of_replica(&error) => {
                 let (_, mut connection) = self.connect(Some(number)).await?;
                 commands.query_async(&mut connection).await

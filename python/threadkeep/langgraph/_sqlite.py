@@ -100,8 +100,8 @@ class AsyncSqliteSaver(ThreadkeepSaver):
 def _file_of(conn: sqlite3.Connection) -> str:
     path: str = next(file for _, name, file in conn.execute("PRAGMA database_list") if name == "main")
     if path:
-        # The last connection that closes moves the log into the file, without the checksums of pages. One that may only read
-        # does not.
+        # The last connection that closes moves the log into the file, without the checksums of pages. One that may only
+        # read does not.
         last = f"{Path(path).as_uri()}?mode=ro"
         with suppress(sqlite3.Error), closing(sqlite3.connect(last, uri=True, timeout=0)) as reader:
             reader.execute("SELECT count(*) FROM sqlite_master").fetchall()

@@ -103,8 +103,8 @@ impl Head {
     }
 }
 
-/// The heads of all threads, newest first, and the threads whose heads are damaged. Ignores the mode, like the gateway's
-/// search.
+/// The heads of all threads, newest first, and the threads whose heads are damaged. Ignores the mode, like the
+/// gateway's search.
 async fn heads(accessor: &StateAccessor) -> threadkeep::Result<(Vec<Head>, Damaged)> {
     let saver = accessor.saver();
     let (mut heads, mut damaged, mut after) = (Vec::new(), Vec::new(), None);

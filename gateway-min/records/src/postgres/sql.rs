@@ -174,8 +174,8 @@ pub(crate) const TEXT_IN: (&str, &str) = (" = ANY(", ")");
 
 /// Appends the text of the value at `key` of the JSON object in `column`.
 pub(crate) fn push_json_at(query: &mut Builder, column: &str, key: &str) {
-    // The server cannot look into a document with an escaped NUL. What a backslash in a literal without E is depends on a
-    // setting of the database.
+    // The server cannot look into a document with an escaped NUL. What a backslash in a literal without E is depends on
+    // a setting of the database.
     query
         .push("(replace(")
         .push(column)

@@ -1,6 +1,6 @@
 //! Converts the events of a streamed completion to chunks.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
 
 use serde::de::IgnoredAny;
@@ -166,7 +166,8 @@ impl AnswerParser {
 
 /// Whether this is a call with a name and complete arguments.
 fn is_whole_call(function: &Value) -> bool {
-    let is_object = |text: &str| serde_json::from_str::<HashMap<String, IgnoredAny>>(text).is_ok();
+    let is_object =
+        |text: &str| text.trim_start().starts_with('{') && serde_json::from_str::<IgnoredAny>(text).is_ok();
     is_named(function)
         && (function["arguments"].is_object() || function["arguments"].as_str().is_some_and(is_object))
 }

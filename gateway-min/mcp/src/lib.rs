@@ -3,6 +3,7 @@
 mod connection;
 mod listed;
 mod logged;
+mod schema;
 mod server;
 mod servers;
 mod tool;

@@ -1,8 +1,10 @@
 //! What a server offers, as a model may see it.
 
 use rmcp::model::Tool;
-use serde_json::{Map, Value as Json};
+use serde_json::Value as Json;
 use threadkeep_agent::model::ToolSpec;
+
+use crate::schema::parameters;
 
 /// The longest name of a tool that providers take.
 const NAME_MAX: usize = 64;
@@ -28,8 +30,9 @@ pub(crate) fn listed(server: &str, tools: Vec<Tool>) -> Vec<Listed> {
         let name = format!("mcp_{server}_{}", tool.name);
         let is_valid = name.len() <= NAME_MAX
             && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-');
-        let parameters = parameters(&tool.input_schema);
-        let size = parameters.to_string().len();
+        let given = Json::Object(tool.input_schema.as_ref().clone()).to_string().len();
+        let parameters = if given > SCHEMA_MAX { Json::Null } else { parameters(&tool.input_schema) };
+        let size = given.max(parameters.to_string().len());
         if !is_valid || size > SCHEMA_MAX || found.iter().any(|known| known.spec.name == name) {
             let tool: String = tool.name.chars().take(100).collect();
             tracing::warn!(
@@ -45,16 +48,6 @@ pub(crate) fn listed(server: &str, tools: Vec<Tool>) -> Vec<Listed> {
         found.push(Listed { name: tool.name.into_owned(), spec: ToolSpec { name, description, parameters } });
     }
     found
-}
-
-/// The schema of a tool's arguments. That of a tool without any often has no `properties`, or null for them and for
-/// `required`; OpenAI refuses every request with such a tool.
-fn parameters(schema: &Map<String, Json>) -> Json {
-    let mut schema = schema.clone();
-    schema.retain(|_, value| !value.is_null());
-    schema.entry("type").or_insert_with(|| "object".into());
-    schema.entry("properties").or_insert_with(|| Map::new().into());
-    Json::Object(schema)
 }
 
 #[cfg(test)]

@@ -19,6 +19,8 @@ use threadkeep_config::{Hidden, McpServer};
 use threadkeep_processes::{Guard, Guarded, Program, SpawnError};
 use tokio::sync::Notify;
 
+use crate::http::Client;
+
 /// How long a server over HTTP has to accept a connection.
 const HTTP_CONNECT: Duration = Duration::from_secs(10);
 /// The most tools of one server.
@@ -150,9 +152,7 @@ impl Connection {
     }
 }
 
-fn http_transport(
-    server: &McpServer,
-) -> Result<StreamableHttpClientTransport<reqwest::Client>, ConnectError> {
+fn http_transport(server: &McpServer) -> Result<StreamableHttpClientTransport<Client>, ConnectError> {
     let url = server.url.as_ref().map(threadkeep_config::Secret::expose).unwrap_or_default();
     // The process has one provider for TLS; the first one to come installs it.
     drop(rustls::crypto::ring::default_provider().install_default());
@@ -173,7 +173,7 @@ fn http_transport(
         value.set_sensitive(true);
         config.custom_headers.insert(header, value);
     }
-    Ok(StreamableHttpClientTransport::with_client(client, config))
+    Ok(StreamableHttpClientTransport::with_client(Client(client), config))
 }
 
 /// The innermost reason.

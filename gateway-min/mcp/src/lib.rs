@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 
 mod connection;
+mod http;
 mod listed;
 mod logged;
 mod schema;

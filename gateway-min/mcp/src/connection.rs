@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use reqwest::redirect;
+use reqwest::{StatusCode, redirect};
 use rmcp::model::{
     CallToolRequestParams, CallToolResult, ElicitRequestParams, ElicitResult, ElicitationCreateRequestMethod,
     ErrorData, JsonObject, ListRootsRequestMethod, PaginatedRequestParams, Tool,
@@ -23,6 +23,8 @@ use crate::http::Client;
 
 /// How long a server over HTTP has to accept a connection.
 const HTTP_CONNECT: Duration = Duration::from_secs(10);
+/// The most redirects of one request.
+const REDIRECTS_MAX: usize = 3;
 /// The most tools of one server.
 const TOOLS_MAX: usize = 512;
 /// How much of a program's standard error is shown.
@@ -156,10 +158,9 @@ fn http_transport(server: &McpServer) -> Result<StreamableHttpClientTransport<Cl
     let url = server.url.as_ref().map(threadkeep_config::Secret::expose).unwrap_or_default();
     // The process has one provider for TLS; the first one to come installs it.
     drop(rustls::crypto::ring::default_provider().install_default());
-    let mut client = reqwest::Client::builder()
-        .connect_timeout(HTTP_CONNECT)
-        // A redirect would take the headers elsewhere.
-        .redirect(redirect::Policy::none());
+    let mut client = reqwest::Client::builder().connect_timeout(HTTP_CONNECT).redirect(
+        redirect::Policy::custom(|attempt| if stays(&attempt) { attempt.follow() } else { attempt.stop() }),
+    );
     if reqwest::Url::parse(url).is_ok_and(|url| is_loopback(&url)) {
         // A proxy of the environment cannot reach a server on this machine, and would read the headers.
         client = client.no_proxy();
@@ -174,6 +175,16 @@ fn http_transport(server: &McpServer) -> Result<StreamableHttpClientTransport<Cl
         config.custom_headers.insert(header, value);
     }
     Ok(StreamableHttpClientTransport::with_client(Client(client), config))
+}
+
+/// Whether a redirect leads to the same server, and the request stays as it is. Many servers redirect from `/mcp` to `/mcp/`
+/// or back. Another redirect would take the headers elsewhere.
+fn stays(attempt: &redirect::Attempt<'_>) -> bool {
+    let keeps_request =
+        matches!(attempt.status(), StatusCode::TEMPORARY_REDIRECT | StatusCode::PERMANENT_REDIRECT);
+    let before = attempt.previous();
+    let is_same = before.last().is_some_and(|before| before.origin() == attempt.url().origin());
+    keeps_request && is_same && before.len() <= REDIRECTS_MAX
 }
 
 /// The innermost reason.

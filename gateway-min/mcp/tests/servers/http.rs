@@ -96,6 +96,25 @@ async fn a_redirect_is_not_followed() {
     assert!(seen.lock().unwrap().is_empty());
 }
 
+/// Many servers redirect to their own path with a slash at its end, or to that without one.
+#[tokio::test]
+async fn a_redirect_to_another_path_of_the_server_is_followed() {
+    let seen = Seen::default();
+    let router = Router::new()
+        .route("/mcp", post(|| async { Redirect::temporary("/mcp/") }))
+        .route("/mcp/", post(answer))
+        .with_state(Arc::clone(&seen));
+    let mut scene = Scene::new("");
+    scene.configured = [("web".to_owned(), at(&listen(router).await))].into();
+    let tools = scene.tools().await;
+    assert_eq!(call(&tools[0], json!({})).await.unwrap().content, "one");
+    assert!(seen.lock().unwrap().iter().all(|(_, key)| key == "Bearer sk-1"));
+    // Without an end.
+    let loops = Router::new().route("/mcp", post(|| async { Redirect::permanent("/mcp") }));
+    scene.configured = [("web".to_owned(), at(&listen(loops).await))].into();
+    assert!(scene.tools().await.is_empty());
+}
+
 #[tokio::test]
 async fn a_server_that_nobody_runs_or_with_a_header_that_is_none_is_left_out() {
     let mut scene = Scene::new("");

@@ -128,16 +128,17 @@ impl Connection {
     /// All tools of the server, the first [`TOOLS_MAX`].
     pub(crate) async fn tools(&self) -> Result<Vec<Tool>, ServiceError> {
         let mut tools: Vec<Tool> = Vec::new();
-        let mut page = None;
+        let mut cursor: Option<String> = None;
         loop {
-            let result = self.service.peer().list_tools(page.take()).await?;
+            let page = PaginatedRequestParams::default().with_cursor(cursor.clone());
+            let result = self.service.peer().list_tools(cursor.is_some().then_some(page)).await?;
             tools.extend(result.tools);
-            match result.next_cursor {
-                Some(cursor) if tools.len() < TOOLS_MAX => {
-                    page = Some(PaginatedRequestParams::default().with_cursor(Some(cursor)));
-                }
-                _ => break,
+            // Some servers give the same cursor again and again.
+            let next = result.next_cursor.filter(|next| cursor.as_ref() != Some(next));
+            if next.is_none() || tools.len() >= TOOLS_MAX {
+                break;
             }
+            cursor = next;
         }
         tools.truncate(TOOLS_MAX);
         Ok(tools)
@@ -177,8 +178,8 @@ fn http_transport(server: &McpServer) -> Result<StreamableHttpClientTransport<Cl
     Ok(StreamableHttpClientTransport::with_client(Client(client), config))
 }
 
-/// Whether a redirect leads to the same server, and the request stays as it is. Many servers redirect from `/mcp` to `/mcp/`
-/// or back. Another redirect would take the headers elsewhere.
+/// Whether a redirect leads to the same server, and the request stays as it is. Many servers redirect from `/mcp` to
+/// `/mcp/` or back. Another redirect would take the headers elsewhere.
 fn stays(attempt: &redirect::Attempt<'_>) -> bool {
     let keeps_request =
         matches!(attempt.status(), StatusCode::TEMPORARY_REDIRECT | StatusCode::PERMANENT_REDIRECT);

@@ -99,8 +99,8 @@ impl StreamableHttpClient for Client {
     }
 }
 
-/// Whether a server that was started again does not know the session. The protocol wants 404, which is known without this;
-/// many servers say it with 400 and an error that names no request. An error of the request itself is none of these.
+/// Whether a server that was started again does not know the session. The protocol wants 404, which is known without
+/// this; many servers say it with 400 and an error that names no request. An error of the request itself is neither.
 fn is_without_session(answer: &Answer, request: Option<&RequestId>) -> bool {
     let said = match answer {
         Ok(StreamableHttpPostResponse::Json(JsonRpcMessage::Error(error), _))

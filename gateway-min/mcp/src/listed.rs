@@ -27,7 +27,8 @@ pub(crate) struct Listed {
 pub(crate) fn listed(server: &str, tools: Vec<Tool>) -> Vec<Listed> {
     let mut found: Vec<Listed> = Vec::new();
     for tool in tools {
-        let name = format!("mcp_{server}_{}", tool.name);
+        // The protocol allows dots, which no provider does.
+        let name = format!("mcp_{server}_{}", tool.name.replace(['.', '/'], "_"));
         let is_valid = name.len() <= NAME_MAX
             && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-');
         let given = Json::Object(tool.input_schema.as_ref().clone()).to_string().len();
@@ -39,7 +40,7 @@ pub(crate) fn listed(server: &str, tools: Vec<Tool>) -> Vec<Listed> {
                 server,
                 tool,
                 size,
-                "a tool is left out: its name is not one that models take, or its schema is too large"
+                "a tool is left out: its name is not one that models take, or that of another, or its schema is too large"
             );
             continue;
         }
@@ -85,6 +86,15 @@ mod tests {
         ] {
             assert_eq!(listed("s", vec![tool("now", &schema)])[0].spec.parameters, empty, "{schema}");
         }
+    }
+
+    /// The protocol allows dots in names, and an earlier draft of it slashes.
+    #[test]
+    fn dots_and_slashes_in_names_become_underscores() {
+        let tools = ["issues.list", "issues/get", "issues_list"].map(|name| tool(name, &json!({})));
+        let found = listed("s", tools.into());
+        let names: Vec<_> = found.iter().map(|tool| (tool.name.as_str(), tool.spec.name.as_str())).collect();
+        assert_eq!(names, [("issues.list", "mcp_s_issues_list"), ("issues/get", "mcp_s_issues_get")]);
     }
 
     #[test]

@@ -11,8 +11,8 @@ const COMPOSING: [&str; 4] = ["$ref", "allOf", "anyOf", "oneOf"];
 const PARTS_MAX: usize = 200;
 
 /// The schema of a tool's arguments. That of a tool without any often has no `properties`, or null for them and for
-/// `required`; OpenAI refuses every request with such a tool. One that is composed of others becomes one object with the
-/// properties of all of them: the server checks what it is called with.
+/// `required`; OpenAI refuses every request with such a tool. One that is composed of others becomes one object with
+/// the properties of all of them: the server checks what it is called with.
 pub(crate) fn parameters(schema: &Map<String, Json>) -> Json {
     let mut flat = schema.clone();
     flat.retain(|_, value| !value.is_null());

@@ -60,8 +60,8 @@ impl Tool for McpTool {
     }
 }
 
-/// The arguments that the model gave. Many models write null for an optional one that they leave out, and most servers refuse
-/// that, unless it is described as one that may be null.
+/// The arguments that the model gave. Many models write null for an optional one that they leave out, and most servers
+/// refuse that, unless it is described as one that may be null.
 fn given(args: Json, schema: &Json) -> Map<String, Json> {
     let Json::Object(mut args) = args else { return Map::new() };
     args.retain(|name, value| {

@@ -10,8 +10,8 @@ const NESTED: [&str; 6] = ["items", "prefixItems", "additionalProperties", "anyO
 const NO_LONGER_BOOLEAN: [&str; 3] = ["exclusiveMinimum", "exclusiveMaximum", "required"];
 
 /// The schema, with `items` wherever a list is described without them. JSON Schema allows that, and such tools of MCP
-/// servers are common, but providers refuse every request with one. Empty `items` say no more than none. They also refuse
-/// keywords in the form of older drafts: an `items` for each place of a list becomes one for all of them.
+/// servers are common, but providers refuse every request with one. Empty `items` say no more than none. They also
+/// refuse keywords in the form of older drafts: an `items` for each place of a list becomes one for all of them.
 pub(super) fn with_items(schema: &Value) -> Value {
     let mut schema = schema.clone();
     complete(&mut schema);

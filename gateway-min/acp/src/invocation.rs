@@ -13,7 +13,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 
 use crate::connection::{Connection, Dialogue, RequestError, Sent};
-use crate::protocol::{self, Initialized, Prompted, SessionCreated, VERSION};
+use crate::protocol::{self, AUTH_REQUIRED, Initialized, Prompted, SessionCreated, VERSION, sign_in};
 
 /// How long an agent has to stop by itself when its prompt is cancelled. With the time that its processes then have to end
 /// it is less than three seconds.
@@ -132,7 +132,8 @@ impl Invocation<'_> {
         prompting: &mut Option<Prompting>,
     ) -> Result<String, InvocationError> {
         let sent = connection.send("initialize", &protocol::initialize());
-        let Initialized { protocol_version, agent_capabilities } = connection.answer(sent, dialogue).await?;
+        let initialized = connection.answer::<Initialized>(sent, dialogue).await?;
+        let Initialized { protocol_version, agent_capabilities, auth_methods } = initialized;
         if protocol_version != Some(VERSION) {
             let version = protocol_version.map_or_else(|| "no".to_owned(), |version| version.to_string());
             return Err(InvocationError::Version(version));
@@ -142,7 +143,18 @@ impl Invocation<'_> {
         let servers: Vec<Json> = self.servers.iter().filter(can_use).cloned().collect();
         let params = protocol::new_session(&self.directory, &servers, self.agent.model.as_deref());
         let sent = connection.send("session/new", &params);
-        let SessionCreated { session_id } = connection.answer(sent, dialogue).await?;
+        let mut created = connection.answer::<SessionCreated>(sent, dialogue).await;
+        if let Err(RequestError::Refused { error, .. }) = &created
+            && error.code == AUTH_REQUIRED
+            && let Some(method) = sign_in(&auth_methods, |name| self.agent.env.contains_key(name))
+        {
+            // Many agents do not look at their keys before they are asked to.
+            let sent = connection.send("authenticate", &protocol::authenticate(method));
+            connection.answer::<Json>(sent, dialogue).await?;
+            let sent = connection.send("session/new", &params);
+            created = connection.answer(sent, dialogue).await;
+        }
+        let SessionCreated { session_id } = created?;
         let sent = connection.send("session/prompt", &protocol::prompt(&session_id, self.prompt));
         *prompting = Some(Prompting { session: session_id, sent });
         let Prompted { stop_reason } = connection.answer(sent, dialogue).await?;

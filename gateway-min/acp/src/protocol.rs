@@ -14,6 +14,8 @@ use serde_json::{Value as Json, json};
 /// The version of the protocol.
 pub(crate) const VERSION: u64 = 1;
 
+/// The protocol's code for a session that needs [`sign_in`] first.
+pub(crate) const AUTH_REQUIRED: i64 = -32_000;
 /// JSON-RPC's code for a method that does not exist.
 pub(crate) const METHOD_NOT_FOUND: i64 = -32_601;
 /// JSON-RPC's code for parameters that do not fit.
@@ -40,6 +42,8 @@ pub(crate) struct Incoming<'a> {
 pub(crate) struct Initialized {
     pub(crate) protocol_version: Option<u64>,
     pub(crate) agent_capabilities: Capabilities,
+    /// The ways to sign in.
+    pub(crate) auth_methods: Json,
 }
 
 /// What the agent can do.
@@ -139,6 +143,27 @@ pub(crate) fn initialize() -> Json {
     })
 }
 
+/// The way to sign in that needs only variables that the agent has, and so no user. It lists them, or has the name of its
+/// one variable, as `openai-api-key`.
+pub(crate) fn sign_in(methods: &Json, is_set: impl Fn(&str) -> bool) -> Option<&str> {
+    let is_ready = |method: &Json, id: &str| {
+        let listed = method["vars"].as_array().into_iter().flatten();
+        let needed = listed.filter(|variable| variable["optional"] != true);
+        let needed: Vec<&str> = needed.filter_map(|variable| variable["name"].as_str()).collect();
+        if needed.is_empty() {
+            is_set(&id.to_uppercase().replace('-', "_"))
+        } else {
+            needed.into_iter().all(&is_set)
+        }
+    };
+    let mut ids = methods.as_array()?.iter().filter_map(|method| Some((method, method["id"].as_str()?)));
+    ids.find(|(method, id)| is_ready(method, id)).map(|(_, id)| id)
+}
+
+pub(crate) fn authenticate(method: &str) -> Json {
+    json!({ "methodId": method })
+}
+
 /// `model` is a hint. It goes where agents that know no hint must ignore it.
 pub(crate) fn new_session(directory: &Path, servers: &[Json], model: Option<&str>) -> Json {
     let mut params = json!({"cwd": directory, "mcpServers": servers});
@@ -226,6 +251,26 @@ mod tests {
         assert_eq!(update("agent_message_chunk", json!([text])), None);
         assert_eq!(message_text(&raw(&json!({"update": {"sessionUpdate": "plan", "entries": []}}))), None);
         assert_eq!(message_text(&raw(&json!([]))), None);
+    }
+
+    #[test]
+    fn only_a_way_to_sign_in_that_needs_no_user_is_chosen() {
+        let is_set = |name: &str| ["OPENAI_API_KEY", "AZURE_KEY"].contains(&name);
+        let method = |id: &str, vars: Json| json!({"id": id, "name": id, "type": "env_var", "vars": vars});
+        let browser = json!({"id": "chatgpt", "name": "Log in"});
+        let named = json!({"id": "openai-api-key", "name": "Key"});
+        let listed =
+            method("azure", json!([{"name": "AZURE_KEY"}, {"name": "AZURE_REGION", "optional": true}]));
+        let lacking = method("vertex", json!([{"name": "AZURE_KEY"}, {"name": "VERTEX_KEY"}]));
+        for (methods, chosen) in [
+            (json!([browser, named]), Some("openai-api-key")),
+            (json!([lacking, listed]), Some("azure")),
+            (json!([browser, lacking, {"id": 1}, null]), None),
+            (json!([]), None),
+            (Json::Null, None),
+        ] {
+            assert_eq!(sign_in(&methods, is_set), chosen, "{methods}");
+        }
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use reqwest::redirect;
+use reqwest::{StatusCode, redirect};
 use rmcp::model::{
     CallToolRequestParams, CallToolResult, ElicitRequestParams, ElicitResult, ElicitationCreateRequestMethod,
     ErrorData, JsonObject, ListRootsRequestMethod, PaginatedRequestParams, Tool,
@@ -19,8 +19,12 @@ use threadkeep_config::{Hidden, McpServer};
 use threadkeep_processes::{Guard, Guarded, Program, SpawnError};
 use tokio::sync::Notify;
 
+use crate::http::Client;
+
 /// How long a server over HTTP has to accept a connection.
 const HTTP_CONNECT: Duration = Duration::from_secs(10);
+/// The most redirects of one request.
+const REDIRECTS_MAX: usize = 3;
 /// The most tools of one server.
 const TOOLS_MAX: usize = 512;
 /// How much of a program's standard error is shown.
@@ -124,16 +128,17 @@ impl Connection {
     /// All tools of the server, the first [`TOOLS_MAX`].
     pub(crate) async fn tools(&self) -> Result<Vec<Tool>, ServiceError> {
         let mut tools: Vec<Tool> = Vec::new();
-        let mut page = None;
+        let mut cursor: Option<String> = None;
         loop {
-            let result = self.service.peer().list_tools(page.take()).await?;
+            let page = PaginatedRequestParams::default().with_cursor(cursor.clone());
+            let result = self.service.peer().list_tools(cursor.is_some().then_some(page)).await?;
             tools.extend(result.tools);
-            match result.next_cursor {
-                Some(cursor) if tools.len() < TOOLS_MAX => {
-                    page = Some(PaginatedRequestParams::default().with_cursor(Some(cursor)));
-                }
-                _ => break,
+            // Some servers give the same cursor again and again.
+            let next = result.next_cursor.filter(|next| cursor.as_ref() != Some(next));
+            if next.is_none() || tools.len() >= TOOLS_MAX {
+                break;
             }
+            cursor = next;
         }
         tools.truncate(TOOLS_MAX);
         Ok(tools)
@@ -150,16 +155,13 @@ impl Connection {
     }
 }
 
-fn http_transport(
-    server: &McpServer,
-) -> Result<StreamableHttpClientTransport<reqwest::Client>, ConnectError> {
+fn http_transport(server: &McpServer) -> Result<StreamableHttpClientTransport<Client>, ConnectError> {
     let url = server.url.as_ref().map(threadkeep_config::Secret::expose).unwrap_or_default();
     // The process has one provider for TLS; the first one to come installs it.
     drop(rustls::crypto::ring::default_provider().install_default());
-    let mut client = reqwest::Client::builder()
-        .connect_timeout(HTTP_CONNECT)
-        // A redirect would take the headers elsewhere.
-        .redirect(redirect::Policy::none());
+    let mut client = reqwest::Client::builder().connect_timeout(HTTP_CONNECT).redirect(
+        redirect::Policy::custom(|attempt| if stays(&attempt) { attempt.follow() } else { attempt.stop() }),
+    );
     if reqwest::Url::parse(url).is_ok_and(|url| is_loopback(&url)) {
         // A proxy of the environment cannot reach a server on this machine, and would read the headers.
         client = client.no_proxy();
@@ -173,7 +175,17 @@ fn http_transport(
         value.set_sensitive(true);
         config.custom_headers.insert(header, value);
     }
-    Ok(StreamableHttpClientTransport::with_client(client, config))
+    Ok(StreamableHttpClientTransport::with_client(Client(client), config))
+}
+
+/// Whether a redirect leads to the same server, and the request stays as it is. Many servers redirect from `/mcp` to
+/// `/mcp/` or back. Another redirect would take the headers elsewhere.
+fn stays(attempt: &redirect::Attempt<'_>) -> bool {
+    let keeps_request =
+        matches!(attempt.status(), StatusCode::TEMPORARY_REDIRECT | StatusCode::PERMANENT_REDIRECT);
+    let before = attempt.previous();
+    let is_same = before.last().is_some_and(|before| before.origin() == attempt.url().origin());
+    keeps_request && is_same && before.len() <= REDIRECTS_MAX
 }
 
 /// The innermost reason.

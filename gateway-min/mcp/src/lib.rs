@@ -1,8 +1,10 @@
 #![doc = include_str!("../README.md")]
 
 mod connection;
+mod http;
 mod listed;
 mod logged;
+mod schema;
 mod server;
 mod servers;
 mod tool;

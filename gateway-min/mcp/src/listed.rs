@@ -1,8 +1,10 @@
 //! What a server offers, as a model may see it.
 
 use rmcp::model::Tool;
-use serde_json::{Map, Value as Json};
+use serde_json::Value as Json;
 use threadkeep_agent::model::ToolSpec;
+
+use crate::schema::parameters;
 
 /// The longest name of a tool that providers take.
 const NAME_MAX: usize = 64;
@@ -25,18 +27,20 @@ pub(crate) struct Listed {
 pub(crate) fn listed(server: &str, tools: Vec<Tool>) -> Vec<Listed> {
     let mut found: Vec<Listed> = Vec::new();
     for tool in tools {
-        let name = format!("mcp_{server}_{}", tool.name);
+        // The protocol allows dots, which no provider does.
+        let name = format!("mcp_{server}_{}", tool.name.replace(['.', '/'], "_"));
         let is_valid = name.len() <= NAME_MAX
             && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-');
-        let parameters = parameters(&tool.input_schema);
-        let size = parameters.to_string().len();
+        let given = Json::Object(tool.input_schema.as_ref().clone()).to_string().len();
+        let parameters = if given > SCHEMA_MAX { Json::Null } else { parameters(&tool.input_schema) };
+        let size = given.max(parameters.to_string().len());
         if !is_valid || size > SCHEMA_MAX || found.iter().any(|known| known.spec.name == name) {
             let tool: String = tool.name.chars().take(100).collect();
             tracing::warn!(
                 server,
                 tool,
                 size,
-                "a tool is left out: its name is not one that models take, or its schema is too large"
+                "a tool is left out: its name is not one that models take, or that of another, or its schema is too large"
             );
             continue;
         }
@@ -45,16 +49,6 @@ pub(crate) fn listed(server: &str, tools: Vec<Tool>) -> Vec<Listed> {
         found.push(Listed { name: tool.name.into_owned(), spec: ToolSpec { name, description, parameters } });
     }
     found
-}
-
-/// The schema of a tool's arguments. That of a tool without any often has no `properties`, or null for them and for
-/// `required`; OpenAI refuses every request with such a tool.
-fn parameters(schema: &Map<String, Json>) -> Json {
-    let mut schema = schema.clone();
-    schema.retain(|_, value| !value.is_null());
-    schema.entry("type").or_insert_with(|| "object".into());
-    schema.entry("properties").or_insert_with(|| Map::new().into());
-    Json::Object(schema)
 }
 
 #[cfg(test)]
@@ -92,6 +86,15 @@ mod tests {
         ] {
             assert_eq!(listed("s", vec![tool("now", &schema)])[0].spec.parameters, empty, "{schema}");
         }
+    }
+
+    /// The protocol allows dots in names, and an earlier draft of it slashes.
+    #[test]
+    fn dots_and_slashes_in_names_become_underscores() {
+        let tools = ["issues.list", "issues/get", "issues_list"].map(|name| tool(name, &json!({})));
+        let found = listed("s", tools.into());
+        let names: Vec<_> = found.iter().map(|tool| (tool.name.as_str(), tool.spec.name.as_str())).collect();
+        assert_eq!(names, [("issues.list", "mcp_s_issues_list"), ("issues/get", "mcp_s_issues_get")]);
     }
 
     #[test]

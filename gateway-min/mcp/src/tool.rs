@@ -49,7 +49,7 @@ impl Tool for McpTool {
     }
 
     async fn call(&self, _: &ToolContext, args: Json) -> Result<ToolOutput, ToolError> {
-        let arguments: Map<String, Json> = args.as_object().cloned().unwrap_or_default();
+        let arguments = given(args, &self.tool.spec.parameters);
         let result = self.server.call(&self.tool.name, arguments).await;
         let output = output(&result.map_err(|error| ToolError::Failed(error.to_string()))?);
         Ok(match output.status {
@@ -58,6 +58,22 @@ impl Tool for McpTool {
             ToolStatus::Success => output,
         })
     }
+}
+
+/// The arguments that the model gave. Many models write null for an optional one that they leave out, and most servers
+/// refuse that, unless it is described as one that may be null.
+fn given(args: Json, schema: &Json) -> Map<String, Json> {
+    let Json::Object(mut args) = args else { return Map::new() };
+    args.retain(|name, value| {
+        let property = &schema["properties"][name.as_str()];
+        let is_never_null = match &property["type"] {
+            Json::String(kind) => kind != "null",
+            Json::Array(kinds) => !kinds.iter().any(|kind| kind == "null"),
+            _ => false,
+        };
+        !value.is_null() || !is_never_null || property["nullable"] == true
+    });
+    args
 }
 
 fn output(result: &CallToolResult) -> ToolOutput {
@@ -101,4 +117,25 @@ fn omitted(text: &mut String, what: &str, which: &str) {
     let which: String = which.chars().take(200).collect();
     // Writing to a string does not fail.
     let _ = write!(text, "[{what} was left out: {which}]");
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn null_for_an_argument_that_is_never_null_is_left_out() {
+        let schema = json!({"properties": {
+            "path": {"type": "string"}, "head": {"type": ["integer", "string"]}, "note": {"type": ["string", "null"]},
+            "any": {"anyOf": [{"type": "string"}, {"type": "null"}]}, "old": {"type": "string", "nullable": true},
+        }});
+        let args = json!({
+            "path": "a", "head": null, "note": null, "any": null, "old": null, "more": null,
+        });
+        let kept = json!({"path": "a", "note": null, "any": null, "old": null, "more": null});
+        assert_eq!(Json::Object(given(args, &schema)), kept);
+        assert_eq!(given(Json::Null, &schema), Map::new());
+    }
 }

@@ -27,6 +27,28 @@ async fn the_text_of_the_agents_message_is_the_result() {
     assert_eq!(heard[2]["params"], json!({"sessionId": "s", "prompt": [{"type": "text", "text": "Do it"}]}));
 }
 
+/// Agents that have a key in their environment may want to be asked to use it.
+#[tokio::test]
+async fn an_agent_that_wants_it_is_asked_to_sign_in_with_its_key() {
+    let script = r#"
+hear; answer 0 '{"protocolVersion":1,"authMethods":[{"id":"chatgpt","name":"Log in"},{"id":"some-api-key","name":"Key"}]}'
+hear; printf '{"jsonrpc":"2.0","id":1,"error":{"code":-32000,"message":"Authentication required"}}\n'
+hear; answer 2 '{}'
+hear; answer 3 '{"sessionId":"s"}'
+hear; say done; answer 4 '{"stopReason":"end_turn"}'"#;
+    let scene = Scene::new();
+    let mut agent = scene.agent(script);
+    agent.env.insert("SOME_API_KEY".into(), Secret::new("sk-1"));
+    assert_eq!(scene.call(agent).await.content, "done");
+    let heard = scene.heard();
+    let methods: Vec<&Json> = heard.iter().map(|message| &message["method"]).collect();
+    assert_eq!(methods, ["initialize", "session/new", "authenticate", "session/new", "session/prompt"]);
+    assert_eq!(heard[2]["params"], json!({"methodId": "some-api-key"}));
+    // Without the key nobody could sign in.
+    let output = Scene::new().run(script).await;
+    assert_eq!(output.content, "Error invoking ACP agent 'a': session/new failed: Authentication required");
+}
+
 #[tokio::test]
 async fn the_agent_works_in_the_threads_own_directory() {
     let scene = Scene::new();

@@ -96,6 +96,25 @@ async fn a_redirect_is_not_followed() {
     assert!(seen.lock().unwrap().is_empty());
 }
 
+/// Many servers redirect to their own path with a slash at its end, or to that without one.
+#[tokio::test]
+async fn a_redirect_to_another_path_of_the_server_is_followed() {
+    let seen = Seen::default();
+    let router = Router::new()
+        .route("/mcp", post(|| async { Redirect::temporary("/mcp/") }))
+        .route("/mcp/", post(answer))
+        .with_state(Arc::clone(&seen));
+    let mut scene = Scene::new("");
+    scene.configured = [("web".to_owned(), at(&listen(router).await))].into();
+    let tools = scene.tools().await;
+    assert_eq!(call(&tools[0], json!({})).await.unwrap().content, "one");
+    assert!(seen.lock().unwrap().iter().all(|(_, key)| key == "Bearer sk-1"));
+    // Without an end.
+    let loops = Router::new().route("/mcp", post(|| async { Redirect::permanent("/mcp") }));
+    scene.configured = [("web".to_owned(), at(&listen(loops).await))].into();
+    assert!(scene.tools().await.is_empty());
+}
+
 #[tokio::test]
 async fn a_server_that_nobody_runs_or_with_a_header_that_is_none_is_left_out() {
     let mut scene = Scene::new("");
@@ -105,6 +124,84 @@ async fn a_server_that_nobody_runs_or_with_a_header_that_is_none_is_left_out() {
     broken.headers = [("Not a header".to_owned(), Secret::new("x"))].into();
     scene.configured = [("web".to_owned(), broken)].into();
     assert!(scene.tools().await.is_empty());
+}
+
+/// A server that gives each connection a session, knows only the newest one, and answers all others with this.
+fn forgetful(newest: Arc<Mutex<usize>>, refusal: fn() -> Response) -> Router {
+    let answer = move |headers: HeaderMap, Json(request): Json<Value>| {
+        let newest = Arc::clone(&newest);
+        async move {
+            let method = request["method"].as_str().unwrap_or_default();
+            let mut newest = newest.lock().unwrap();
+            if method == "initialize" {
+                *newest += 1;
+            } else if headers
+                .get("mcp-session-id")
+                .is_none_or(|id| id.to_str().unwrap() != newest.to_string())
+            {
+                return refusal();
+            }
+            let result = match method {
+                "initialize" => json!({
+                    "protocolVersion": "2025-06-18", "capabilities": {"tools": {}},
+                    "serverInfo": {"name": "ours", "version": "1"},
+                }),
+                "tools/list" => {
+                    let tool = |name: &str| json!({"name": name, "inputSchema": {"type": "object"}});
+                    let tools = ["say", "fail"].map(tool);
+                    json!({ "tools": tools })
+                }
+                "tools/call" if request["params"]["name"] == "fail" => {
+                    let error = json!({"code": -32603, "message": "Internal server error"});
+                    let answer = json!({"jsonrpc": "2.0", "id": null, "error": error});
+                    return (StatusCode::INTERNAL_SERVER_ERROR, Json(answer)).into_response();
+                }
+                "tools/call" => json!({"content": [{"type": "text", "text": "said"}]}),
+                _ => return StatusCode::ACCEPTED.into_response(),
+            };
+            let answer = Json(json!({"jsonrpc": "2.0", "id": request["id"], "result": result}));
+            ([("mcp-session-id", newest.to_string())], answer).into_response()
+        }
+    };
+    Router::new().route("/mcp", post(answer))
+}
+
+fn no_session(id: &Value, message: &str) -> Response {
+    let error = json!({"code": -32000, "message": message});
+    (StatusCode::BAD_REQUEST, Json(json!({"jsonrpc": "2.0", "id": id, "error": error}))).into_response()
+}
+
+/// Servers that were started again know no session. The protocol wants 404 then; these are what many say instead.
+#[tokio::test]
+async fn a_server_that_has_lost_its_sessions_is_connected_to_again() {
+    let refusals: [fn() -> Response; 5] = [
+        || StatusCode::NOT_FOUND.into_response(),
+        || no_session(&Value::Null, "Bad Request: No valid session ID provided"),
+        || no_session(&json!("server-error"), "Bad Request: No valid session ID provided"),
+        || no_session(&Value::Null, "Bad Request: Server not initialized"),
+        || (StatusCode::BAD_REQUEST, "Invalid session ID").into_response(),
+    ];
+    for (index, refusal) in refusals.into_iter().enumerate() {
+        let newest = Arc::<Mutex<usize>>::default();
+        let url = listen(forgetful(Arc::clone(&newest), refusal)).await;
+        let mut scene = Scene::new("");
+        scene.configured = [("web".to_owned(), at(&url))].into();
+        let tools = scene.tools().await;
+        assert_eq!(call(&tools[0], json!({})).await.unwrap().content, "said");
+        *newest.lock().unwrap() += 1;
+        assert_eq!(call(&tools[0], json!({})).await.unwrap().content, "said", "refusal {index}");
+    }
+}
+
+/// It is an error at once, not when the time of the call is up.
+#[tokio::test]
+async fn an_error_without_the_id_of_the_call_is_that_of_the_call() {
+    let url = listen(forgetful(Arc::default(), || StatusCode::NOT_FOUND.into_response())).await;
+    let mut scene = Scene::new("");
+    scene.configured = [("web".to_owned(), at(&url))].into();
+    let tools = scene.tools().await;
+    let error = call(&tools[1], json!({})).await.unwrap_err().to_string();
+    assert!(error.starts_with("the call of the server 'web' failed: Internal server error"), "{error}");
 }
 
 /// Writes what is logged at any level, except by the libraries of the client, which are kept out of the log by their

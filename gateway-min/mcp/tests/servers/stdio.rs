@@ -189,6 +189,15 @@ async fn tools_that_change_are_listed_again() {
     tokio::time::timeout(PATIENCE, changed).await.unwrap();
 }
 
+#[tokio::test]
+async fn a_cursor_that_is_given_again_and_again_ends_the_list() {
+    let scene = Scene::new(
+        r#"initialize; while hear; do echo listed >> "$ROOT/lists"; answer '{"tools":[{"name":"one","inputSchema":{"type":"object"}}],"nextCursor":""}'; done"#,
+    );
+    assert_eq!(names(&scene.tools().await), ["mcp_s_one"]);
+    assert_eq!(scene.read("lists").lines().count(), 2);
+}
+
 /// Some servers say after each listing that their tools have changed.
 #[tokio::test]
 async fn tools_that_change_all_the_time_are_not_listed_all_the_time() {

@@ -1,14 +1,17 @@
 //! The schemas of tools, as providers accept them.
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 /// The keywords whose value has a schema for each of its keys.
 const BY_NAME: [&str; 4] = ["properties", "patternProperties", "$defs", "definitions"];
 /// The keywords whose value is a schema or a list of schemas.
 const NESTED: [&str; 6] = ["items", "prefixItems", "additionalProperties", "anyOf", "oneOf", "allOf"];
+/// Keywords that were booleans in older drafts, as OpenAPI 3.0 still has them.
+const NO_LONGER_BOOLEAN: [&str; 3] = ["exclusiveMinimum", "exclusiveMaximum", "required"];
 
 /// The schema, with `items` wherever a list is described without them. JSON Schema allows that, and such tools of MCP
-/// servers are common, but providers refuse every request with one. Empty `items` say no more than none.
+/// servers are common, but providers refuse every request with one. Empty `items` say no more than none. They also
+/// refuse keywords in the form of older drafts: an `items` for each place of a list becomes one for all of them.
 pub(super) fn with_items(schema: &Value) -> Value {
     let mut schema = schema.clone();
     complete(&mut schema);
@@ -21,6 +24,21 @@ fn complete(schema: &mut Value) {
         Value::Array(schemas) => return schemas.iter_mut().for_each(complete),
         _ => return,
     };
+    keywords.retain(|keyword, value| !(value.is_boolean() && NO_LONGER_BOOLEAN.contains(&keyword.as_str())));
+    if let Some(Value::Array(places)) = keywords.get("items") {
+        let mut kinds: Vec<Value> = Vec::new();
+        for place in places {
+            if !kinds.contains(place) {
+                kinds.push(place.clone());
+            }
+        }
+        let items = match kinds.len() {
+            0 => json!({}),
+            1 => kinds.remove(0),
+            _ => json!({"anyOf": kinds}),
+        };
+        keywords.insert("items".to_owned(), items);
+    }
     if describes_lists(keywords) && !keywords.contains_key("items") {
         keywords.insert("items".to_owned(), Value::Object(Map::new()));
     }
@@ -45,8 +63,6 @@ fn describes_lists(keywords: &Map<String, Value>) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::super::request::body;
     use super::*;
     use crate::model::{ModelKind, ModelRequest, ModelSettings, ToolSpec};
@@ -89,5 +105,28 @@ mod tests {
                 assert_eq!(with_items(&place(&given)), place(&expected));
             }
         }
+    }
+
+    #[test]
+    fn keywords_of_older_drafts_become_those_of_today() {
+        let (text, number) = (json!({"type": "string"}), json!({"type": "number"}));
+        let list = |items: Value| json!({"type": "array", "items": items, "minItems": 2});
+        let ratio = json!({"type": "number", "minimum": 0, "exclusiveMinimum": true, "required": true});
+        for (given, expected) in [
+            (list(json!([number, number, number])), list(number.clone())),
+            (list(json!([text, number])), list(json!({"anyOf": [text, number]}))),
+            (list(json!([])), list(json!({}))),
+            (list(json!([{"type": "array"}])), list(list_of_anything())),
+            (ratio, json!({"type": "number", "minimum": 0})),
+            (json!({"minimum": 0, "exclusiveMinimum": 0}), json!({"minimum": 0, "exclusiveMinimum": 0})),
+        ] {
+            let inside =
+                |schema: &Value| json!({"properties": {"required": schema}, "required": ["required"]});
+            assert_eq!(with_items(&inside(&given)), inside(&expected));
+        }
+    }
+
+    fn list_of_anything() -> Value {
+        json!({"type": "array", "items": {}})
     }
 }

@@ -18,11 +18,12 @@ use crate::waits::{Waits, Watched};
 /// Any error of a factory, such as a directory that cannot be created or a server that does not answer.
 pub type BoxError = Box<dyn Error + Send + Sync>;
 
-/// Creates stores for the suite. Each case gets its own store.
+/// Creates stores for the suite. Each case gets its own store, and its own runtime, which ends with it: a client that a
+/// factory keeps from one case to the next loses its connections and background tasks.
 #[async_trait]
 pub trait Factory: Send + Sync + 'static {
     /// Keeps a store alive while no handle is open: a temporary directory, a database, a shared map. Dropping it
-    /// removes the store.
+    /// removes the store. It is dropped in async code, which may not wait for a future.
     type Storage: Send + Sync + 'static;
 
     /// The prefix of each case's name, for example `sqlite`.
@@ -33,7 +34,7 @@ pub trait Factory: Send + Sync + 'static {
         &[]
     }
 
-    /// A place with an empty store.
+    /// A place with an empty store. Other cases run at the same time, some test runners in processes of their own.
     ///
     /// # Errors
     /// If it cannot be created; the case fails with it.
@@ -95,7 +96,8 @@ pub trait Factory: Send + Sync + 'static {
     }
 
     /// A handle on the store of a place, whose `nth` operation on its medium fails, counted from 0: a statement, a
-    /// request, a write to a file. Implement it for [`Claim::FailOperations`].
+    /// request, a write to a file. A request can also fail by losing its answer after it was carried out, so each may
+    /// have two numbers. Implement it for [`Claim::FailOperations`].
     ///
     /// # Errors
     /// If it cannot be opened; the case fails with it.

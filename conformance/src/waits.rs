@@ -34,20 +34,24 @@ impl Waits {
         Wait { waits: self.clone(), number }
     }
 
-    /// What has not ended, oldest first.
+    /// What has not ended, oldest first, and how much was done: a case on a slow store is no case that hangs.
     pub(crate) fn report(&self) -> String {
         const SHOWN: usize = 8;
         let begun = self.begun();
-        if begun.open.is_empty() {
-            return "it waits for no call of the saver or the factory".to_owned();
-        }
-        let mut text = "it waits for".to_owned();
+        let none = begun.open.is_empty();
+        let mut text =
+            if none { "it waits for no call of the saver or the factory" } else { "it waits for" }.to_owned();
         for (what, since) in begun.open.values().take(SHOWN) {
             let _ = write!(text, "\n    {what}, for {} s", since.elapsed().as_secs());
         }
         if begun.open.len() > SHOWN {
             let _ = write!(text, "\n    and {} more", begun.open.len() - SHOWN);
         }
+        let _ = write!(
+            text,
+            "\n    it began {} calls; if they are only slow, set more seconds: THREADKEEP_CONFORMANCE_LIMIT or --limit",
+            begun.count
+        );
         text
     }
 

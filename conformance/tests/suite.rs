@@ -154,6 +154,41 @@ async fn a_failure_says_what_why_and_where() {
     assert!(failed["failure"].as_str().is_some_and(|what| what.contains("the door is locked")), "{failed}");
 }
 
+/// Each handle takes a while to be opened, as one to a distant server.
+struct Distant;
+
+#[async_trait]
+impl Factory for Distant {
+    type Storage = MemorySaver;
+
+    fn name(&self) -> &'static str {
+        "distant"
+    }
+
+    async fn create(&self) -> Result<MemorySaver, BoxError> {
+        Ok(MemorySaver::new())
+    }
+
+    async fn open(&self, place: &MemorySaver) -> Result<Arc<dyn Saver>, BoxError> {
+        std::thread::sleep(Duration::from_secs(1));
+        Ok(Arc::new(place.clone()))
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_case_that_is_only_slow_says_how_much_it_has_done() {
+    // Its 128 programs open a handle each.
+    let settings = Settings { limit: Duration::from_secs(10), ..Settings::default() };
+    let report = run(Distant, settings, |case| case.name == "random_programs_agree_with_the_model").await;
+    let text = report.to_string();
+    assert_eq!(report.failed(), ["random_programs_agree_with_the_model"], "{text}");
+    let calls = text
+        .split_once("    it began ")
+        .and_then(|(_, rest)| rest.split_once(" calls; if they are only slow"));
+    let calls: u32 = calls.expect("a number of calls").0.parse().expect("a number");
+    assert!(calls > 1, "{text}");
+}
+
 /// Where a factory or its saver hangs.
 #[derive(Debug, Clone, Copy)]
 enum Stuck {

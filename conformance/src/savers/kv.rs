@@ -9,6 +9,7 @@ use tempfile::TempDir;
 use threadkeep::saver::Saver;
 use threadkeep::{Error, Result};
 use threadkeep_kv::{KvSaver, Store, testing};
+use tokio::task::block_in_place;
 
 use crate::{BoxError, Claim, Damage, Factory, Failing};
 
@@ -93,30 +94,35 @@ impl<S: Store + 'static> Factory for Kv<S> {
         Ok(Directory { directory: tempfile::tempdir()?, opened: Mutex::default() })
     }
 
+    // A store blocks, and one whose client is async waits for a runtime of its own, which async code must not do.
     async fn open(&self, place: &Directory<S>) -> Result<Arc<dyn Saver>, BoxError> {
-        Ok(Arc::new(KvSaver::open(self.store(place)?)?))
+        block_in_place(|| Ok(Arc::new(KvSaver::open(self.store(place)?)?) as Arc<dyn Saver>))
     }
 
     async fn damage(&self, place: &Directory<S>, damage: &Damage) -> Result<(), BoxError> {
-        let store = self.store(place)?;
-        let done = match damage {
-            Damage::LoseCheckpoint(key) => testing::lose_checkpoint(&store, key)?,
-            Damage::LoseWrites(at, task) => testing::lose_writes(&store, at, *task)?,
-            Damage::LoseParentLink(key) => testing::lose_parent_link(&store, key)?,
-            Damage::ChangeByte(key) => testing::change_byte(&store, key)?,
-        };
+        let done = block_in_place(|| {
+            let store = self.store(place)?;
+            match damage {
+                Damage::LoseCheckpoint(key) => testing::lose_checkpoint(&store, key),
+                Damage::LoseWrites(at, task) => testing::lose_writes(&store, at, *task),
+                Damage::LoseParentLink(key) => testing::lose_parent_link(&store, key),
+                Damage::ChangeByte(key) => testing::change_byte(&store, key),
+            }
+        })?;
         if done { Ok(()) } else { Err(format!("there is nothing to lose: {damage:?}").into()) }
     }
 
     async fn stored_bytes(&self, place: &Directory<S>) -> Result<u64, BoxError> {
         let used_bytes = self.used_bytes.ok_or("this factory has no `used_bytes`")?;
-        Ok(used_bytes(&*self.store(place)?)?)
+        Ok(block_in_place(|| used_bytes(&*self.store(place)?))?)
     }
 
     async fn open_failing(&self, place: &Directory<S>, nth: u32) -> Result<Failing, BoxError> {
-        let (store, fault) = testing::Failing::new(self.store(place)?);
-        let saver = Arc::new(KvSaver::open(store)?);
-        Ok(Failing { saver, failed: fault.arm(nth) })
+        block_in_place(|| {
+            let (store, fault) = testing::Failing::new(self.store(place)?);
+            let saver = Arc::new(KvSaver::open(store)?);
+            Ok(Failing { saver, failed: fault.arm(nth) })
+        })
     }
 
     fn address(&self, place: &Directory<S>) -> Result<String, BoxError> {
@@ -126,6 +132,6 @@ impl<S: Store + 'static> Factory for Kv<S> {
     }
 
     async fn open_at(&self, address: &str) -> Result<Arc<dyn Saver>, BoxError> {
-        Ok(Arc::new(KvSaver::open(self.at(Path::new(address))?)?))
+        block_in_place(|| Ok(Arc::new(KvSaver::open(self.at(Path::new(address))?)?) as Arc<dyn Saver>))
     }
 }

@@ -35,8 +35,11 @@ pub trait Store: Send + Sync + 'static {
 
     /// Stores what `plan` returns, completely or not at all.
     ///
-    /// `plan` is called once, with what is stored then. No other write may be stored between that and its changes, also by
+    /// `plan` is called with what is stored then. No other write may be stored between that and its changes, also by
     /// another handle or process if the store allows several. If `plan` fails, nothing is stored, and its error is returned.
+    ///
+    /// A store that finds only at its commit that another write came between calls `plan` again, with what is stored by
+    /// then. Only what the last call returned is stored.
     ///
     /// With [`Flush::Now`], the changes are on disk when this returns, together with all earlier ones, also if `plan`
     /// returned none. With [`Flush::WithNext`] they need only survive the end of the process, and a power loss may remove them

@@ -70,6 +70,8 @@ impl Writer {
         let flush = if all_wait { Flush::WithNext } else { Flush::Now };
         let mut outcomes = Vec::new();
         let written = self.store.write(flush, &mut |stored| {
+            // What an earlier call of this plan answered was not stored.
+            outcomes.clear();
             let mut group = Overlay::new(stored);
             for call in &mut calls {
                 let first = group.changes.is_empty();

@@ -9,7 +9,7 @@ use std::pin::Pin;
 use std::process::Command;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, LazyLock, Mutex};
 use std::task::{Context, Waker};
 
 use common::Map;
@@ -20,7 +20,10 @@ use threadkeep::metadata::{Entries, Metadata, Source};
 use threadkeep::saver::{CheckpointSelector, Flush, ListQuery, Load, Rewrite, Saver, StepCommit};
 use threadkeep::value::{ChannelValue, Element, ListValue};
 use threadkeep::{Error, Result};
+use threadkeep_conformance::savers::Kv;
+use threadkeep_conformance::{Case, Settings};
 use threadkeep_kv::{FORMAT_VERSION, KvSaver, Packed, Plan, Snapshot, Store};
+use tokio::runtime::{Handle, Runtime};
 
 fn id(n: u8) -> CheckpointId {
     CheckpointId::from_bytes([n; 16])
@@ -255,6 +258,59 @@ async fn fails_only_the_calls_that_meet_it(error: Error) {
     }
 }
 
+/// As one with optimistic transactions: it notices at the end of a write that another one came between.
+struct Optimistic {
+    below: Arc<Map>,
+    between: Mutex<Option<KvSaver>>,
+}
+
+impl Store for Optimistic {
+    fn name(&self) -> &'static str {
+        "optimistic"
+    }
+
+    fn durable(&self) -> bool {
+        false
+    }
+
+    fn snapshot(&self) -> Result<Box<dyn Snapshot + '_>> {
+        self.below.snapshot()
+    }
+
+    fn write(&self, flush: Flush, plan: &mut Plan<'_>) -> Result<()> {
+        let between = self.between.lock().unwrap().take();
+        if let Some(other) = between {
+            plan(&*self.below.snapshot()?)?;
+            Handle::current().block_on(other.delete_thread(&"t".into()))?;
+        }
+        self.below.write(flush, plan)
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_call_gets_the_answer_of_the_plan_that_was_stored() {
+    let below = Arc::new(Map::default());
+    let other = KvSaver::open(below.clone()).unwrap();
+    let store = Arc::new(Optimistic { below, between: Mutex::default() });
+    let saver = KvSaver::open(store.clone()).unwrap();
+    let head = async || saver.get(&CheckpointSelector::head(&"t".into())).await.unwrap();
+    saver.commit(step("t", 1, &runs(40))).await.unwrap();
+
+    *store.between.lock().unwrap() = Some(other.clone());
+    let late = saver.commit(step("t", 2, &runs(41))).await;
+    assert!(matches!(late, Err(Error::Conflict { found: None, .. })), "{late:?}");
+    assert_eq!(head().await, None);
+
+    // The first plan finds the checkpoint, and has nothing to store.
+    saver.commit(step("t", 1, &runs(40))).await.unwrap();
+    *store.between.lock().unwrap() = Some(other.clone());
+    saver.commit(step("t", 1, &runs(40))).await.unwrap();
+    saver.commit(step("t", 2, &runs(41))).await.unwrap();
+    let found = head().await.unwrap();
+    assert_eq!((found.checkpoint.id, found.metadata.extra.object("runs")), (id(2), Some(runs(41))));
+    assert_eq!(other.read_thread(&"t".into()).await.unwrap().checkpoints.len(), 2);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_step_stores_what_it_adds() {
     let map = Arc::new(Map::default());
@@ -395,6 +451,48 @@ async fn a_newer_format_is_refused() {
     map.rows().insert(key, value);
     let refused = KvSaver::open(map).unwrap_err();
     assert!(matches!(refused, Error::NewerFormat { found: 2, supported: FORMAT_VERSION, .. }), "{refused:?}");
+}
+
+/// As one whose client is async: each operation waits for a runtime of its own.
+struct Remote(Map);
+
+impl Remote {
+    fn ask() {
+        static CLIENT: LazyLock<Runtime> = LazyLock::new(|| Runtime::new().unwrap());
+        CLIENT.block_on(tokio::task::yield_now());
+    }
+}
+
+impl Store for Remote {
+    fn name(&self) -> &'static str {
+        "remote"
+    }
+
+    fn durable(&self) -> bool {
+        false
+    }
+
+    fn snapshot(&self) -> Result<Box<dyn Snapshot + '_>> {
+        Self::ask();
+        self.0.snapshot()
+    }
+
+    fn write(&self, flush: Flush, plan: &mut Plan<'_>) -> Result<()> {
+        Self::ask();
+        self.0.write(flush, plan)
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_suite_opens_a_store_that_waits_for_a_runtime() {
+    let open: fn(&Path) -> Result<Remote> = |_| {
+        Remote::ask();
+        Ok(Remote(Map::default()))
+    };
+    let factory = Kv { name: "remote", open, in_use: "already open", used_bytes: None };
+    let only = |case: &Case| case.name == "get_by_id_is_exact";
+    let report = threadkeep_conformance::run(factory, Settings::default(), only).await;
+    assert!(report.cases.len() == 1 && report.failed().is_empty(), "{report}");
 }
 
 /// What `make new-saver` writes compiles with what is there, and its first failure says what to write.

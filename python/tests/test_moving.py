@@ -339,6 +339,19 @@ def test_what_cannot_be_moved_is_named(tmp_path: Path) -> None:
         assert ours.get_tuple(at("pickled")) is None
 
 
+def test_a_parent_with_a_newer_id_is_not_called_missing(tmp_path: Path) -> None:
+    old = str(tmp_path / "old.db")
+    with TheirSqliteSaver.from_conn_string(old) as theirs:
+        # As from a machine whose clock is late.
+        child = made({"a": 2})
+        root = put(theirs, at(), made({"a": 1}))
+        put(theirs, root, child)
+    status, said = run(old, str(tmp_path / "new.db"))
+    problem, sums = said.splitlines()
+    assert problem == f"thread 't', checkpoint {child['id']}: its parent {name(root)} has a newer id; it was moved without one"
+    assert (status, sums) == (3, "1 threads with 2 checkpoints and 0 writes were moved.")
+
+
 def test_a_thread_that_cannot_be_decoded_is_moved_and_named(old: Any, tmp_path: Path) -> None:
     opener, address = old
     new = str(tmp_path / "new.db")
@@ -631,6 +644,14 @@ def test_what_somebody_else_writes_meanwhile_is_not_deleted(
             else:
                 assert read(graph, root).pending_writes == [("their task", "a", "theirs")]
             graph.delete_thread("t")
+
+
+def test_a_copy_of_a_file_without_its_log_is_named(tmp_path: Path) -> None:
+    old, copy = tmp_path / "old.db", tmp_path / "copy.db"
+    with TheirSqliteSaver.from_conn_string(str(old)) as theirs:
+        put(theirs, at(), made({"a": 1}))
+        copy.write_bytes(old.read_bytes())
+    assert "copy the file -wal beside that one, too" in refused(str(copy), str(tmp_path / "new.db"))
 
 
 def test_another_database_is_refused(tmp_path: Path) -> None:

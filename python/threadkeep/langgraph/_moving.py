@@ -82,7 +82,10 @@ class _SqliteSource:
         except sqlite3.Error as error:
             raise SystemExit(f"{path} cannot be read: {error}") from None
         if "idx" not in columns:
-            raise SystemExit(f"{path} is not a database of LangGraph's SqliteSaver: it has no table of writes")
+            raise SystemExit(
+                f"{path} is not a database of LangGraph's SqliteSaver: it has no table of writes. If it is a copy of a file that "
+                "a program has open, copy the file -wal beside that one, too"
+            )
         self.path = "task_path" if "task_path" in columns else "''"
 
     def threads(self) -> list[str]:
@@ -387,7 +390,9 @@ def _move_row(store: Store | None, thread: str, row: _Row, put: _Put, moved: Rep
     parent = row.parent
     if parent is not None and (row.namespace, parent) not in put:
         place = f"thread {thread!r}, checkpoint {row.id}"
-        moved.problems.append(f"{place}: its parent {parent} is missing; it was moved without one")
+        # Clocks of several machines differ.
+        why = "has a newer id" if parent > row.id else "is missing"
+        moved.problems.append(f"{place}: its parent {parent} {why}; it was moved without one")
         parent = None
     if row.tag not in ("", "msgpack"):
         raise _NotMoved(f"checkpoint {row.id} was written as {row.tag!r}, which cannot be cut apart")

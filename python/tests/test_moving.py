@@ -36,6 +36,14 @@ def run(*arguments: str) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
+def refused(*arguments: str) -> str:
+    """What is said of a source or a target that cannot be used."""
+    command = [str(Path(sys.executable).parent / "threadkeep"), "import-langgraph", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
+    return done.stderr
+
+
 def in_words(address: str) -> str:
     """An address as libpq's words."""
     return make_conninfo(**conninfo_to_dict(address))
@@ -221,6 +229,91 @@ def test_waiting_tasks_in_an_older_format_are_not_moved(old: Any, tmp_path: Path
     assert "thread 't' was not moved" in said and "waiting task" in said and "'json'" in said
 
 
+@pytest.mark.parametrize("old", ["postgres"], indirect=True)
+def test_a_database_from_before_the_paths_of_tasks_is_moved(old: Any, tmp_path: Path) -> None:
+    opener, address = old
+    with opener() as theirs:
+        theirs.setup()
+        versions = {"log": f"{3:032}.5"}
+        root = put(theirs, at(), {**made({"log": ["one"]}, versions), "v": 3})
+        theirs.put_writes(root, [("log", ["x"]), (TASKS, Send("work", {"n": 1}))], "task")
+        put(theirs, root, {**made({"log": ["one"]}, versions), "v": 3}, new={})
+        expected = all_of(theirs)
+        # As in databases whose saver was not set up again since.
+        theirs.conn.execute("ALTER TABLE checkpoint_writes DROP COLUMN task_path")
+    new = str(tmp_path / "new.db")
+    status, said = run(address, new)
+    assert (status, said.count("and are equal")) == (0, 1), said
+    with SqliteSaver.from_conn_string(new) as ours:
+        assert all_of(ours) == expected
+        assert TASKS in read(ours, at()).checkpoint["channel_values"]
+
+
+@pytest.mark.parametrize("old", ["postgres"], indirect=True)
+def test_no_statement_is_prepared_which_a_pooler_would_lose(old: Any, tmp_path: Path) -> None:
+    opener, address = old
+    with opener() as theirs:
+        theirs.setup()
+        for n in range(9):
+            put(theirs, at(f"t{n}"), made({"a": [n]}))
+    source = _PostgresSource(address)
+    with SqliteSaver.from_conn_string(str(tmp_path / "new.db")) as ours:
+        report = move(source, ours, compare=False)
+    assert (report.threads, report.problems) == (9, [])
+    assert source._query("SELECT statement FROM pg_prepared_statements") == []
+
+
+@pytest.mark.parametrize("old", ["postgres"], indirect=True)
+def test_a_database_that_is_no_source_is_named(old: Any, tmp_path: Path) -> None:
+    opener, address = old
+    new = str(tmp_path / "new.db")
+    missing = make_conninfo(**{**conninfo_to_dict(address), "dbname": "missing"})
+    assert refused(missing, new).startswith("the source cannot be read: ")
+    assert "begin it with postgresql://" in refused(address.replace("://", "+psycopg://", 1), new)
+    assert "the source has no tables of LangGraph's PostgresSaver" in refused(address, new)
+    with opener() as theirs:
+        theirs.conn.execute("CREATE TABLE checkpoints (thread_id text, checkpoint_ns text, checkpoint jsonb, metadata jsonb)")
+    assert "LangGraph's ShallowPostgresSaver" in refused(address, new)
+    assert not Path(new).exists()
+
+
+def test_a_target_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
+    old = str(tmp_path / "old.db")
+    with TheirSqliteSaver.from_conn_string(old) as theirs:
+        put(theirs, at(), made({"a": 1}))
+    assert refused(old, old).startswith("the target cannot be opened: ")
+    assert "begin it with postgresql://" in refused(old, "postgresql+psycopg://ann:secret@db/threads")
+
+
+# Moves where LangGraph's saver is not installed.
+ALONE = """
+import sys
+
+sys.modules["langgraph.checkpoint.sqlite"] = None
+from threadkeep.langgraph import _moving
+
+sys.exit(_moving.main(sys.argv[1:]))
+"""
+
+
+def test_nothing_is_moved_where_it_cannot_be_compared(tmp_path: Path) -> None:
+    old, new = str(tmp_path / "old.db"), str(tmp_path / "new.db")
+    with TheirSqliteSaver.from_conn_string(old) as theirs:
+        put(theirs, at(), made({"a": 1}))
+
+    def alone(*more: str) -> tuple[int, str]:
+        command = [sys.executable, "-c", ALONE, old, new, *more]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+        return done.returncode, done.stdout + done.stderr
+
+    status, said = alone()
+    assert status == 1 and "pip install langgraph-checkpoint-sqlite, or pass --no-compare" in said, said
+    assert not Path(new).exists()
+    assert alone("--dry-run")[0] == 0
+    status, said = alone("--no-compare")
+    assert (status, said) == (0, "1 threads with 1 checkpoints and 0 writes were moved.\n")
+
+
 def test_what_cannot_be_moved_is_named(tmp_path: Path) -> None:
     old, new = str(tmp_path / "old.db"), str(tmp_path / "new.db")
     with TheirSqliteSaver.from_conn_string(old) as theirs:
@@ -244,6 +337,19 @@ def test_what_cannot_be_moved_is_named(tmp_path: Path) -> None:
         assert read(ours, at("good")).checkpoint["channel_values"] == {"a": 1}
         assert read(ours, at("orphan")).checkpoint["channel_values"] == {"a": 2}
         assert ours.get_tuple(at("pickled")) is None
+
+
+def test_a_parent_with_a_newer_id_is_not_called_missing(tmp_path: Path) -> None:
+    old = str(tmp_path / "old.db")
+    with TheirSqliteSaver.from_conn_string(old) as theirs:
+        # As from a machine whose clock is late.
+        child = made({"a": 2})
+        root = put(theirs, at(), made({"a": 1}))
+        put(theirs, root, child)
+    status, said = run(old, str(tmp_path / "new.db"))
+    problem, sums = said.splitlines()
+    assert problem == f"thread 't', checkpoint {child['id']}: its parent {name(root)} has a newer id; it was moved without one"
+    assert (status, sums) == (3, "1 threads with 2 checkpoints and 0 writes were moved.")
 
 
 def test_a_thread_that_cannot_be_decoded_is_moved_and_named(old: Any, tmp_path: Path) -> None:
@@ -418,6 +524,8 @@ def test_writes_that_a_killed_import_left_out_are_named(old: Any, tmp_path: Path
         ("checkpoints.db", False),
         ("/data/host=5/checkpoints of dbname=app.db", False),
         ("a=b.db", False),
+        ("postgresql+psycopg://ann@db/app", True),
+        ("postgresql+notes.db", False),
     ],
 )
 def test_a_database_is_not_taken_for_a_file(text: str, is_one: bool) -> None:
@@ -536,6 +644,14 @@ def test_what_somebody_else_writes_meanwhile_is_not_deleted(
             else:
                 assert read(graph, root).pending_writes == [("their task", "a", "theirs")]
             graph.delete_thread("t")
+
+
+def test_a_copy_of_a_file_without_its_log_is_named(tmp_path: Path) -> None:
+    old, copy = tmp_path / "old.db", tmp_path / "copy.db"
+    with TheirSqliteSaver.from_conn_string(str(old)) as theirs:
+        put(theirs, at(), made({"a": 1}))
+        copy.write_bytes(old.read_bytes())
+    assert "copy the file -wal beside that one, too" in refused(str(copy), str(tmp_path / "new.db"))
 
 
 def test_another_database_is_refused(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,7 +20,11 @@ from langgraph.checkpoint.serde.types import TASKS
 from threadkeep import ThreadkeepError
 from threadkeep._core import Store
 from threadkeep.langgraph._ending import end_in_order
-from threadkeep.langgraph._postgres import PostgresSaver, is_address
+from threadkeep.langgraph._postgres import (
+    PostgresSaver,
+    _address,  # pyright: ignore[reportPrivateUsage]
+    is_address,
+)
 from threadkeep.langgraph._saver import ThreadkeepSaver
 from threadkeep.langgraph._sqlite import SqliteSaver
 
@@ -77,7 +82,10 @@ class _SqliteSource:
         except sqlite3.Error as error:
             raise SystemExit(f"{path} cannot be read: {error}") from None
         if "idx" not in columns:
-            raise SystemExit(f"{path} is not a database of LangGraph's SqliteSaver: it has no table of writes")
+            raise SystemExit(
+                f"{path} is not a database of LangGraph's SqliteSaver: it has no table of writes. If it is a copy of a file that "
+                "a program has open, copy the file -wal beside that one, too"
+            )
         self.path = "task_path" if "task_path" in columns else "''"
 
     def threads(self) -> list[str]:
@@ -140,11 +148,33 @@ _Blobs = dict[tuple[str, str], tuple[str, bytes] | None]
 
 class _PostgresSource:
     def __init__(self, address: str) -> None:
-        import psycopg
+        try:
+            import psycopg
+        except ImportError as error:
+            said = f"a database is read with psycopg, which cannot be imported ({error}): pip install 'psycopg[binary]'"
+            raise SystemExit(said) from None
+        try:
+            # A pooler in transaction mode would lose prepared statements.
+            self.connection = psycopg.connect(_address(address), autocommit=True, prepare_threshold=None)
+            self.connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+            self.connection.read_only = True
+            columns = self._columns("checkpoints")
+            # Older savers have no paths.
+            self.path = "task_path" if "task_path" in self._columns("checkpoint_writes") else "''::text"
+        except (psycopg.Error, ValueError) as error:
+            raise SystemExit(f"the source cannot be read: {error}") from None
+        if "checkpoint" in columns and "checkpoint_id" not in columns:
+            raise SystemExit("the source is a database of LangGraph's ShallowPostgresSaver, whose threads cannot be moved")
+        if "checkpoint_id" not in columns:
+            raise SystemExit(
+                "the source has no tables of LangGraph's PostgresSaver. If they are in a schema of their own, name it in the "
+                "address: options=-csearch_path=its_name"
+            )
 
-        self.connection = psycopg.connect(address, autocommit=True)
-        self.connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
-        self.connection.read_only = True
+    def _columns(self, table: str) -> set[str]:
+        """The columns of the table that the search path finds."""
+        query = "SELECT attname::text FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped"
+        return {name for (name,) in self._query(query, table)}
 
     def _query(self, query: str, *arguments: Any) -> list[tuple[Any, ...]]:
         with self.connection.cursor() as cursor:
@@ -186,7 +216,7 @@ class _PostgresSource:
                 document["channel_versions"] = {**versions, TASKS: _newest(versions)}
                 checkpoint = json.dumps(document)
             writes = self._query(
-                "SELECT task_id, task_path, channel, type, blob FROM checkpoint_writes "
+                f"SELECT task_id, {self.path}, channel, type, blob FROM checkpoint_writes "
                 "WHERE thread_id = %s AND checkpoint_ns = %s AND checkpoint_id = %s ORDER BY task_id, idx",
                 thread,
                 namespace,
@@ -222,7 +252,7 @@ class _PostgresSource:
         """The tasks that wait in a checkpoint of an older version: its parent's writes, which newer ones have as a channel."""
         waiting = self._query(
             "SELECT type, blob FROM checkpoint_writes WHERE thread_id = %s AND checkpoint_id = %s AND channel = %s "
-            "ORDER BY task_path, task_id, idx",
+            f"ORDER BY {self.path}, task_id, idx",
             thread,
             parent,
             TASKS,
@@ -237,7 +267,12 @@ class _PostgresSource:
         from psycopg.rows import dict_row
 
         self.connection.row_factory = dict_row  # type: ignore[assignment] # pyright: ignore[reportAttributeAccessIssue]
-        return TheirSaver(self.connection)  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
+        saver = TheirSaver(self.connection)  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
+        if self.path != "task_path":
+            # It asks for a column that the table does not have.
+            saver.SELECT_SQL = saver.SELECT_SQL.replace("cw.task_path", self.path)
+            saver.SELECT_PENDING_SENDS_SQL = saver.SELECT_PENDING_SENDS_SQL.replace("task_path", self.path)
+        return saver
 
 
 def _by_checkpoint(rows: Iterable[tuple[Any, ...]]) -> _Written:
@@ -355,7 +390,9 @@ def _move_row(store: Store | None, thread: str, row: _Row, put: _Put, moved: Rep
     parent = row.parent
     if parent is not None and (row.namespace, parent) not in put:
         place = f"thread {thread!r}, checkpoint {row.id}"
-        moved.problems.append(f"{place}: its parent {parent} is missing; it was moved without one")
+        # Clocks of several machines differ.
+        why = "has a newer id" if parent > row.id else "is missing"
+        moved.problems.append(f"{place}: its parent {parent} {why}; it was moved without one")
         parent = None
     if row.tag not in ("", "msgpack"):
         raise _NotMoved(f"checkpoint {row.id} was written as {row.tag!r}, which cannot be cut apart")
@@ -452,14 +489,23 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--dry-run", action="store_true", help="only read, and name what could not be moved")
     parser.add_argument("--no-compare", action="store_true", help="do not compare the stores afterwards")
     given = parser.parse_args(arguments)
+    theirs = "postgres" if is_address(given.source) else "sqlite"
+    if not given.dry_run and not given.no_compare and find_spec(f"langgraph.checkpoint.{theirs}") is None:
+        raise SystemExit(
+            "the stores are compared with LangGraph's saver, which is not installed: "
+            f"pip install langgraph-checkpoint-{theirs}, or pass --no-compare"
+        )
     end_in_order()
     source = _PostgresSource(given.source) if is_address(given.source) else _SqliteSource(given.source)
     with ExitStack() as stack:
         target: ThreadkeepSaver | None = None
         if not given.dry_run:
             of = PostgresSaver if is_address(given.target) else SqliteSaver
-            target = stack.enter_context(of.from_conn_string(given.target))
-            target.setup()
+            try:
+                target = stack.enter_context(of.from_conn_string(given.target))
+                target.setup()
+            except (ThreadkeepError, ValueError) as error:
+                raise SystemExit(f"the target cannot be opened: {error}") from None
         report = move(source, target, compare=not given.no_compare)
     for problem in report.problems:
         print(problem)

@@ -137,7 +137,8 @@ _WHERE = {"dbname", "host", "hostaddr", "service"}
 
 def is_address(text: str) -> bool:
     """Whether a text is the address of a database, a URL or libpq's words. Any other is the path of a file."""
-    if text.startswith(_URLS):
+    # Also one of SQLAlchemy, which a saver refuses with what to write.
+    if text.startswith(_URLS) or (text.startswith(("postgres+", "postgresql+")) and "://" in text):
         return True
     names = {name for name, *_ in _WORD.findall(text)}
     return not names.isdisjoint(_WHERE) and not _WORD.sub("", text).strip()

@@ -19,8 +19,8 @@ use threadkeep::metadata::Source;
 use threadkeep::step::Durability;
 
 use crate::agent::{conversation, next_step};
-use crate::model::message::{self, fallback_reason, kind, text};
-use crate::summary::{ask, line, transcript};
+use crate::model::message::{self, fallback_reason, kind};
+use crate::summary::{ask, line, said, transcript};
 use crate::tools::asks;
 use crate::{Agent, AgentError, Ended, Input, ObserverError, Session, TaskInput};
 
@@ -102,11 +102,17 @@ struct Verdict {
 }
 
 impl Verdict {
-    /// The verdict in a model's answer, which may contain other text around it. `None` if there is none: without an
-    /// explicit verdict, a goal is not considered reached and the agent does not continue.
+    /// The last verdict in a model's answer, which may contain other text around it. `None` if there is none: without
+    /// an explicit verdict, a goal is not considered reached and the agent does not continue.
     fn read(answer: &str) -> Option<Self> {
-        let json = answer.get(answer.find('{')?..=answer.rfind('}')?)?;
-        let verdict: Json = serde_json::from_str(json).ok()?;
+        let object = |(at, _): (usize, &str)| {
+            serde_json::Deserializer::from_str(&answer[at..]).into_iter::<Json>().next()?.ok()
+        };
+        let mut objects = answer.rmatch_indices('{').filter_map(object);
+        Self::of(&objects.find(|object| object.get("satisfied").is_some())?)
+    }
+
+    fn of(verdict: &Json) -> Option<Self> {
         let satisfied = verdict["satisfied"].as_bool()?;
         let named = Blocker::ALL.into_iter().find(|blocker| verdict["blocker"] == blocker.as_str());
         let blocker = match (satisfied, named) {
@@ -257,7 +263,7 @@ impl Agent {
                 answer = self.evaluate(&objective, &messages) => {
                     session.observer.model_answered(self.model.name(), CALLER, &answer);
                     let usable = fallback_reason(&answer).is_none();
-                    Some(text(&answer)).filter(|_| usable).and_then(|text| Verdict::read(&text))
+                    Some(said(&answer)).filter(|_| usable).and_then(|text| Verdict::read(&text))
                 }
             }
             .unwrap_or_else(Verdict::failed)
@@ -352,6 +358,22 @@ mod tests {
         for text in ["", "yes", "}{", "{", "{satisfied: true}"] {
             assert_eq!(Verdict::read(text), None, "{text}");
         }
+    }
+
+    #[test]
+    fn a_verdict_is_found_among_braces_that_are_no_part_of_it() {
+        let verdict = r#"{"satisfied": false, "blocker": "goal_not_met_yet", "reason": "no {x} yet"}"#;
+        let earlier = r#"{"satisfied": true, "blocker": "none"}"#;
+        for text in [
+            format!("The set {{a, b}} is empty.\n```json\n{verdict}\n```\nSo {{a}} is missing."),
+            format!("If it were reached: {earlier}. But it is not: {verdict}"),
+            format!("{{\"verdict\": {verdict}}}"),
+        ] {
+            let read = Verdict::read(&text).unwrap();
+            assert_eq!((read.blocker, read.reason.as_str()), (Blocker::NotMetYet, "no {x} yet"), "{text}");
+        }
+        let unclear = format!("{earlier}, or rather {{\"satisfied\": false}}");
+        assert_eq!(Verdict::read(&unclear), None);
     }
 
     #[test]

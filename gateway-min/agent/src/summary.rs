@@ -5,7 +5,7 @@ use serde_json::{Value as Json, json};
 use threadkeep_config::{ContextSize, Summarization};
 
 use crate::model::message::{fallback_reason, kind, text, turn_start};
-use crate::model::{ChunkAssembler, ModelRequest, RetryingModel};
+use crate::model::{ChunkAssembler, ModelRequest, RetryingModel, without_thinking};
 
 /// The caller name for the summarizing model.
 pub const CALLER: &str = "middleware:summarization";
@@ -76,7 +76,7 @@ impl Summarizer {
         let content = earlier.into_iter().chain(lines).collect::<Vec<_>>().join("\n");
         let prompt = self.settings.summary_prompt.as_deref().unwrap_or(PROMPT);
         let answer = ask(&self.model, CALLER, prompt, content).await;
-        let summary = text(&answer).trim().to_owned();
+        let summary = said(&answer).trim().to_owned();
         ((fallback_reason(&answer).is_none() && !summary.is_empty()).then_some(summary), answer)
     }
 }
@@ -98,7 +98,13 @@ pub(crate) fn transcript(messages: &[Json], most: u64) -> Vec<String> {
 
 /// A message as a line of a transcript for another model.
 pub(crate) fn line(message: &Json) -> String {
-    format!("{}: {}", kind(message), text(message))
+    format!("{}: {}", kind(message), said(message))
+}
+
+/// The text of a message; of a model's, without the reasoning in it.
+pub(crate) fn said(message: &Json) -> String {
+    let text = text(message);
+    if kind(message) == "ai" { without_thinking(&text).trim_start().to_owned() } else { text }
 }
 
 /// Asks a model a question outside the conversation, and waits for the whole answer.
@@ -270,6 +276,25 @@ mod tests {
         let messages = [message("human"), json!({"type": "tool", "content": "x".repeat(1000)})];
         let (summary, _) = summarizer.summarize(None, &messages).await;
         assert_eq!(summary, Some(format!("tool: {}", "x".repeat(34))));
+    }
+
+    #[tokio::test]
+    async fn the_reasoning_of_a_model_is_in_no_summary_and_no_transcript() {
+        let answered = json!({"type": "ai", "content": "<think>\nHm.\n</think>\n\nYes"});
+        let asked = json!({"type": "human", "content": "<think>Why?</think>"});
+        assert_eq!(transcript(&[asked, answered], 100), ["human: <think>Why?</think>", "ai: Yes"]);
+        for (answer, expected) in [
+            ("<think>Hm.</think>\n\nThey talked.", Some("They talked.")),
+            ("Hm.\n</think>\n\nThey talked.", Some("They talked.")),
+            ("<think>Hm, they", None),
+        ] {
+            let script = json!({"rules": [{"answers": [{"text": answer}]}]}).to_string();
+            let model = ScriptedModel::from_json("m", &script).unwrap();
+            let model = RetryingModel::new(std::sync::Arc::new(model));
+            let summarizer = Summarizer { model, settings: Summarization::default(), window: None };
+            let (summary, _) = summarizer.summarize(None, &[message("human")]).await;
+            assert_eq!(summary.as_deref(), expected, "{answer}");
+        }
     }
 
     #[test]

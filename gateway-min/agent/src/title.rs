@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde_json::Value as Json;
 use threadkeep_config::Title;
 
-use crate::summary::ask;
+use crate::summary::{ask, said};
 
 use crate::model::RetryingModel;
 use crate::model::message::{fallback_reason, invalid_tool_calls, is_from_user, kind, text, tool_calls};
@@ -55,7 +55,7 @@ pub async fn by_model(config: &Title, model: &RetryingModel, messages: &[Json]) 
         .filter(|m| m["type"] == "human" || m["type"] == "ai")
         .take(4)
         .map(|m| {
-            format!("{}: {}", m["type"].as_str().unwrap_or(""), text(m).chars().take(500).collect::<String>())
+            format!("{}: {}", m["type"].as_str().unwrap_or(""), said(m).chars().take(500).collect::<String>())
         })
         .collect();
     let prompt = format!(
@@ -71,12 +71,49 @@ pub async fn by_model(config: &Title, model: &RetryingModel, messages: &[Json]) 
         return (local(config, messages), None);
     };
     let usable = fallback_reason(&answer).is_none();
-    let title = text(&answer).trim().trim_matches('"').to_owned();
+    let title = written(&said(&answer));
     let title: Vec<&str> = title.split_whitespace().take(config.max_words).collect();
     if !usable || title.is_empty() {
         return (local(config, messages), Some(answer));
     }
     (title.join(" ").chars().take(config.max_chars).collect(), Some(answer))
+}
+
+/// The title in a model's answer: its first line that does not introduce another one, without decoration.
+fn written(answer: &str) -> String {
+    let mut lines = answer.lines().filter(|line| !line.trim_start().starts_with("```")).map(bare);
+    let title = lines.find(|line| !line.is_empty() && !line.ends_with([':', '\u{ff1a}'])).unwrap_or_default();
+    title.chars().filter(|char| char.is_whitespace() || !char.is_control()).collect()
+}
+
+/// A line without the marks of a heading or of emphasis, the label `Title:` and quotes around all of it.
+fn bare(line: &str) -> String {
+    const LABEL: &str = "title:";
+    let line = line.trim();
+    let heading = line.trim_start_matches('#');
+    let line = if heading.starts_with(char::is_whitespace) { heading.trim_start() } else { line };
+    let plain = if line.starts_with("**") { line.replace("**", "") } else { line.to_owned() };
+    let labelled = plain.get(..LABEL.len()).is_some_and(|label| label.eq_ignore_ascii_case(LABEL));
+    let title = if labelled { plain[LABEL.len()..].trim() } else { plain.trim() };
+    unquoted(title).unwrap_or(title).trim().to_owned()
+}
+
+/// What is between the quotes around all of `title`.
+fn unquoted(title: &str) -> Option<&str> {
+    const QUOTES: [(char, char); 8] = [
+        ('"', '"'),
+        ('\'', '\''),
+        ('`', '`'),
+        ('\u{201c}', '\u{201d}'),
+        ('\u{201e}', '\u{201c}'),
+        ('\u{ab}', '\u{bb}'),
+        ('\u{300c}', '\u{300d}'),
+        ('\u{300a}', '\u{300b}'),
+    ];
+    QUOTES.into_iter().find_map(|(open, close)| {
+        let inner = title.strip_prefix(open)?.strip_suffix(close)?;
+        (!inner.contains([open, close])).then_some(inner)
+    })
 }
 
 #[cfg(test)]
@@ -121,6 +158,34 @@ mod tests {
         let model = RetryingModel::new(Arc::new(ScriptedModel::from_json("m", &script).unwrap()));
         let (title, answer) = by_model(&Title::default(), &model, &messages("Plan a trip")).await;
         assert_eq!((title.as_str(), answer), ("Plan a trip", None));
+    }
+
+    #[tokio::test]
+    async fn a_title_is_what_the_model_calls_the_conversation_and_nothing_around_it() {
+        for (answer, expected) in [
+            ("\"Trip to Rome\"", "Trip to Rome"),
+            ("<think>\nA trip.\n</think>\n\nTrip to Rome", "Trip to Rome"),
+            ("A trip.\n</think>\n\nTrip to Rome", "Trip to Rome"),
+            ("**Title:** Trip to Rome", "Trip to Rome"),
+            ("title: \u{201c}Trip to Rome\u{201d}", "Trip to Rome"),
+            ("# Trip to Rome\n\nIt says what is planned.", "Trip to Rome"),
+            ("Here is a title:\n\n**Trip to Rome**", "Trip to Rome"),
+            ("```\nTrip to Rome\n```", "Trip to Rome"),
+            ("\u{300c}\u{7f57}\u{9a6c}\u{4e4b}\u{65c5}\u{300d}", "\u{7f57}\u{9a6c}\u{4e4b}\u{65c5}"),
+            ("Trip\u{0}\u{1b}[31m to Rome", "Trip[31m to Rome"),
+            ("Learn C#", "Learn C#"),
+            ("Trip\tto Rome", "Trip to Rome"),
+            ("\"Rome\" or \"Paris\"", "\"Rome\" or \"Paris\""),
+            // Without a title.
+            ("<think>A trip, so the user", "Plan a trip"),
+            ("Title:", "Plan a trip"),
+            ("\"\"", "Plan a trip"),
+        ] {
+            let script = json!({"rules": [{"answers": [{"text": answer}]}]}).to_string();
+            let model = RetryingModel::new(Arc::new(ScriptedModel::from_json("m", &script).unwrap()));
+            let (title, _) = by_model(&Title::default(), &model, &messages("Plan a trip")).await;
+            assert_eq!(title, expected, "{answer}");
+        }
     }
 
     #[test]

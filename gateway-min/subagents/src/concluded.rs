@@ -130,5 +130,22 @@ impl Work {
 pub(crate) fn report(messages: &[Json]) -> String {
     let answer = messages.iter().rfind(|message| message::kind(message) == "ai").or(messages.last());
     let text = answer.map(message::text).unwrap_or_default();
-    if text.is_empty() { NO_RESPONSE.to_owned() } else { text }
+    if text.trim().is_empty() { NO_RESPONSE.to_owned() } else { text }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_report_without_a_word_is_no_response() {
+        let answer = |text: &str| json!({"type": "ai", "content": text});
+        for text in ["", "\n\n", " "] {
+            assert_eq!(report(&[answer("I look."), answer(text)]), NO_RESPONSE, "{text:?}");
+        }
+        assert_eq!(report(&[]), NO_RESPONSE);
+        assert_eq!(report(&[answer("\n\nDone. ")]), "\n\nDone. ", "as it is");
+    }
 }

@@ -7,18 +7,37 @@ use threadkeep::json::is_deeper;
 /// stored as JSON, of which more than 127 levels cannot be read back.
 const MAX_ARGS_DEPTH: usize = 64;
 
-/// The arguments of a tool call, from the text that the model wrote: none if that is empty.
+/// The arguments of a tool call, from the text that the model wrote: none if that is empty or `null`. Some models write
+/// the object as JSON within a string.
 ///
 /// # Errors
 /// Why they are invalid.
 pub fn parse_arguments(text: &str) -> Result<Value, String> {
-    if text.trim().is_empty() {
+    if matches!(text.trim(), "" | "null") {
         return Ok(json!({}));
     }
-    let args = threadkeep::json::from_str::<Map<String, Value>>(text);
+    let object = threadkeep::json::from_str::<Map<String, Value>>;
+    let within_string = || serde_json::from_str::<String>(text).ok().and_then(|text| object(&text).ok());
+    let args = object(text).or_else(|error| within_string().ok_or(error));
     let args = args.map_err(|error| format!("the arguments are not a JSON object: {error}"))?;
     if args.values().any(|arg| is_deeper(arg, MAX_ARGS_DEPTH - 1)) {
         return Err(format!("the arguments are nested more than {MAX_ARGS_DEPTH} levels deep"));
     }
     Ok(Value::Object(args))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arguments_are_an_object_also_as_null_or_within_a_string() {
+        for text in ["", " \n", "null", " null\n", "{}", r#""{}""#] {
+            assert_eq!(parse_arguments(text), Ok(json!({})), "{text}");
+        }
+        assert_eq!(parse_arguments(r#" "{\"path\": \"x\"}" "#), Ok(json!({"path": "x"})));
+        for text in [r#""x""#, r#""null""#, r#""[1]""#, "[]", "0", r#""{\"n\": 18446744073709551616}""#] {
+            assert!(parse_arguments(text).unwrap_err().contains("not a JSON object"), "{text}");
+        }
+    }
 }

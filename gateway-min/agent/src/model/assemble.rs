@@ -8,6 +8,10 @@ use super::{Fallback, ModelChunk, ToolCallChunk, Usage};
 use crate::receipts::sha256;
 use serde_json::{Map, Value, json};
 
+/// What the model reads of a call whose arguments do not end: the same call would be cut off again.
+const CUT_OFF: &str =
+    "the answer was cut off in the middle of the arguments. If it was too long, write less at once";
+
 /// Folds the chunks of one answer.
 ///
 /// The dictionaries returned by [`push`](Self::push) concatenate to the message returned by [`finish`](Self::finish),
@@ -221,7 +225,8 @@ fn parse_args(call: &PartialCall, is_cut_off: bool) -> Result<Value, String> {
     if is_cut_off && call.args.trim().is_empty() {
         return Err("the answer was cut off before the arguments".to_owned());
     }
-    parse_arguments(&call.args)
+    let cut_off = |error| if is_cut_off { CUT_OFF.to_owned() } else { error };
+    parse_arguments(&call.args).map_err(cut_off)
 }
 
 #[cfg(test)]
@@ -367,6 +372,15 @@ mod tests {
         let whole = call(0, Some("a"), Some("list"), "{}");
         let (_, message) = assemble(&[whole, last("length")]);
         assert_eq!(message["invalid_tool_calls"], json!([]), "it has its arguments");
+    }
+
+    #[test]
+    fn a_call_whose_arguments_were_cut_off_says_so() {
+        let half = |index: u64| call(index, None, Some("write_file"), r#"{"path": "x", "content": "long"#);
+        let (_, message) = assemble(&[half(0), half(1), last("length")]);
+        let invalid = &message["invalid_tool_calls"];
+        assert!(invalid[0]["error"].as_str().unwrap().contains("not a JSON object"), "{invalid}");
+        assert_eq!(invalid[1]["error"], CUT_OFF);
     }
 
     /// Stored within a message, they could not be read again.

@@ -19,6 +19,7 @@ mod openai;
 mod retry;
 pub mod scripted;
 mod settings;
+mod thinking;
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -39,6 +40,7 @@ pub(crate) use openai::fuzz;
 pub use openai::is_loopback;
 pub use retry::{RetryingModel, Sleeper};
 pub use settings::{ModelKind, ModelSettings};
+pub(crate) use thinking::without_thinking;
 pub use threadkeep_config::Secret;
 
 /// The chunks of one answer, in order. The last one has a [`finish_reason`](ModelChunk::finish_reason); a stream that

@@ -1,4 +1,4 @@
-//! Checks a call's arguments against the tool's schema.
+//! Checks a call's arguments against the tool's schema, after those are converted that a model wrote in another type.
 
 use serde_json::Value;
 
@@ -41,6 +41,42 @@ fn check_value(schema: &Value, value: &Value, place: &str) -> Result<(), String>
         }
     }
     Ok(())
+}
+
+/// `value` with the types of `schema` where a model wrote another one: a list, an object, a number or a boolean as the
+/// text of its JSON, and an integer as `1.0`. Everything else stays as it is, for [`check`].
+pub(super) fn fitted(schema: &Value, value: Value) -> Value {
+    let types = type_names(schema);
+    let is_taken = |value: &Value| types.iter().any(|name| has_type(value, name));
+    let value = if types.is_empty() || is_taken(&value) {
+        value
+    } else {
+        converted(&value).filter(is_taken).unwrap_or(value)
+    };
+    match (value, schema.get("items")) {
+        (Value::Object(mut fields), _) => {
+            for (name, field) in &mut fields {
+                if let Some(property) = schema["properties"].get(name) {
+                    *field = fitted(property, field.take());
+                }
+            }
+            Value::Object(fields)
+        }
+        (Value::Array(items), Some(schema)) => items.into_iter().map(|item| fitted(schema, item)).collect(),
+        (value, _) => value,
+    }
+}
+
+/// The JSON in a text, and the integer that a float is.
+fn converted(value: &Value) -> Option<Value> {
+    match value {
+        Value::String(text) => threadkeep::json::from_str(text).ok(),
+        Value::Number(number) if number.is_f64() => {
+            let float = number.as_f64().filter(|float| float.fract() == 0.0)?;
+            format!("{float:.0}").parse::<i64>().ok().map(Value::from)
+        }
+        _ => None,
+    }
 }
 
 fn inside(place: &str, name: &str) -> String {
@@ -115,6 +151,48 @@ mod tests {
         ];
         for (args, error) in bad {
             assert_eq!(check(&schema, &args), Err(error.to_owned()), "{args}");
+        }
+    }
+
+    #[test]
+    fn what_a_model_wrote_in_another_type_is_converted() {
+        let schema = json!({
+            "type": "object",
+            "properties": {
+                "line": {"type": "integer"},
+                "most": {"type": ["integer", "null"]},
+                "ratio": {"type": "number"},
+                "all": {"type": "boolean"},
+                "text": {"type": "string"},
+                "either": {"type": ["string", "array"]},
+                "any": {},
+                "items": {"type": "array", "items": {
+                    "type": "object", "properties": {"key": {"type": "string"}, "list": {"type": "array"}},
+                }},
+            },
+        });
+        for (written, expected) in [
+            (json!({"line": "3"}), json!({"line": 3})),
+            (json!({"line": 3.0, "ratio": "0.5"}), json!({"line": 3, "ratio": 0.5})),
+            (json!({"most": "null", "all": "true"}), json!({"most": null, "all": true})),
+            (
+                json!({"items": r#"[{"key": "1", "list": "[\"a\"]"}]"#}),
+                json!({"items": [{"key": "1", "list": ["a"]}]}),
+            ),
+            (json!({"items": [r#"{"key": "k"}"#]}), json!({"items": [{"key": "k"}]})),
+        ] {
+            let fitted = fitted(&schema, written);
+            assert_eq!(fitted, expected);
+            assert_eq!(check(&schema, &fitted), Ok(()));
+        }
+        for kept in [
+            json!({"text": "[1]", "either": "[1]", "any": "[1]", "other": "1"}),
+            json!({"line": "x", "ratio": "", "all": "yes", "items": "a, b"}),
+            json!({"line": 1.5, "text": 1, "ratio": 2.0}),
+            json!({"line": "18446744073709551616"}),
+            json!([1]),
+        ] {
+            assert_eq!(fitted(&schema, kept.clone()), kept);
         }
     }
 }

@@ -179,9 +179,10 @@ async fn attempt(
         let why = call["error"].as_str().unwrap_or("they could not be read");
         return Err(ToolError::Arguments(format!("the call was not executed: {why}. Repeat it")));
     }
-    schema::check(&spec.parameters, &call["args"]).map_err(ToolError::Arguments)?;
+    let args = schema::fitted(&spec.parameters, call["args"].clone());
+    schema::check(&spec.parameters, &args).map_err(ToolError::Arguments)?;
     let tool_call_id = call["id"].as_str().unwrap_or_default().to_owned();
-    tool.call(&ToolContext { tool_call_id, ..context.clone() }, call["args"].clone()).await
+    tool.call(&ToolContext { tool_call_id, ..context.clone() }, args).await
 }
 
 #[cfg(test)]
@@ -274,6 +275,34 @@ mod tests {
             assert_eq!(answer.message["tool_call_id"], "c1");
             assert!(!answer.ends_run);
         }
+    }
+
+    /// Returns its arguments.
+    struct Echo;
+
+    #[async_trait]
+    impl Tool for Echo {
+        fn spec(&self) -> ToolSpec {
+            ToolSpec {
+                name: "echo".into(),
+                description: "Echoes".into(),
+                parameters: json!({"type": "object", "properties": {"items": {"type": "array"}}}),
+            }
+        }
+
+        async fn call(&self, _: &ToolContext, args: Value) -> Result<ToolOutput, ToolError> {
+            Ok(ToolOutput::text(args.to_string()))
+        }
+    }
+
+    #[tokio::test]
+    async fn a_tool_gets_a_list_that_the_model_wrote_as_text_as_a_list() {
+        let mut toolbox = Toolbox::new();
+        toolbox.add(Arc::new(Echo));
+        let answer = toolbox.run(&context(), &call("echo", &json!({"items": "[1, 2]"}))).await.unwrap();
+        assert_eq!(answer.message["content"], "{\"items\":[1,2]}");
+        let answer = toolbox.run(&context(), &call("echo", &json!({"items": "1, 2"}))).await.unwrap();
+        assert_eq!(answer.message["content"], "Error: argument `items` must be array, not string");
     }
 
     #[tokio::test]

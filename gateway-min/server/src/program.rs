@@ -260,9 +260,7 @@ async fn serve(
     let mut directory = tokio::task::spawn_blocking(move || DirectoryLock::take(&current)).await??;
     // Before the start, which ends the runs that no process seems to work on: a gateway that cannot serve changes nothing.
     // Clients that connect from now on are served once it has started.
-    let listener = http::listen(address).await.with_context(|| {
-        format!("cannot listen on {address}; is another gateway running? choose another port with --port")
-    })?;
+    let listener = http::listen(address).await.with_context(|| cannot_listen(address))?;
     let address = listener.local_addr()?;
     if let Some(directory) = &mut directory {
         directory.serves_at(address);
@@ -302,6 +300,13 @@ async fn serve(
     Ok(())
 }
 
+/// A gateway that `make run` starts takes no options, so the variable is named, too.
+fn cannot_listen(address: SocketAddr) -> String {
+    format!(
+        "cannot listen on {address}; is another gateway running? choose another port with --port, or with {PORT}"
+    )
+}
+
 /// Warns that no client can log in yet. An unreadable key file stops the start.
 async fn warn_without_keys(settings: &Auth) -> anyhow::Result<()> {
     let file = KeyFile::new(&settings.keys_file);
@@ -316,6 +321,14 @@ async fn warn_without_keys(settings: &Auth) -> anyhow::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_port_that_is_taken_is_named_with_both_ways_to_choose_another() {
+        let said = cannot_listen("127.0.0.1:8001".parse().unwrap());
+        for part in ["127.0.0.1:8001", "--port", "GATEWAY_PORT"] {
+            assert!(said.contains(part), "{said}");
+        }
+    }
 
     #[test]
     fn the_command_line_says_where_to_listen_then_the_variables_of_the_process_and_of_the_env_file() {

@@ -270,10 +270,12 @@ async fn serve(
     } else if !address.ip().is_loopback() {
         tracing::warn!(%address, "listening beyond this machine without authentication: every client that reaches the port is an administrator");
     }
+    let in_use = in_use(&config);
     let app = App::start_on(stores, config, Arc::clone(ModeRegister::process())).await?;
     // A signal during the start ends the process; from the first answer on it ends it in order.
     let mut signals = Signals::new().context("signals cannot be caught")?;
     let page = if has_page { format!("page at http://{address}/, ") } else { String::new() };
+    tracing::info!("{in_use}");
     tracing::info!(
         "serving on http://{address}, {page}API at http://{address}/api, OpenAPI document at http://{address}/openapi.json"
     );
@@ -300,6 +302,19 @@ async fn serve(
     Ok(())
 }
 
+/// The configuration and the state directory, so that a file in another directory or of another name is noticed.
+fn in_use(config: &ConfigHandle) -> String {
+    let (source, current) = (config.source(), config.last_known());
+    let state = current.state_dir.display();
+    match source {
+        Some(path) => format!("configuration {}, state in {state}", path.display()),
+        None => format!(
+            "no config.yaml in {}: using the defaults and the demo model, state in {state}",
+            current.root.display()
+        ),
+    }
+}
+
 /// A gateway that `make run` starts takes no options, so the variable is named, too.
 fn cannot_listen(address: SocketAddr) -> String {
     format!(
@@ -321,6 +336,26 @@ async fn warn_without_keys(settings: &Auth) -> anyhow::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_start_names_the_configuration_in_use() {
+        let dir = tempfile::tempdir().unwrap();
+        let options = LoadOptions {
+            config_path: None,
+            environment: Environment::default(),
+            working_dir: dir.path().to_owned(),
+        };
+        let said = || in_use(&ConfigHandle::open(&options).unwrap());
+        std::fs::write(dir.path().join("config.yml"), "").unwrap();
+        let without = said();
+        let here = dir.path().display().to_string();
+        assert!(without.contains(&format!("no config.yaml in {here}:")), "{without}");
+        assert!(without.contains("demo model"), "{without}");
+        let file = dir.path().join("config.yaml");
+        std::fs::write(&file, "").unwrap();
+        let with = said();
+        assert!(with.starts_with(&format!("configuration {}, ", file.display())), "{with}");
+    }
 
     #[test]
     fn a_port_that_is_taken_is_named_with_both_ways_to_choose_another() {

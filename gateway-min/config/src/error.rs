@@ -106,7 +106,11 @@ pub enum ConfigError {
         source: io::Error,
     },
     /// A line of the `.env` file is not `NAME=value`. The line is not shown, because it may hold a secret.
-    #[error("{}: entry {entry} is not of the form NAME=value (quote values with spaces)", path.display())]
+    #[error(
+        "{}: entry {entry}, not counting comments and blank lines, is not of the form NAME=value (put values with \
+         spaces into single quotes)",
+        path.display()
+    )]
     BadDotEnv {
         /// The `.env` file.
         path: PathBuf,

@@ -29,7 +29,8 @@ fi
 if [ "${1:-}" = --wheel ]; then
     cargo build --release --locked -p threadkeep-gateway --bin threadkeep
     trap 'rm -rf threadkeep/bin' EXIT
-    install -D -s "$target/release/threadkeep" threadkeep/bin/threadkeep
+    mkdir -p threadkeep/bin
+    install -s "$target/release/threadkeep" threadkeep/bin/threadkeep
     rm -rf "$target/wheels"
     "$venvs/build/bin/maturin" build --release --locked --out "$target/wheels"
     if [ -n "${FREE_THREADED:-}" ]; then

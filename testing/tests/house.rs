@@ -348,6 +348,14 @@ fn each_folder_of_sources_is_in_the_map() {
     assert!(unnamed.is_empty(), "ARCHITECTURE.md does not name: {unnamed:#?}");
 }
 
+#[test]
+fn the_readme_names_the_oldest_compiler() {
+    let manifest = read("Cargo.toml");
+    let (_, rest) = manifest.split_once("rust-version = \"").unwrap();
+    let (version, _) = rest.split_once('"').unwrap();
+    assert!(read("README.md").contains(&format!("Rust {version} or later")), "README.md: Rust {version}");
+}
+
 /// The names of all functions in a source, which `keyword` begins.
 fn functions<'s>(source: &'s str, keyword: &'static str) -> impl Iterator<Item = &'s str> {
     source.split(keyword).skip(1).filter_map(|rest| rest.split_once('(')).map(|(name, _)| name)

@@ -44,6 +44,10 @@ impl Environment {
     /// Adds the variables of the `.env` file at `path`, whose content is `text`.
     pub(super) fn add_dot_env_text(&mut self, path: &Path, text: &[u8]) -> Result<(), ConfigError> {
         let unreadable = |source| ConfigError::Unreadable { path: path.to_owned(), source };
+        // Editors of Windows begin a file with this mark.
+        let text = text.strip_prefix("\u{feff}".as_bytes()).unwrap_or(text);
+        // A space at the end of a file without a last line break would be taken for a value that goes on.
+        let text = io::Read::chain(text, "\n".as_bytes());
         for (index, entry) in dotenvy::from_read_iter(text).enumerate() {
             let (name, value) = match entry {
                 Ok(entry) => entry,
@@ -84,6 +88,18 @@ mod tests {
         let before = Environment::from_iter([("SET", "process"), ("EMPTY", "")]);
         let after = dot_env("# comment\nSET=file\nEMPTY=file\nexport NEW=\"two words\"\n", before).unwrap();
         assert_eq!(after, Environment::from_iter([("SET", "process"), ("EMPTY", ""), ("NEW", "two words")]));
+    }
+
+    #[test]
+    fn dot_env_may_begin_with_a_byte_order_mark_and_have_line_breaks_of_windows() {
+        let after = dot_env("\u{feff}KEY='a$b #c'\r\nNEXT=d\r\n", Environment::default()).unwrap();
+        assert_eq!(after, Environment::from_iter([("KEY", "a$b #c"), ("NEXT", "d")]));
+    }
+
+    #[test]
+    fn dot_env_may_end_with_a_space() {
+        let after = dot_env("KEY=sk-1 ", Environment::default()).unwrap();
+        assert_eq!(after, Environment::from_iter([("KEY", "sk-1")]));
     }
 
     #[test]

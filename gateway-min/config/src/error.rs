@@ -106,7 +106,11 @@ pub enum ConfigError {
         source: io::Error,
     },
     /// A line of the `.env` file is not `NAME=value`. The line is not shown, because it may hold a secret.
-    #[error("{}: entry {entry} is not of the form NAME=value (quote values with spaces)", path.display())]
+    #[error(
+        "{}: entry {entry}, not counting comments and blank lines, is not of the form NAME=value (put values with \
+         spaces into single quotes)",
+        path.display()
+    )]
     BadDotEnv {
         /// The `.env` file.
         path: PathBuf,
@@ -129,8 +133,8 @@ pub enum ConfigError {
     },
     /// A `$VAR` names an environment variable that is not set.
     #[error(
-        "Environment variable {variable} not found for config value ${variable} (key {key}); \
-         set the variable, or write the value itself"
+        "Environment variable {variable} not found for config value ${variable} (key {key}); {}",
+        remedy(variable)
     )]
     UnsetVariable {
         /// The variable, or a mask where the text after `$` cannot be a name and the key holds secrets.
@@ -190,6 +194,15 @@ impl fmt::Display for Problem {
 
 fn in_file(path: Option<&Path>) -> String {
     path.map(|path| format!(" in {}", path.display())).unwrap_or_default()
+}
+
+/// What to do about a variable that is not set. A name in braces is one that was written for another program.
+fn remedy(variable: &str) -> &'static str {
+    if variable.starts_with('{') {
+        "write it without braces and without a default, as in $NAME"
+    } else {
+        "export the variable, add it to `.env` in the project root, or write the value itself"
+    }
 }
 
 fn listed(problems: &[Problem]) -> String {

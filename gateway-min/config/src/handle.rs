@@ -104,6 +104,11 @@ impl ConfigHandle {
         self.state().last_error.clone()
     }
 
+    /// The file in use; `None` if there is none and the built-in defaults apply.
+    pub fn source(&self) -> Option<PathBuf> {
+        self.state().good.as_ref().map(|file| file.path.clone())
+    }
+
     /// The variables at start, plus those of the `.env` file.
     pub fn environment(&self) -> &Environment {
         &self.shared.location.environment

@@ -70,9 +70,11 @@ pub(super) fn indexed(path: &str, index: usize) -> String {
     format!("{path}[{index}]")
 }
 
-/// The variable's name for an error. A password that happens to begin with `$` is not a valid name, and is masked.
+/// The variable's name for an error, also in braces. A password that happens to begin with `$` is not a valid name, and
+/// is masked.
 fn shown(variable: &str, path: &str) -> String {
-    let is_name = variable.chars().all(|c| c.is_ascii_uppercase() || c.is_ascii_digit() || c == '_');
+    let name = variable.strip_prefix('{').and_then(|rest| rest.strip_suffix('}')).unwrap_or(variable);
+    let is_name = name.chars().all(|c| c.is_ascii_uppercase() || c.is_ascii_digit() || c == '_');
     if is_name || !is_secret_path(path) { variable.to_owned() } else { MASK.to_owned() }
 }
 
@@ -136,6 +138,16 @@ mod tests {
             let ConfigError::UnsetVariable { variable, key } = error else { panic!("{error}") };
             assert_eq!((variable.as_str(), key.as_str()), (name, "a"));
         }
+    }
+
+    #[test]
+    fn a_variable_in_braces_is_named_with_how_to_write_it() {
+        let error = run(&json!({"models": [{"api_key": "${NO_SUCH}"}]}), &[]).unwrap_err().to_string();
+        assert!(error.contains("${NO_SUCH}") && error.contains("without braces"), "{error}");
+        let error = run(&json!({"a": {"password": "${ecret-1}"}}), &[]).unwrap_err().to_string();
+        assert!(!error.contains("ecret-1"), "{error}");
+        let error = run(&json!({"a": "$NO_SUCH"}), &[]).unwrap_err().to_string();
+        assert!(error.contains("`.env`") && !error.contains("braces"), "{error}");
     }
 
     #[test]

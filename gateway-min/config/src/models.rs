@@ -169,7 +169,8 @@ impl Model {
             thinking: node.free_form("thinking"),
             stream_chunk_timeout: node.float("stream_chunk_timeout", default.stream_chunk_timeout, time),
             pricing: node.free_form("pricing"),
-            api_key: node.secret("api_key"),
+            // Keys from files and clipboards end with a line break, which no header may have.
+            api_key: node.secret("api_key").map(|key| Secret::new(key.expose().trim())),
             base_url: base_url.or(api_base),
             max_tokens: node.opt_int("max_tokens", 1..),
             temperature: node.opt_float("temperature", 0.0..),
@@ -288,6 +289,14 @@ mod tests {
         assert_eq!(rest, ["default_headers", "top_p"]);
         let shown = format!("{model:?}");
         assert!(!shown.contains("sk-1") && !shown.contains("sk-2"), "{shown}");
+    }
+
+    #[test]
+    fn a_key_is_read_without_the_line_break_after_it() {
+        let key = |text: &str| {
+            one(&json!({"name": "m", "use": "openai", "model": "x", "api_key": text})).unwrap().api_key
+        };
+        assert_eq!(key(" sk-1\r\n"), Some(Secret::new("sk-1")));
     }
 
     #[test]

@@ -260,9 +260,7 @@ async fn serve(
     let mut directory = tokio::task::spawn_blocking(move || DirectoryLock::take(&current)).await??;
     // Before the start, which ends the runs that no process seems to work on: a gateway that cannot serve changes nothing.
     // Clients that connect from now on are served once it has started.
-    let listener = http::listen(address).await.with_context(|| {
-        format!("cannot listen on {address}; is another gateway running? choose another port with --port")
-    })?;
+    let listener = http::listen(address).await.with_context(|| cannot_listen(address))?;
     let address = listener.local_addr()?;
     if let Some(directory) = &mut directory {
         directory.serves_at(address);
@@ -272,10 +270,12 @@ async fn serve(
     } else if !address.ip().is_loopback() {
         tracing::warn!(%address, "listening beyond this machine without authentication: every client that reaches the port is an administrator");
     }
+    let in_use = in_use(&config);
     let app = App::start_on(stores, config, Arc::clone(ModeRegister::process())).await?;
     // A signal during the start ends the process; from the first answer on it ends it in order.
     let mut signals = Signals::new().context("signals cannot be caught")?;
     let page = if has_page { format!("page at http://{address}/, ") } else { String::new() };
+    tracing::info!("{in_use}");
     tracing::info!(
         "serving on http://{address}, {page}API at http://{address}/api, OpenAPI document at http://{address}/openapi.json"
     );
@@ -302,6 +302,26 @@ async fn serve(
     Ok(())
 }
 
+/// The configuration and the state directory, so that a file in another directory or of another name is noticed.
+fn in_use(config: &ConfigHandle) -> String {
+    let (source, current) = (config.source(), config.last_known());
+    let state = current.state_dir.display();
+    match source {
+        Some(path) => format!("configuration {}, state in {state}", path.display()),
+        None => format!(
+            "no config.yaml in {}: using the defaults and the demo model, state in {state}",
+            current.root.display()
+        ),
+    }
+}
+
+/// A gateway that `make run` starts takes no options, so the variable is named, too.
+fn cannot_listen(address: SocketAddr) -> String {
+    format!(
+        "cannot listen on {address}; is another gateway running? choose another port with --port, or with {PORT}"
+    )
+}
+
 /// Warns that no client can log in yet. An unreadable key file stops the start.
 async fn warn_without_keys(settings: &Auth) -> anyhow::Result<()> {
     let file = KeyFile::new(&settings.keys_file);
@@ -316,6 +336,34 @@ async fn warn_without_keys(settings: &Auth) -> anyhow::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_start_names_the_configuration_in_use() {
+        let dir = tempfile::tempdir().unwrap();
+        let options = LoadOptions {
+            config_path: None,
+            environment: Environment::default(),
+            working_dir: dir.path().to_owned(),
+        };
+        let said = || in_use(&ConfigHandle::open(&options).unwrap());
+        std::fs::write(dir.path().join("config.yml"), "").unwrap();
+        let without = said();
+        let here = dir.path().display().to_string();
+        assert!(without.contains(&format!("no config.yaml in {here}:")), "{without}");
+        assert!(without.contains("demo model"), "{without}");
+        let file = dir.path().join("config.yaml");
+        std::fs::write(&file, "").unwrap();
+        let with = said();
+        assert!(with.starts_with(&format!("configuration {}, ", file.display())), "{with}");
+    }
+
+    #[test]
+    fn a_port_that_is_taken_is_named_with_both_ways_to_choose_another() {
+        let said = cannot_listen("127.0.0.1:8001".parse().unwrap());
+        for part in ["127.0.0.1:8001", "--port", "GATEWAY_PORT"] {
+            assert!(said.contains(part), "{said}");
+        }
+    }
 
     #[test]
     fn the_command_line_says_where_to_listen_then_the_variables_of_the_process_and_of_the_env_file() {

@@ -69,9 +69,14 @@ impl Failure {
         let body = read_body(response).await;
         let error = serde_json::from_str::<Value>(&body).map(unwrap_error).unwrap_or_default();
         let quote = error["message"].as_str().unwrap_or(&body);
+        // Many servers do not say what does not exist. The hint precedes the quotation, which may be cut.
+        let hint = match status {
+            StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED => " (check `model` and `base_url`)",
+            _ => "",
+        };
         Self {
             kind: kind_of_status(status, &error),
-            detail: format!("HTTP {}: {}", status.as_u16(), quote.trim()),
+            detail: format!("HTTP {}{hint}: {}", status.as_u16(), quote.trim()),
             retry_after,
         }
     }

@@ -159,6 +159,9 @@ fn endpoint(base_url: &str) -> Result<Url, String> {
     if !matches!(url.scheme(), "http" | "https") {
         return Err(invalid(&"it must start with http:// or https://"));
     }
+    if url.path().trim_end_matches('/').ends_with("/chat/completions") {
+        return Err(invalid(&"leave out /chat/completions, which is added to it"));
+    }
     url.path_segments_mut()
         .map_err(|()| invalid(&"it cannot be extended"))?
         .pop_if_empty()

@@ -438,6 +438,16 @@ async fn a_redirect_is_refused_with_its_remedy() {
 }
 
 #[tokio::test]
+async fn a_missing_model_or_address_is_refused_with_the_settings_to_check() {
+    for status in [404, 405] {
+        let (_, error) = failure(response(status, "text/plain", "404 page not found".into())).await;
+        assert_eq!(error.kind, ModelErrorKind::Rejected);
+        assert!(error.detail.contains("`model` and `base_url`"), "{error}");
+        assert!(error.detail.ends_with(": 404 page not found"), "{error}");
+    }
+}
+
+#[tokio::test]
 async fn the_key_is_in_no_error_text() {
     let quoting = format!("{{\"error\": {{\"message\": \"Incorrect API key: {KEY}\"}}}}");
     let (_, refused) = failure(response(401, "application/json", quoting.clone().into())).await;
@@ -499,6 +509,14 @@ fn a_proxy_of_the_environment_is_not_used_for_this_machine() {
         .unwrap();
     let printed = String::from_utf8_lossy(&rerun.stdout);
     assert!(rerun.status.success() && printed.contains("1 passed"), "{printed}");
+}
+
+#[test]
+fn a_base_url_that_is_the_endpoint_is_refused_with_what_to_leave_out() {
+    for url in ["https://host/v1/chat/completions", "https://host/v1/chat/completions/?version=1"] {
+        let error = endpoint(url).unwrap_err();
+        assert!(error.contains("`base_url`") && error.contains("leave out /chat/completions"), "{error}");
+    }
 }
 
 #[test]

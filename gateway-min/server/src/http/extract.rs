@@ -160,10 +160,15 @@ pub(super) async fn collected(body: Body, limit: usize) -> Result<Vec<u8>, ApiEr
     Ok(collected)
 }
 
-/// Reads a body that a response does not depend on: a connection whose request was not read cannot be used again.
+/// Reads a body that a response does not depend on, and keeps nothing of it: a connection whose request was not read
+/// cannot be used again.
 pub(super) async fn drained(body: Body) {
+    let (mut chunks, mut left) = (body.into_data_stream(), MAX_BODY_BYTES);
     // A body that cannot be read ends its connection anyway.
-    let _ = collected(body, MAX_BODY_BYTES).await;
+    while let Some(Ok(chunk)) = chunks.next().await {
+        let Some(rest) = left.checked_sub(chunk.len()) else { return discard(chunks).await };
+        left = rest;
+    }
 }
 
 /// Reads the rest of what the client sends, within bounds: a client that is cut off while sending sees a broken

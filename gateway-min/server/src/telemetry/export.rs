@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use opentelemetry_http::{Bytes, HttpClient, HttpError, Request, Response};
+use threadkeep_agent::model::is_loopback;
 use tokio::runtime::Handle;
 
 use super::TelemetryError;
@@ -32,7 +33,12 @@ impl Collector {
         // Other code in this process may have installed one already.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let client = reqwest::Client::builder();
-        let client = client.redirect(reqwest::redirect::Policy::none()).timeout(PATIENCE).build()?;
+        let mut client = client.redirect(reqwest::redirect::Policy::none()).timeout(PATIENCE);
+        if is_loopback(&url) {
+            // A proxy of the environment cannot reach a collector on this machine, and would read the headers.
+            client = client.no_proxy();
+        }
+        let client = client.build()?;
         Ok(Self { client, runtime, shown, away: AtomicBool::new(false) })
     }
 

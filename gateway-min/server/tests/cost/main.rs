@@ -4,6 +4,8 @@
 // Helpers are test code too, but the lint does not know it.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+#[cfg(target_os = "linux")]
+mod memory;
 #[allow(dead_code, reason = "shared with the tests of the routes")]
 #[path = "../support/mod.rs"]
 mod support;

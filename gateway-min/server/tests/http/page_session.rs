@@ -44,6 +44,15 @@ async fn a_person_signs_in_with_a_key_and_out() {
 }
 
 #[tokio::test]
+async fn a_form_to_sign_in_has_room_for_a_key_and_not_for_much_more() {
+    let guarded = Guarded::start().await;
+    let sent = async |bytes: usize| {
+        guarded.form("/sign-in", "", &format!("key={}", "x".repeat(bytes)), &[]).await.status
+    };
+    assert_eq!((sent(1024).await, sent(64 * 1024).await), (401, 413));
+}
+
+#[tokio::test]
 async fn a_cookie_is_kept_from_scripts_other_sites_and_plain_connections() {
     let guarded = Guarded::start().await;
     let (_, key) = guarded.keys.create("ann", Role::User).unwrap();

@@ -254,6 +254,20 @@ async fn nothing_is_sent_unless_it_is_switched_on() {
     assert!(collector.0.lock().unwrap().is_empty());
 }
 
+// The collector answers while the test waits for the gateway to end.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_proxy_of_the_environment_is_not_used_for_a_collector_on_this_machine() {
+    let (collector, address) = Collector::start().await;
+    let dir = configured(json!({"enabled": true, "endpoint": address}));
+    let key = key(dir.path());
+    let mut command = command(dir.path());
+    command.env("http_proxy", "http://127.0.0.1:1").env_remove("no_proxy").env_remove("NO_PROXY");
+    let mut gateway = Gateway::start_by(&mut command);
+    create_thread(&gateway, &key).await;
+    stop(&mut gateway);
+    assert!(!collector.spans().is_empty());
+}
+
 /// Serves a gateway with this configuration, with a thread; returns the path of its log.
 async fn logged(dir: &TempDir, key: &str) -> (Gateway, PathBuf) {
     let log = dir.path().join("log");

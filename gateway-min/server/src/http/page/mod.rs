@@ -19,6 +19,7 @@ mod waiting;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use axum::extract::DefaultBodyLimit;
 use axum::http::{HeaderValue, header};
 use axum::middleware;
 use axum::response::{Html, IntoResponse as _, Redirect, Response};
@@ -65,6 +66,9 @@ pub(super) fn routes(app: &Arc<App>) -> Router<Arc<App>> {
         .route("/sign-out", post(session::sign_out))
         // A layer of all forms, so that none can be without it.
         .layer(middleware::from_fn_with_state(Arc::clone(app), session::only_from_the_page));
+    // Its form needs no key, so anybody may send one.
+    let sign_in = get(session::ask).post(session::sign_in);
+    let sign_in = sign_in.layer(DefaultBodyLimit::max(session::MAX_FORM_BYTES));
     Router::new()
         .route("/", get(threads::list))
         .route("/threads", get(|| async { Redirect::to("/") }))
@@ -81,7 +85,7 @@ pub(super) fn routes(app: &Arc<App>) -> Router<Arc<App>> {
         .route("/threads/{thread_id}/executions/{execution_id}", get(executions::show))
         .route("/threads/{thread_id}/storage", get(storage::show))
         .route("/threads/{thread_id}/messages/{message_id}", get(message::show))
-        .route(SIGN_IN, get(session::ask).post(session::sign_in))
+        .route(SIGN_IN, sign_in)
         .route(STYLE_PATH, get(|| async { asset("text/css; charset=utf-8", STYLE) }))
         .route(SCRIPT_PATH, get(|| async { asset("text/javascript; charset=utf-8", SCRIPT) }))
         .merge(forms)

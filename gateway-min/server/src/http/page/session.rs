@@ -36,7 +36,7 @@ const PROOF_FIELD: &str = "token";
 /// Separates the page's tokens from all other hashes.
 const TOKEN_CONTEXT: &str = "threadkeep 2026-11-23 page token";
 /// The maximum bytes of a form.
-const MAX_FORM_BYTES: usize = 64 * 1024;
+pub(super) const MAX_FORM_BYTES: usize = 64 * 1024;
 const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 const NOT_FROM_THE_PAGE: &str = "This request does not come from the page. Reload the page and try again.";
 

@@ -256,6 +256,8 @@ async fn serve(
     allow_unauthenticated: bool,
 ) -> anyhow::Result<()> {
     raise_open_files();
+    // From here on: the first process of a container ignores a signal that it does not catch.
+    let mut signals = Signals::new().context("signals cannot be caught")?;
     let current = config.current_async().await;
     let (settings, has_page) = (current.auth.clone(), current.page.enabled);
     let reach = auth::reach(address, &settings, allow_unauthenticated)?;
@@ -274,9 +276,14 @@ async fn serve(
     } else if !address.ip().is_loopback() {
         tracing::warn!(%address, "listening beyond this machine without authentication: every client that reaches the port is an administrator");
     }
-    let app = App::start_on(stores, config, Arc::clone(ModeRegister::process())).await?;
-    // A signal during the start ends the process; from the first answer on it ends it in order.
-    let mut signals = Signals::new().context("signals cannot be caught")?;
+    let app = tokio::select! {
+        app = App::start_on(stores, config, Arc::clone(ModeRegister::process())) => app?,
+        // Whatever it waits for, such as a database that does not answer. The next start goes on as after a kill.
+        _ = signals.next() => {
+            tracing::info!("stopped before it served");
+            return Ok(());
+        }
+    };
     let page = if has_page { format!("page at http://{address}/, ") } else { String::new() };
     tracing::info!(
         "serving on http://{address}, {page}API at http://{address}/api, OpenAPI document at http://{address}/openapi.json"

@@ -102,8 +102,8 @@ GATEWAY_CORS_ORIGINS=https://app.example,http://localhost:3000 lists the origins
         /// The address to listen on [default: 127.0.0.1].
         #[arg(long, env = HOST)]
         host: Option<IpAddr>,
-        /// The port to listen on; 0 picks a free port, which is logged [default: 8001].
-        #[arg(long, env = PORT)]
+        /// The port to listen on; 0 picks a free port, which is logged [default: GATEWAY_PORT, then 8001].
+        #[arg(long)]
         port: Option<u16>,
         /// Listen beyond this machine and accept any host name without authentication.
         #[arg(long, env = ALLOW_UNAUTHENTICATED)]
@@ -218,6 +218,8 @@ fn address(host: Option<IpAddr>, port: Option<u16>, environment: &Environment) -
     };
     let port = match port {
         Some(port) => Some(port),
+        // Kubernetes sets it in each container beside a service of the name `gateway`: to that service's address.
+        None if environment.non_empty(PORT).is_some_and(|text| text.contains("://")) => None,
         None => variable(environment, PORT)?,
     };
     Ok(SocketAddr::new(host.unwrap_or(DEFAULT_HOST), port.unwrap_or(DEFAULT_PORT)))
@@ -254,6 +256,8 @@ async fn serve(
     allow_unauthenticated: bool,
 ) -> anyhow::Result<()> {
     raise_open_files();
+    // From here on: the first process of a container ignores a signal that it does not catch.
+    let mut signals = Signals::new().context("signals cannot be caught")?;
     let current = config.current_async().await;
     let (settings, has_page) = (current.auth.clone(), current.page.enabled);
     let reach = auth::reach(address, &settings, allow_unauthenticated)?;
@@ -271,9 +275,14 @@ async fn serve(
         tracing::warn!(%address, "listening beyond this machine without authentication: every client that reaches the port is an administrator");
     }
     let in_use = in_use(&config);
-    let app = App::start_on(stores, config, Arc::clone(ModeRegister::process())).await?;
-    // A signal during the start ends the process; from the first answer on it ends it in order.
-    let mut signals = Signals::new().context("signals cannot be caught")?;
+    let app = tokio::select! {
+        app = App::start_on(stores, config, Arc::clone(ModeRegister::process())) => app?,
+        // Whatever it waits for, such as a database that does not answer. The next start goes on as after a kill.
+        _ = signals.next() => {
+            tracing::info!("stopped before it served");
+            return Ok(());
+        }
+    };
     let page = if has_page { format!("page at http://{address}/, ") } else { String::new() };
     tracing::info!("{in_use}");
     tracing::info!(
@@ -372,6 +381,8 @@ mod tests {
         assert_eq!(address(None, None, &Environment::default()).unwrap(), at("127.0.0.1:8001"));
         assert_eq!(address(None, None, &environment).unwrap(), at("127.0.0.2:9000"));
         assert_eq!(address(Some(at("[::1]:1").ip()), Some(0), &environment).unwrap(), at("[::1]:0"));
+        let of_a_service = Environment::from_iter([(PORT, "tcp://10.96.0.7:8001")]);
+        assert_eq!(address(None, None, &of_a_service).unwrap(), at("127.0.0.1:8001"));
         for (name, value) in [(HOST, "localhost"), (PORT, "65536")] {
             let error =
                 address(None, None, &Environment::from_iter([(name, value)])).unwrap_err().to_string();

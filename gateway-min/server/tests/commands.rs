@@ -171,6 +171,16 @@ async fn the_env_file_says_where_to_listen_if_the_command_line_does_not() {
     assert!(local.base.starts_with("http://127.0.0.1:"), "{}", local.base);
 }
 
+/// Kubernetes sets the variable in each container beside a service of the name `gateway`.
+#[test]
+fn the_address_of_a_service_is_not_taken_for_the_port() {
+    let dir = with_config("config_version: 49\ndatabase: {checkpoint_channel_mode: sideways}\n");
+    let mut serve = command(dir.path(), &["serve"]);
+    let output = serve.env("GATEWAY_PORT", "tcp://10.96.0.7:8001").output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.code() == Some(1) && said.contains("checkpoint_channel_mode"), "{said}");
+}
+
 #[test]
 fn a_configuration_is_upgraded_once() {
     let old = "# mine\nconfig_version: 26\ndatabase:\n  checkpoint_delta_snapshot_frequency: 1000  # slow\n";

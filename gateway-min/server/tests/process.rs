@@ -287,6 +287,17 @@ fn a_gateway_that_is_terminated_as_soon_as_it_serves_exits_in_order() {
     }
 }
 
+/// The first process of a container ignores a signal that it does not catch.
+#[test]
+fn a_gateway_that_is_terminated_while_it_waits_for_its_database_exits_in_order() {
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let dir = on_postgres(&format!("postgres://u@{}/d", silent.local_addr().unwrap()), "full");
+    let mut child = command(dir.path()).stderr(Stdio::null()).spawn().unwrap();
+    let _waited_for = silent.accept().unwrap();
+    kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
+    assert!(child.wait().unwrap().success());
+}
+
 fn refused(dir: &Path, arguments: &[&str]) -> Output {
     let mut command = command(dir);
     let mut child = command.args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();

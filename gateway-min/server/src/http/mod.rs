@@ -2,6 +2,7 @@
 
 mod assistants;
 mod auth;
+mod awaited;
 mod batch;
 mod branches;
 mod compact;

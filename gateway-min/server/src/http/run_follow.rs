@@ -14,6 +14,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::auth::{Caller, check_thread};
+use super::awaited::awaited;
 use super::described::{CancelActionName, StreamModeName};
 use super::error::{ApiError, OrApiError as _};
 use super::extract::{ApiPath, ApiQuery, RunPath};
@@ -24,7 +25,7 @@ use super::sse;
 use crate::app::App;
 use crate::runs::request::StreamMode;
 use crate::streams::DELETED;
-use crate::streams::bridge::Subscription;
+use crate::streams::bridge::{HEARTBEAT, Subscription};
 use threadkeep_records::{CancelAction, CancelOutcome, RunRow, RunStatus};
 
 /// The routes of this file.
@@ -156,6 +157,7 @@ impl FromFields for JoinParams {
         (status = 404, description = "No such run of the thread")))]
 async fn join(
     State(app): State<Arc<App>>,
+    Caller(caller): Caller,
     ApiPath(path): ApiPath<RunPath>,
     ApiQuery(JoinParams { cancel_on_disconnect }): ApiQuery<JoinParams>,
     headers: HeaderMap,
@@ -173,7 +175,7 @@ async fn join(
     if streams {
         return Ok(sse::response(stream, &path.thread_id, &path.run_id));
     }
-    Ok(finished(&app, &path.thread_id, &path.run_id, stream).await)
+    Ok(awaited(&app, &caller, &path.thread_id, &path.run_id, stream, HEARTBEAT).await)
 }
 
 /// How to follow a run.

@@ -15,12 +15,12 @@ use utoipa_axum::routes;
 use uuid::Uuid;
 
 use super::auth::{Caller, check_thread};
+use super::awaited::awaited;
 use super::described::{RUN_STATUSES, RunField, RunStatusName};
 use super::error::{ApiError, OrApiError as _};
 use super::extract::{ApiJson, ApiPath, ApiQuery, RunPath, ThreadPath};
 use super::fields::{Fields, FromFields};
 use super::run_body::{RunBody, RunLimits};
-use super::run_follow::finished;
 use super::schema::RunRefused;
 use super::select::Select;
 use super::sse;
@@ -29,6 +29,7 @@ use crate::auth::Principal;
 use crate::runs::admission::{CreateError, Created, OnThread};
 use crate::runs::request::OnDisconnect;
 use crate::runs::resume::ResumeError;
+use crate::streams::bridge::HEARTBEAT;
 use threadkeep_records::{RecordsError, RunQuery, RunRow, RunStatus, ThreadRow};
 
 /// The maximum number of runs in a list.
@@ -298,7 +299,8 @@ async fn wait(
     ApiJson(body): ApiJson<RunBody>,
 ) -> Result<Response, ApiError> {
     let created = begin(&app, &caller, &thread_id, &headers, body, Follow::Yes).await?;
-    Ok(finished(&app, &thread_id, &created.run.run_id, created.stream).await)
+    let run_id = &created.run.run_id;
+    Ok(awaited(&app, &caller, &thread_id, run_id, created.stream, HEARTBEAT).await)
 }
 
 /// Create a run on a new thread, in the background.
@@ -337,7 +339,7 @@ async fn wait_stateless(
 ) -> Result<Response, ApiError> {
     let thread = stateless_thread(&app, &caller, &body).await?;
     let created = start(&app, &caller, &thread, OnThread::Visible(&caller), body, Follow::Yes, None).await?;
-    Ok(finished(&app, &thread, &created.run.run_id, created.stream).await)
+    Ok(awaited(&app, &caller, &thread, &created.run.run_id, created.stream, HEARTBEAT).await)
 }
 
 /// Which runs to list.

@@ -12,6 +12,8 @@ use super::TelemetryError;
 
 /// How long a collector may take to answer, as OTLP has it. Nothing is sent meanwhile.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// The port on which collectors take gRPC.
+const GRPC_PORT: u16 = 4317;
 
 /// A collector, over HTTP. Logs once when it stops answering, and once when it answers again.
 #[derive(Debug)]
@@ -21,6 +23,7 @@ pub(super) struct Collector {
     runtime: Handle,
     /// Its address for the log.
     shown: String,
+    port: Option<u16>,
     away: AtomicBool,
 }
 
@@ -28,8 +31,9 @@ impl Collector {
     pub(super) fn new(endpoint: &str, runtime: Handle) -> Result<Self, TelemetryError> {
         let url = reqwest::Url::parse(endpoint)
             .map_err(|error| TelemetryError::Endpoint(format!("not a valid URL: {error}")))?;
-        let port = url.port_or_known_default().map(|port| format!(":{port}")).unwrap_or_default();
-        let shown = format!("{}{port}", url.host_str().unwrap_or_default());
+        let port = url.port_or_known_default();
+        let shown_port = port.map(|port| format!(":{port}")).unwrap_or_default();
+        let shown = format!("{}{shown_port}", url.host_str().unwrap_or_default());
         // Other code in this process may have installed one already.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let client = reqwest::Client::builder();
@@ -39,7 +43,7 @@ impl Collector {
             client = client.no_proxy();
         }
         let client = client.build()?;
-        Ok(Self { client, runtime, shown, away: AtomicBool::new(false) })
+        Ok(Self { client, runtime, shown, port, away: AtomicBool::new(false) })
     }
 
     fn answered(&self) {
@@ -87,7 +91,7 @@ impl HttpClient for Collector {
                 Ok(response)
             }
             Err(error) => {
-                self.failed(reason(&error));
+                self.failed(reason(&error, self.port));
                 Err(error.without_url().into())
             }
         }
@@ -95,12 +99,34 @@ impl HttpClient for Collector {
 }
 
 /// Why nothing was sent, without the address.
-fn reason(error: &reqwest::Error) -> &'static str {
+fn reason(error: &reqwest::Error, port: Option<u16>) -> &'static str {
     if error.is_connect() {
         "no connection"
     } else if error.is_timeout() {
         "no answer in time"
     } else {
+        broken_off(port)
+    }
+}
+
+/// A server of gRPC closes a connection on which it is sent HTTP/1.1.
+fn broken_off(port: Option<u16>) -> &'static str {
+    if port == Some(GRPC_PORT) {
+        "the connection broke off; traces are sent over HTTP, usually to port 4318, and 4317 is usually the port for gRPC"
+    } else {
         "the connection broke off"
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_port_for_grpc_is_named_with_the_one_for_http() {
+        assert!(broken_off(Some(4317)).contains("4318"));
+        for port in [Some(4318), Some(443), None] {
+            assert_eq!(broken_off(port), "the connection broke off");
+        }
     }
 }

@@ -14,6 +14,7 @@ pub(crate) mod spans;
 
 use std::time::Duration;
 
+use opentelemetry::KeyValue;
 use opentelemetry::trace::TracerProvider as _;
 use opentelemetry_otlp::{SpanExporter, WithExportConfig as _, WithHttpConfig as _};
 use opentelemetry_sdk::Resource;
@@ -90,12 +91,10 @@ impl Traces {
             )
             .build()
             .map_err(|error| TelemetryError::Endpoint(error.to_string()))?;
-        let name = settings.service_name.as_deref().or(environment.non_empty("OTEL_SERVICE_NAME"));
-        let resource = Resource::builder().with_service_name(name.unwrap_or(SERVICE_NAME).to_owned());
         let share = Sampler::TraceIdRatioBased(settings.sample_ratio);
         let provider = SdkTracerProvider::builder()
             .with_batch_exporter(exporter)
-            .with_resource(resource.build())
+            .with_resource(resource(settings, environment))
             .with_sampler(Sampler::ParentBased(Box::new(share)))
             .build();
         Ok(Some(Self { provider }))
@@ -121,19 +120,48 @@ fn endpoint(settings: &Settings, environment: &Environment) -> String {
     of_base(environment.non_empty("OTEL_EXPORTER_OTLP_ENDPOINT").unwrap_or(DEFAULT_ENDPOINT))
 }
 
+/// The gateway as the collector knows it: with the attributes of the environment, and the first name that there is.
+fn resource(settings: &Settings, environment: &Environment) -> Resource {
+    let attributes = listed(environment.non_empty("OTEL_RESOURCE_ATTRIBUTES").unwrap_or_default());
+    let attributes = attributes.map(|(name, value)| KeyValue::new(name, value));
+    let named = Resource::builder().with_service_name(SERVICE_NAME).with_attributes(attributes);
+    match settings.service_name.as_deref().or(environment.non_empty("OTEL_SERVICE_NAME")) {
+        Some(name) => named.with_service_name(name.to_owned()).build(),
+        None => named.build(),
+    }
+}
+
 /// The headers from the configuration and from the environment.
 fn headers<'a>(
     settings: &'a Settings,
     environment: &'a Environment,
 ) -> impl Iterator<Item = (String, Secret)> + 'a {
     let variables = ["OTEL_EXPORTER_OTLP_TRACES_HEADERS", "OTEL_EXPORTER_OTLP_HEADERS"];
-    let listed = variables.iter().find_map(|name| environment.non_empty(name)).unwrap_or_default();
-    let listed = listed.split(',').filter_map(|entry| {
-        let (name, value) = entry.split_once('=')?;
-        Some((name.trim().to_owned(), Secret::new(value.trim())))
-    });
+    let text = variables.iter().find_map(|name| environment.non_empty(name)).unwrap_or_default();
+    let listed = listed(text).map(|(name, value)| (name, Secret::new(value)));
     let configured = settings.headers.iter().map(|(name, value)| (name.clone(), value.clone()));
     configured.chain(listed)
+}
+
+/// The names and values of a variable such as `a=1,b=two%20words`.
+fn listed(text: &str) -> impl Iterator<Item = (String, String)> {
+    text.split(',').filter_map(|entry| {
+        let (name, value) = entry.split_once('=')?;
+        Some((name.trim().to_owned(), decoded(value.trim())))
+    })
+}
+
+/// A text with its percent-encoded bytes decoded; as it is, if that gives no text.
+fn decoded(text: &str) -> String {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((&first, after)) = rest.split_first() {
+        let digits = after.get(..2).filter(|two| first == b'%' && two.iter().all(u8::is_ascii_hexdigit));
+        let byte = digits.and_then(|two| u8::from_str_radix(std::str::from_utf8(two).ok()?, 16).ok());
+        bytes.push(byte.unwrap_or(first));
+        rest = if byte.is_some() { &after[2..] } else { after };
+    }
+    String::from_utf8(bytes).unwrap_or_else(|_| text.to_owned())
 }
 
 /// The process's log on stderr: as `RUST_LOG` says, else from `level` on.
@@ -188,6 +216,8 @@ fn is_traced(metadata: &Metadata<'_>) -> bool {
 mod tests {
     use std::sync::{Arc, Mutex};
 
+    use opentelemetry::Key;
+
     use super::*;
 
     fn settings(endpoint: Option<&str>) -> Settings {
@@ -217,6 +247,44 @@ mod tests {
             .map(|(name, value)| (name, value.expose().to_owned()))
             .collect();
         assert_eq!(found, [("a", "1"), ("b", "2"), ("c", "x=y")].map(|(n, v)| (n.to_owned(), v.to_owned())));
+    }
+
+    #[test]
+    fn values_of_the_environment_are_percent_decoded() {
+        for (text, expected) in [
+            ("Basic%20MTIz%3D", "Basic MTIz="),
+            ("a+b/c==", "a+b/c=="),
+            ("100%", "100%"),
+            ("%zz%+1%2", "%zz%+1%2"),
+            ("%e2%82%ac", "\u{20ac}"),
+            ("%ff", "%ff"),
+        ] {
+            assert_eq!(decoded(text), expected);
+        }
+        let environment = Environment::from_iter([("OTEL_EXPORTER_OTLP_HEADERS", "a=Basic%20MTIz")]);
+        let (_, value) = headers(&settings(None), &environment).next().unwrap();
+        assert_eq!(value.expose(), "Basic MTIz");
+    }
+
+    #[test]
+    fn the_name_is_the_configured_one_then_that_of_the_environment() {
+        let attributes = ("OTEL_RESOURCE_ATTRIBUTES", "service.name=listed,host.name=h%201");
+        let environment = Environment::from_iter([attributes, ("OTEL_SERVICE_NAME", "named")]);
+        let configured = Settings { service_name: Some("configured".to_owned()), ..settings(None) };
+        let shown = |settings: &Settings, environment: &Environment, name: &'static str| {
+            resource(settings, environment)
+                .get(&Key::from_static_str(name))
+                .map(|value| value.as_str().into_owned())
+        };
+        for (settings, environment, expected) in [
+            (&configured, &environment, "configured"),
+            (&settings(None), &environment, "named"),
+            (&settings(None), &Environment::from_iter([attributes]), "listed"),
+            (&settings(None), &Environment::default(), SERVICE_NAME),
+        ] {
+            assert_eq!(shown(settings, environment, "service.name").as_deref(), Some(expected));
+        }
+        assert_eq!(shown(&configured, &environment, "host.name").as_deref(), Some("h 1"));
     }
 
     #[tokio::test]

@@ -1,20 +1,26 @@
-//! The check of a thread's owner before an answer.
+//! The check of a thread's owner before an answer, and answers that take long.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
 use axum::extract::State;
-use axum::http::{Request, StatusCode};
+use axum::http::{Request, StatusCode, header};
 use axum::middleware::from_fn_with_state;
 use axum::routing::{MethodRouter, any};
+use futures::StreamExt as _;
+use serde_json::Value;
 use threadkeep_config::{KeyFile, Role};
 use threadkeep_records::{NewThread, WriterKind};
 use tower::ServiceExt as _;
 
 use super::super::auth::authenticate;
+use super::super::awaited::awaited;
 use super::Gateway;
 use crate::app::App;
+use crate::auth::Principal;
+use crate::streams::DELETED;
 
 fn of(user: &str) -> NewThread {
     NewThread { thread_id: "x".into(), user_id: Some(user.into()), ..NewThread::default() }
@@ -69,4 +75,46 @@ async fn a_write_is_reported_though_its_owner_cannot_be_compared_again() {
         assert_eq!(answered(method, path, any(done)).await, status, "{method} {path}");
         assert_eq!(answered(method, path, any(refused)).await, 503, "{method} {path}");
     }
+}
+
+const BEAT: Duration = Duration::from_millis(20);
+
+/// Proxies end an answer that says nothing for a minute.
+#[tokio::test]
+async fn line_breaks_precede_the_result_of_a_long_run() {
+    let Gateway { app, thread, _dir } = Gateway::start("full").await;
+    let run = app.streams.open("long");
+    let stream = app.streams.subscribe("long");
+    let answer = awaited(&app, &Principal::single_user(), &thread, "long", stream, BEAT).await;
+    assert_eq!(answer.status(), 200);
+    assert_eq!(answer.headers()[header::CONTENT_TYPE], "application/json");
+    assert_eq!(answer.headers()[header::LOCATION], format!("/threads/{thread}/runs/long/join"));
+    let mut pieces = answer.into_body().into_data_stream();
+    for _ in 0..2 {
+        assert_eq!(pieces.next().await.unwrap().unwrap(), "\n");
+    }
+    run.end();
+    let mut rest = Vec::new();
+    while let Some(piece) = pieces.next().await {
+        rest.extend_from_slice(&piece.unwrap());
+    }
+    let body: Value = serde_json::from_slice(&rest).unwrap();
+    assert_eq!(body["error"], DELETED);
+}
+
+/// The head has said already that all is well.
+#[tokio::test]
+async fn a_late_result_of_a_thread_of_another_user_by_now_is_broken_off() {
+    let Gateway { app, _dir, .. } = Gateway::start_with("full", true).await;
+    let file = KeyFile::new(&app.config.last_known().auth.keys_file);
+    let (_, key) = file.create("bob", Role::User).unwrap();
+    let bob = app.auth.authenticate(Some(key)).await.unwrap().unwrap();
+    let run = app.streams.open("long");
+    let answer = awaited(&app, &bob, &"x".into(), "long", app.streams.subscribe("long"), BEAT).await;
+    assert!(app.records.threads().create(of("ann")).await.unwrap().created);
+    run.end();
+    let pieces: Vec<_> = answer.into_body().into_data_stream().collect().await;
+    let (last, before) = pieces.split_last().unwrap();
+    assert!(last.is_err());
+    assert!(before.iter().all(|piece| piece.as_ref().unwrap() == "\n"));
 }

@@ -143,8 +143,8 @@ pub(crate) fn initialize() -> Json {
     })
 }
 
-/// The way to sign in that needs only variables that the agent has, and so no user. It lists them, or has the name of its
-/// one variable, as `openai-api-key`.
+/// The way to sign in that needs only variables that the agent has, and so no user. It lists them, or has the name of
+/// its one variable, as `openai-api-key`.
 pub(crate) fn sign_in(methods: &Json, is_set: impl Fn(&str) -> bool) -> Option<&str> {
     let is_ready = |method: &Json, id: &str| {
         let listed = method["vars"].as_array().into_iter().flatten();

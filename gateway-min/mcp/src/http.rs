@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use reqwest::header::{HeaderName, HeaderValue};
-use rmcp::model::{ClientJsonRpcMessage, JsonRpcMessage, RequestId};
+use rmcp::model::{ClientJsonRpcMessage, ErrorCode, JsonRpcMessage, RequestId};
 use rmcp::transport::common::client_side_sse::BoxedSseResponse;
 use rmcp::transport::streamable_http_client::{
     StreamableHttpClient, StreamableHttpError, StreamableHttpPostResponse, StreamableHttpResponseLimits,
@@ -100,11 +100,13 @@ impl StreamableHttpClient for Client {
 }
 
 /// Whether a server that was started again does not know the session. The protocol wants 404, which is known without
-/// this; many servers say it with 400 and an error that names no request. An error of the request itself is neither.
+/// this; many servers say it with 400 and an error that names no request. An error of the request itself is neither,
+/// and one from within the server is not: it may have done something.
 fn is_without_session(answer: &Answer, request: Option<&RequestId>) -> bool {
     let said = match answer {
         Ok(StreamableHttpPostResponse::Json(JsonRpcMessage::Error(error), _))
-            if error.id.is_none() || error.id.as_ref() != request =>
+            if (error.id.is_none() || error.id.as_ref() != request)
+                && error.error.code != ErrorCode::INTERNAL_ERROR =>
         {
             &*error.error.message
         }
@@ -113,4 +115,22 @@ fn is_without_session(answer: &Answer, request: Option<&RequestId>) -> bool {
     };
     let said = said.to_ascii_lowercase();
     said.contains("session") || said.contains("not initialized")
+}
+
+#[cfg(test)]
+mod tests {
+    use rmcp::model::ErrorData;
+
+    use super::*;
+
+    /// The call would be repeated.
+    #[test]
+    fn an_error_from_within_a_server_is_not_a_lost_session() {
+        let answer = |code: ErrorCode| -> Answer {
+            let error = ErrorData::new(code, "The session of the database was closed", None);
+            Ok(StreamableHttpPostResponse::Json(JsonRpcMessage::error(error, None), None))
+        };
+        assert!(is_without_session(&answer(ErrorCode(-32_000)), None));
+        assert!(!is_without_session(&answer(ErrorCode::INTERNAL_ERROR), None));
+    }
 }

@@ -267,7 +267,7 @@ class _PostgresSource:
         from psycopg.rows import dict_row
 
         self.connection.row_factory = dict_row  # type: ignore[assignment] # pyright: ignore[reportAttributeAccessIssue]
-        saver = TheirSaver(self.connection)  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
+        saver: Any = TheirSaver(self.connection)  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
         if self.path != "task_path":
             # It asks for a column that the table does not have.
             saver.SELECT_SQL = saver.SELECT_SQL.replace("cw.task_path", self.path)

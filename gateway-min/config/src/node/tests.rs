@@ -105,6 +105,7 @@ fn booleans_are_read_from_the_usual_words() {
 #[test]
 fn texts_are_not_guessed_from_numbers() {
     assert_eq!(read(&json!({"key": "no"}), |n| n.text("key")), Ok(Some("no".to_owned())));
+    assert_eq!(read(&json!({"key": ""}), |n| n.nonempty_text("key")), Ok(None));
     let message = refused(&json!(4.1), |n| n.text("key"));
     assert_eq!(message, "key: must be a string (put it in quotes), got 4.1");
     assert_eq!(refused(&json!(null), |n| n.required_text("key")), "key: is required");

@@ -10,7 +10,7 @@ use super::failure::Failure;
 use super::mistral::adapted;
 use super::parameters::parameters;
 use super::returned::{call_id, give_back};
-use super::schema::with_items;
+use super::schema::accepted;
 use crate::tools::dangling;
 
 /// The body that asks the model of `settings` to stream an answer to `request`.
@@ -35,7 +35,7 @@ fn tool(spec: &ToolSpec) -> Value {
     json!({
         "type": "function",
         "function": {
-            "name": spec.name, "description": spec.description, "parameters": with_items(&spec.parameters),
+            "name": spec.name, "description": spec.description, "parameters": accepted(&spec.parameters),
         },
     })
 }

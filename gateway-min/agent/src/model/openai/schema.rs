@@ -9,21 +9,24 @@ const NESTED: [&str; 6] = ["items", "prefixItems", "additionalProperties", "anyO
 /// Keywords that were booleans in older drafts, as OpenAPI 3.0 still has them.
 const NO_LONGER_BOOLEAN: [&str; 3] = ["exclusiveMinimum", "exclusiveMaximum", "required"];
 
+/// The schema of a tool, as providers accept it.
+pub(super) fn accepted(schema: &Value) -> Value {
+    let mut schema = with_items(schema);
+    spell_out(&mut schema);
+    schema
+}
+
 /// The schema, with `items` wherever a list is described without them. JSON Schema allows that, and such tools of MCP
 /// servers are common, but providers refuse every request with one. Empty `items` say no more than none. They also
 /// refuse keywords in the form of older drafts: an `items` for each place of a list becomes one for all of them.
-pub(super) fn with_items(schema: &Value) -> Value {
+fn with_items(schema: &Value) -> Value {
     let mut schema = schema.clone();
     complete(&mut schema);
     schema
 }
 
 fn complete(schema: &mut Value) {
-    let keywords = match schema {
-        Value::Object(keywords) => keywords,
-        Value::Array(schemas) => return schemas.iter_mut().for_each(complete),
-        _ => return,
-    };
+    let Value::Object(keywords) = schema else { return };
     keywords.retain(|keyword, value| !(value.is_boolean() && NO_LONGER_BOOLEAN.contains(&keyword.as_str())));
     if let Some(Value::Array(places)) = keywords.get("items") {
         let mut kinds: Vec<Value> = Vec::new();
@@ -42,12 +45,32 @@ fn complete(schema: &mut Value) {
     if describes_lists(keywords) && !keywords.contains_key("items") {
         keywords.insert("items".to_owned(), Value::Object(Map::new()));
     }
+    each_within(keywords, complete);
+}
+
+/// Replaces the schema `true`, which anything fits, by the empty one, which means the same. Servers of MCP in Go and
+/// .NET describe an argument of any type with it, and llama.cpp, Ollama and others refuse every request with one.
+fn spell_out(schema: &mut Value) {
+    match schema {
+        Value::Bool(true) => *schema = json!({}),
+        Value::Object(keywords) => each_within(keywords, spell_out),
+        _ => {}
+    }
+}
+
+/// Mends each schema directly within one.
+fn each_within(keywords: &mut Map<String, Value>, mend: fn(&mut Value)) {
     for (keyword, value) in keywords {
         match value {
+            // Providers take it here, and only here.
+            Value::Bool(_) if keyword == "additionalProperties" => {}
             Value::Object(schemas) if BY_NAME.contains(&keyword.as_str()) => {
-                schemas.values_mut().for_each(complete);
+                schemas.values_mut().for_each(mend);
             }
-            nested if NESTED.contains(&keyword.as_str()) => complete(nested),
+            Value::Array(schemas) if NESTED.contains(&keyword.as_str()) => {
+                schemas.iter_mut().for_each(mend);
+            }
+            schema if NESTED.contains(&keyword.as_str()) => mend(schema),
             _ => {}
         }
     }
@@ -105,6 +128,22 @@ mod tests {
                 assert_eq!(with_items(&place(&given)), place(&expected));
             }
         }
+    }
+
+    #[test]
+    fn an_argument_of_any_type_has_an_empty_schema_in_a_request() {
+        let with = |any: Value| {
+            json!({
+                "type": "object", "properties": {"data": any, "list": {"type": "array", "items": any}},
+                "anyOf": [any, {"$ref": "#/$defs/any"}], "$defs": {"any": any},
+                "additionalProperties": true, "default": true,
+            })
+        };
+        let spec = ToolSpec { name: "set".into(), description: "Sets".into(), parameters: with(json!(true)) };
+        let request = ModelRequest { tools: vec![spec], ..ModelRequest::default() };
+        let settings = ModelSettings::new("m", ModelKind::OpenAiCompatible, "gpt-x");
+        let sent = body(&settings, &request).unwrap();
+        assert_eq!(sent["tools"][0]["function"]["parameters"], with(json!({})));
     }
 
     #[test]

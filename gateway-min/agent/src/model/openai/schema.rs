@@ -27,7 +27,7 @@ fn with_items(schema: &Value) -> Value {
 
 fn complete(schema: &mut Value) {
     let Value::Object(keywords) = schema else { return };
-    keywords.retain(|keyword, value| !(value.is_boolean() && NO_LONGER_BOOLEAN.contains(&keyword.as_str())));
+    keywords.retain(|keyword, value| !is_refused(keyword, value));
     if let Some(Value::Array(places)) = keywords.get("items") {
         let mut kinds: Vec<Value> = Vec::new();
         for place in places {
@@ -46,6 +46,18 @@ fn complete(schema: &mut Value) {
         keywords.insert("items".to_owned(), Value::Object(Map::new()));
     }
     each_within(keywords, complete);
+}
+
+/// Whether providers refuse every request with this: a boolean of an older draft, or a pattern for a part of a text,
+/// of which llama.cpp makes no grammar. The server of the tool checks its arguments.
+fn is_refused(keyword: &str, value: &Value) -> bool {
+    match value {
+        Value::Bool(_) => NO_LONGER_BOOLEAN.contains(&keyword),
+        Value::String(pattern) => {
+            keyword == "pattern" && !(pattern.starts_with('^') && pattern.ends_with('$'))
+        }
+        _ => false,
+    }
 }
 
 /// Replaces the schema `true`, which anything fits, by the empty one, which means the same. Servers of MCP in Go and
@@ -144,6 +156,17 @@ mod tests {
         let settings = ModelSettings::new("m", ModelKind::OpenAiCompatible, "gpt-x");
         let sent = body(&settings, &request).unwrap();
         assert_eq!(sent["tools"][0]["function"]["parameters"], with(json!({})));
+    }
+
+    #[test]
+    fn a_pattern_for_a_part_of_a_text_is_not_sent() {
+        let argument = |schema: Value| json!({"properties": {"pattern": schema}, "required": ["pattern"]});
+        let with = |pattern: &str| argument(json!({"type": "string", "pattern": pattern}));
+        let whole = with("^[a-z]+$");
+        assert_eq!(accepted(&whole), whole);
+        for part in ["[a-z]+", "^a", "b$"] {
+            assert_eq!(accepted(&with(part)), argument(json!({"type": "string"})), "{part}");
+        }
     }
 
     #[test]

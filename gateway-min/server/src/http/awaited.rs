@@ -47,8 +47,11 @@ pub(super) async fn awaited(
         }
         Ok(to_bytes(body, usize::MAX).await?)
     };
-    let json = [(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))];
-    (json, headers, Body::from_stream(after_line_breaks(result, beat))).into_response()
+    let head = [
+        (header::CONTENT_TYPE, HeaderValue::from_static("application/json")),
+        (sse::X_ACCEL_BUFFERING, HeaderValue::from_static("no")),
+    ];
+    (head, headers, Body::from_stream(after_line_breaks(result, beat))).into_response()
 }
 
 /// A line break for each `beat` until there is the result. JSON may begin with them.

@@ -89,6 +89,7 @@ async fn line_breaks_precede_the_result_of_a_long_run() {
     assert_eq!(answer.status(), 200);
     assert_eq!(answer.headers()[header::CONTENT_TYPE], "application/json");
     assert_eq!(answer.headers()[header::LOCATION], format!("/threads/{thread}/runs/long/join"));
+    assert_eq!(answer.headers()["x-accel-buffering"], "no", "nginx would hold them back");
     let mut pieces = answer.into_body().into_data_stream();
     for _ in 0..2 {
         assert_eq!(pieces.next().await.unwrap().unwrap(), "\n");

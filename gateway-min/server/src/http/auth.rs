@@ -82,6 +82,7 @@ pub(super) async fn authenticate(State(app): State<Arc<App>>, request: Request, 
         Some(key) => while_stands(Arc::clone(&app), key, answer).await,
         None => answer.await,
     };
+    let again = again.filter(|_| answer.extensions().get::<ChecksThread>().is_none());
     // Another user may have created the thread meanwhile, also after its owner deleted it.
     if let Some(Again { thread, has_written }) = again
         && let Err(error) = check_thread(&app, &principal, &thread).await
@@ -157,6 +158,10 @@ struct Again {
     /// Whether an answer that reports success shows nothing that somebody else may have written.
     has_written: bool,
 }
+
+/// In an answer's extensions: its body checks the thread's owner itself, before it shows anything of the thread.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct ChecksThread;
 
 /// Authenticates a request. The owner is checked after the whole body has arrived: a slow client must not be judged by
 /// the thread's state when it started to send, nor by a key that was revoked since.

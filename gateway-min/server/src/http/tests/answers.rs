@@ -8,6 +8,7 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::http::{Request, StatusCode, header};
 use axum::middleware::from_fn_with_state;
+use axum::response::Response;
 use axum::routing::{MethodRouter, any};
 use futures::StreamExt as _;
 use serde_json::Value;
@@ -75,6 +76,20 @@ async fn a_write_is_reported_though_its_owner_cannot_be_compared_again() {
         assert_eq!(answered(method, path, any(done)).await, status, "{method} {path}");
         assert_eq!(answered(method, path, any(refused)).await, 503, "{method} {path}");
     }
+}
+
+/// With the answer the subscription would go, as if the client had left; by default that cancels the run.
+#[tokio::test]
+async fn a_long_run_is_waited_for_though_its_owner_cannot_be_compared_when_the_head_is_sent() {
+    async fn waiting(State(app): State<Arc<App>>) -> Response {
+        let _run = app.streams.open("long");
+        let stream = app.streams.subscribe("long");
+        let answer = awaited(&app, &Principal::single_user(), &"x".into(), "long", stream, BEAT).await;
+        app.records.fail_reads(1);
+        answer
+    }
+    let path = "/api/threads/{thread_id}/runs/wait";
+    assert_eq!(answered("POST", path, any(waiting)).await, 200);
 }
 
 const BEAT: Duration = Duration::from_millis(20);

@@ -8,7 +8,7 @@ use axum::BoxError;
 use axum::body::{Body, BodyDataStream, Bytes, HttpBody as _};
 use axum::extract::{FromRequestParts, MatchedPath, RawPathParams, Request, State};
 use axum::http::request::Parts;
-use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
+use axum::http::{Extensions, HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 use futures::{FutureExt as _, Stream, StreamExt as _, stream};
@@ -59,7 +59,7 @@ impl<S: Sync> FromRequestParts<S> for Caller {
 /// path is not found, whatever the route. A long response, such as a stream, ends when its key is revoked; the run
 /// treats this like a client that disconnects.
 pub(super) async fn authenticate(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
-    let route = request.extensions().get::<MatchedPath>().map_or("", MatchedPath::as_str);
+    let route = route(request.extensions());
     if PUBLIC.contains(&route) || (app.has_page && page::PUBLIC.contains(&route)) {
         return next.run(request).await;
     }
@@ -82,6 +82,7 @@ pub(super) async fn authenticate(State(app): State<Arc<App>>, request: Request, 
         Some(key) => while_stands(Arc::clone(&app), key, answer).await,
         None => answer.await,
     };
+    let again = again.filter(|_| answer.extensions().get::<ChecksThread>().is_none());
     // Another user may have created the thread meanwhile, also after its owner deleted it.
     if let Some(Again { thread, has_written }) = again
         && let Err(error) = check_thread(&app, &principal, &thread).await
@@ -158,6 +159,10 @@ struct Again {
     has_written: bool,
 }
 
+/// In an answer's extensions: its body checks the thread's owner itself, before it shows anything of the thread.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct ChecksThread;
+
 /// Authenticates a request. The owner is checked after the whole body has arrived: a slow client must not be judged by
 /// the thread's state when it started to send, nor by a key that was revoked since.
 async fn admitted(app: &App, request: Request) -> Result<Admitted, ApiError> {
@@ -183,7 +188,8 @@ async fn admitted(app: &App, request: Request) -> Result<Admitted, ApiError> {
         let owner = check_thread(app, &principal, &thread).await?;
         // The answer to a deletion shows nothing of the thread, and stays true if somebody uses its id again.
         let deletes = deletes(&parts);
-        let has_written = deletes || (parts.method == Method::POST && WRITES.contains(&route(&parts)));
+        let writes = parts.method == Method::POST && WRITES.contains(&route(&parts.extensions));
+        let has_written = deletes || writes;
         again = (owner.is_none() || !deletes).then_some(Again { thread, has_written });
     }
     parts.extensions.insert(principal.clone());
@@ -192,13 +198,13 @@ async fn admitted(app: &App, request: Request) -> Result<Admitted, ApiError> {
 
 /// Whether a request deletes something: through the API, or with the page's form.
 fn deletes(request: &Parts) -> bool {
-    let is_form = || route(request) == page::DELETE && request.method == Method::POST;
+    let is_form = || route(&request.extensions) == page::DELETE && request.method == Method::POST;
     request.method == Method::DELETE || is_form()
 }
 
-/// The route of a request, by its template; empty if there is none.
-fn route(request: &Parts) -> &str {
-    request.extensions.get::<MatchedPath>().map_or("", MatchedPath::as_str)
+/// The route of the request with these extensions, by its template; empty if there is none.
+pub(super) fn route(extensions: &Extensions) -> &str {
+    extensions.get::<MatchedPath>().map_or("", MatchedPath::as_str)
 }
 
 /// The principal of a request.

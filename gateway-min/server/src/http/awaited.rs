@@ -3,15 +3,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::BoxError;
 use axum::body::{Body, Bytes, to_bytes};
 use axum::http::{HeaderValue, header};
 use axum::response::{IntoResponse as _, Response};
+use axum::{BoxError, Extension};
 use futures::{Stream, stream};
 use threadkeep::id::ThreadId;
 use tokio::time::timeout;
 
-use super::auth::check_thread;
+use super::auth::{ChecksThread, check_thread};
 use super::run_follow::finished;
 use super::sse;
 use crate::app::App;
@@ -47,8 +47,12 @@ pub(super) async fn awaited(
         }
         Ok(to_bytes(body, usize::MAX).await?)
     };
-    let json = [(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))];
-    (json, headers, Body::from_stream(after_line_breaks(result, beat))).into_response()
+    let head = [
+        (header::CONTENT_TYPE, HeaderValue::from_static("application/json")),
+        (sse::X_ACCEL_BUFFERING, HeaderValue::from_static("no")),
+    ];
+    (head, headers, Extension(ChecksThread), Body::from_stream(after_line_breaks(result, beat)))
+        .into_response()
 }
 
 /// A line break for each `beat` until there is the result. JSON may begin with them.

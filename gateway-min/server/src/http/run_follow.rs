@@ -275,5 +275,6 @@ async fn join_stream_of_run(
         // Its text names the thread, which is another user's.
         return Err(if error.status() == StatusCode::NOT_FOUND { absent() } else { error });
     }
+    // Reads the run again: if its thread was deleted before the check, that found no owner, and the run is gone.
     join_stream(State(app), ApiPath(RunPath { thread_id, run_id }), params, headers).await
 }

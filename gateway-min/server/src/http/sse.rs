@@ -15,7 +15,7 @@ use crate::runs::request::StreamMode;
 use crate::streams::bridge::{Event, Frame, Gap, HEARTBEAT, Subscription};
 
 const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
-const X_ACCEL_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
+pub(super) const X_ACCEL_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
 
 /// The bytes of data from which on subscribers share them instead of each having a copy.
 const SHARED: usize = 4 << 10;

@@ -5,7 +5,7 @@ use serde_json::json;
 
 use crate::driver::Window;
 use crate::gateway::Gateway;
-use crate::{AT_REST, ENTER, conversation, script};
+use crate::{AT_REST, ENTER, conversation, opened, script};
 
 /// The window is not seen for a moment; then the pieces of answers are counted that come.
 const LOOK_AWAY: &str = "(() => { \
@@ -85,11 +85,9 @@ async fn a_message_is_sent_once_and_what_is_written_meanwhile_stays() {
 #[tokio::test]
 async fn a_question_in_a_long_conversation_is_shown_once() {
     let gateway = Gateway::start(&script(), "delta", false);
-    let window = Window::open(&gateway.base).await;
     // The first message shown is a question, which leaves the page when another one is asked.
     let thread = gateway.long(250).await;
-    window.go(&format!("/threads/{thread}")).await;
-    window.until(AT_REST).await;
+    let window = opened(&gateway, &format!("/threads/{thread}")).await;
     window.type_into("#say", &format!("please hang{ENTER}")).await;
     window.until("document.querySelector('#conversation').innerText.includes('please hang')").await;
     window.until("document.querySelector('#live .agent')").await;
@@ -101,10 +99,8 @@ async fn a_question_in_a_long_conversation_is_shown_once() {
 #[tokio::test]
 async fn a_message_below_earlier_ones_leads_to_the_newest() {
     let gateway = Gateway::start(&script(), "delta", false);
-    let window = Window::open(&gateway.base).await;
     let thread = gateway.long(20).await;
-    window.go(&format!("/threads/{thread}?end=10")).await;
-    window.until(AT_REST).await;
+    let window = opened(&gateway, &format!("/threads/{thread}?end=10")).await;
     window.type_into("#say", &format!("hello{ENTER}")).await;
     window.until("location.search === ''").await;
     window.until("document.querySelector('#conversation')?.innerText.includes('You said: hello')").await;

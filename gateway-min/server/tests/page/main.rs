@@ -70,13 +70,18 @@ fn script() -> Value {
     ]})
 }
 
+/// A window with a conversation, at this path.
+async fn opened(gateway: &Gateway, path: &str) -> Window {
+    let window = Window::open(&gateway.base).await;
+    window.go(path).await;
+    window.until(AT_REST).await;
+    window
+}
+
 /// A window with a new conversation.
 async fn conversation(gateway: &Gateway) -> (Window, String) {
-    let window = Window::open(&gateway.base).await;
     let thread = gateway.thread().await;
-    window.go(&format!("/threads/{thread}")).await;
-    window.until(AT_REST).await;
-    (window, thread)
+    (opened(gateway, &format!("/threads/{thread}")).await, thread)
 }
 
 /// Writes a message and waits for the end of its run.

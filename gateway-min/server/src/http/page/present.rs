@@ -4,13 +4,14 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 
 use axum::body::to_bytes;
-use axum::extract::{MatchedPath, Request, State};
+use axum::extract::{Request, State};
 use axum::http::{HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{Html, IntoResponse as _, Redirect, Response};
 use serde_json::Value;
 use threadkeep_page::problem;
 
+use super::super::auth::route;
 use super::super::error::ApiError;
 use super::super::extract::drained;
 use super::session::Viewer;
@@ -79,7 +80,7 @@ pub(in crate::http) async fn only_for_pages(request: Request, next: Next) -> Res
 
 /// Whether the route of a request belongs to the page.
 fn names_page(request: &Request) -> bool {
-    let route = request.extensions().get::<MatchedPath>().map_or("", MatchedPath::as_str);
+    let route = route(request.extensions());
     !route.is_empty() && is_page(route)
 }
 

@@ -8,6 +8,7 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::http::{Request, StatusCode, header};
 use axum::middleware::from_fn_with_state;
+use axum::response::Response;
 use axum::routing::{MethodRouter, any};
 use futures::StreamExt as _;
 use serde_json::Value;
@@ -77,6 +78,20 @@ async fn a_write_is_reported_though_its_owner_cannot_be_compared_again() {
     }
 }
 
+/// With the answer the subscription would go, as if the client had left; by default that cancels the run.
+#[tokio::test]
+async fn a_long_run_is_waited_for_though_its_owner_cannot_be_compared_when_the_head_is_sent() {
+    async fn waiting(State(app): State<Arc<App>>) -> Response {
+        let _run = app.streams.open("long");
+        let stream = app.streams.subscribe("long");
+        let answer = awaited(&app, &Principal::single_user(), &"x".into(), "long", stream, BEAT).await;
+        app.records.fail_reads(1);
+        answer
+    }
+    let path = "/api/threads/{thread_id}/runs/wait";
+    assert_eq!(answered("POST", path, any(waiting)).await, 200);
+}
+
 const BEAT: Duration = Duration::from_millis(20);
 
 /// Proxies end an answer that says nothing for a minute.
@@ -89,6 +104,7 @@ async fn line_breaks_precede_the_result_of_a_long_run() {
     assert_eq!(answer.status(), 200);
     assert_eq!(answer.headers()[header::CONTENT_TYPE], "application/json");
     assert_eq!(answer.headers()[header::LOCATION], format!("/threads/{thread}/runs/long/join"));
+    assert_eq!(answer.headers()["x-accel-buffering"], "no", "nginx would hold them back");
     let mut pieces = answer.into_body().into_data_stream();
     for _ in 0..2 {
         assert_eq!(pieces.next().await.unwrap().unwrap(), "\n");

@@ -72,10 +72,8 @@ fn names_are_unique_and_every_case_says_why() {
     }
 }
 
-/// Claims nothing, and cannot open what it creates if `closed`.
-struct Plain {
-    closed: bool,
-}
+/// Claims nothing, and opens what it creates in this way.
+struct Plain(fn(&MemorySaver) -> Result<Arc<dyn Saver>, BoxError>);
 
 #[async_trait]
 impl Factory for Plain {
@@ -90,16 +88,15 @@ impl Factory for Plain {
     }
 
     async fn open(&self, place: &MemorySaver) -> Result<Arc<dyn Saver>, BoxError> {
-        if self.closed { Err("the door is locked".into()) } else { Ok(Arc::new(place.clone())) }
+        (self.0)(place)
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_not_claimed_is_reported_as_such() {
-    let report = run(Plain { closed: false }, Settings::default(), |case| {
-        case.needs.is_some() || case.name.starts_with("get_by")
-    })
-    .await;
+    let opens = Plain(|place| Ok(Arc::new(place.clone())));
+    let report =
+        run(opens, Settings::default(), |case| case.needs.is_some() || case.name.starts_with("get_by")).await;
     assert!(report.cases.iter().all(|report| match report.case.needs {
         Some(_) => report.verdict == Verdict::NotClaimed,
         None => report.verdict == Verdict::Passed,
@@ -135,8 +132,8 @@ async fn what_is_not_claimed_is_reported_as_such() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_failure_says_what_why_and_where() {
-    let report =
-        run(Plain { closed: true }, Settings::default(), |case| case.name == "get_by_id_is_exact").await;
+    let closed = Plain(|_| Err("the door is locked".into()));
+    let report = run(closed, Settings::default(), |case| case.name == "get_by_id_is_exact").await;
     assert_eq!(report.failed(), ["get_by_id_is_exact"]);
     let text = report.to_string();
     for part in [
@@ -154,32 +151,16 @@ async fn a_failure_says_what_why_and_where() {
     assert!(failed["failure"].as_str().is_some_and(|what| what.contains("the door is locked")), "{failed}");
 }
 
-/// Each handle takes a while to be opened, as one to a distant server.
-struct Distant;
-
-#[async_trait]
-impl Factory for Distant {
-    type Storage = MemorySaver;
-
-    fn name(&self) -> &'static str {
-        "distant"
-    }
-
-    async fn create(&self) -> Result<MemorySaver, BoxError> {
-        Ok(MemorySaver::new())
-    }
-
-    async fn open(&self, place: &MemorySaver) -> Result<Arc<dyn Saver>, BoxError> {
-        std::thread::sleep(Duration::from_secs(1));
-        Ok(Arc::new(place.clone()))
-    }
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn a_case_that_is_only_slow_says_how_much_it_has_done() {
+    // As one to a distant server.
+    let slow = Plain(|place| {
+        std::thread::sleep(Duration::from_secs(1));
+        Ok(Arc::new(place.clone()))
+    });
     // Its 128 programs open a handle each.
     let settings = Settings { limit: Duration::from_secs(10), ..Settings::default() };
-    let report = run(Distant, settings, |case| case.name == "random_programs_agree_with_the_model").await;
+    let report = run(slow, settings, |case| case.name == "random_programs_agree_with_the_model").await;
     let text = report.to_string();
     assert_eq!(report.failed(), ["random_programs_agree_with_the_model"], "{text}");
     let calls = text

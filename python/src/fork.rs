@@ -62,6 +62,16 @@ fn after_in_parent() {
     CALLS.open();
 }
 
+/// Calls functions as if the process forked meanwhile: no call is running, and no SQLite file is open. They must not call
+/// a store: that would wait for them.
+#[pyfunction]
+pub(crate) fn at_rest(py: Python<'_>, functions: Vec<Bound<'_, PyAny>>) -> PyResult<()> {
+    before(py)?;
+    let done = functions.into_iter().try_for_each(|function| function.call0().map(drop));
+    after_in_parent();
+    done
+}
+
 #[pyfunction]
 fn after_in_child() -> PyResult<()> {
     CALLS.reset();

@@ -213,6 +213,18 @@ def test_a_forked_process_holds_locks_of_its_own(tmp_path: Path) -> None:
         assert read(again, at("parent")).checkpoint["channel_values"] == {"a": 9}
 
 
+def test_a_saver_keeps_its_locks_when_another_one_is_given_a_connection(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoints.db"
+    with SqliteSaver.from_conn_string(str(path)) as saver:
+        config = put(saver, at(), made({"a": 0}))
+        other = SqliteSaver(sqlite3.connect(path))
+        assert read(saver, at()).config == config
+        subprocess.run([sys.executable, "-c", STRANGER, path], check=True)
+        config = put(saver, config, made({"a": 1}))
+        assert read(other, at()).config == config
+        other.close()
+
+
 UNTOLD = """
 import ctypes, os, sys
 sys.path.insert(0, sys.argv[2])

@@ -118,16 +118,18 @@ async fn change_each_byte(map: &Map, open: impl Fn() -> Result<KvSaver>) -> (usi
     (noticed, all)
 }
 
-/// Notes the sizes of writes; each one waits until the test lets it go on.
-struct Slow {
-    below: Map,
-    begun: Sender<usize>,
-    go: Mutex<Receiver<()>>,
+/// How a plan is carried out on a map.
+type Way = Box<dyn Fn(&Map, Flush, &mut Plan<'_>) -> Result<()> + Send + Sync>;
+
+/// A map that is written to in a way of its own.
+struct Written {
+    below: Arc<Map>,
+    way: Way,
 }
 
-impl Store for Slow {
+impl Store for Written {
     fn name(&self) -> &'static str {
-        "slow"
+        "written"
     }
 
     fn durable(&self) -> bool {
@@ -139,21 +141,29 @@ impl Store for Slow {
     }
 
     fn write(&self, flush: Flush, plan: &mut Plan<'_>) -> Result<()> {
-        self.below.write(flush, &mut |rows| {
+        (self.way)(&self.below, flush, plan)
+    }
+}
+
+/// Notes the sizes of writes; each one waits until the test lets it go on.
+fn slow(begun: Sender<usize>, go: Receiver<()>) -> Way {
+    let go = Mutex::new(go);
+    Box::new(move |below, flush, plan| {
+        below.write(flush, &mut |rows| {
             let changes = plan(rows)?;
             let threads = changes.keys().filter(|key| key.first() == Some(&1)).count();
-            self.begun.send(threads).unwrap();
-            self.go.lock().unwrap().recv().unwrap();
+            begun.send(threads).unwrap();
+            go.lock().unwrap().recv().unwrap();
             Ok(changes)
         })
-    }
+    })
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn calls_during_a_write_share_the_next_one() {
     let ((begun, writes), (go_on, go)) = (channel(), channel());
     go_on.send(()).unwrap();
-    let store = Slow { below: Map::default(), begun, go: Mutex::new(go) };
+    let store = Written { below: Arc::default(), way: slow(begun, go) };
     let saver = KvSaver::open(store).unwrap();
     assert_eq!(writes.recv().unwrap(), 0, "the format");
     let commit = |thread: String| {
@@ -191,33 +201,6 @@ async fn calls_during_a_write_share_the_next_one() {
     assert!(rounds.iter().any(|threads| *threads > 1), "{rounds:?}");
 }
 
-/// Fails when it writes a thread whose name says so; each write waits until the test lets it go on.
-struct Picky(Slow, Error);
-
-impl Store for Picky {
-    fn name(&self) -> &'static str {
-        "picky"
-    }
-
-    fn durable(&self) -> bool {
-        false
-    }
-
-    fn snapshot(&self) -> Result<Box<dyn Snapshot + '_>> {
-        self.0.snapshot()
-    }
-
-    fn write(&self, flush: Flush, plan: &mut Plan<'_>) -> Result<()> {
-        self.0.write(flush, &mut |rows| {
-            let changes = plan(rows)?;
-            if changes.keys().any(|key| key.windows(3).any(|part| part == b"bad")) {
-                return Err(self.1.clone());
-            }
-            Ok(changes)
-        })
-    }
-}
-
 /// Damage where one call of a group writes is no answer to the others.
 #[tokio::test(flavor = "multi_thread")]
 async fn damage_fails_only_the_calls_of_a_group_that_meet_it() {
@@ -233,8 +216,18 @@ async fn a_key_that_the_store_refuses_fails_only_the_calls_of_a_group_that_have_
 async fn fails_only_the_calls_that_meet_it(error: Error) {
     let ((begun, writes), (go_on, go)) = (channel(), channel());
     go_on.send(()).unwrap();
-    let store = Picky(Slow { below: Map::default(), begun, go: Mutex::new(go) }, error.clone());
-    let saver = KvSaver::open(store).unwrap();
+    let (slow, refusal) = (slow(begun, go), error.clone());
+    // Fails when it writes a thread whose name says so.
+    let picky: Way = Box::new(move |below, flush, plan| {
+        slow(below, flush, &mut |rows| {
+            let changes = plan(rows)?;
+            if changes.keys().any(|key| key.windows(3).any(|part| part == b"bad")) {
+                return Err(refusal.clone());
+            }
+            Ok(changes)
+        })
+    });
+    let saver = KvSaver::open(Written { below: Arc::default(), way: picky }).unwrap();
     assert_eq!(writes.recv().unwrap(), 0, "the format");
     let commit = |thread: &str| {
         let (saver, step) = (saver.clone(), step(thread, 1, &Entries::default()));
@@ -258,52 +251,33 @@ async fn fails_only_the_calls_that_meet_it(error: Error) {
     }
 }
 
-/// As one with optimistic transactions: it notices at the end of a write that another one came between.
-struct Optimistic {
-    below: Arc<Map>,
-    between: Mutex<Option<KvSaver>>,
-}
-
-impl Store for Optimistic {
-    fn name(&self) -> &'static str {
-        "optimistic"
-    }
-
-    fn durable(&self) -> bool {
-        false
-    }
-
-    fn snapshot(&self) -> Result<Box<dyn Snapshot + '_>> {
-        self.below.snapshot()
-    }
-
-    fn write(&self, flush: Flush, plan: &mut Plan<'_>) -> Result<()> {
-        let between = self.between.lock().unwrap().take();
-        if let Some(other) = between {
-            plan(&*self.below.snapshot()?)?;
-            Handle::current().block_on(other.delete_thread(&"t".into()))?;
-        }
-        self.below.write(flush, plan)
-    }
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn a_call_gets_the_answer_of_the_plan_that_was_stored() {
     let below = Arc::new(Map::default());
     let other = KvSaver::open(below.clone()).unwrap();
-    let store = Arc::new(Optimistic { below, between: Mutex::default() });
-    let saver = KvSaver::open(store.clone()).unwrap();
+    let between = Arc::new(Mutex::new(None::<KvSaver>));
+    let comes = between.clone();
+    // As one with optimistic transactions: it notices at the end of a write that another one came between.
+    let optimistic: Way = Box::new(move |below, flush, plan| {
+        let between = comes.lock().unwrap().take();
+        if let Some(other) = between {
+            plan(&*below.snapshot()?)?;
+            Handle::current().block_on(other.delete_thread(&"t".into()))?;
+        }
+        below.write(flush, plan)
+    });
+    let saver = KvSaver::open(Written { below, way: optimistic }).unwrap();
     let head = async || saver.get(&CheckpointSelector::head(&"t".into())).await.unwrap();
     saver.commit(step("t", 1, &runs(40))).await.unwrap();
 
-    *store.between.lock().unwrap() = Some(other.clone());
+    *between.lock().unwrap() = Some(other.clone());
     let late = saver.commit(step("t", 2, &runs(41))).await;
     assert!(matches!(late, Err(Error::Conflict { found: None, .. })), "{late:?}");
     assert_eq!(head().await, None);
 
     // The first plan finds the checkpoint, and has nothing to store.
     saver.commit(step("t", 1, &runs(40))).await.unwrap();
-    *store.between.lock().unwrap() = Some(other.clone());
+    *between.lock().unwrap() = Some(other.clone());
     saver.commit(step("t", 1, &runs(40))).await.unwrap();
     saver.commit(step("t", 2, &runs(41))).await.unwrap();
     let found = head().await.unwrap();

@@ -1,7 +1,7 @@
 //! Checkpoints as LangGraph's own savers store them: the same values in other containers. They are cut apart without being
 //! decoded, so nothing depends on the classes of their objects.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use bytes::{BufMut, Bytes, BytesMut};
 use serde_json::{Map, Value as Json};
@@ -9,7 +9,6 @@ use threadkeep::id::CheckpointId;
 use threadkeep::value::{ChannelValue, Codec, Element, Encoded};
 use threadkeep::{Error, Result};
 
-use crate::frame::Frame;
 use crate::types::{Place, Put};
 use crate::value::{MESSAGE_PACK, is_message_pack, plain, stored};
 use crate::version::Label;
@@ -90,22 +89,7 @@ impl Parts {
         parent: Option<CheckpointId>,
         metadata: Map<String, Json>,
     ) -> Self {
-        Self {
-            rest: Vec::new(),
-            put: Put {
-                place,
-                id,
-                parent,
-                seen: None,
-                frame: Frame::default(),
-                versions: BTreeMap::new(),
-                new: BTreeSet::new(),
-                values: BTreeMap::new(),
-                held: BTreeSet::new(),
-                snapshots: BTreeSet::new(),
-                metadata,
-            },
-        }
+        Self { rest: Vec::new(), put: Put::new(place, id, parent, metadata) }
     }
 
     fn put(mut self) -> Result<Put> {
@@ -206,6 +190,8 @@ fn snapshot(bytes: &Bytes) -> Option<Bytes> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use serde_json::json;
 
     use super::*;

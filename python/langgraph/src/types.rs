@@ -99,6 +99,30 @@ pub struct Put {
     pub metadata: Map<String, Json>,
 }
 
+impl Put {
+    /// A checkpoint without channels.
+    pub fn new(
+        place: Place,
+        id: CheckpointId,
+        parent: Option<CheckpointId>,
+        metadata: Map<String, Json>,
+    ) -> Self {
+        Self {
+            place,
+            id,
+            parent,
+            seen: None,
+            frame: Frame::default(),
+            versions: BTreeMap::new(),
+            new: BTreeSet::new(),
+            values: BTreeMap::new(),
+            held: BTreeSet::new(),
+            snapshots: BTreeSet::new(),
+            metadata,
+        }
+    }
+}
+
 /// Writes of a task to store.
 #[derive(Debug, Clone)]
 pub struct PutWrites {

@@ -83,14 +83,12 @@ fn last_of_each(special: Vec<Write>, stays: &BTreeSet<String>) -> Vec<Write> {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
     use std::sync::Arc;
 
     use serde_json::{Map, json};
     use threadkeep_memory::MemorySaver;
 
     use super::*;
-    use crate::frame::Frame;
     use crate::store::Fence;
     use crate::types::{Place, Put};
 
@@ -99,20 +97,7 @@ mod tests {
         let graphs = LangGraph::new(Arc::new(MemorySaver::default()), Fence::Fork);
         let place = Place::new("t", "");
         let id = place.id("1ef4f797-8335-6428-8001-000000000000").unwrap();
-        let put = Put {
-            place: place.clone(),
-            id,
-            parent: None,
-            seen: None,
-            frame: Frame::default(),
-            versions: BTreeMap::new(),
-            new: BTreeSet::new(),
-            values: BTreeMap::new(),
-            held: BTreeSet::new(),
-            snapshots: BTreeSet::new(),
-            metadata: Map::new(),
-        };
-        graphs.put(&put).await.unwrap();
+        graphs.put(&Put::new(place.clone(), id, None, Map::new())).await.unwrap();
         let known = || graphs.memory.checkpoint(&place.key(id)).unwrap();
         let before = Arc::as_ptr(&known());
         for (task, channels) in [("a", &["d"][..]), ("b", &["__error__"][..]), ("c", &["__error__", "d"][..])]

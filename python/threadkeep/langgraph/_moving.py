@@ -20,11 +20,7 @@ from langgraph.checkpoint.serde.types import TASKS
 from threadkeep import ThreadkeepError
 from threadkeep._core import Store
 from threadkeep.langgraph._ending import end_in_order
-from threadkeep.langgraph._postgres import (
-    PostgresSaver,
-    _address,  # pyright: ignore[reportPrivateUsage]
-    is_address,
-)
+from threadkeep.langgraph._postgres import PostgresSaver, address_of, is_address
 from threadkeep.langgraph._saver import ThreadkeepSaver
 from threadkeep.langgraph._sqlite import SqliteSaver
 
@@ -155,7 +151,7 @@ class _PostgresSource:
             raise SystemExit(said) from None
         try:
             # A pooler in transaction mode would lose prepared statements.
-            self.connection = psycopg.connect(_address(address), autocommit=True, prepare_threshold=None)
+            self.connection = psycopg.connect(address_of(address), autocommit=True, prepare_threshold=None)
             self.connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
             self.connection.read_only = True
             columns = self._columns("checkpoints")

@@ -27,7 +27,7 @@ class _Postgres(ThreadkeepSaver):
     ) -> None:
         if pipe is not None:
             raise ValueError("pipe is not supported: a commit is one round trip already; leave it out")
-        address = _address(conn)
+        address = address_of(conn)
         super().__init__(Store.postgres(address, schema or _schema_of(address), fence), serde=serde)
 
 
@@ -92,7 +92,8 @@ _OF_LIBPQ = {"client_encoding", "fallback_application_name", "gssencmode", "sslc
 _OF_PSYCOPG = {"autocommit", "binary", "context", "cursor_factory", "prepare_threshold", "row_factory"}
 
 
-def _address(conn: Any) -> str:
+def address_of(conn: Any) -> str:
+    """The address of a database: of a connection or a pool of psycopg, or as it is given."""
     if isinstance(conn, str):
         scheme, *_ = conn.split("://")
         if scheme.startswith(("postgres+", "postgresql+")):

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import AsyncGenerator, Generator
-from contextlib import asynccontextmanager, closing, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from typing_extensions import Self
 
-from threadkeep._core import Store
+from threadkeep._core import Store, at_rest
 from threadkeep.langgraph._saver import Fence, ThreadkeepSaver
 
 _MEMORY = ":memory:"
@@ -99,14 +99,17 @@ class AsyncSqliteSaver(ThreadkeepSaver):
 
 def _file_of(conn: sqlite3.Connection) -> str:
     path: str = next(file for _, name, file in conn.execute("PRAGMA database_list") if name == "main")
+    ends = [conn.close]
     if path:
         # The last connection that closes moves the log into the file, without the checksums of pages. One that may only
         # read does not.
         last = f"{Path(path).as_uri()}?mode=ro"
-        with suppress(sqlite3.Error), closing(sqlite3.connect(last, uri=True, timeout=0)) as reader:
+        with suppress(sqlite3.Error):
+            reader = sqlite3.connect(last, uri=True, timeout=0)
+            ends.append(reader.close)
             reader.execute("SELECT count(*) FROM sqlite_master").fetchall()
-            conn.close()
-    conn.close()
+    # Other savers of this process may have the file open, and would lose their locks.
+    at_rest(ends)
     return path or _MEMORY
 
 

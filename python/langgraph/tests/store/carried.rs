@@ -19,7 +19,7 @@ use threadkeep::state::{StateAccessor, Update};
 use threadkeep::step::{Durability, StepWriter};
 use threadkeep::value::ChannelValue;
 use threadkeep::verify::verify;
-use threadkeep_langgraph::{Frame, Put, PutWrites, Strategy as Keeping, next};
+use threadkeep_langgraph::{Put, PutWrites, Strategy as Keeping, next};
 
 use crate::lab::Lab;
 
@@ -323,19 +323,8 @@ impl World {
         }
         let metadata = metadata.as_object().unwrap().clone();
         let id = self.ids.checkpoint_after(self.head());
-        let put = Put {
-            place: place.clone(),
-            id,
-            parent: at,
-            seen: None,
-            frame: Frame::default(),
-            versions,
-            new,
-            values,
-            held: BTreeSet::new(),
-            snapshots,
-            metadata: metadata.clone(),
-        };
+        let put =
+            Put { versions, new, values, snapshots, ..Put::new(place.clone(), id, at, metadata.clone()) };
         self.put(&put).await;
         self.expected.insert(id, expected);
         let stored = self.lab.graphs.get(&place, Some(id)).await.unwrap().unwrap();

@@ -15,7 +15,7 @@ use threadkeep::saver::{
 };
 use threadkeep::value::ChannelValue;
 use threadkeep::{Error, Result};
-use threadkeep_langgraph::{Caller, Fence, Frame, LangGraph, Place, Put, PutWrites, stored};
+use threadkeep_langgraph::{Caller, Fence, LangGraph, Place, Put, PutWrites, stored};
 use threadkeep_memory::MemorySaver;
 use tokio::sync::Notify;
 
@@ -219,17 +219,10 @@ impl Lab {
             }),
         };
         let put = Put {
-            place: self.place.clone(),
-            id: self.id(n),
-            parent,
-            seen: None,
-            frame: Frame::default(),
             versions: BTreeMap::from([("d".to_owned(), json!(n))]),
             new: BTreeSet::from(["d".to_owned()]),
             values: if first { BTreeMap::from([("d".to_owned(), text("seed"))]) } else { BTreeMap::new() },
-            held: BTreeSet::new(),
-            snapshots: BTreeSet::new(),
-            metadata: metadata.as_object().unwrap().clone(),
+            ..Put::new(self.place.clone(), self.id(n), parent, metadata.as_object().unwrap().clone())
         };
         self.graphs.put(&put).await
     }

@@ -20,7 +20,7 @@ use threadkeep::mode::ChannelMode;
 use threadkeep::saver::{CheckpointSelector, Flush, Saver, StepCommit};
 use threadkeep::state::{StateAccessor, Update};
 use threadkeep::value::ChannelValue;
-use threadkeep_langgraph::{Frame, ListRequest, Place, Put, Strategy};
+use threadkeep_langgraph::{ListRequest, Place, Put, Strategy};
 
 use crate::lab::{Lab, Meanwhile, text};
 
@@ -398,17 +398,15 @@ async fn changes_that_the_gateway_carries_on_are_looked_at_once() {
         json!({"source": "loop", "step": n, "parents": {}, "counters_since_delta_snapshot": counters})
     };
     let put = |n: u8| Put {
-        place: lab.place.clone(),
-        id: lab.id(n),
-        parent: (n > 0).then(|| lab.id(0)),
-        seen: None,
-        frame: Frame::default(),
         versions: BTreeMap::from([("messages".to_owned(), json!(n))]),
         new: messages.clone(),
         values: (n == 0).then(|| ("messages".to_owned(), text("seed"))).into_iter().collect(),
-        held: BTreeSet::new(),
-        snapshots: BTreeSet::new(),
-        metadata: metadata(n).as_object().unwrap().clone(),
+        ..Put::new(
+            lab.place.clone(),
+            lab.id(n),
+            (n > 0).then(|| lab.id(0)),
+            metadata(n).as_object().unwrap().clone(),
+        )
     };
     lab.graphs.put(&put(0)).await.unwrap();
     lab.write_to(0, "a", &["messages"]).await.unwrap();
@@ -444,19 +442,10 @@ async fn changes_that_the_gateway_carries_on_are_looked_at_once() {
 async fn a_page_does_not_end_between_equal_ids_of_two_namespaces() {
     let lab = Lab::new();
     let nested = Place::new("t", "nested");
-    let step = |place: &Place, n: u8, wanted: bool| Put {
-        place: place.clone(),
-        id: lab.id(n),
-        parent: None,
-        seen: None,
-        frame: Frame::default(),
-        versions: BTreeMap::new(),
-        new: BTreeSet::new(),
-        values: BTreeMap::new(),
-        held: BTreeSet::new(),
-        snapshots: BTreeSet::new(),
+    let step = |place: &Place, n: u8, wanted: bool| {
         // Not what a saver decides.
-        metadata: json!({"step": n, "wanted": [wanted]}).as_object().unwrap().clone(),
+        let metadata = json!({"step": n, "wanted": [wanted]}).as_object().unwrap().clone();
+        Put::new(place.clone(), lab.id(n), None, metadata)
     };
     let filter = json!({"wanted": [true]}).as_object().unwrap().clone();
     for wanted in [&lab.place, &nested] {

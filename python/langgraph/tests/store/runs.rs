@@ -1,12 +1,11 @@
 //! Runs that go on from one checkpoint, one after the other and at one time.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use serde_json::json;
 use threadkeep::Error;
-use threadkeep_langgraph::{Caller, Fence, Frame, LangGraph, ListRequest, Place, Put};
+use threadkeep_langgraph::{Caller, Fence, LangGraph, ListRequest, Place, Put};
 
 use crate::lab::{Beside, Lab, Meanwhile};
 
@@ -181,19 +180,8 @@ async fn copy(lab: &Lab, n: u8, id: u8) -> Put {
 
 /// A checkpoint without a parent.
 fn begins(place: &Place, id: u8) -> Put {
-    Put {
-        place: place.clone(),
-        id: place.id(&format!("1ef4f797-8335-6428-8001-0000000000{id:02x}")).unwrap(),
-        parent: None,
-        seen: None,
-        frame: Frame::default(),
-        versions: BTreeMap::new(),
-        new: BTreeSet::new(),
-        values: BTreeMap::new(),
-        held: BTreeSet::new(),
-        snapshots: BTreeSet::new(),
-        metadata: json!({"step": 0}).as_object().unwrap().clone(),
-    }
+    let id = place.id(&format!("1ef4f797-8335-6428-8001-0000000000{id:02x}")).unwrap();
+    Put::new(place.clone(), id, None, json!({"step": 0}).as_object().unwrap().clone())
 }
 
 #[tokio::test]

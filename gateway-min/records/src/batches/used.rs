@@ -15,6 +15,7 @@ use crate::error::RecordsError;
 use crate::execution_rows::sum;
 use crate::executions::{ExecutionRow, ExecutionTokens, SUMMARY, usage_json};
 use crate::failure::DatabaseError;
+use crate::postgres::push_json;
 use crate::query::{Builder, Dialect, FromRow, Row, Sql};
 
 /// How many executions one call of [`Batches::uncounted`] returns.
@@ -215,8 +216,9 @@ impl Batches {
             }
             Dialect::Postgres => {
                 sql.push("(SELECT COALESCE(SUM((of_model.value ->> '").push(column);
-                sql.push("')::BIGINT), 0)::BIGINT FROM executions AS e CROSS JOIN LATERAL ");
-                sql.push("json_each(replace(e.usage_json, E'\\\\u0000', E'\\\\ufffd')::json) AS of_model");
+                sql.push("')::BIGINT), 0)::BIGINT FROM executions AS e CROSS JOIN LATERAL json_each(");
+                push_json(sql, "e.usage_json");
+                sql.push(") AS of_model");
             }
         }
         sql.push(" WHERE e.execution_id = ").push_bind(&row.execution_id);

@@ -23,5 +23,7 @@ mod transaction;
 pub use changes::Changes;
 pub use connect::{Connected, Opener, PostgresTarget};
 pub(crate) use pool::Pool;
-pub(crate) use sql::{Answer, TEXT_IN, Tables, is_corruption, json_without_nul, push_json_at, text_of};
+pub(crate) use sql::{
+    Answer, TEXT_IN, Tables, is_corruption, json_without_nul, push_json, push_json_at, text_of,
+};
 pub(crate) use transaction::{Scope, Transaction};

@@ -172,16 +172,18 @@ pub(crate) fn text_of(error: &Error) -> String {
 /// The SQL around the list in "column is one of these texts".
 pub(crate) const TEXT_IN: (&str, &str) = (" = ANY(", ")");
 
-/// Appends the text of the value at `key` of the JSON object in `column`.
-pub(crate) fn push_json_at(query: &mut Builder, column: &str, key: &str) {
+/// Appends the JSON document in `column`.
+pub(crate) fn push_json(query: &mut Builder, column: &str) {
     // The server cannot look into a document with an escaped NUL. What a backslash in a literal without E is depends on
     // a setting of the database.
-    query
-        .push("(replace(")
-        .push(column)
-        .push(", E'\\\\u0000', E'\\\\ufffd')::json -> ")
-        .push_bind(key)
-        .push(")::text");
+    query.push("replace(").push(column).push(", E'\\\\u0000', E'\\\\ufffd')::json");
+}
+
+/// Appends the text of the value at `key` of the JSON object in `column`.
+pub(crate) fn push_json_at(query: &mut Builder, column: &str, key: &str) {
+    query.push("(");
+    push_json(query, column);
+    query.push(" -> ").push_bind(key).push(")::text");
 }
 
 /// The text of a JSON value as [`push_json_at`] returns it.

@@ -3,8 +3,8 @@
 //! The table alone decides who may write to a thread, across tasks and processes: a unique index allows one *active*
 //! row (`pending` or `running`) per thread. [`admission`] is how a run becomes that row, [`reservation`] how another
 //! writer does, [`lifecycle`] how a run moves on, [`lease`] how a process shows that it is alive, [`frames`] how other
-//! processes see the streams of its runs, [`recovery`] how abandoned rows are ended, [`seen`] how they are known, and
-//! [`brief`] what reads few columns.
+//! processes see the streams of its runs, [`recovery`] how abandoned rows are ended, [`seen`] how they are known,
+//! [`listed`] what reads many rows, and [`brief`] what reads few columns.
 
 mod admission;
 mod brief;
@@ -12,6 +12,7 @@ mod finished;
 mod frames;
 mod lease;
 mod lifecycle;
+mod listed;
 mod outcome;
 mod recovery;
 mod reservation;
@@ -25,6 +26,7 @@ pub use brief::{RunBrief, RunUsage};
 use chrono::{DateTime, Utc};
 pub use frames::FrameBatch;
 pub use lease::{Lease, Noticed};
+pub use listed::RunQuery;
 pub use outcome::{CancelOutcome, DecideOutcome, FinishOutcome, RunEnd, StartOutcome};
 pub use recovery::{LEASE_EXPIRED_ERROR, RECOVERY_ERROR, RECOVERY_STOP_REASON, Recovered};
 pub use reservation::{Reservation, WriterKind};
@@ -32,15 +34,12 @@ pub(crate) use reservation::{ensure_held, lost};
 pub use seen::SeenLeases;
 use serde_json::Value;
 
-use super::codec::{Cells, JsonObject, name_enum, page_offset};
+use super::codec::{Cells, JsonObject, name_enum};
 use super::db::Db;
 use super::error::RecordsError;
 use super::query::{Builder, FromRow, Row, query};
-use super::thread_search::push_metadata_within;
 use crate::failure::DatabaseError;
 
-/// The maximum bytes of the metadata of a run in a list, as JSON: a request may have as many as a body.
-const LISTED_METADATA_BYTES: i64 = 64 << 10;
 /// The maximum length of [`RunTotals::first_human_message`] and [`RunTotals::last_ai_message`] in characters; longer
 /// texts are truncated.
 pub const MESSAGE_PREVIEW_MAX_CHARS: usize = 2000;
@@ -316,17 +315,6 @@ impl FromRow for RunRow {
     }
 }
 
-/// The filter of [`Runs::list_by_thread`] and [`Runs::of_all_threads`].
-#[derive(Clone, Debug)]
-pub struct RunQuery {
-    /// Only runs with this [`RunRow::reported_status`].
-    pub status: Option<RunStatus>,
-    /// The maximum number of rows.
-    pub limit: u32,
-    /// The number of rows to skip.
-    pub offset: u64,
-}
-
 /// The repository of runs and reservations.
 ///
 /// Unless it says otherwise, a method is one transaction: a dropped future leaves all of it or
@@ -350,28 +338,7 @@ pub(crate) fn push_active_run(sql: &mut Builder, thread_id: &str, run_id: &str, 
     sql.push(" AND owner_worker_id IS NOT DISTINCT FROM ").push_bind(owner).push(")");
 }
 
-/// The condition of a [`RunRow::reported_status`].
-fn push_status(sql: &mut Builder, status: Option<RunStatus>) {
-    match status {
-        None => {}
-        Some(status) if status.is_active() => {
-            sql.push(" AND cancel_action IS NULL AND status = ").push_bind(status.as_str());
-        }
-        Some(RunStatus::Interrupted) => {
-            sql.push(
-                " AND (status = 'interrupted' OR (status IN ('pending', 'running') AND cancel_action IS NOT NULL))",
-            );
-        }
-        Some(status) => {
-            sql.push(" AND status = ").push_bind(status.as_str());
-        }
-    }
-}
-
 impl Runs {
-    /// How many of the newest runs [`Runs::of_all_threads`] looks at, if they have ended.
-    pub const SEARCHED: i64 = 10_000;
-
     /// The run with this id; reservations are not found.
     pub async fn get(&self, run_id: &str) -> Result<Option<RunRow>, RecordsError> {
         let sql = query(select_run!("run_id = $1 AND operation_kind = 'run'"));
@@ -381,71 +348,6 @@ impl Runs {
     /// The run admitted with this key; see [`NewRun::idempotency_key`].
     pub async fn get_by_idempotency_key(&self, key: &str) -> Result<Option<RunRow>, RecordsError> {
         self.db.fetch_optional(query(select_run!("idempotency_key = $1")).bind(key)).await
-    }
-
-    /// The thread's runs, last admitted first, without reservations. Metadata of more than 64 KiB is left out, with
-    /// [`METADATA_OMITTED_KEY`](crate::METADATA_OMITTED_KEY) in its place.
-    pub async fn list_by_thread(
-        &self,
-        thread_id: &str,
-        query: &RunQuery,
-    ) -> Result<Vec<RunRow>, RecordsError> {
-        let mut sql = self.listing();
-        sql.push(" AND thread_id = ").push_bind(thread_id);
-        push_status(&mut sql, query.status);
-        sql.push(" ORDER BY admission_seq DESC LIMIT ").push_bind(i64::from(query.limit));
-        sql.push(" OFFSET ").push_bind(page_offset(query.offset));
-        self.db.fetch_all(sql.build()).await
-    }
-
-    /// The runs of all threads that `owner` may see, `None` for all, last admitted first, without reservations. Runs of
-    /// an owner, and those that have ended in some way, are looked for among the newest [`Runs::SEARCHED`] alone: there
-    /// is no index of them. Their metadata is as in [`Self::list_by_thread`].
-    pub async fn of_all_threads(
-        &self,
-        owner: Option<&str>,
-        query: &RunQuery,
-    ) -> Result<Vec<RunRow>, RecordsError> {
-        let mut sql = self.listing();
-        if query.status.is_some_and(RunStatus::is_active) {
-            sql.push(" AND status IN ('pending', 'running')");
-        } else if query.status.is_some() || owner.is_some() {
-            // Not by their numbers, which have gaps: of refused requests, reservations and deleted runs.
-            sql.push(
-                " AND admission_seq >= COALESCE((SELECT admission_seq FROM runs WHERE operation_kind = 'run' \
-                 ORDER BY admission_seq DESC LIMIT 1 OFFSET ",
-            );
-            sql.push_bind(Self::SEARCHED - 1).push("), 0)");
-        }
-        if let Some(owner) = owner {
-            sql.push(
-                " AND thread_id IN (SELECT thread_id FROM threads_meta WHERE user_id IS NULL OR user_id = ",
-            );
-            sql.push_bind(owner).push(")");
-        }
-        push_status(&mut sql, query.status);
-        sql.push(" ORDER BY admission_seq DESC LIMIT ").push_bind(i64::from(query.limit));
-        sql.push(" OFFSET ").push_bind(page_offset(query.offset));
-        self.db.fetch_all(sql.build()).await
-    }
-
-    /// The statement of a list of runs, which goes on with further conditions.
-    fn listing(&self) -> Builder {
-        let mut sql = self.db.builder(concat!("SELECT ", run_columns_but_metadata!(), ", "));
-        push_metadata_within(&mut sql, LISTED_METADATA_BYTES);
-        sql.with(" FROM runs WHERE operation_kind = 'run'")
-    }
-
-    /// The runs that are pending or running and not cancelled, first admitted first; of one thread, or all. Their
-    /// metadata is as in [`Self::list_by_thread`].
-    pub async fn list_active(&self, thread_id: Option<&str>) -> Result<Vec<RunRow>, RecordsError> {
-        let mut sql = self.listing();
-        sql.push(" AND status IN ('pending', 'running') AND cancel_action IS NULL");
-        if let Some(thread_id) = thread_id {
-            sql.push(" AND thread_id = ").push_bind(thread_id);
-        }
-        sql.push(" ORDER BY admission_seq");
-        self.db.fetch_all(sql.build()).await
     }
 
     /// Whether a run waits for the thread.

@@ -240,12 +240,11 @@ impl Database {
         Self {
             backend,
             sqlite_dir: node
-                .text("sqlite_dir")
-                .filter(|dir| !dir.is_empty())
+                .given_text("sqlite_dir")
                 .map_or_else(|| location.state_dir.join("data"), |dir| location.root.join(dir)),
             sqlite_synchronous: node.choice("sqlite_synchronous", &synchronous, default.sqlite_synchronous),
             postgres_url,
-            postgres_schema: node.text("postgres_schema").filter(|schema| !schema.is_empty()),
+            postgres_schema: node.given_text("postgres_schema"),
             pool_size: node.int("pool_size", default.pool_size, 1..),
             echo_sql: node.bool("echo_sql", default.echo_sql),
             checkpoint_channel_mode: node.choice(

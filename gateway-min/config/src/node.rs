@@ -265,6 +265,11 @@ impl<'a> Node<'a> {
         }
     }
 
+    /// A string, or `None`; an empty one, as a variable may be, counts as `None`.
+    pub(super) fn given_text(&self, key: &str) -> Option<String> {
+        self.text(key).filter(|text| !text.is_empty())
+    }
+
     /// A string that must be present and not blank. An empty string stands in for an invalid one.
     pub(super) fn required_text(&self, key: &str) -> String {
         if self.value(key).is_none() {

@@ -40,7 +40,7 @@ use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use reqwest::Client;
 use rustix::process::{Pid, Signal, kill_process};
@@ -298,7 +298,15 @@ fn a_gateway_that_is_terminated_while_it_waits_for_its_database_exits_in_order()
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let dir = on_postgres(&format!("postgres://u@{}/d", silent.local_addr().unwrap()), "full");
     let mut child = command(dir.path()).stderr(Stdio::null()).spawn().unwrap();
-    let _waited_for = silent.accept().unwrap();
+    silent.set_nonblocking(true).unwrap();
+    let until = Instant::now() + Duration::from_mins(1);
+    let _waited_for = loop {
+        match silent.accept() {
+            Ok(connection) => break connection,
+            Err(error) => assert!(Instant::now() < until, "it does not connect: {error}"),
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    };
     kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
     assert!(child.wait().unwrap().success());
 }

@@ -35,7 +35,7 @@ impl Title {
             enabled: node.bool("enabled", default.enabled),
             max_words: node.int("max_words", default.max_words, 1..),
             max_chars: node.int("max_chars", default.max_chars, 1..),
-            model_name: node.text("model_name").filter(|name| !name.is_empty()),
+            model_name: node.given_text("model_name"),
         }
     }
 }
@@ -268,7 +268,7 @@ impl Summarization {
         let keep = node.value("keep").and_then(|_| ContextSize::read(&node.section("keep")));
         Self {
             enabled: node.bool("enabled", default.enabled),
-            model_name: node.text("model_name").filter(|name| !name.is_empty()),
+            model_name: node.given_text("model_name"),
             trigger: triggers.iter().filter_map(ContextSize::read).collect(),
             keep: keep.unwrap_or(default.keep),
             trim_tokens_to_summarize: node.int(

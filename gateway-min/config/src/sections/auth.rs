@@ -25,7 +25,7 @@ impl Auth {
 
     pub(crate) fn read(root: &Node<'_>, location: &Location) -> Self {
         let (node, default) = (root.section("auth"), Self::at(&location.state_dir));
-        let named = node.text("keys_file").filter(|path| !path.is_empty());
+        let named = node.given_text("keys_file");
         Self {
             enabled: node.bool("enabled", default.enabled),
             keys_file: named.map_or(default.keys_file, |path| location.root.join(path)),

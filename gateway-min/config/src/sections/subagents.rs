@@ -177,15 +177,10 @@ fn read_override(node: &Node<'_>) -> SubagentOverride {
     SubagentOverride {
         timeout_seconds: node.opt_int("timeout_seconds", 1..),
         max_turns: node.opt_int("max_turns", 1..),
-        model: model(node),
+        model: node.given_text("model"),
         skills: node.texts("skills"),
         token_budget: TokenBudgetOverride::read(&node.section("token_budget")),
     }
-}
-
-/// A model's name; an empty one, as a variable may be, counts as none.
-fn model(node: &Node<'_>) -> Option<String> {
-    node.text("model").filter(|name| !name.is_empty())
 }
 
 fn read_custom(name: &str, node: &Node<'_>) -> CustomAgent {
@@ -198,7 +193,7 @@ fn read_custom(name: &str, node: &Node<'_>) -> CustomAgent {
             .texts("disallowed_tools")
             .unwrap_or_else(|| DISALLOWED_TOOLS.map(str::to_owned).into()),
         skills: node.texts("skills"),
-        model: model(node).unwrap_or_else(|| INHERIT_MODEL.to_owned()),
+        model: node.given_text("model").unwrap_or_else(|| INHERIT_MODEL.to_owned()),
         max_turns: node.int("max_turns", 50, 1..),
         timeout_seconds: node.int("timeout_seconds", 900, 1..),
     }

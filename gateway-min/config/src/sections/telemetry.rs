@@ -44,7 +44,7 @@ impl Default for Traces {
 impl Telemetry {
     pub(crate) fn read(root: &Node<'_>) -> Self {
         let (node, default) = (root.section("telemetry").section("traces"), Traces::default());
-        let endpoint = node.text("endpoint").filter(|address| !address.is_empty());
+        let endpoint = node.given_text("endpoint");
         if let Some(problem) = endpoint.as_deref().and_then(problem_of_address) {
             node.problem("endpoint", problem);
         }
@@ -59,7 +59,7 @@ impl Telemetry {
             traces: Traces {
                 enabled: node.bool("enabled", default.enabled),
                 endpoint,
-                service_name: node.text("service_name").filter(|name| !name.is_empty()),
+                service_name: node.given_text("service_name"),
                 sample_ratio: node.float("sample_ratio", default.sample_ratio, 0.0..=1.0),
                 headers,
             },

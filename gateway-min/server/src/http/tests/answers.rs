@@ -3,19 +3,19 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::Router;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::{Request, StatusCode, header};
 use axum::middleware::from_fn_with_state;
 use axum::routing::{MethodRouter, any};
+use axum::{Extension, Router};
 use futures::StreamExt as _;
 use serde_json::Value;
 use threadkeep_config::{KeyFile, Role};
 use threadkeep_records::{NewThread, WriterKind};
 use tower::ServiceExt as _;
 
-use super::super::auth::authenticate;
+use super::super::auth::{HasWritten, authenticate};
 use super::super::awaited::awaited;
 use super::Gateway;
 use crate::app::App;
@@ -61,6 +61,10 @@ async fn a_write_is_reported_though_its_owner_cannot_be_compared_again() {
         app.records.fail_reads(1);
         "done"
     }
+    async fn command(State(app): State<Arc<App>>) -> (Extension<HasWritten>, &'static str) {
+        app.records.fail_reads(1);
+        (Extension(HasWritten), "done")
+    }
     async fn refused(State(app): State<Arc<App>>) -> (StatusCode, &'static str) {
         app.records.fail_reads(1);
         (StatusCode::CONFLICT, "of another user's thread?")
@@ -75,6 +79,10 @@ async fn a_write_is_reported_though_its_owner_cannot_be_compared_again() {
         assert_eq!(answered(method, path, any(done)).await, status, "{method} {path}");
         assert_eq!(answered(method, path, any(refused)).await, 503, "{method} {path}");
     }
+    // Some commands write, and some read.
+    let path = "/api/threads/{thread_id}/commands";
+    assert_eq!(answered("POST", path, any(command)).await, 200);
+    assert_eq!(answered("POST", path, any(done)).await, 503);
 }
 
 const BEAT: Duration = Duration::from_millis(20);

@@ -22,7 +22,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from graphs import conversation, play, shown
 from kit import at, made, put, read, replayed, writes
 from threadkeep import ThreadkeepError, UnavailableError
-from threadkeep.langgraph import PostgresSaver, SqliteSaver
+from threadkeep.langgraph import PostgresSaver, SqliteSaver, _sources
 from threadkeep.langgraph._moving import move
 from threadkeep.langgraph._postgres import is_address
 from threadkeep.langgraph._sources import PostgresSource, SqliteSource
@@ -262,6 +262,48 @@ def test_no_statement_is_prepared_which_a_pooler_would_lose(old: Any, tmp_path: 
         report = move(source, ours, compare=False)
     assert (report.threads, report.problems) == (9, [])
     assert source._query("SELECT statement FROM pg_prepared_statements") == []
+
+
+@pytest.mark.parametrize("old", ["postgres"], indirect=True)
+def test_a_long_thread_is_read_in_pieces(old: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_sources, "_AT_ONCE", 2)
+    opener, address = old
+    with opener() as theirs:
+        theirs.setup()
+        for namespace in ("", "a", "b"):
+            config = at("t", namespace)
+            for n in range(3):
+                config = put(theirs, config, made({"a": n}, {"a": n + 1}))
+        expected = all_of(theirs)
+    source, sizes = PostgresSource(address), list[int]()
+    query = source._query
+
+    def noted(asked: str, *arguments: Any) -> Any:
+        found = query(asked, *arguments)
+        if "checkpoint::text" in asked:
+            sizes.append(len(found))
+        return found
+
+    monkeypatch.setattr(source, "_query", noted)
+    with SqliteSaver.from_conn_string(str(tmp_path / "new.db")) as ours:
+        report = move(source, ours)
+        assert (report.checkpoints, report.problems) == (9, [])
+        assert all_of(ours) == expected
+    assert sizes == [2, 2, 2, 2, 1, 0]
+
+
+@pytest.mark.parametrize("old", ["postgres"], indirect=True)
+def test_tables_that_a_role_may_not_read_are_named(old: Any, tmp_path: Path) -> None:
+    opener, address = old
+    role = f"reader{uuid.uuid4().hex}"
+    with opener() as theirs:
+        theirs.setup()
+        theirs.conn.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'secret'".encode())
+    reader = make_conninfo(**{**conninfo_to_dict(address), "user": role, "password": "secret"})
+    said = refused(reader, str(tmp_path / "new.db"))
+    with opener() as theirs:
+        theirs.conn.execute(f"DROP ROLE {role}".encode())
+    assert said.startswith("the source cannot be read: ") and "checkpoints" in said, said
 
 
 @pytest.mark.parametrize("old", ["postgres"], indirect=True)
@@ -653,6 +695,16 @@ def test_a_copy_of_a_file_without_its_log_is_named(tmp_path: Path) -> None:
         put(theirs, at(), made({"a": 1}))
         copy.write_bytes(old.read_bytes())
     assert "copy the file -wal beside that one, too" in refused(str(copy), str(tmp_path / "new.db"))
+
+
+def test_a_file_beside_which_nothing_can_be_written_is_named(tmp_path: Path) -> None:
+    old = tmp_path / "old.db"
+    with TheirSqliteSaver.from_conn_string(str(old)) as theirs:
+        put(theirs, at(), made({"a": 1}))
+    # As on a file system that is mounted for reading only: SQLite opens no link.
+    (tmp_path / "old.db-shm").symlink_to(tmp_path / "nowhere")
+    said = refused(str(old), str(tmp_path / "new.db"))
+    assert "unable to open database file" in said and "to a directory that can be written" in said, said
 
 
 def test_another_database_is_refused(tmp_path: Path) -> None:

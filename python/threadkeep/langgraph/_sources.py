@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -17,6 +18,9 @@ from threadkeep.langgraph._postgres import _address  # pyright: ignore[reportPri
 
 # The version of checkpoints from which on waiting tasks are a channel, since LangGraph 0.5.
 _WITH_TASKS = 4
+
+# How many checkpoints of a database are read by one statement: all of a thread may be too much for the memory.
+_AT_ONCE = 64
 
 
 @dataclass
@@ -67,7 +71,13 @@ class SqliteSource:
             self.connection = sqlite3.connect(address, uri=True, check_same_thread=False)
             columns = {str(name) for _, name, *_ in self.connection.execute("PRAGMA table_info(writes)")}
         except sqlite3.Error as error:
-            raise SystemExit(f"{path} cannot be read: {error}") from None
+            said = f"{path} cannot be read: {error}"
+            if "unable to open" in str(error) and os.path.isfile(path) and os.access(path, os.R_OK):
+                said += (
+                    ". SQLite has to write files beside one in WAL mode: copy it, and the file -wal if there is one, to a "
+                    "directory that can be written"
+                )
+            raise SystemExit(said) from None
         if "idx" not in columns:
             raise SystemExit(
                 f"{path} is not a database of LangGraph's SqliteSaver: it has no table of writes. If it is a copy of a file that "
@@ -157,6 +167,11 @@ class PostgresSource:
                 "the source has no tables of LangGraph's PostgresSaver. If they are in a schema of their own, name it in the "
                 "address: options=-csearch_path=its_name"
             )
+        try:
+            for table in ("checkpoints", "checkpoint_writes", "checkpoint_blobs"):
+                self._query(f"SELECT thread_id FROM {table} LIMIT 0")
+        except psycopg.Error as error:
+            raise SystemExit(f"the source cannot be read: {error}") from None
 
     def _columns(self, table: str) -> set[str]:
         """The columns of the table that the search path finds."""
@@ -186,12 +201,7 @@ class PostgresSource:
     def _rows(self, thread: str) -> Iterator[Row]:
         # The values of the last checkpoint: those of all would be a list as often as it was changed.
         last, blobs = "", _Blobs()
-        checkpoints = self._query(
-            "SELECT checkpoint_ns, checkpoint_id, parent_checkpoint_id, checkpoint::text, metadata::text FROM checkpoints "
-            "WHERE thread_id = %s ORDER BY checkpoint_ns, checkpoint_id",
-            thread,
-        )
-        for namespace, checkpoint_id, parent, checkpoint, metadata in checkpoints:
+        for namespace, checkpoint_id, parent, checkpoint, metadata in self._checkpoints(thread):
             document: dict[str, Any] = json.loads(checkpoint)
             versions: dict[str, Any] = document.get("channel_versions", {})
             named = {(channel, str(version)) for channel, version in versions.items()}
@@ -219,6 +229,18 @@ class PostgresSource:
                 values,
                 [(task, path, channel, tag, bytes(blob)) for task, path, channel, tag, blob in writes],
             )
+
+    def _checkpoints(self, thread: str) -> Iterator[tuple[Any, ...]]:
+        query = (
+            "SELECT checkpoint_ns, checkpoint_id, parent_checkpoint_id, checkpoint::text, metadata::text FROM checkpoints "
+            "WHERE thread_id = %s AND (checkpoint_ns, checkpoint_id) > (%s, %s) "
+            f"ORDER BY checkpoint_ns, checkpoint_id LIMIT {_AT_ONCE}"
+        )
+        # No id is empty.
+        namespace, checkpoint_id = "", ""
+        while some := self._query(query, thread, namespace, checkpoint_id):
+            yield from some
+            namespace, checkpoint_id, *_ = some[-1]
 
     def _blobs(self, thread: str, namespace: str, named: set[tuple[str, str]], known: _Blobs) -> _Blobs:
         """The values of these versions, some of which are known."""

@@ -17,6 +17,8 @@ use tower::ServiceExt as _;
 
 use super::super::auth::{HasWritten, authenticate};
 use super::super::awaited::awaited;
+use super::super::select::Select;
+use super::super::state::ThreadState;
 use super::Gateway;
 use crate::app::App;
 use crate::auth::Principal;
@@ -83,6 +85,20 @@ async fn a_write_is_reported_though_its_owner_cannot_be_compared_again() {
     let path = "/api/threads/{thread_id}/commands";
     assert_eq!(answered("POST", path, any(command)).await, 200);
     assert_eq!(answered("POST", path, any(done)).await, 503);
+}
+
+/// A conversation of megabytes would be there twice.
+#[tokio::test]
+async fn a_state_is_shown_without_a_copy_of_its_values() {
+    let gateway = Gateway::start("full").await;
+    gateway.turn("r").await;
+    let head = gateway.app.threads.accessor().get(&gateway.thread, None).await.unwrap().unwrap();
+    let state = ThreadState::of(&head).unwrap();
+    let place = |messages: &Value| messages[0]["content"].as_str().unwrap().as_ptr();
+    let read = place(&state.values["messages"]);
+    let shown = state.selected(&Select::default(), "no JSON").unwrap();
+    assert_eq!(place(&shown["values"]["messages"]), read);
+    assert_eq!(shown["checkpoint_id"], head.key.id.to_string());
 }
 
 const BEAT: Duration = Duration::from_millis(20);

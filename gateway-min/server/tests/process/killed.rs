@@ -3,9 +3,9 @@
 //! continues.
 
 use std::path::Path;
-use std::process::Command;
 
 use serde_json::{Value as Json, json};
+use threadkeep_testing::unconfigured;
 
 use super::{Gateway, configured};
 
@@ -78,7 +78,7 @@ async fn whole(dir: &Path, gateway: &Gateway, id: &str) {
     let mut expected = texts(&before["values"]);
     expected.extend(["next", "You said: next"]);
     assert_eq!(texts(&values), expected);
-    let mut verify = Command::new(env!("CARGO_BIN_EXE_threadkeep"));
+    let mut verify = unconfigured(env!("CARGO_BIN_EXE_threadkeep"));
     let output = verify
         .current_dir(dir)
         .args(["verify", "--all"])

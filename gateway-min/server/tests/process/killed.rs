@@ -173,6 +173,7 @@ async fn in_the_middle_of_a_resume_the_head_is_the_old_one_or_the_selected_state
                     selected = json!({"checkpoint_id": checkpoint});
                 }
             }
+            assert!(!selected.is_null(), "{history}");
             let mut body = question("hang");
             body["checkpoint"] = selected;
             killed_after(gateway, "/api/threads/t/runs".to_owned(), body, reads).await;

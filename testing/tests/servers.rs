@@ -34,7 +34,9 @@ async fn each_database_is_empty_and_is_dropped_with_its_handle() {
     assert_eq!(number(&other, &named).await, 1);
     drop(one);
     // Also while a session is open. On a busy machine the handle does not wait for it.
+    let dropped = std::time::Instant::now();
     while number(&other, &named).await != 0 {
+        assert!(dropped.elapsed() < std::time::Duration::from_mins(10), "the database is still there");
         tokio::time::sleep(std::time::Duration::from_millis(5)).await;
     }
 }
@@ -133,7 +135,9 @@ fn a_server_ends_with_its_process_however_that_ends() {
         assert!(ask_redis(&url, "PING").unwrap().contains("+PONG"));
         child.kill().unwrap();
         child.wait().unwrap();
+        let killed = std::time::Instant::now();
         while ask_redis(&url, "PING").is_ok() {
+            assert!(killed.elapsed() < std::time::Duration::from_mins(10), "the server goes on");
             std::thread::yield_now();
         }
         return;

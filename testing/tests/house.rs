@@ -1,5 +1,6 @@
-//! The house: links in pages lead somewhere, the map names what there is, each citation of the reference is a heading of
-//! it, pages name tests that are there, and what the configuration parses is read by somebody, or listed as not read.
+//! The house: links in pages lead somewhere, the map names what there is, each citation of the reference is a heading
+//! of it, pages name tests that are there, and what the configuration parses is read by somebody, or is listed as not
+//! read.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A test.
 

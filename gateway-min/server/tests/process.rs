@@ -164,13 +164,16 @@ impl Gateway {
 
     /// Waits until a run has this status; returns its record.
     async fn until(&self, run: &str, status: &str) -> Json {
-        loop {
-            let record = self.get(&format!("/api/threads/t/runs/{run}")).await;
-            if record["status"] == status {
-                return record;
+        let found = async {
+            loop {
+                let record = self.get(&format!("/api/threads/t/runs/{run}")).await;
+                if record["status"] == status {
+                    return record;
+                }
+                tokio::time::sleep(Duration::from_millis(50)).await;
             }
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
+        };
+        tokio::time::timeout(Duration::from_mins(10), found).await.expect("never happened")
     }
 
     fn signal(&self, name: &str) {

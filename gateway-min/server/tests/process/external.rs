@@ -90,9 +90,12 @@ async fn an_external_agent_sees_no_key_of_the_gateway_and_its_call_is_recorded()
 /// Waits until nobody holds the pipe.
 async fn until_nobody_is_left(mut held: &std::fs::File) {
     // An error while somebody holds it, zero bytes afterwards.
-    while held.read(&mut [0]).is_err() {
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    let left = async {
+        while held.read(&mut [0]).is_err() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_mins(10), left).await.expect("a process is left");
 }
 
 async fn reached(dir: &Path) {

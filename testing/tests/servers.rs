@@ -6,7 +6,7 @@ use std::net::TcpStream;
 use std::path::Path;
 use std::process::Command;
 
-use threadkeep_testing::{Cluster, Postgres, Redis, Replication, pgbouncer, postgres, redis};
+use threadkeep_testing::{Cluster, Postgres, Redis, Replication, pgbouncer, postgres, redis, unconfigured};
 use tokio_postgres::{Client, NoTls};
 use url::Url;
 
@@ -173,6 +173,27 @@ fn without_programs_and_packages_the_error_says_what_to_install() {
         .unwrap();
     let ran = String::from_utf8_lossy(&child.stdout).contains("1 passed");
     assert!(child.status.success() && ran, "{child:?}");
+}
+
+#[test]
+fn the_environment_of_the_machine_configures_no_program_of_the_gateway() {
+    const CHILD: &str = "THREADKEEP_TEST_UNCONFIGURED";
+    if std::env::var(CHILD).is_err() {
+        let child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "the_environment_of_the_machine_configures_no_program_of_the_gateway"])
+            .envs(
+                [CHILD, "SVC_HOME", "GATEWAY_PORT", "OTEL_SERVICE_NAME", "RUST_LOG"].map(|name| (name, "1")),
+            )
+            .output()
+            .unwrap();
+        let printed = String::from_utf8_lossy(&child.stdout);
+        assert!(child.status.success() && printed.contains("1 passed"), "{printed}");
+        return;
+    }
+    let shown = unconfigured("env").output().unwrap();
+    let shown = String::from_utf8_lossy(&shown.stdout);
+    let has = |start: &str| shown.lines().any(|line| line.starts_with(start));
+    assert!(has(CHILD) && !["SVC_", "GATEWAY_", "OTEL_", "RUST_LOG"].into_iter().any(has), "{shown}");
 }
 
 /// Also of a sender that stands still: it would never notice that its server is gone.

@@ -38,9 +38,12 @@ async fn connections_are_encrypted_and_the_certificate_is_checked() {
     let error = PostgresSaver::connect(&doubting, options).await.unwrap_err();
     assert!(matches!(&error, Error::Unavailable { reason, .. } if reason.contains("certificate")), "{error}");
     drop(saver);
-    while sessions(true).await > 0 {
-        tokio::task::yield_now().await;
-    }
+    let closed = async {
+        while sessions(true).await > 0 {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(Duration::from_mins(10), closed).await.expect("its sessions stay");
     let _preferred = open(database.url()).await;
     assert!(sessions(true).await > 0);
     assert_eq!(sessions(false).await, 0);

@@ -62,7 +62,8 @@ impl Settings {
 fn number<T: FromStr>(name: &str, value: Option<OsString>, default: T) -> Result<T, BoxError> {
     let Some(value) = value.filter(|value| !value.is_empty()) else { return Ok(default) };
     let number = value.to_str().and_then(|text| text.parse().ok());
-    number.ok_or_else(|| format!("{name} is {value:?}, which is not a whole number in its range").into())
+    let shown = value.display();
+    number.ok_or_else(|| format!("{name} is '{shown}', which is not a whole number in its range").into())
 }
 
 #[cfg(test)]

@@ -22,13 +22,13 @@ pub struct ReportArguments {
     #[arg(long, value_parser = level)]
     level: Option<Level>,
     /// The seed of random choices.
-    #[arg(long, default_value_t = Settings::from_env().seed)]
+    #[arg(long, default_value_t = Settings::from_env().unwrap_or_default().seed)]
     seed: u64,
     /// Number of random programs.
-    #[arg(long, default_value_t = Settings::from_env().programs)]
+    #[arg(long, default_value_t = Settings::from_env().unwrap_or_default().programs)]
     programs: u32,
     /// Seconds after which a case that has not ended has failed.
-    #[arg(long, default_value_t = Settings::from_env().limit.as_secs())]
+    #[arg(long, default_value_t = Settings::from_env().unwrap_or_default().limit.as_secs())]
     limit: u64,
     /// Report as JSON, with every case.
     #[arg(long)]
@@ -48,8 +48,10 @@ impl ReportArguments {
     /// Runs the suite on a saver and prints the report. Fails if a case fails; starts a runtime of its own.
     ///
     /// # Errors
-    /// If no case is selected, or the report cannot be printed.
+    /// If no case is selected, a variable of [`Settings::from_env`] is no number, or the report cannot be printed.
     pub fn report<F: Factory>(&self, factory: F) -> Result<ExitCode, BoxError> {
+        // The arguments have the defaults in the place of what is no number.
+        Settings::from_env()?;
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(4).enable_all().build()?;
         let limit = Duration::from_secs(self.limit);
         let settings = Settings { seed: self.seed, programs: self.programs, limit };

@@ -1,6 +1,7 @@
 //! The result of a run of the suite, as text and as JSON.
 
 use std::fmt;
+use std::time::Duration;
 
 use serde_json::{Value as Json, json};
 
@@ -35,6 +36,8 @@ pub struct CaseReport {
     pub case: Case,
     /// How it ended.
     pub verdict: Verdict,
+    /// How long it took; nothing if it was not run.
+    pub took: Duration,
 }
 
 /// The result of a run of the suite. Displayed as tables; [`Self::to_json`] is machine-readable.
@@ -56,10 +59,10 @@ impl Report {
     }
 
     /// As JSON: an object with `saver`, `seed`, `programs`, the numbers `passed`, `failed` and `not_claimed`, and
-    /// `cases`, each with `name`, `level`, `verdict` and `why`; one that failed with `failure`, and one that needs
-    /// a claim with `needs`.
+    /// `cases`, each with `name`, `level`, `verdict` and `why`; one that was run with `seconds`, one that failed with
+    /// `failure`, and one that needs a claim with `needs`.
     pub fn to_json(&self) -> Json {
-        let case = |CaseReport { case, verdict }: &CaseReport| {
+        let case = |CaseReport { case, verdict, took }: &CaseReport| {
             let mut json = json!({
                 "name": case.name,
                 "level": case.level.to_string(),
@@ -68,6 +71,9 @@ impl Report {
             });
             if let Some(claim) = case.needs {
                 json["needs"] = claim.to_string().into();
+            }
+            if *verdict != Verdict::NotClaimed {
+                json["seconds"] = took.as_secs_f64().into();
             }
             if let Verdict::Failed(what) = verdict {
                 json["failure"] = what.clone().into();
@@ -115,7 +121,7 @@ impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let width = self.cases.iter().map(|report| report.case.name.len()).max().unwrap_or(0);
         let level = Level::ALL.iter().map(|level| level.to_string().len()).max().unwrap_or(0);
-        for CaseReport { case, verdict } in &self.cases {
+        for CaseReport { case, verdict, .. } in &self.cases {
             write!(f, "{:level$}  {:width$}  ", case.level, case.name)?;
             match (verdict, case.needs) {
                 (Verdict::Failed(what), _) => {

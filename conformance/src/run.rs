@@ -3,6 +3,7 @@
 use std::io::Write as _;
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use tokio::sync::oneshot;
@@ -11,7 +12,7 @@ use crate::case::{Case, Failure, Outcome};
 use crate::cases::cases;
 use crate::child::child;
 use crate::command::requested;
-use crate::factory::{Factory, Store};
+use crate::factory::{BoxError, Factory, Store};
 use crate::report::{CaseReport, Report, Verdict};
 use crate::settings::Settings;
 use crate::waits::Waits;
@@ -63,6 +64,7 @@ pub async fn run<F: Factory>(factory: F, settings: Settings, filter: impl Fn(&Ca
     let factory = Arc::new(factory);
     let mut report = Report { saver: factory.name(), settings, cases: Vec::new() };
     for case in cases().into_iter().filter(filter) {
+        let began = Instant::now();
         let verdict = if is_claimed(&case, &*factory) {
             match attempt(&case, factory.clone(), settings).await {
                 Ok(()) => Verdict::Passed,
@@ -71,7 +73,8 @@ pub async fn run<F: Factory>(factory: F, settings: Settings, filter: impl Fn(&Ca
         } else {
             Verdict::NotClaimed
         };
-        report.cases.push(CaseReport { case, verdict });
+        let took = if verdict == Verdict::NotClaimed { Duration::ZERO } else { began.elapsed() };
+        report.cases.push(CaseReport { case, verdict, took });
     }
     report
 }
@@ -83,15 +86,19 @@ pub fn main<F: Factory>(factory: F) -> ExitCode {
     if let Some(code) = child(&factory) {
         return code;
     }
+    let refused = |error: BoxError| {
+        // If even this cannot be printed, the exit code says it.
+        drop(writeln!(std::io::stderr(), "{error}"));
+        ExitCode::FAILURE
+    };
     if let Some(report) = requested() {
-        return report.report(factory).unwrap_or_else(|error| {
-            // If even this cannot be printed, the exit code says it.
-            drop(writeln!(std::io::stderr(), "{error}"));
-            ExitCode::FAILURE
-        });
+        return report.report(factory).unwrap_or_else(refused);
     }
     let factory = Arc::new(factory);
-    let settings = Settings::from_env();
+    let settings = match Settings::from_env() {
+        Ok(settings) => settings,
+        Err(error) => return refused(error),
+    };
     let trial = |case: Case| {
         let factory = factory.clone();
         let claimed = is_claimed(&case, &*factory);

@@ -22,9 +22,10 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from graphs import conversation, play, shown
 from kit import at, made, put, read, replayed, writes
 from threadkeep import ThreadkeepError, UnavailableError
-from threadkeep.langgraph import PostgresSaver, SqliteSaver
-from threadkeep.langgraph._moving import _PostgresSource, _SqliteSource, move
+from threadkeep.langgraph import PostgresSaver, SqliteSaver, _sources
+from threadkeep.langgraph._moving import move
 from threadkeep.langgraph._postgres import is_address
+from threadkeep.langgraph._sources import PostgresSource, SqliteSource
 
 
 def run(*arguments: str) -> tuple[int, str]:
@@ -256,11 +257,53 @@ def test_no_statement_is_prepared_which_a_pooler_would_lose(old: Any, tmp_path: 
         theirs.setup()
         for n in range(9):
             put(theirs, at(f"t{n}"), made({"a": [n]}))
-    source = _PostgresSource(address)
+    source = PostgresSource(address)
     with SqliteSaver.from_conn_string(str(tmp_path / "new.db")) as ours:
         report = move(source, ours, compare=False)
     assert (report.threads, report.problems) == (9, [])
     assert source._query("SELECT statement FROM pg_prepared_statements") == []
+
+
+@pytest.mark.parametrize("old", ["postgres"], indirect=True)
+def test_a_long_thread_is_read_in_pieces(old: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_sources, "_AT_ONCE", 2)
+    opener, address = old
+    with opener() as theirs:
+        theirs.setup()
+        for namespace in ("", "a", "b"):
+            config = at("t", namespace)
+            for n in range(3):
+                config = put(theirs, config, made({"a": n}, {"a": n + 1}))
+        expected = all_of(theirs)
+    source, sizes = PostgresSource(address), list[int]()
+    query = source._query
+
+    def noted(asked: str, *arguments: Any) -> Any:
+        found = query(asked, *arguments)
+        if "checkpoint::text" in asked:
+            sizes.append(len(found))
+        return found
+
+    monkeypatch.setattr(source, "_query", noted)
+    with SqliteSaver.from_conn_string(str(tmp_path / "new.db")) as ours:
+        report = move(source, ours)
+        assert (report.checkpoints, report.problems) == (9, [])
+        assert all_of(ours) == expected
+    assert sizes == [2, 2, 2, 2, 1, 0]
+
+
+@pytest.mark.parametrize("old", ["postgres"], indirect=True)
+def test_tables_that_a_role_may_not_read_are_named(old: Any, tmp_path: Path) -> None:
+    opener, address = old
+    role = f"reader{uuid.uuid4().hex}"
+    with opener() as theirs:
+        theirs.setup()
+        theirs.conn.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'secret'".encode())
+    reader = make_conninfo(**{**conninfo_to_dict(address), "user": role, "password": "secret"})
+    said = refused(reader, str(tmp_path / "new.db"))
+    with opener() as theirs:
+        theirs.conn.execute(f"DROP ROLE {role}".encode())
+    assert said.startswith("the source cannot be read: ") and "checkpoints" in said, said
 
 
 @pytest.mark.parametrize("old", ["postgres"], indirect=True)
@@ -408,7 +451,7 @@ def test_a_thread_of_the_target_is_never_deleted(tmp_path: Path, monkeypatch: py
     with SqliteSaver.from_conn_string(new) as ours:
         put(ours, at(), made({"a": "ours"}))
         monkeypatch.setattr(ours, "_list", busy)
-        report = move(_SqliteSource(old), ours, compare=False)
+        report = move(SqliteSource(old), ours, compare=False)
         assert (report.threads, len(report.problems)) == (0, 1) and "busy" in report.problems[0]
         assert read(ours, at()).checkpoint["channel_values"] == {"a": "ours"}
 
@@ -422,12 +465,12 @@ def test_a_thread_is_moved_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyte
         theirs.conn.execute("UPDATE checkpoints SET type = 'pickle' WHERE checkpoint_id = ?", (last,))
         theirs.conn.commit()
     with SqliteSaver.from_conn_string(new) as ours:
-        report = move(_SqliteSource(old), ours, compare=False)
+        report = move(SqliteSource(old), ours, compare=False)
         assert report.threads == 0 and "pickle" in report.problems[0]
         assert (report.checkpoints, report.writes) == (0, 0)
         assert ours.get_tuple(at()) is None
         # Also if somebody stops it: half of a thread would be taken for one that was moved before.
-        source = _SqliteSource(old)
+        source = SqliteSource(old)
         rows = list(source.rows("t"))
 
         def stopped(_: str) -> Any:
@@ -446,7 +489,7 @@ import os, signal, sys
 from threadkeep.langgraph import _moving
 
 source, target, name = sys.argv[1:]
-number, rows = signal.Signals[name], _moving._SqliteSource.rows
+number, rows = signal.Signals[name], _moving.SqliteSource.rows
 if number != signal.SIGKILL:
     signal.signal(number, signal.SIG_DFL)
 
@@ -456,7 +499,7 @@ def ending(self, thread):
     os.kill(os.getpid(), number)
     yield from others
 
-_moving._SqliteSource.rows = ending
+_moving.SqliteSource.rows = ending
 sys.exit(_moving.main([source, target]))
 """
 
@@ -560,7 +603,7 @@ def test_the_last_checkpoint_of_a_file_is_read_at_the_moment_of_the_others(tmp_p
     with TheirSqliteSaver.from_conn_string(old) as theirs:
         root = put(theirs, at(), made({"a": 1}))
         theirs.put_writes(root, [("a", 2)], "task")
-        source = _SqliteSource(old)
+        source = SqliteSource(old)
 
         def beside(statement: str) -> None:
             # Before the statement begins.
@@ -582,7 +625,7 @@ def test_a_thread_is_read_at_one_moment(old: Any, tmp_path: Path, monkeypatch: p
     with opener() as theirs, SqliteSaver.from_conn_string(str(tmp_path / "new.db")) as ours:
         theirs.setup()
         config = put(theirs, at(), made({"a": [1], "b": [0]}))
-        source = _PostgresSource(address)
+        source = PostgresSource(address)
         query, count = source._query, 1
 
         def beside(*arguments: Any) -> Any:
@@ -610,7 +653,7 @@ def test_what_somebody_else_writes_meanwhile_is_not_deleted(
         root = put(theirs, at(), made({"a": 1}))
         put(theirs, root, made({"a": 2}))
     with SqliteSaver.from_conn_string(new) as ours, SqliteSaver.from_conn_string(new) as graph:
-        source = _SqliteSource(old)
+        source = SqliteSource(old)
         rows = list(source.rows("t"))
 
         def checkpoint() -> Any:
@@ -652,6 +695,16 @@ def test_a_copy_of_a_file_without_its_log_is_named(tmp_path: Path) -> None:
         put(theirs, at(), made({"a": 1}))
         copy.write_bytes(old.read_bytes())
     assert "copy the file -wal beside that one, too" in refused(str(copy), str(tmp_path / "new.db"))
+
+
+def test_a_file_beside_which_nothing_can_be_written_is_named(tmp_path: Path) -> None:
+    old = tmp_path / "old.db"
+    with TheirSqliteSaver.from_conn_string(str(old)) as theirs:
+        put(theirs, at(), made({"a": 1}))
+    # As on a file system that is mounted for reading only: SQLite opens no link.
+    (tmp_path / "old.db-shm").symlink_to(tmp_path / "nowhere")
+    said = refused(str(old), str(tmp_path / "new.db"))
+    assert "unable to open database file" in said and "to a directory that can be written" in said, said
 
 
 def test_another_database_is_refused(tmp_path: Path) -> None:

@@ -14,6 +14,8 @@ mod redis;
 mod supervisor;
 mod tools;
 
+use std::ffi::OsStr;
+use std::process::Command;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 pub use browser::Browser;
@@ -66,6 +68,18 @@ pub fn redis() -> Result<&'static Redis> {
         Some(url) => Ok(Redis::at(&url)),
         None => Redis::start(),
     })
+}
+
+/// A command that runs a program of the gateway. What the environment of this machine sets for one does not count.
+pub fn unconfigured(program: impl AsRef<OsStr>) -> Command {
+    let mut command = Command::new(program);
+    for (name, _) in std::env::vars_os() {
+        let starts = ["SVC_", "GATEWAY_", "OTEL_", "RUST_LOG"];
+        if starts.iter().any(|start| name.as_encoded_bytes().starts_with(start.as_bytes())) {
+            command.env_remove(name);
+        }
+    }
+    command
 }
 
 /// A server that is started once per process. A failure is not cached: the next test tries again.

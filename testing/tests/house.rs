@@ -1,5 +1,6 @@
-//! The house: links in pages lead somewhere, the map names what there is, each citation of the reference is a heading of it, and what the configuration parses is
-//! read by somebody, or listed as not read.
+//! The house: links in pages lead somewhere, the map names what there is, each citation of the reference is a heading
+//! of it, pages name tests that are there, and what the configuration parses is read by somebody, or is listed as not
+//! read.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A test.
 
@@ -122,9 +123,10 @@ fn anchor(heading: &str) -> String {
 
 #[test]
 fn each_link_in_a_page_leads_somewhere() {
-    let mut broken = Vec::new();
+    let (mut found, mut broken) = (0, Vec::new());
     for (path, page) in files(&root(), ".md") {
         for link in links(&page) {
+            found += 1;
             let (file, heading) = link.split_once('#').unwrap_or((link, ""));
             let target = root().join(&path).parent().unwrap().join(file);
             let target = if file.is_empty() { root().join(&path) } else { target };
@@ -141,6 +143,7 @@ fn each_link_in_a_page_leads_somewhere() {
             }
         }
     }
+    assert!(found > 50, "only {found} links were found");
     assert!(broken.is_empty(), "{}", broken.join("\n"));
 }
 
@@ -319,10 +322,10 @@ fn paths(page: &str) -> BTreeSet<&str> {
 #[test]
 fn each_path_in_the_map_exists() {
     let page = read("ARCHITECTURE.md");
-    let missing: Vec<_> = paths(&page)
-        .into_iter()
-        .filter(|path| !path.starts_with('/') && !root().join(path).exists())
-        .collect();
+    let named = paths(&page);
+    assert!(named.len() > 100, "only {} paths were found", named.len());
+    let missing: Vec<_> =
+        named.into_iter().filter(|path| !path.starts_with('/') && !root().join(path).exists()).collect();
     assert!(missing.is_empty(), "ARCHITECTURE.md names paths that do not exist: {missing:?}");
 }
 
@@ -361,15 +364,24 @@ fn functions<'s>(source: &'s str, keyword: &'static str) -> impl Iterator<Item =
     source.split(keyword).skip(1).filter_map(|rest| rest.split_once('(')).map(|(name, _)| name)
 }
 
+/// The names of the tests in a source: a function that is none shows nothing.
+fn tests(source: &str) -> impl Iterator<Item = &str> {
+    let marked = ["#[test]", "#[tokio::test"].into_iter().flat_map(move |mark| source.split(mark).skip(1));
+    marked.filter_map(|rest| functions(rest, "fn ").next())
+}
+
 #[test]
 fn every_page_of_scenarios_and_that_of_defects_names_tests_that_are_there() {
     let folders = ["gateway-min", "engine", "conformance", "drivers", "testing", "python"];
     let sources: Vec<(PathBuf, String)> =
         folders.iter().flat_map(|folder| files(&root().join(folder), ".rs")).collect();
     let python = files(&root().join("python/tests"), ".py");
+    // The cases of the conformance suite are plain functions.
+    let cases = sources.iter().filter(|(path, _)| path.starts_with("conformance/src/cases"));
     let known: BTreeSet<&str> = sources
         .iter()
-        .flat_map(|(_, source)| functions(source, "fn "))
+        .flat_map(|(_, source)| tests(source))
+        .chain(cases.flat_map(|(_, source)| functions(source, "fn ")))
         .chain(python.iter().flat_map(|(_, source)| functions(source, "def ")))
         .collect();
     let mut pages = files(&root().join("gateway-min"), "scenarios.md");

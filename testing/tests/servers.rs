@@ -6,7 +6,7 @@ use std::net::TcpStream;
 use std::path::Path;
 use std::process::Command;
 
-use threadkeep_testing::{Cluster, Postgres, Redis, Replication, pgbouncer, postgres, redis};
+use threadkeep_testing::{Cluster, Postgres, Redis, Replication, pgbouncer, postgres, redis, unconfigured};
 use tokio_postgres::{Client, NoTls};
 use url::Url;
 
@@ -34,7 +34,9 @@ async fn each_database_is_empty_and_is_dropped_with_its_handle() {
     assert_eq!(number(&other, &named).await, 1);
     drop(one);
     // Also while a session is open. On a busy machine the handle does not wait for it.
+    let dropped = std::time::Instant::now();
     while number(&other, &named).await != 0 {
+        assert!(dropped.elapsed() < std::time::Duration::from_mins(10), "the database is still there");
         tokio::time::sleep(std::time::Duration::from_millis(5)).await;
     }
 }
@@ -133,7 +135,9 @@ fn a_server_ends_with_its_process_however_that_ends() {
         assert!(ask_redis(&url, "PING").unwrap().contains("+PONG"));
         child.kill().unwrap();
         child.wait().unwrap();
+        let killed = std::time::Instant::now();
         while ask_redis(&url, "PING").is_ok() {
+            assert!(killed.elapsed() < std::time::Duration::from_mins(10), "the server goes on");
             std::thread::yield_now();
         }
         return;
@@ -167,7 +171,29 @@ fn without_programs_and_packages_the_error_says_what_to_install() {
         .env(CHILD, "yes")
         .output()
         .unwrap();
-    assert!(child.status.success(), "{child:?}");
+    let ran = String::from_utf8_lossy(&child.stdout).contains("1 passed");
+    assert!(child.status.success() && ran, "{child:?}");
+}
+
+#[test]
+fn the_environment_of_the_machine_configures_no_program_of_the_gateway() {
+    const CHILD: &str = "THREADKEEP_TEST_UNCONFIGURED";
+    if std::env::var(CHILD).is_err() {
+        let child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "the_environment_of_the_machine_configures_no_program_of_the_gateway"])
+            .envs(
+                [CHILD, "SVC_HOME", "GATEWAY_PORT", "OTEL_SERVICE_NAME", "RUST_LOG"].map(|name| (name, "1")),
+            )
+            .output()
+            .unwrap();
+        let printed = String::from_utf8_lossy(&child.stdout);
+        assert!(child.status.success() && printed.contains("1 passed"), "{printed}");
+        return;
+    }
+    let shown = unconfigured("env").output().unwrap();
+    let shown = String::from_utf8_lossy(&shown.stdout);
+    let has = |start: &str| shown.lines().any(|line| line.starts_with(start));
+    assert!(has(CHILD) && !["SVC_", "GATEWAY_", "OTEL_", "RUST_LOG"].into_iter().any(has), "{shown}");
 }
 
 /// Also of a sender that stands still: it would never notice that its server is gone.

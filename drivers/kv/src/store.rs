@@ -16,7 +16,8 @@ use threadkeep::saver::Flush;
 /// [`Error::InDoubt`](threadkeep::Error::InDoubt) if a change may have been stored,
 /// [`Error::InvalidInput`](threadkeep::Error::InvalidInput) if nothing was written because a key or a value is too long
 /// for the store, and [`Error::Corrupt`](threadkeep::Error::Corrupt) if the store notices damage. A write may hold the
-/// changes of many calls; after the last two, each call is stored alone, so that it gets the answer that is its own.
+/// changes of many calls; after the last two, each half of the calls is stored alone, until each call has the answer that
+/// is its own.
 pub trait Store: Send + Sync + 'static {
     /// The store's name in reports and errors.
     fn name(&self) -> &'static str;

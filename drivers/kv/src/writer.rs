@@ -83,8 +83,11 @@ impl Writer {
             Ok(std::mem::take(&mut group.changes))
         });
         if calls.len() > 1 && matches!(written, Err(Error::Corrupt { .. } | Error::InvalidInput(_))) {
-            // Nothing was stored. It is because of what some of them write: each gets the answer that is its own.
-            return calls.into_iter().for_each(|call| self.store(vec![call]));
+            // Nothing was stored. It is because of what some of them write: each gets the answer that is its own, and most of
+            // the others still share a write.
+            let rest = calls.split_off(calls.len() / 2);
+            self.store(calls);
+            return self.store(rest);
         }
         let mut outcomes = outcomes.into_iter();
         for call in calls {

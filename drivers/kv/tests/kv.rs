@@ -204,16 +204,31 @@ async fn calls_during_a_write_share_the_next_one() {
 /// Damage where one call of a group writes is no answer to the others.
 #[tokio::test(flavor = "multi_thread")]
 async fn damage_fails_only_the_calls_of_a_group_that_meet_it() {
-    fails_only_the_calls_that_meet_it(Error::corrupt("the store", "a page of this thread")).await;
+    fails_only_the_calls_that_meet_it(Error::corrupt("the store", "a page of this thread"), &THREE).await;
 }
 
 /// As of LMDB.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_key_that_the_store_refuses_fails_only_the_calls_of_a_group_that_have_it() {
-    fails_only_the_calls_that_meet_it(Error::InvalidInput("a key has more than 511 bytes".to_owned())).await;
+    fails_only_the_calls_that_meet_it(too_long(), &THREE).await;
 }
 
-async fn fails_only_the_calls_that_meet_it(error: Error) {
+/// A client may send it again and again.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_key_that_the_store_refuses_leaves_most_calls_of_a_group_together() {
+    let threads = ["a", "b", "c", "d", "e", "bad", "f", "g", "h", "i", "j", "k", "l", "m", "n", "o"];
+    let writes = fails_only_the_calls_that_meet_it(too_long(), &threads).await;
+    assert_eq!(writes, [4, 1, 2, 8]);
+}
+
+const THREE: [&str; 3] = ["good", "bad", "better"];
+
+fn too_long() -> Error {
+    Error::InvalidInput("a key has more than 511 bytes".to_owned())
+}
+
+/// Calls that are stored together, of which the one on the thread `bad` fails. Returns how many each write stored.
+async fn fails_only_the_calls_that_meet_it(error: Error, threads: &[&str]) -> Vec<usize> {
     let ((begun, writes), (go_on, go)) = (channel(), channel());
     go_on.send(()).unwrap();
     let (slow, refusal) = (slow(begun, go), error.clone());
@@ -238,17 +253,18 @@ async fn fails_only_the_calls_that_meet_it(error: Error) {
     };
     let first = commit("first");
     assert_eq!(writes.recv().unwrap(), 1);
-    let together = ["good", "bad", "better"].map(commit);
+    let together: Vec<_> = threads.iter().map(|thread| commit(thread)).collect();
     for _ in 0..10 {
         go_on.send(()).unwrap();
     }
     assert!(first.await.is_ok());
-    for (call, thread) in together.into_iter().zip(["good", "bad", "better"]) {
+    for (call, thread) in together.into_iter().zip(threads.iter().copied()) {
         let answer = call.await;
         assert_eq!(answer.clone().err(), (thread == "bad").then(|| error.clone()), "{thread}: {answer:?}");
         let found = saver.get(&CheckpointSelector::head(&thread.into())).await.unwrap();
         assert_eq!(found.is_some(), thread != "bad", "{thread}");
     }
+    writes.try_iter().collect()
 }
 
 #[tokio::test(flavor = "multi_thread")]

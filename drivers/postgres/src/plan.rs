@@ -82,7 +82,7 @@ pub(crate) fn commit(
     let under_parent = match parent {
         Some(parent) if !step.writes.is_empty() => {
             let tasks = put_tasks(&mut draft, &parent.tasks, &step.writes)?;
-            (tasks != parent.tasks).then(|| Node { tasks, ..parent.clone() })
+            (tasks != parent.tasks).then(|| parent.with(tasks))
         }
         _ => None,
     };
@@ -138,7 +138,7 @@ pub(crate) fn put_writes(
     if tasks == node.tasks {
         return Ok(None);
     }
-    let node = Node { tasks, ..node.clone() };
+    let node = node.with(tasks);
     let names = draft.names(&node.record)?;
     let (drafted, to) = (draft.done(), from.next(Flush::Now));
     let mut change = Change::new(&at.thread, Some(from.mark), &to, &drafted)?;

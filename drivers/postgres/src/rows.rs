@@ -117,6 +117,11 @@ impl Covered<'_> {
 }
 
 impl Node {
+    /// The same checkpoint, with these tasks.
+    pub(crate) fn with(&self, tasks: Vec<TaskRecord>) -> Self {
+        Self { id: self.id, record: self.record.clone(), tasks }
+    }
+
     /// The sealed body, and the sealed tasks if there are any.
     pub(crate) fn bodies(&self, thread: Uuid, ns: &[u8], names: u32) -> (Vec<u8>, Option<Vec<u8>>) {
         let covered = Covered {

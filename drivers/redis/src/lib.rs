@@ -22,6 +22,9 @@ use crate::outage::Outage;
 /// How long a call may take by default, including connecting. A slower answer is useless: reading the thread is as fast.
 const PATIENCE: Duration = Duration::from_millis(500);
 
+/// The address is that of a node of a cluster.
+const OF_A_CLUSTER: &str = "the server is a node of a cluster; name one without cluster mode in redis_url";
+
 /// How entries are stored.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
@@ -169,6 +172,9 @@ impl Failure {
             None | Some("LOADING" | "MASTERDOWN" | "NOAUTH" | "NOPERM") => {
                 Self::Away(code.unwrap_or(category))
             }
+            Some(code @ ("MOVED" | "ASK" | "CLUSTERDOWN")) => {
+                Self::Refused(format!("{code}: {OF_A_CLUSTER}"))
+            }
             Some(code) => Self::Refused(code.to_owned()),
         }
     }
@@ -233,5 +239,20 @@ impl HistoryCache for RedisCache {
         let mut commands = redis::pipe();
         commands.cmd("UNLINK").arg(self.hash(thread)).ignore();
         let _: Option<()> = self.run(&commands).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_of_a_cluster_is_refused_with_what_to_do() {
+        let answer = redis::parse_redis_value(b"-MOVED 866 10.0.0.2:6379\r\n").unwrap();
+        let Failure::Refused(reason) = Failure::of(answer.extract_error().unwrap_err()) else {
+            panic!("it has answered")
+        };
+        assert!(reason.starts_with("MOVED: ") && reason.contains("without cluster mode"), "{reason}");
+        assert!(!reason.contains("10.0.0.2"), "{reason}");
     }
 }

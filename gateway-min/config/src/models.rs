@@ -21,7 +21,7 @@ const OPENAI_CLASS: &str = "ChatOpenAI";
 const AZURE_CLASS: &str = "AzureChatOpenAI";
 
 /// Keys that are read here; all others go to the client.
-const KNOWN: [&str; 23] = [
+const KNOWN: [&str; 26] = [
     "name",
     "use",
     "model",
@@ -45,6 +45,9 @@ const KNOWN: [&str; 23] = [
     "request_timeout",
     "timeout",
     "max_retries",
+    "use_responses_api",
+    "output_version",
+    "disable_streaming",
 ];
 
 /// What implements a model.
@@ -170,7 +173,10 @@ impl Model {
             stream_chunk_timeout: node.float("stream_chunk_timeout", default.stream_chunk_timeout, time),
             pricing: node.free_form("pricing"),
             // Keys from files and clipboards end with a line break, which no header may have.
-            api_key: node.secret("api_key").map(|key| Secret::new(key.expose().trim())),
+            api_key: node
+                .secret("api_key")
+                .map(|key| Secret::new(key.expose().trim()))
+                .filter(|key| !key.expose().is_empty()),
             base_url: base_url.or(api_base),
             max_tokens: node.opt_int("max_tokens", 1..),
             temperature: node.opt_float("temperature", 0.0..),
@@ -218,10 +224,27 @@ fn read_kind(node: &Node<'_>, class: &str, config_dir: &Path) -> ModelKind {
                 ),
             );
         }
+        refuse_missing(node);
         if node.value("script").is_some() {
             node.problem("script", format!("is only for models with `use: {SCRIPTED}`"));
         }
         ModelKind::OpenAiCompatible
+    }
+}
+
+/// Refuses settings of LangChain's client that ask for what this one does not do. Providers refuse them as parameters.
+fn refuse_missing(node: &Node<'_>) {
+    if node.bool("use_responses_api", false) {
+        node.problem(
+            "use_responses_api",
+            "must be false: models are called over the chat-completions protocol",
+        );
+    }
+    if node.text("output_version").is_some_and(|version| version != "v0") {
+        node.problem("output_version", "must be v0, that of the chat-completions protocol; remove the key");
+    }
+    if node.bool("disable_streaming", false) {
+        node.problem("disable_streaming", "must be false: answers are always streamed");
     }
 }
 
@@ -297,6 +320,7 @@ mod tests {
             one(&json!({"name": "m", "use": "openai", "model": "x", "api_key": text})).unwrap().api_key
         };
         assert_eq!(key(" sk-1\r\n"), Some(Secret::new("sk-1")));
+        assert_eq!(key("\r\n"), None);
     }
 
     #[test]
@@ -315,6 +339,21 @@ mod tests {
         assert_eq!(entry(json!({"api_base": "http://a"})).unwrap().base_url.as_deref(), Some("http://a"));
         let error = entry(json!({"api_base": "http://a", "base_url": "http://b"})).unwrap_err();
         assert!(error.contains("models[0].api_base"), "{error}");
+    }
+
+    #[test]
+    fn settings_of_langchains_client_that_this_one_lacks_are_refused_by_name() {
+        for (key, without_effect, refused) in [
+            ("use_responses_api", json!(false), json!(true)),
+            ("output_version", json!("v0"), json!("responses/v1")),
+            ("disable_streaming", json!("false"), json!("tool_calls")),
+            ("disable_streaming", json!(null), json!(true)),
+        ] {
+            let entry = |value: Value| one(&json!({"name": "m", "use": "openai", "model": "x", key: value}));
+            assert_eq!(entry(without_effect).unwrap().client_options.as_map().len(), 0, "{key}");
+            let error = entry(refused).unwrap_err();
+            assert!(error.contains(&format!("models[0].{key}: must be")), "{error}");
+        }
     }
 
     #[test]

@@ -11,7 +11,7 @@ use super::node::Report;
 use super::upgrade::EXAMPLE;
 use super::version::EXAMPLE_FILE;
 use super::yaml;
-use super::{Config, SECTIONS};
+use super::{Config, INHERIT_MODEL, SECTIONS, Subagents};
 
 /// The settings that are parsed and validated but not read yet, by dotted path; `models.x` is the key `x` of every
 /// model. The example file marks each of them `[no effect yet]`. Remove a setting from this list when you implement it:
@@ -82,7 +82,8 @@ pub(super) fn warn(sections: &Map<String, Value>, report: &Report) {
     }
 }
 
-/// Warns about a model of titles or summaries that is not configured: otherwise a run would be the first to find out.
+/// Warns about a model of titles, summaries or a subagent that is not configured: otherwise a run would be the first to
+/// find out.
 pub(super) fn warn_of_missing_models(config: &Config, report: &Report) {
     let Config { title, summarization, .. } = config;
     let title = title.model_name.as_deref().filter(|_| title.enabled);
@@ -93,6 +94,18 @@ pub(super) fn warn_of_missing_models(config: &Config, report: &Report) {
     ] {
         if name.is_some_and(|name| config.model(name).is_none()) {
             report.warn(format!("`{key}` names no model of `models`: {effect}"));
+        }
+    }
+    let Subagents { agents, custom_agents, .. } = &config.subagents;
+    let overrides = agents.iter().filter_map(|(name, set)| Some(("agents", name, set.model.as_ref()?)));
+    let is_overridden = |name: &str| agents.get(name).is_some_and(|set| set.model.is_some());
+    let own = custom_agents.iter().filter(|agent| !is_overridden(&agent.name));
+    let own = own.map(|agent| ("custom_agents", &agent.name, &agent.model));
+    for (section, name, model) in overrides.chain(own) {
+        if model != INHERIT_MODEL && config.model(model).is_none() {
+            report.warn(format!(
+                "`subagents.{section}.{name}.model` names no model of `models`: delegations to it fail"
+            ));
         }
     }
 }
@@ -210,6 +223,28 @@ mod tests {
             ("title: {model_name: \"\"}".to_owned(), None),
             (format!("summarization: {{enabled: true, {summaries}: \"\"}}"), None),
         ] {
+            assert_eq!(warnings(&yaml), Vec::from_iter(expected), "{yaml}");
+        }
+    }
+
+    #[test]
+    fn a_model_of_no_such_name_is_a_warning_at_the_subagent_that_has_it() {
+        let warning = |path: &str| {
+            format!("`subagents.{path}.model` names no model of `models`: delegations to it fail")
+        };
+        let custom = |model: &str| {
+            format!("custom_agents: {{x: {{description: d, system_prompt: p, model: {model}}}}}")
+        };
+        for (section, expected) in [
+            ("agents: {bash: {model: gone}}".to_owned(), Some(warning("agents.bash"))),
+            (custom("gone"), Some(warning("custom_agents.x"))),
+            (format!("{}, agents: {{x: {{model: inherit}}}}", custom("gone")), None),
+            (custom("demo"), None),
+            (custom("inherit"), None),
+            (custom("\"\""), None),
+            ("agents: {bash: {model: demo}}".to_owned(), None),
+        ] {
+            let yaml = format!("subagents: {{{section}}}");
             assert_eq!(warnings(&yaml), Vec::from_iter(expected), "{yaml}");
         }
     }

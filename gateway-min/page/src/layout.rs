@@ -3,7 +3,7 @@
 use maud::{DOCTYPE, Markup, html};
 
 use crate::assets;
-use crate::text::segment;
+use crate::text::{is_blank, segment};
 
 /// Who looks at the page.
 #[derive(Debug, Clone, Default)]
@@ -54,7 +54,7 @@ pub struct ThreadHead {
 impl ThreadHead {
     /// Its title, or what stands for a missing one.
     pub(crate) fn name(&self) -> &str {
-        self.title.as_deref().filter(|title| !title.trim().is_empty()).unwrap_or("Untitled thread")
+        self.title.as_deref().filter(|title| !is_blank(title)).unwrap_or("Untitled thread")
     }
 
     /// Its address.

@@ -75,6 +75,20 @@ pub fn seconds(seconds: u64) -> String {
     }
 }
 
+/// Whether nothing of a text is seen: it is empty, or of spaces and of characters without a width.
+pub(crate) fn is_blank(text: &str) -> bool {
+    text.chars().all(|c| {
+        c.is_whitespace()
+            || c.is_control()
+            || matches!(
+                c,
+                '\u{ad}' | '\u{34f}' | '\u{61c}' | '\u{115f}' | '\u{1160}' | '\u{180e}' | '\u{200b}'..='\u{200f}'
+                    | '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{2800}' | '\u{3164}'
+                    | '\u{fe00}'..='\u{fe0f}' | '\u{feff}' | '\u{ffa0}' | '\u{e0000}'..='\u{e0fff}'
+            )
+    })
+}
+
 /// A text as one segment of a path.
 pub(crate) fn segment(text: &str) -> String {
     let mut path = String::with_capacity(text.len());
@@ -159,6 +173,16 @@ mod tests {
             [0, 59, 60, 3599, 3600].map(seconds),
             ["under 1 s", "59 s", "1 min 0 s", "59 min 59 s", "1 h 0 min"]
         );
+    }
+
+    #[test]
+    fn a_text_of_characters_without_a_width_is_blank() {
+        for text in ["", " \n", "\u{200b}", "\u{feff} \u{2060}", "\u{202e}\u{3164}\u{fe0f}"] {
+            assert!(is_blank(text), "{text:?}");
+        }
+        for text in ["a", "\u{200b}a", "\u{1f468}\u{200d}\u{1f469}", "."] {
+            assert!(!is_blank(text), "{text:?}");
+        }
     }
 
     #[test]

@@ -16,21 +16,11 @@ use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 
 use tempfile::TempDir;
+use threadkeep_testing::unconfigured;
 
 fn command(dir: &Path, arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_threadkeep"));
+    let mut command = unconfigured(env!("CARGO_BIN_EXE_threadkeep"));
     command.current_dir(dir).args(arguments).env("SVC_HOME", dir.join("state"));
-    for name in [
-        "SVC_CONFIG_PATH",
-        "SVC_PROJECT_ROOT",
-        "RUST_LOG",
-        "GATEWAY_HOST",
-        "GATEWAY_PORT",
-        "GATEWAY_ALLOW_UNAUTHENTICATED",
-        "GATEWAY_CORS_ORIGINS",
-    ] {
-        command.env_remove(name);
-    }
     command
 }
 

@@ -40,13 +40,13 @@ use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use reqwest::Client;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value as Json, json};
 use tempfile::TempDir;
-use threadkeep_testing::{Postgres, postgres};
+use threadkeep_testing::{Postgres, postgres, unconfigured};
 use tokio_postgres::NoTls;
 
 /// On `hang`, waits at a gate that is never opened; on `slow`, answers in many pieces.
@@ -90,11 +90,8 @@ fn command(dir: &Path) -> Command {
 }
 
 fn serve(dir: &Path, port: &str) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_threadkeep"));
+    let mut command = unconfigured(env!("CARGO_BIN_EXE_threadkeep"));
     command.current_dir(dir).args(["serve", "--port", port]).env("SVC_HOME", dir.join("state"));
-    for name in ["SVC_CONFIG_PATH", "SVC_PROJECT_ROOT", "RUST_LOG", "GATEWAY_HOST", "GATEWAY_PORT"] {
-        command.env_remove(name);
-    }
     command
 }
 
@@ -172,13 +169,16 @@ impl Gateway {
 
     /// Waits until a run has this status; returns its record.
     async fn until(&self, run: &str, status: &str) -> Json {
-        loop {
-            let record = self.get(&format!("/api/threads/t/runs/{run}")).await;
-            if record["status"] == status {
-                return record;
+        let found = async {
+            loop {
+                let record = self.get(&format!("/api/threads/t/runs/{run}")).await;
+                if record["status"] == status {
+                    return record;
+                }
+                tokio::time::sleep(Duration::from_millis(50)).await;
             }
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
+        };
+        tokio::time::timeout(Duration::from_mins(10), found).await.expect("never happened")
     }
 
     fn signal(&self, name: &str) {
@@ -298,7 +298,15 @@ fn a_gateway_that_is_terminated_while_it_waits_for_its_database_exits_in_order()
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let dir = on_postgres(&format!("postgres://u@{}/d", silent.local_addr().unwrap()), "full");
     let mut child = command(dir.path()).stderr(Stdio::null()).spawn().unwrap();
-    let _waited_for = silent.accept().unwrap();
+    silent.set_nonblocking(true).unwrap();
+    let until = Instant::now() + Duration::from_mins(1);
+    let _waited_for = loop {
+        match silent.accept() {
+            Ok(connection) => break connection,
+            Err(error) => assert!(Instant::now() < until, "it does not connect: {error}"),
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    };
     kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
     assert!(child.wait().unwrap().success());
 }

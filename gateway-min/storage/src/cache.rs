@@ -8,6 +8,7 @@ use threadkeep::cache::{CachedHistory, HistoryCache, HistoryKey, MemoryCache};
 use threadkeep::id::ThreadId;
 use threadkeep::mode::ChannelMode;
 use threadkeep_config::{Backend, CheckpointCacheType, Config, Database};
+use threadkeep_postgres::Address;
 use threadkeep_redis::{InvalidUrl, RedisCache};
 
 use crate::checkpoints::CHECKPOINT_FILE;
@@ -51,7 +52,7 @@ pub(crate) fn redis_cache(config: &Config) -> Result<Option<RedisCache>, Invalid
 }
 
 /// The prefix of every Redis key: the configured one, or a hash of what identifies the database. User and password are
-/// excluded, so changing them keeps the cache.
+/// excluded, so changing them keeps the cache; only a database without a name has that of the user.
 fn key_prefix(database: &Database) -> String {
     let configured = &database.checkpoint_cache.key_prefix;
     if !configured.is_empty() {
@@ -65,13 +66,16 @@ fn key_prefix(database: &Database) -> String {
             vec![std::path::absolute(&path).unwrap_or(path).display().to_string()]
         }
         Backend::Postgres => {
-            let url = database.postgres_url.as_ref().and_then(|url| url.expose().parse().ok());
-            let url: tokio_postgres::Config = url.unwrap_or_default();
-            let ports = if url.get_ports().is_empty() { &[5432] } else { url.get_ports() };
+            let address = Address::parse(crate::postgres::url(database));
+            let config = address.map(|address| address.config).unwrap_or_default();
+            let ports = if config.get_ports().is_empty() { &[5432] } else { config.get_ports() };
             let ports = ports.iter().map(u16::to_string);
-            let hosts = url.get_hosts().iter().map(|host| format!("{host:?}"));
-            let names = [url.get_dbname(), database.postgres_schema.as_deref()];
-            hosts.chain(ports).chain(names.map(|name| name.unwrap_or_default().to_owned())).collect()
+            let hosts = config.get_hosts().iter().map(|host| format!("{host:?}"));
+            let addresses = config.get_hostaddrs().iter().map(ToString::to_string);
+            let name = config.get_dbname().or(config.get_user());
+            let names = [name, database.postgres_schema.as_deref()];
+            let names = names.map(|name| name.unwrap_or_default().to_owned());
+            hosts.chain(addresses).chain(ports).chain(names).collect()
         }
     };
     let mut hasher = blake3::Hasher::new();
@@ -132,6 +136,26 @@ mod tests {
         for same in ["postgres://u:p@h/d", "postgresql://v:q@h/d", "host=h dbname=d user=u password=p"] {
             let prefix = key_prefix(&postgres(same));
             assert_eq!(prefix, key_prefix(&postgres("postgres://h/d")), "{same}");
+        }
+    }
+
+    #[test]
+    fn all_that_an_address_says_of_its_database_counts() {
+        let prefix = |url: &str| key_prefix(&postgres(url));
+        for [one, other] in [
+            // As of managed servers.
+            ["postgres://h/d?sslmode=verify-full", "postgres://i/d?sslmode=verify-full"],
+            [
+                "postgres://h/d?sslmode=require&sslrootcert=/r",
+                "postgres://h/e?sslmode=require&sslrootcert=/r",
+            ],
+            ["host=h hostaddr=10.0.0.1 dbname=d", "host=h hostaddr=10.0.0.2 dbname=d"],
+            ["postgres://u@h", "postgres://v@h"],
+        ] {
+            assert_ne!(prefix(one), prefix(other), "{one}");
+        }
+        for same in ["postgres://h/d?sslmode=verify-full&sslrootcert=/r", "postgres://d@h"] {
+            assert_eq!(prefix(same), prefix("postgres://h/d"), "{same}");
         }
     }
 

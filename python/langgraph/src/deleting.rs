@@ -152,6 +152,10 @@ impl LangGraph {
         let copied = deletion::copy_thread(&*self.saver, from, to).await;
         // If the target exists, writes may wait for checkpoints of it: they stay.
         self.memory.forget_thread(to);
+        if matches!(copied, Err(Error::InvalidInput(_))) && self.saver.list(&any).await?.is_empty() {
+            // It was deleted since the look.
+            return Ok(());
+        }
         copied.map(drop)
     }
 

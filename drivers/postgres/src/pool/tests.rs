@@ -80,6 +80,8 @@ async fn a_process_that_does_not_take_a_long_answer_does_not_hold_its_locks_for_
     let (other, connection) = tokio_postgres::connect(database.url(), NoTls).await.unwrap();
     tokio::spawn(connection);
     other.batch_execute("CREATE TABLE locked (n int)").await.unwrap();
+    // Holds the answer back until nobody reads it.
+    other.batch_execute("SELECT pg_advisory_lock(1)").await.unwrap();
     let (client, mut connection) = tokio_postgres::connect(database.url(), NoTls).await.unwrap();
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
     tokio::spawn(async move {
@@ -93,15 +95,18 @@ async fn a_process_that_does_not_take_a_long_answer_does_not_hold_its_locks_for_
     });
     client.batch_execute(&BEGIN.replace("30s", "1s")).await.unwrap();
     client.batch_execute("LOCK locked IN ACCESS EXCLUSIVE MODE").await.unwrap();
-    let asked =
-        tokio::spawn(async move { client.simple_query("SELECT pg_sleep(1), repeat('x', 100000000)").await });
-    let sleeps =
-        "SELECT 1 FROM pg_stat_activity WHERE wait_event = 'PgSleep' AND datname = current_database()";
-    while other.query(sleeps, &[]).await.unwrap().is_empty() {
+    let long = "SELECT pg_advisory_xact_lock(1), repeat('x', 100000000)";
+    let asked = tokio::spawn(async move { client.simple_query(long).await });
+    let waits =
+        "SELECT 1 FROM pg_stat_activity WHERE wait_event = 'advisory' AND datname = current_database()";
+    while other.query(waits, &[]).await.unwrap().is_empty() {
+        assert!(!asked.is_finished(), "it was answered too early");
         tokio::task::yield_now().await;
     }
     stop.send(()).unwrap();
-    other.batch_execute("INSERT INTO locked VALUES (1)").await.unwrap();
+    other.batch_execute("SELECT pg_advisory_unlock(1)").await.unwrap();
+    let inserted = other.batch_execute("INSERT INTO locked VALUES (1)");
+    tokio::time::timeout(Duration::from_mins(10), inserted).await.expect("its locks are held").unwrap();
     asked.abort();
 }
 

@@ -3,6 +3,7 @@
 // Helpers are test code too, but the lint does not know it.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod addresses;
 mod aside;
 #[path = "../common/mod.rs"]
 mod common;
@@ -14,6 +15,7 @@ mod flush;
 mod full;
 mod history;
 mod listing;
+mod names;
 mod pooler;
 mod round_trips;
 mod servers;

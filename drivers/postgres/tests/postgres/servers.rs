@@ -1,14 +1,13 @@
-//! Servers that restart, end sessions, ask for certificates, or restrict a role.
+//! Servers that restart, end sessions, restrict a role, or are slow.
 
 use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::join_all;
-use serde_json::json;
 use threadkeep::Error;
 use threadkeep::saver::{CheckpointSelector, Saver};
-use threadkeep::value::{ChannelValue, Element};
+use threadkeep::value::Element;
 use threadkeep_postgres::schema::FORMAT_VERSION;
 use threadkeep_postgres::{Options, PostgresSaver, setup};
 use threadkeep_testing::{Postgres, pgbouncer, postgres};
@@ -22,7 +21,7 @@ use crate::common::talk::{Talk, note, texts};
 use crate::common::{database, open, open_impatient};
 
 /// Appends `count` notes, each commit once from the caller's view.
-async fn append(saver: &PostgresSaver, talk: &mut Talk, from: usize, count: usize) {
+pub(crate) async fn append(saver: &PostgresSaver, talk: &mut Talk, from: usize, count: usize) {
     for n in from..from + count {
         let step = talk.say(&note(n));
         saver.commit(step.clone()).await.unwrap();
@@ -31,7 +30,7 @@ async fn append(saver: &PostgresSaver, talk: &mut Talk, from: usize, count: usiz
 }
 
 /// Asserts that a thread has exactly these notes, in this order.
-async fn has(saver: &PostgresSaver, talk: &Talk, notes: std::ops::Range<usize>) {
+pub(crate) async fn has(saver: &PostgresSaver, talk: &Talk, notes: std::ops::Range<usize>) {
     let head = saver.get(&CheckpointSelector::head(&talk.thread)).await.unwrap().unwrap();
     let expected: Vec<_> = notes.clone().map(|n| note(n)["content"].as_str().unwrap().to_owned()).collect();
     assert_eq!(texts(&head), expected);
@@ -211,52 +210,6 @@ async fn a_role_that_may_only_change_rows_is_enough() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn schemas_are_stores_of_their_own() {
-    let database = database().await;
-    let options = Options { schema: "an other's $$".to_owned(), ..Options::default() };
-    let before = PostgresSaver::connect(database.url(), options.clone()).await;
-    assert!(
-        matches!(&before, Err(Error::Unavailable { reason, .. }) if reason.contains("setup")),
-        "{before:?}"
-    );
-    setup(database.url(), &options).await.unwrap();
-    let (one, two) =
-        (open(database.url()).await, PostgresSaver::connect(database.url(), options).await.unwrap());
-    let mut talk = Talk::new("t");
-    append(&one, &mut talk, 0, 3).await;
-    assert_eq!(two.get(&CheckpointSelector::head(&talk.thread)).await.unwrap(), None);
-    append(&two, &mut Talk::new("t"), 0, 1).await;
-    has(&one, &talk, 0..3).await;
-}
-
-/// Whatever a schema is called, it is quoted, and nothing in it is taken for a part of a statement.
-#[tokio::test(flavor = "multi_thread")]
-async fn every_legal_name_of_a_schema_works() {
-    let database = database().await;
-    for schema in [
-        "{s}",
-        "{s}.x{q}{o}{n}{t}{l}{epoch}{next}",
-        "$1 $2 $$ $body$",
-        "a\"b\"\"c",
-        "a'b''c\\'",
-        "two\nlines\r\n; --",
-        "/* \" */ %s",
-        "SELECT",
-        &"\u{fc}".repeat(31),
-    ] {
-        let options = Options { schema: schema.to_owned(), ..Options::default() };
-        setup(database.url(), &options).await.unwrap_or_else(|error| panic!("{schema:?}: {error}"));
-        let saver = PostgresSaver::connect(database.url(), options).await.unwrap();
-        let mut talk = Talk::new("t");
-        append(&saver, &mut talk, 0, 3).await;
-        has(&saver, &talk, 0..3).await;
-        saver.delete_thread(&talk.thread).await.unwrap();
-        assert_eq!(saver.get(&CheckpointSelector::head(&talk.thread)).await.unwrap(), None, "{schema:?}");
-        append(&saver, &mut Talk::new("t"), 0, 1).await;
-    }
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn ten_processes_may_set_up_and_write_at_once() {
     if let Ok(url) = std::env::var("THREADKEEP_TEST_SET_UP") {
         setup(&url, &Options::default()).await.unwrap();
@@ -294,58 +247,6 @@ async fn a_newer_format_is_refused() {
     assert!(matches!(opened, Err(Error::Corrupt { .. })), "{opened:?}");
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn connections_are_encrypted_and_the_certificate_is_checked() {
-    let server = Postgres::start().unwrap();
-    let database = server.database().await.unwrap();
-    let trusting = format!(
-        "{}?sslmode=verify-full&sslrootcert={}",
-        database.url(),
-        server.certificate().unwrap().display()
-    );
-    setup(&trusting, &Options::default()).await.unwrap();
-    let saver = open(&trusting).await;
-    append(&saver, &mut Talk::new("t"), 0, 3).await;
-    let encrypted = "SELECT count(*) FROM pg_stat_ssl JOIN pg_stat_activity USING (pid)
-                     WHERE application_name = 'threadkeep' AND ssl = $1";
-    let client = connect(database.url()).await;
-    let sessions = async |ssl: bool| client.query_one(encrypted, &[&ssl]).await.unwrap().get::<_, i64>(0);
-    assert!(sessions(true).await > 0);
-    assert_eq!(sessions(false).await, 0);
-
-    // Without the certificate the server is untrusted; without a demand, TLS is used where it is offered.
-    let doubting = format!("{}?sslmode=require", database.url());
-    let options = Options { patience: Duration::ZERO, ..Options::default() };
-    let error = PostgresSaver::connect(&doubting, options).await.unwrap_err();
-    assert!(matches!(&error, Error::Unavailable { reason, .. } if reason.contains("certificate")), "{error}");
-    drop(saver);
-    while sessions(true).await > 0 {
-        tokio::task::yield_now().await;
-    }
-    let _preferred = open(database.url()).await;
-    assert!(sessions(true).await > 0);
-    assert_eq!(sessions(false).await, 0);
-    let _plain = open(&format!("{}?sslmode=disable", database.url())).await;
-    assert!(sessions(false).await > 0);
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn what_an_address_lacks_is_named() {
-    let server = Postgres::start().unwrap();
-    let refused = async |address: &Url| {
-        let options = Options { patience: Duration::ZERO, ..Options::default() };
-        PostgresSaver::connect(address.as_str(), options).await.unwrap_err().to_string()
-    };
-    let mut address = Url::parse(&server.url("postgres")).unwrap();
-    address.set_query(Some("sslmode=require"));
-    let error = refused(&address).await;
-    assert!(error.contains("sslrootcert"), "{error}");
-    address.set_query(None);
-    address.set_password(None).unwrap();
-    let error = refused(&address).await;
-    assert!(error.contains("PGPASSWORD"), "{error}");
-}
-
 /// As managed servers are while their disk is nearly full.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_primary_that_is_set_to_read_only_is_not_called_a_standby() {
@@ -357,65 +258,6 @@ async fn a_primary_that_is_set_to_read_only_is_not_called_a_standby() {
     let error = saver.commit(Talk::new("t").say(&note(0))).await.unwrap_err();
     assert!(matches!(error, Error::Unavailable { .. }), "{error}");
     assert!(error.to_string().contains("default_transaction_read_only"), "{error}");
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn nul_bytes_survive_wherever_a_text_stands() {
-    let database = database().await;
-    let saver = open(database.url()).await;
-    let mut talk = Talk::new("a\0thread");
-    let odd =
-        json!({ "id": "m\u{0}1", "content": "a\u{0}b, and much more, so that it is stored as an element" });
-    append(&saver, &mut talk, 0, 1).await;
-    let mut step = talk.say(&odd);
-    step.metadata
-        .extra
-        .insert("k\0ey".into(), json!("a value with \u{0} in it, and long enough for an element"));
-    let large: serde_json::Map<_, _> = (0..20).map(|n| (format!("{n}\0"), json!("\u{0}"))).collect();
-    step.metadata.extra.insert("map\0".into(), large.into());
-    step.metadata.parents.insert("ns\0".into(), talk.head.unwrap());
-    step.checkpoint.next = vec!["no\0de".into()];
-    let small = ChannelValue::from_json(&json!("\u{0}")).unwrap();
-    let entry = threadkeep::checkpoint::ChannelEntry {
-        version: talk.version.unwrap(),
-        stored: threadkeep::checkpoint::Stored::Value(small),
-    };
-    step.checkpoint.channels.insert("chan\0nel".into(), entry);
-    step.writes[0].node = "\0".into();
-    step.writes[0].writes[0].channel = "chan\0nel".into();
-    saver.commit(step.clone()).await.unwrap();
-    let mut nested = Talk::new("a\0thread").say(&odd);
-    nested.namespace = "name\0space".into();
-    saver.commit(nested.clone()).await.unwrap();
-
-    let reader = open(database.url()).await;
-    let image = reader.read_thread(&talk.thread).await.unwrap();
-    let found = &image.checkpoints[&("".into(), step.checkpoint.id)];
-    assert_eq!((&found.checkpoint, &found.metadata), (&step.checkpoint, &step.metadata));
-    assert_eq!(image.checkpoints[&("".into(), talk.head.unwrap())].writes, step.writes);
-    assert_eq!(
-        image.checkpoints[&("name\0space".into(), nested.checkpoint.id)].checkpoint,
-        nested.checkpoint
-    );
-    assert_eq!(reader.threads(None, 10).await.unwrap(), [talk.thread]);
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn long_ids_are_ids_too() {
-    let database = database().await;
-    let saver = open(database.url()).await;
-    // Beyond what fits in an index, with the difference at the end.
-    let ids: Vec<String> = ["a", "b", "c"].map(|end| "x".repeat(10_000) + end).into();
-    for (n, id) in ids.iter().enumerate() {
-        let mut step = Talk::new(id).say(&note(n));
-        step.namespace = id.as_str().into();
-        saver.commit(step).await.unwrap();
-    }
-    let threads = saver.threads(None, 2).await.unwrap();
-    assert_eq!(threads, [ids[0].as_str().into(), ids[1].as_str().into()]);
-    assert_eq!(saver.threads(threads.last(), 2).await.unwrap(), [ids[2].as_str().into()]);
-    let head = saver.read_thread(&ids[1].as_str().into()).await.unwrap();
-    assert_eq!(head.checkpoints.keys().next().unwrap().0.as_str(), ids[1]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -438,30 +280,6 @@ async fn many_threads_share_few_connections() {
                     AND datname = current_database()";
     let open = connect(database.url()).await.query_one(sessions, &[]).await.unwrap().get::<_, i64>(0);
     assert!((1..=2).contains(&open), "{open} connections");
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn secrets_are_in_no_text() {
-    let database = database().await;
-    let url = Url::parse(database.url()).unwrap();
-    let password = url.password().unwrap();
-    let saver = open_impatient(database.url()).await;
-    let mut texts = vec![format!("{saver:?}")];
-    saver.close();
-    texts.push(saver.get(&CheckpointSelector::head(&"t".into())).await.unwrap_err().to_string());
-    let mut wrong = url.clone();
-    wrong.set_username("nobody_known").unwrap();
-    let options = Options { patience: Duration::ZERO, ..Options::default() };
-    let refused = PostgresSaver::connect(wrong.as_str(), options.clone()).await.unwrap_err();
-    assert!(matches!(refused, Error::Unavailable { .. }));
-    texts.push(format!("{refused} {refused:?}"));
-    let mut nowhere = url.clone();
-    nowhere.set_port(Some(1)).unwrap();
-    let refused = PostgresSaver::connect(nowhere.as_str(), options).await.unwrap_err();
-    texts.push(format!("{refused} {refused:?}"));
-    for text in texts {
-        assert!(!text.contains(password), "{text}");
-    }
 }
 
 /// The patience counts from when the server was last heard of, not from when it was asked.

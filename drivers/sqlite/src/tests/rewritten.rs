@@ -339,7 +339,7 @@ impl Factory for InPieces {
 /// The whole suite, random programs included.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_contract_holds_in_pieces() {
-    let settings = Settings { programs: 4, ..Settings::from_env() };
+    let settings = Settings { programs: 4, ..Settings::from_env().unwrap() };
     let report = threadkeep_conformance::run(InPieces, settings, |_| true).await;
     assert!(report.failed().is_empty(), "{report}");
 }

@@ -7,12 +7,36 @@ use threadkeep::json::is_deeper;
 /// stored as JSON, of which more than 127 levels cannot be read back.
 const MAX_ARGS_DEPTH: usize = 64;
 
+/// What the model reads of a call whose arguments do not end: the same call would be cut off again.
+pub(super) const CUT_OFF: &str =
+    "the answer was cut off in the middle of the arguments. If it was too long, write less at once";
+
+/// Whether a provider that gives this reason ended an answer, and so its last call, before the end.
+pub fn is_cut_off(finish_reason: Option<&str>) -> bool {
+    matches!(finish_reason, Some("length" | "model_length" | "max_tokens" | "content_filter"))
+}
+
+/// The arguments of a call of the tool `name`, from the text that the model wrote. The last call of an answer that
+/// [was cut off](is_cut_off) needs a text: it would run without arguments.
+///
+/// # Errors
+/// Why the call is invalid.
+pub fn call_arguments(name: Option<&str>, text: &str, is_cut_off: bool) -> Result<Value, String> {
+    if name.is_none() {
+        return Err("the call names no tool".to_owned());
+    }
+    if is_cut_off && text.trim().is_empty() {
+        return Err("the answer was cut off before the arguments".to_owned());
+    }
+    parse_arguments(text).map_err(|error| if is_cut_off { CUT_OFF.to_owned() } else { error })
+}
+
 /// The arguments of a tool call, from the text that the model wrote: none if that is empty or `null`. Some models write
 /// the object as JSON within a string.
 ///
 /// # Errors
 /// Why they are invalid.
-pub fn parse_arguments(text: &str) -> Result<Value, String> {
+fn parse_arguments(text: &str) -> Result<Value, String> {
     if matches!(text.trim(), "" | "null") {
         return Ok(json!({}));
     }

@@ -2,15 +2,11 @@
 
 use std::collections::{BTreeMap, HashSet};
 
-use super::arguments::parse_arguments;
+use super::arguments::{call_arguments, is_cut_off};
 use super::message::{CALLS_EXTRA, ERROR_FALLBACK, ERROR_REASON, ERROR_TYPE, REASONING, TAKES_REASONING};
 use super::{Fallback, ModelChunk, ToolCallChunk, Usage};
 use crate::receipts::sha256;
 use serde_json::{Map, Value, json};
-
-/// What the model reads of a call whose arguments do not end: the same call would be cut off again.
-const CUT_OFF: &str =
-    "the answer was cut off in the middle of the arguments. If it was too long, write less at once";
 
 /// Folds the chunks of one answer.
 ///
@@ -146,7 +142,7 @@ impl ChunkAssembler {
         if self.fallback.is_none() {
             let cut_off = self.cut_off_call();
             for (index, call) in &self.calls {
-                match parse_args(call, cut_off == Some(*index)) {
+                match call_arguments(call.name.as_deref(), &call.args, cut_off == Some(*index)) {
                     Ok(args) => calls.push(tool_call(&json!(call.name), &args, &json!(call.id))),
                     Err(error) => invalid.push(json!({
                         "type": "invalid_tool_call", "name": call.name, "args": call.args, "id": call.id,
@@ -170,11 +166,7 @@ impl ChunkAssembler {
 
     /// The call at which the provider ended the answer, if it did so before the end.
     fn cut_off_call(&self) -> Option<u64> {
-        let ended = matches!(
-            self.finish_reason.as_deref(),
-            Some("length" | "model_length" | "max_tokens" | "content_filter")
-        );
-        self.calls.keys().next_back().copied().filter(|_| ended)
+        self.calls.keys().next_back().copied().filter(|_| is_cut_off(self.finish_reason.as_deref()))
     }
 
     fn response_metadata(&self) -> Value {
@@ -218,19 +210,9 @@ fn tool_call(name: &Value, args: &Value, id: &Value) -> Value {
     json!({"type": "tool_call", "name": name, "args": args, "id": id})
 }
 
-fn parse_args(call: &PartialCall, is_cut_off: bool) -> Result<Value, String> {
-    if call.name.is_none() {
-        return Err("the call names no tool".to_owned());
-    }
-    if is_cut_off && call.args.trim().is_empty() {
-        return Err("the answer was cut off before the arguments".to_owned());
-    }
-    let cut_off = |error| if is_cut_off { CUT_OFF.to_owned() } else { error };
-    parse_arguments(&call.args).map_err(cut_off)
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::arguments::CUT_OFF;
     use super::*;
     use proptest::prelude::*;
 

@@ -76,9 +76,13 @@ impl ModelErrorKind {
     /// What the user can do about it: the text of a fallback answer.
     pub fn remedy(self) -> &'static str {
         match self {
-            Self::RateLimited | Self::Server | Self::Timeout | Self::Connection => {
+            Self::RateLimited | Self::Server | Self::Timeout => {
                 "The language model could not be reached or is overloaded. Please wait a moment and send \
                  your message again."
+            }
+            Self::Connection => {
+                "The language model could not be reached, or the connection broke off. Please wait a moment and send \
+                 your message again. If that does not help, check `base_url` of the model in the configuration."
             }
             Self::Quota => {
                 "The language model's provider refused the request because the account has no quota or \
@@ -126,5 +130,18 @@ impl fmt::Display for ModelErrorKind {
             Self::Configuration => "unusable settings",
             Self::Script => "no scripted answer",
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_cannot_be_reached_may_have_another_address() {
+        for (kind, names_it) in [(ModelErrorKind::Connection, true), (ModelErrorKind::Server, false)] {
+            assert_eq!(kind.remedy().contains("`base_url`"), names_it, "{kind:?}");
+            assert!(kind.remedy().contains("wait a moment"), "{kind:?}");
+        }
     }
 }

@@ -31,7 +31,7 @@ use threadkeep::value::{Element, ListValue};
 
 use crate::tools::dangling;
 
-pub use arguments::parse_arguments;
+pub use arguments::{call_arguments, is_cut_off};
 pub use assemble::ChunkAssembler;
 pub use chunk::{Fallback, ModelChunk, ToolCallChunk, Usage};
 pub use error::{ModelError, ModelErrorKind};

@@ -4,7 +4,7 @@ use async_trait::async_trait;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::{Tool, ToolContext, ToolError, ToolOutput, ToolSpec, parse};
+use super::{Tool, ToolContext, ToolError, ToolOutput, ToolSpec, parse, schema};
 use crate::model::message::{kind, tool_calls};
 
 /// The tool's name.
@@ -72,6 +72,11 @@ pub fn questions(messages: &[Value]) -> Vec<(&Value, &Value)> {
     let asked = messages[last + 1..].iter().filter(|result| is_question(result));
     let call_of = |result: &Value| calls.iter().find(|call| call["id"] == result["tool_call_id"]);
     asked.filter_map(|result| call_of(result).or(calls.first()).map(|call| (call, result))).collect()
+}
+
+/// The arguments of a question's call as the tool reads them: its options are a list, also if the model wrote a text.
+pub fn question_args(call: &Value) -> Value {
+    schema::fitted(&AskClarification.spec().parameters, call["args"].clone())
 }
 
 #[cfg(test)]

@@ -37,7 +37,7 @@ use threadkeep_config::{Config, Secret, ToolRouting};
 use tokio_util::sync::CancellationToken;
 
 pub(crate) use self::clarification::{ASK_CLARIFICATION, is_question};
-pub use self::clarification::{asks, questions};
+pub use self::clarification::{asks, question_args, questions};
 use self::pool::blocking;
 pub use crate::model::ToolSpec;
 pub use crate::model::message::ToolStatus;

@@ -13,7 +13,9 @@ use tokio::sync::{Semaphore, oneshot};
 use super::ToolError;
 
 /// The maximum number of threads; further calls wait.
-const MAX_THREADS: usize = 8;
+pub(super) const MAX_THREADS: usize = 8;
+/// One permit for each thread.
+pub(super) static THREADS: Semaphore = Semaphore::const_new(MAX_THREADS);
 /// How long a call may work.
 const MAX_TIME: Duration = Duration::from_secs(20);
 
@@ -56,7 +58,6 @@ impl Drop for Cancelling {
 pub(super) async fn blocking<T: Send + 'static>(
     work: impl FnOnce(&Stop) -> Result<T, ToolError> + Send + 'static,
 ) -> Result<T, ToolError> {
-    static THREADS: Semaphore = Semaphore::const_new(MAX_THREADS);
     on(&THREADS, work).await
 }
 

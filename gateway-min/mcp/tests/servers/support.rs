@@ -80,9 +80,12 @@ impl Scene {
     /// Waits until no process of the server is left.
     pub(crate) async fn until_nobody_is_left(&self) {
         // An error while somebody holds it, zero bytes afterwards.
-        while (&self.held).read(&mut [0]).is_err() {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+        let left = async {
+            while (&self.held).read(&mut [0]).is_err() {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_mins(10), left).await.expect("a process is left");
     }
 }
 

@@ -37,6 +37,10 @@ const WRITES: [&str; 6] = [
     "/api/threads/{thread_id}/copy",
     "/api/threads/{thread_id}/compact",
 ];
+/// In the extensions of an answer: it is that of such a write, on a route that also reads.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct HasWritten;
+
 /// How often a streaming response rechecks its API key.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
 const NOT_AVAILABLE: &str = "Authentication is not available";
@@ -89,6 +93,7 @@ pub(super) async fn authenticate(State(app): State<Arc<App>>, request: Request, 
     {
         // If only the check failed, what was done is reported, or the client would do it again.
         let is_done = answer.status().is_success() || answer.status().is_redirection();
+        let has_written = has_written || answer.extensions().get::<HasWritten>().is_some();
         if !(has_written && is_done && error.status().is_server_error()) {
             return error.into_response();
         }

@@ -164,7 +164,8 @@ async fn get_history(
     let select = body.select.clone();
     // The response need not wait for the note.
     let Page { entries, note: _running } = page(&app, &thread_id, body).await?;
-    select.of_each(entries, HISTORY_FAILED).map(Json)
+    let entries = entries.into_iter().map(|entry| entry.selected(&select, HISTORY_FAILED));
+    entries.collect::<Result<_, _>>().map(Json)
 }
 
 /// A page of history, and the note that reading it caused, being written.

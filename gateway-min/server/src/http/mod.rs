@@ -53,10 +53,12 @@ mod unsupported;
 
 use std::sync::Arc;
 
+use axum::body::Bytes;
 use axum::extract::Request;
+use axum::http::header;
 use axum::http::uri::{PathAndQuery, Uri};
+use axum::middleware;
 use axum::routing::{Router, get};
-use axum::{Json, middleware};
 use tower::ServiceExt as _;
 use utoipa_axum::router::OpenApiRouter;
 
@@ -114,11 +116,13 @@ pub fn router_for(app: Arc<App>, reach: Reach) -> Router {
         .merge(prune::routes())
         .merge(unsupported::routes())
         .split_for_parts();
-    let document = Arc::new(schema::rendered(&document, app.threads.accessor().table()));
+    let document = schema::rendered(&document, app.threads.accessor().table());
     let known = Arc::new(KnownParameters::of(&document));
+    let document = Bytes::from(document.to_string());
+    let json = [(header::CONTENT_TYPE, "application/json")];
     let routes = if app.has_page { routes.merge(page::routes(&app)) } else { routes };
     let routes = routes
-        .route("/openapi.json", get(|| async move { Json(document.as_ref().clone()) }))
+        .route("/openapi.json", get(|| async move { (json, document) }))
         .with_state(Arc::clone(&app))
         .layer(middleware::from_fn_with_state(known, unknown_query::refuse));
     let origins = Origins::of(app.config.environment());

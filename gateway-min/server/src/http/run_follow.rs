@@ -2,9 +2,8 @@
 
 use std::sync::Arc;
 
-use axum::Json;
 use axum::extract::State;
-use axum::http::{HeaderMap, StatusCode, header};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value, json};
 use threadkeep::id::ThreadId;
@@ -43,7 +42,10 @@ pub(super) async fn finished(app: &App, thread: &ThreadId, run_id: &str, stream:
     stream.ended().await;
     let headers = sse::result_headers(thread, run_id);
     match ended(app, run_id).await {
-        Ok(run) => (headers, Json(outcome(app, thread, run).await)).into_response(),
+        Ok(run) => {
+            let json = [(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))];
+            (json, headers, outcome(app, thread, run).await).into_response()
+        }
         Err(error) => (headers, error).into_response(),
     }
 }
@@ -62,10 +64,10 @@ async fn ended(app: &App, run_id: &str) -> Result<Option<RunRow>, ApiError> {
     }
 }
 
-/// The channel values of the state in which the run ended. For a run that did not finish, or whose state cannot be
-/// read, also its status and error as the contract defines; for a failed run, in the form in which SDK clients raise
-/// it. A run that was deleted meanwhile left no state, and fails as its stream does.
-async fn outcome(app: &App, thread: &ThreadId, run: Option<RunRow>) -> Value {
+/// The channel values of the state in which the run ended, as JSON text. For a run that did not finish, or whose state
+/// cannot be read, also its status and error as the contract defines; for a failed run, in the form in which SDK clients
+/// raise it. A run that was deleted meanwhile left no state, and fails as its stream does.
+async fn outcome(app: &App, thread: &ThreadId, run: Option<RunRow>) -> Vec<u8> {
     let left = match &run {
         Some(run) => app.threads.left_by(run, &Load::All).await,
         None => Ok(None),
@@ -74,9 +76,15 @@ async fn outcome(app: &App, thread: &ThreadId, run: Option<RunRow>) -> Value {
         Some(run) => (run.reported_status(), run.error),
         None => (RunStatus::Error, Some(DELETED.to_owned())),
     };
-    let values = left.and_then(|left| left.as_ref().map(serialize::values).transpose());
+    let values = match left {
+        // The frames of the run had the same messages.
+        Ok(Some(left)) if status == RunStatus::Success => match app.streams.rendered().values(&left, &[]) {
+            Ok(text) => return text,
+            Err(error) => Err(error),
+        },
+        left => left.and_then(|left| left.as_ref().map(serialize::values).transpose()),
+    };
     let mut body = match values {
-        Ok(Some(values)) if status == RunStatus::Success => return Value::Object(values),
         Ok(values) => values.unwrap_or_default(),
         Err(error) => {
             tracing::warn!(%thread, %error, "cannot read the state that a run left");
@@ -89,7 +97,7 @@ async fn outcome(app: &App, thread: &ThreadId, run: Option<RunRow>) -> Value {
         let message = error.unwrap_or_default();
         body.insert("__error__".to_owned(), json!({ "error": "RunError", "message": message }));
     }
-    Value::Object(body)
+    Value::Object(body).to_string().into_bytes()
 }
 
 /// How to cancel.

@@ -96,7 +96,12 @@ impl Select {
     /// # Errors
     /// 500 with `failed` if the item has no JSON form.
     pub(super) fn of(&self, item: impl Serialize, failed: &'static str) -> Result<Value, ApiError> {
-        let mut item = serde_json::to_value(item).map_err(|error| ApiError::internal(failed, &error))?;
+        let item = serde_json::to_value(item).map_err(|error| ApiError::internal(failed, &error))?;
+        Ok(self.fields_of(item))
+    }
+
+    /// The selected fields of an item in its JSON form.
+    pub(super) fn fields_of(&self, mut item: Value) -> Value {
         if let (Some(selected), Value::Object(fields)) = (&self.0, &mut item) {
             fields.retain(|name, _| selected.has(name));
             if !selected.fields.contains(VALUES)
@@ -105,7 +110,7 @@ impl Select {
                 values.retain(|key, _| selected.keys.contains(key));
             }
         }
-        Ok(item)
+        item
     }
 
     /// [`Self::of`] for each item.

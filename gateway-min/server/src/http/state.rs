@@ -169,6 +169,17 @@ impl ThreadState {
             tasks,
         }
     }
+
+    /// The fields that a client selects. The values, which are a whole conversation, are moved, not copied.
+    ///
+    /// # Errors
+    /// 500 with `failed` if the state has no JSON form.
+    pub(super) fn selected(mut self, select: &Select, failed: &'static str) -> Result<Value, ApiError> {
+        let values = std::mem::take(&mut self.values);
+        let mut state = serde_json::to_value(self).map_err(|error| ApiError::internal(failed, &error))?;
+        state["values"] = Value::Object(values);
+        Ok(select.fields_of(state))
+    }
 }
 
 /// How to show a state.
@@ -195,7 +206,7 @@ async fn get_state(
     ApiQuery(View { select }): ApiQuery<View>,
 ) -> Result<Json<Value>, ApiError> {
     let state = read(&app, &thread_id, None, &select).await?;
-    select.of(state, GET_FAILED).map(Json)
+    state.selected(&select, GET_FAILED).map(Json)
 }
 
 /// The path of a checkpoint.
@@ -224,7 +235,7 @@ async fn get_state_at(
 ) -> Result<Json<Value>, ApiError> {
     let selected = Sent { checkpoint: None, id: Some(checkpoint_id) };
     let state = read(&app, &thread_id, Some(selected), &select).await?;
-    select.of(state, GET_FAILED).map(Json)
+    state.selected(&select, GET_FAILED).map(Json)
 }
 
 /// Which checkpoint to read.
@@ -265,7 +276,7 @@ async fn get_state_by_selector(
     ApiJson(ReadState { checkpoint, select, .. }): ApiJson<ReadState>,
 ) -> Result<Json<Value>, ApiError> {
     let state = read(&app, &thread_id, Some(Sent { checkpoint, id: None }), &select).await?;
-    select.of(state, GET_FAILED).map(Json)
+    state.selected(&select, GET_FAILED).map(Json)
 }
 
 /// How a request selects a checkpoint: an object, whose id takes precedence, or an id.

@@ -120,6 +120,9 @@ impl Frames {
 
     /// A task ended, with its writes or with an error.
     pub(crate) fn task_ended(&self, step: i64, task: &Task, outcome: Result<&Json, &str>) {
+        if !self.wants(StreamMode::Tasks) && !self.wants(StreamMode::Debug) {
+            return;
+        }
         let payload = json!({
             "id": task.id.to_string(),
             "name": task.node.as_str(),
@@ -172,13 +175,14 @@ impl Frames {
             metadata.insert("ls_model_name".to_owned(), json!(origin.model));
             metadata.insert("ls_model_type".to_owned(), json!("chat"));
         }
-        self.publish("messages", &json!([message, metadata]));
+        // Moved: `json!` would copy both, for each token.
+        self.publish("messages", &Json::Array(vec![message, Json::Object(metadata)]));
     }
 
     /// What a node wrote.
     pub(crate) fn updates(&self, node: &str, writes: &Json) {
         if self.wants(StreamMode::Updates) {
-            self.publish("updates", &json!({ node: writes }));
+            self.publish_text("updates", format!("{{{}:{writes}}}", Json::from(node)).into());
         }
     }
 
@@ -231,14 +235,15 @@ impl Frames {
         // No event says the mode (service reference, "Events").
         let mut metadata = serialize::metadata(&state.metadata);
         metadata.retain(|key, _| ![CHECKPOINT_MODE_METADATA_KEY, COUNTERS_KEY].contains(&key.as_str()));
-        Ok(json!({
+        let mut payload = json!({
             "config": config(state.key.id),
             "parent_config": state.parent.map(config),
-            "values": serialize::values(state)?,
             "metadata": metadata,
             "next": state.next,
             "tasks": state.tasks().into_iter().map(task).collect::<Vec<_>>(),
-        }))
+        });
+        payload["values"] = Json::Object(serialize::values(state)?);
+        Ok(payload)
     }
 }
 

@@ -15,6 +15,9 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// The port on which collectors take gRPC.
 const GRPC_PORT: u16 = 4317;
 
+/// The longest body of an answer; those of collectors have some hundred bytes at most.
+const ANSWER_BYTES: usize = 64 * 1024;
+
 /// A collector, over HTTP. Logs once when it stops answering, and once when it answers again.
 #[derive(Debug)]
 pub(super) struct Collector {
@@ -67,10 +70,22 @@ impl Collector {
 async fn send(client: reqwest::Client, request: reqwest::Request) -> reqwest::Result<Response<Bytes>> {
     let answer = client.execute(request).await?;
     let (status, headers) = (answer.status(), answer.headers().clone());
-    let mut response = Response::new(answer.bytes().await?);
+    let mut response = Response::new(body(answer).await?);
     *response.status_mut() = status;
     *response.headers_mut() = headers;
     Ok(response)
+}
+
+/// The body of an answer; empty for one that is too long to be a collector's.
+async fn body(mut answer: reqwest::Response) -> reqwest::Result<Bytes> {
+    let mut body = Vec::new();
+    while let Some(part) = answer.chunk().await? {
+        if body.len() + part.len() > ANSWER_BYTES {
+            return Ok(Bytes::new());
+        }
+        body.extend_from_slice(&part);
+    }
+    Ok(body.into())
 }
 
 #[async_trait]
@@ -121,6 +136,14 @@ fn broken_off(port: Option<u16>) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn an_answer_that_is_too_long_to_be_a_collectors_is_not_kept() {
+        for (sent, kept) in [(0, 0), (ANSWER_BYTES, ANSWER_BYTES), (ANSWER_BYTES + 1, 0)] {
+            let answer = reqwest::Response::from(Response::new(vec![0_u8; sent]));
+            assert_eq!(body(answer).await.unwrap().len(), kept);
+        }
+    }
 
     #[test]
     fn the_port_for_grpc_is_named_with_the_one_for_http() {

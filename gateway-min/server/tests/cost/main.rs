@@ -95,6 +95,23 @@ async fn a_turn_flushes_twice_and_does_the_same_work_however_long_its_thread_is(
     }
 }
 
+/// A client that waits for the result of its run gets the whole conversation, of which each message was rendered before.
+#[tokio::test]
+async fn a_turn_that_is_waited_for_decodes_the_same_however_long_its_thread_is() {
+    let _alone = COUNTING.lock().await;
+    for mode in support::MODES {
+        let gateway = Setup { frequency: 10, ..Setup::on("sqlite", mode) }.start().await;
+        gateway.create("t").await;
+        let mut decoded = Vec::new();
+        for _ in 0..=200 {
+            gateway.ask("t", "The same question each time.").await;
+            decoded.push(counters(&gateway).await["values_decoded_bytes"]);
+        }
+        let (early, late) = (decoded[100] - decoded[80], decoded[200] - decoded[180]);
+        assert!(early > 0 && late * 10 <= early * 11, "{mode}: {early} bytes decoded, then {late}");
+    }
+}
+
 /// The records of a turn wait for the server four times, whatever its frames and however long its thread is: for the
 /// admission, which sees that the thread exists and its feed has begun; the start, which shows that no other process has
 /// taken the run over since the head was read; the last events with the decided end; and the end.

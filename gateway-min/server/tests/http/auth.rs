@@ -13,7 +13,7 @@ use threadkeep_config::{KeyFile, Role};
 use threadkeep_testing::Log;
 
 use crate::sse::Frames;
-use crate::support::{Answer, Gateway, MODES, Setup, question, texts};
+use crate::support::{Answer, Gateway, MODES, Setup, connect, question, texts};
 
 /// A gateway with authentication, and its key file.
 struct Guarded {
@@ -175,6 +175,19 @@ async fn another_users_thread_is_not_found_on_any_route() {
         assert_eq!(guarded.gateway.rows().await, before, "nothing was written");
         assert_eq!(ann.get("/api/threads/t/state").await.ok(), state);
     }
+}
+
+/// Metadata may have the size of a body.
+#[tokio::test]
+async fn a_request_asks_whose_a_thread_is_without_reading_its_metadata() {
+    let guarded = Guarded::start(Setup::on("sqlite", "delta")).await;
+    let (ann, bob) = (guarded.caller("ann", Role::User), guarded.caller("bob", Role::User));
+    ann.post("/api/threads", json!({"thread_id": "t"})).await.ok();
+    let database = connect(&guarded.gateway.data().join("gateway.db"));
+    database.execute_batch("UPDATE threads_meta SET metadata_json = '{'").unwrap();
+    assert!(ann.get("/api/threads/t").await.status >= 500, "it cannot be read");
+    assert_eq!(ann.get("/api/threads/t/runs").await.ok(), json!([]));
+    bob.get("/api/threads/t/runs").await.refused(404, "Thread t not found");
 }
 
 /// Also while a run works on it, which nobody else learns.

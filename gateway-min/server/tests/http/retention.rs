@@ -57,9 +57,10 @@ fn only_the_operators_commands_name_a_deletion() {
                 let text = std::fs::read_to_string(&path).unwrap();
                 let text = text.split("#[cfg(test)]").next().unwrap();
                 let names = [
-                    "deletion::enforce",
+                    "enforce(",
                     "plan_retention",
-                    "deletion::prune",
+                    "prune(",
+                    "plan_prune",
                     "delete_for_runs",
                     "rewrite_thread(",
                 ];

@@ -41,13 +41,16 @@ async fn cancel(gateway: &Gateway, run: &str, query: &str) -> u16 {
 
 /// Waits until the run has this status, as this gateway sees it.
 pub(crate) async fn until(gateway: &Gateway, run: &str, status: &str) -> Value {
-    loop {
-        let record = gateway.run("t", run).await;
-        if record["status"] == status {
-            return record;
+    let found = async {
+        loop {
+            let record = gateway.run("t", run).await;
+            if record["status"] == status {
+                return record;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
         }
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    };
+    tokio::time::timeout(Duration::from_mins(10), found).await.expect("never happened")
 }
 
 #[tokio::test]

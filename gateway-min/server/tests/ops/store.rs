@@ -18,6 +18,7 @@ use threadkeep::state::{HistoryQuery, StateAccessor, Update};
 use threadkeep::step::{Durability, StepWriter};
 use threadkeep::value::{ChannelValue, ListValue};
 use threadkeep_sqlite::{Options, SqliteSaver, Synchronous};
+use threadkeep_testing::unconfigured;
 
 pub(crate) const MODES: [ChannelMode; 2] = [ChannelMode::Full, ChannelMode::Delta];
 
@@ -76,10 +77,7 @@ fn is_progress(line: &str) -> bool {
 
 /// The binary with these arguments, in an environment without settings.
 pub(crate) fn command(args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_threadkeep"));
-    for name in ["SVC_CONFIG_PATH", "SVC_PROJECT_ROOT", "SVC_HOME", "RUST_LOG"] {
-        command.env_remove(name);
-    }
+    let mut command = unconfigured(env!("CARGO_BIN_EXE_threadkeep"));
     command.args(args);
     command
 }

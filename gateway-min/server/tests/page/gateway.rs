@@ -7,6 +7,7 @@ use std::process::{Child, Command, Stdio};
 use reqwest::Client;
 use serde_json::{Value, json};
 use tempfile::TempDir;
+use threadkeep_testing::unconfigured;
 
 /// A gateway, killed when dropped.
 pub(crate) struct Gateway {
@@ -120,11 +121,8 @@ impl Drop for Gateway {
 }
 
 fn command(dir: &TempDir) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_threadkeep"));
+    let mut command = unconfigured(env!("CARGO_BIN_EXE_threadkeep"));
     command.current_dir(dir.path()).env("SVC_HOME", dir.path().join("state"));
-    for name in ["SVC_CONFIG_PATH", "SVC_PROJECT_ROOT", "RUST_LOG", "GATEWAY_HOST", "GATEWAY_PORT"] {
-        command.env_remove(name);
-    }
     command
 }
 

@@ -1,9 +1,11 @@
 //! What a command of an agent sees of the gateway that runs it.
 
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 
 use serde_json::{Value as Json, json};
 use tempfile::TempDir;
+#[cfg(target_os = "linux")]
+use threadkeep_testing::unconfigured;
 
 use super::{Gateway, command};
 
@@ -57,7 +59,7 @@ async fn a_command_reads_neither_the_environment_nor_the_memory_of_the_gateway()
 #[test]
 fn nor_those_of_the_chat() {
     let dir = looking();
-    let chat = Command::new(env!("CARGO_BIN_EXE_threadkeep"))
+    let chat = unconfigured(env!("CARGO_BIN_EXE_threadkeep"))
         .current_dir(dir.path())
         .args(["chat", "--config", "config.yaml", "--json", "look"])
         .env("SVC_HOME", dir.path().join("state"))

@@ -3,11 +3,11 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::Duration;
 
 use serde_json::{Value as Json, json};
 use tempfile::TempDir;
+use threadkeep_testing::unconfigured;
 
 use super::{Gateway, configured, on_postgres, texts};
 
@@ -109,7 +109,7 @@ async fn killed_after(dir: TempDir, beside: Option<&TempDir>, asked: usize) -> T
 
 /// The command `threadkeep delegations`: its exit code and its output.
 fn delegations(dir: &Path, arguments: &[&str]) -> (i32, String) {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_threadkeep"));
+    let mut command = unconfigured(env!("CARGO_BIN_EXE_threadkeep"));
     let command =
         command.current_dir(dir).arg("delegations").args(arguments).env("SVC_HOME", dir.join("state"));
     let output = command.output().unwrap();

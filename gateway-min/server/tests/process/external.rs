@@ -4,12 +4,12 @@
 use std::io::Read as _;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
-use std::process::Command;
 use std::time::Duration;
 
 use rustix::fs::{CWD, FileType, mknodat};
 use serde_json::{Value as Json, json};
 use tempfile::TempDir;
+use threadkeep_testing::unconfigured;
 
 use super::{Gateway, command, configured, texts};
 
@@ -78,7 +78,7 @@ async fn an_external_agent_sees_no_key_of_the_gateway_and_its_call_is_recorded()
     );
     for (what, expected) in [("tree", "coder"), ("verify", "1 execution: what is recorded is what happened.")]
     {
-        let mut delegations = Command::new(env!("CARGO_BIN_EXE_threadkeep"));
+        let mut delegations = unconfigured(env!("CARGO_BIN_EXE_threadkeep"));
         let delegations = delegations.current_dir(dir.path()).args(["delegations", what, "t"]);
         let output = delegations.env("SVC_HOME", dir.path().join("state")).output().unwrap();
         let text = String::from_utf8(output.stdout).unwrap();
@@ -90,9 +90,12 @@ async fn an_external_agent_sees_no_key_of_the_gateway_and_its_call_is_recorded()
 /// Waits until nobody holds the pipe.
 async fn until_nobody_is_left(mut held: &std::fs::File) {
     // An error while somebody holds it, zero bytes afterwards.
-    while held.read(&mut [0]).is_err() {
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    let left = async {
+        while held.read(&mut [0]).is_err() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_mins(10), left).await.expect("a process is left");
 }
 
 async fn reached(dir: &Path) {

@@ -3,9 +3,9 @@
 //! continues.
 
 use std::path::Path;
-use std::process::Command;
 
 use serde_json::{Value as Json, json};
+use threadkeep_testing::unconfigured;
 
 use super::{Gateway, configured};
 
@@ -78,7 +78,7 @@ async fn whole(dir: &Path, gateway: &Gateway, id: &str) {
     let mut expected = texts(&before["values"]);
     expected.extend(["next", "You said: next"]);
     assert_eq!(texts(&values), expected);
-    let mut verify = Command::new(env!("CARGO_BIN_EXE_threadkeep"));
+    let mut verify = unconfigured(env!("CARGO_BIN_EXE_threadkeep"));
     let output = verify
         .current_dir(dir)
         .args(["verify", "--all"])
@@ -173,6 +173,7 @@ async fn in_the_middle_of_a_resume_the_head_is_the_old_one_or_the_selected_state
                     selected = json!({"checkpoint_id": checkpoint});
                 }
             }
+            assert!(!selected.is_null(), "{history}");
             let mut body = question("hang");
             body["checkpoint"] = selected;
             killed_after(gateway, "/api/threads/t/runs".to_owned(), body, reads).await;

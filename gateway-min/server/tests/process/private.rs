@@ -5,8 +5,9 @@ use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
 use serde_json::json;
+use threadkeep_testing::unconfigured;
 
-use super::{Gateway, configured};
+use super::{Gateway, command, configured};
 
 /// Everything below a directory, with the directory.
 fn below(path: &Path) -> Vec<PathBuf> {
@@ -24,7 +25,11 @@ async fn databases_state_and_working_directories_are_not_for_other_users() {
         {"tool_calls": [{"name": "write_file", "args": {"path": "a/b.txt", "content": "x"}}]}, {"text": "done"},
     ]}]});
     fs::write(dir.path().join("script.json"), script.to_string()).unwrap();
-    let gateway = Gateway::start(dir.path());
+    // The machine's own mask may already keep other users out.
+    let usual = command(dir.path());
+    let mut open = unconfigured("sh");
+    open.args(["-c", r#"umask 022; exec "$0" "$@""#]).arg(usual.get_program()).args(usual.get_args());
+    let gateway = Gateway::start_by(open.current_dir(dir.path()).env("SVC_HOME", dir.path().join("state")));
     gateway.post("/api/threads", json!({"thread_id": "t"})).await;
     gateway.ask("write").await;
     let found = below(&dir.path().join("state"));

@@ -220,9 +220,12 @@ async fn an_observer_that_fails_stops_the_subagents_with_its_run() {
     let error = house.run_observed("r", Some("go"), &mut Failing).await.unwrap_err();
     assert!(error.to_string().contains("the journal is full"), "{error}");
     // Nobody waits for them any more; they settle by themselves.
-    while house.delegator.admission.counts().running > 0 {
-        tokio::task::yield_now().await;
-    }
+    let settled = async {
+        while house.delegator.admission.counts().running > 0 {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(std::time::Duration::from_mins(10), settled).await.expect("they go on");
     let rows = house.executions().await;
     assert!(rows.iter().all(|row| row.status.is_terminal()), "{rows:?}");
 }

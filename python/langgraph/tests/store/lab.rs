@@ -34,6 +34,8 @@ pub(crate) enum Meanwhile {
     DeletedBeforeEachGet,
     /// The thread is deleted before a list.
     DeletedBeforeList,
+    /// The thread is deleted before it is read as a whole.
+    DeletedBeforeRead,
     /// The thread's head takes the place of all others before a list.
     PrunedBeforeList,
     /// A get waits once it has read.
@@ -162,6 +164,9 @@ impl Saver for Beside {
     }
 
     async fn read_thread(&self, thread: &ThreadId) -> Result<ThreadImage> {
+        if self.comes(Meanwhile::DeletedBeforeRead) {
+            self.saver.delete_thread(thread).await?;
+        }
         let image = self.saver.read_thread(thread).await?;
         self.count(image.checkpoints.values());
         Ok(image)

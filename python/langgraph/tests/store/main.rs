@@ -210,6 +210,16 @@ async fn a_thread_is_read_once_to_be_copied() {
 }
 
 #[tokio::test]
+async fn a_thread_that_is_deleted_while_it_is_copied_is_copied_to_nothing() {
+    let lab = Lab::new();
+    lab.put(0).await.unwrap();
+    let copy = lab.thread("copy");
+    lab.meanwhile(Meanwhile::DeletedBeforeRead);
+    lab.graphs.copy_thread(&lab.place.thread, &copy.place.thread).await.unwrap();
+    assert!(copy.graphs.get(&copy.place, None).await.unwrap().is_none());
+}
+
+#[tokio::test]
 async fn what_waits_for_a_checkpoint_outlives_what_was_refused() {
     for refused in ["a copy", "a deletion", "a thread that is taken back"] {
         let lab = Lab::new().thread("z");

@@ -1,4 +1,4 @@
-//! The settings `default_headers` and `default_query`: what every request has besides its body.
+//! The settings `default_headers`, `organization` and `default_query`: what every request has besides its body.
 
 use reqwest::Url;
 use reqwest::header::{AUTHORIZATION, HeaderMap, HeaderName, HeaderValue};
@@ -6,7 +6,10 @@ use serde_json::Value;
 use threadkeep_config::{Hidden, Secret};
 
 use super::super::ModelSettings;
-use super::parameters::{DEFAULT_HEADERS, DEFAULT_QUERY};
+use super::parameters::{DEFAULT_HEADERS, DEFAULT_QUERY, ORGANIZATION};
+
+/// The header with the `organization`.
+const ORGANIZATION_HEADER: &str = "OpenAI-Organization";
 
 /// What every request has. Any value may be a key.
 pub(super) struct Defaults {
@@ -15,9 +18,12 @@ pub(super) struct Defaults {
 }
 
 impl Defaults {
-    /// Reads both settings; an error says what is wrong with one, without its values.
+    /// Reads the settings; an error says what is wrong with one, without its values.
     pub(super) fn of(settings: &ModelSettings) -> Result<Self, String> {
-        Ok(Self { headers: pairs(settings, DEFAULT_HEADERS)?, query: pairs(settings, DEFAULT_QUERY)? })
+        let mut headers: Vec<_> = organization(settings)?.into_iter().collect();
+        // One of them replaces that of the organization.
+        headers.extend(pairs(settings, DEFAULT_HEADERS)?);
+        Ok(Self { headers, query: pairs(settings, DEFAULT_QUERY)? })
     }
 
     /// The headers; with the key as a bearer token, unless a header says how requests are authorized.
@@ -55,6 +61,17 @@ impl Defaults {
     }
 }
 
+/// The header with the organization; none without it.
+fn organization(settings: &ModelSettings) -> Result<Option<(String, String)>, String> {
+    match settings.extra.get(ORGANIZATION) {
+        None | Some(Value::Null) => Ok(None),
+        Some(Value::String(name)) => {
+            Ok((!name.is_empty()).then(|| (ORGANIZATION_HEADER.to_owned(), name.clone())))
+        }
+        Some(_) => Err(format!("`{ORGANIZATION}` must be a text")),
+    }
+}
+
 /// The names and texts of a setting that is a mapping; none without it.
 fn pairs(settings: &ModelSettings, key: &str) -> Result<Vec<(String, String)>, String> {
     let text = |(name, value): (&String, &Value)| match value {
@@ -79,10 +96,31 @@ fn authorization(key: &Secret) -> Result<HeaderValue, String> {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Map, json};
 
     use super::super::super::ModelKind;
+    use super::super::parameters::parameters;
     use super::*;
+
+    #[test]
+    fn an_organization_is_a_header_and_no_parameter() {
+        for (extra, sent) in [
+            (json!({"organization": "org-1"}), Some("org-1")),
+            (
+                json!({"organization": "org-1", "default_headers": {"openai-organization": "org-2"}}),
+                Some("org-2"),
+            ),
+            (json!({"organization": ""}), None),
+            (json!({"organization": null}), None),
+        ] {
+            let mut settings = ModelSettings::new("gpt", ModelKind::OpenAiCompatible, "gpt-x");
+            settings.extra = extra.as_object().unwrap().clone();
+            let headers = Defaults::of(&settings).unwrap().headers(None).unwrap();
+            let header = headers.get("openai-organization").map(|value| value.to_str().unwrap());
+            assert_eq!(header, sent, "{extra}");
+            assert_eq!(parameters(&settings, None), Map::new(), "{extra}");
+        }
+    }
 
     #[test]
     fn a_query_is_hidden_as_it_is_written_and_as_it_is_sent() {

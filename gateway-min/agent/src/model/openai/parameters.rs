@@ -10,13 +10,15 @@ pub(super) const REQUEST_TIMEOUT: &str = "request_timeout";
 pub(super) const DEFAULT_HEADERS: &str = "default_headers";
 /// The setting with parameters of the address of every request.
 pub(super) const DEFAULT_QUERY: &str = "default_query";
+/// The setting that names whose account requests are counted for, as LangChain's client has it.
+pub(super) const ORGANIZATION: &str = "organization";
 /// The setting that asks for the usage of streamed answers, as LangChain's client has it.
 const STREAM_USAGE: &str = "stream_usage";
 /// The parameter for that, which is sent unless a setting says otherwise.
 const STREAM_OPTIONS: &str = "stream_options";
 /// Settings of the client, not of a request.
-const CLIENT_SETTINGS: [&str; 6] =
-    [REQUEST_TIMEOUT, "timeout", "max_retries", "streaming", DEFAULT_HEADERS, DEFAULT_QUERY];
+const CLIENT_SETTINGS: [&str; 7] =
+    [REQUEST_TIMEOUT, "timeout", "max_retries", "streaming", DEFAULT_HEADERS, DEFAULT_QUERY, ORGANIZATION];
 /// The setting, and older parameter, that limits the tokens of an answer.
 const MAX_TOKENS: &str = "max_tokens";
 /// The newer parameter for that, which servers other than those of OpenAI often ignore or refuse.

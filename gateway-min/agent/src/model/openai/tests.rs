@@ -505,6 +505,8 @@ fn a_proxy_of_the_environment_is_not_used_for_this_machine() {
     let rerun = std::process::Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "model::openai::tests::text_is_streamed_and_usage_comes_last"])
         .env("http_proxy", "http://127.0.0.1:1")
+        .env_remove("no_proxy")
+        .env_remove("NO_PROXY")
         .output()
         .unwrap();
     let printed = String::from_utf8_lossy(&rerun.stdout);

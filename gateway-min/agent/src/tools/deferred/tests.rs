@@ -2,6 +2,7 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 
+use super::super::pool::{MAX_THREADS, THREADS};
 use super::*;
 
 /// A deferrable tool with this name, description and keywords.
@@ -115,6 +116,17 @@ async fn the_tool_searches_as_its_catalog_does() {
     for query in ["mail", "select:mcp_a_read", "+write", "nothing at all"] {
         assert_eq!(call(query).await, deferred().search(query, &in_time()));
     }
+}
+
+/// Not on the thread of the runtime that asks for it.
+#[tokio::test]
+async fn the_tool_searches_on_a_thread_of_the_tools() {
+    let (tool, context) = (deferred().tool().unwrap(), ToolContext::new("t", "r", "unused"));
+    let all = THREADS.acquire_many(u32::try_from(MAX_THREADS).unwrap()).await.unwrap();
+    let mut call = tool.call(&context, json!({"query": "mail"}));
+    assert!(futures::poll!(&mut call).is_pending(), "none is free");
+    drop(all);
+    assert_eq!(call.await.unwrap(), deferred().search("mail", &in_time()));
 }
 
 fn searched(promotion: Json) -> Json {

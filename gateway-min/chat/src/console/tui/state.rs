@@ -289,6 +289,11 @@ impl State {
             self.add(TranscriptEntry::User(clean(text)));
             return Some(Effect::Say(text.to_owned()));
         };
+        // It may be a message that begins with a path.
+        if matches!(asked, Command::Refused(_)) && text[1..].contains(|c: char| c == '/' || c.is_whitespace())
+        {
+            self.input.insert(&line);
+        }
         self.command(asked)
     }
 

@@ -312,6 +312,18 @@ fn commands_do_what_the_help_says() {
 }
 
 #[test]
+fn a_text_that_begins_like_a_command_and_is_none_is_not_lost() {
+    let mut state = sized(80, 24);
+    for text in ["/etc/hosts", "/srv is full:\nwhat can go?"] {
+        assert_eq!(enter(&mut state, text), None);
+        assert!(notice(&state).contains("unknown command"), "{text}");
+        assert_eq!(state.input.take(), text);
+    }
+    assert_eq!(enter(&mut state, "/hepl"), None);
+    assert_eq!(state.input.take(), "");
+}
+
+#[test]
 fn a_turn_at_work_can_be_stopped_and_nothing_else_begun() {
     let mut state = sized(60, 18);
     assert_eq!(state.update(control('c')), Some(Effect::Quit));

@@ -3,7 +3,7 @@
 use serde_json::Value;
 use threadkeep::state::StateSnapshot;
 use threadkeep_agent::model::message::text;
-use threadkeep_agent::tools::questions;
+use threadkeep_agent::tools::{question_args, questions};
 use threadkeep_page::{Excerpt, Question, Waiting};
 
 use super::conversation::pretty;
@@ -17,8 +17,10 @@ pub(super) fn of(state: &StateSnapshot, messages: &[Value]) -> Option<Waiting> {
             next: state.next.iter().map(ToString::to_string).collect(),
         });
     }
-    let asked: Vec<Question> =
-        questions(messages).into_iter().map(|(call, message)| question(&call["args"], message)).collect();
+    let asked: Vec<Question> = questions(messages)
+        .into_iter()
+        .map(|(call, message)| question(&question_args(call), message))
+        .collect();
     (!asked.is_empty()).then_some(Waiting::Answers(asked))
 }
 

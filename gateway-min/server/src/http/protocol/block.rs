@@ -1,7 +1,7 @@
 //! The content blocks of a message: text, reasoning, calls of tools.
 
 use serde_json::{Value, json};
-use threadkeep_agent::model::parse_arguments;
+use threadkeep_agent::model::call_arguments;
 
 /// A block that grows, or a piece of one.
 #[derive(Debug, Clone, PartialEq)]
@@ -88,14 +88,19 @@ impl Block {
         }
     }
 
-    /// The block when nothing more comes.
+    /// The block when another one follows.
     pub(super) fn finished(&self) -> Value {
+        self.last(false)
+    }
+
+    /// The last block of an answer, which may have been cut off in the middle of it.
+    pub(super) fn last(&self, is_cut_off: bool) -> Value {
         match self {
             Self::Text(text) => json!({ "type": "text", "text": text }),
             Self::Reasoning(text) => json!({ "type": "reasoning", "reasoning": text }),
             Self::Call { id, name, args, .. } => {
                 // As the stored message has the call.
-                match parse_arguments(args) {
+                match call_arguments(name.as_str(), args, is_cut_off) {
                     Ok(args) => json!({ "type": "tool_call", "id": id, "name": name, "args": args }),
                     Err(error) => json!({
                         "type": "invalid_tool_call", "id": id, "name": name, "args": args, "error": error,
@@ -163,6 +168,15 @@ mod tests {
         for args in ["{", "[]", deep.as_str()] {
             assert_eq!(piece(0, "c", args).finished()["type"], "invalid_tool_call", "{args}");
         }
+        for args in ["", "{\"q\":"] {
+            let error = piece(0, "c", args).last(true)["error"].clone();
+            assert_eq!(
+                error,
+                call_arguments(Some("c"), args, true).unwrap_err(),
+                "as the stored message has it"
+            );
+        }
+        assert_eq!(call.last(true)["args"], json!({"q": 1}), "it has its arguments");
         assert!(!call.continues_with(&piece(1, "d", "")));
         assert!(!call.continues_with(&Block::Text("x".into())));
     }

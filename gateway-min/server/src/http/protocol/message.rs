@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Value, json};
+use threadkeep_agent::model::is_cut_off;
 
 use super::block::{Block, blocks, call_chunk};
 use super::event::{Data, Said, Speaker};
@@ -211,7 +212,7 @@ impl Open {
 
     fn close(mut self, saying: &mut Saying<'_>, slot: u64, reason: &Value) {
         if let Some(block) = self.block.take() {
-            saying.block_finish(slot, self.ended, &block.finished());
+            saying.block_finish(slot, self.ended, &block.last(is_cut_off(reason.as_str())));
         }
         saying.finish(slot + 1, &self.usage, reason);
     }

@@ -37,7 +37,7 @@ use self::filter::Filter;
 use self::follow::Following;
 use self::reply::{Refusal, done};
 use self::start::{Begun, Sender};
-use super::auth::Caller;
+use super::auth::{Caller, HasWritten};
 use super::error::ApiError;
 use super::extract::{ApiJson, ApiPath, ThreadPath};
 use super::schema::{CommandRefused, ErrorBody};
@@ -68,7 +68,13 @@ async fn send_command(
     let id = sent.id;
     let sender = Sender { app: &app, caller: &caller, thread: &thread_id, headers: &headers };
     match carry_out(&sender, sent).await {
-        Ok((result, applied_through)) => done(id, result, applied_through),
+        Ok((result, applied_through)) => {
+            let mut answer = done(id, result, applied_through);
+            if applied_through.is_some() {
+                answer.extensions_mut().insert(HasWritten);
+            }
+            answer
+        }
         Err(refusal) => refusal.into_response(id),
     }
 }

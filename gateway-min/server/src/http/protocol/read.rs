@@ -100,7 +100,10 @@ pub(super) async fn state(app: &App, thread: &ThreadId, query: StateQuery) -> Re
         return Err(Refusal::absent(Code::NoSuchCheckpoint, text));
     };
     let values = serialize::values(&head).or_engine(thread, STATE_FAILED)?;
-    Ok(json!({ "values": values, "checkpoint": { "id": head.key.id.to_string() } }))
+    let mut shown = json!({ "checkpoint": { "id": head.key.id.to_string() } });
+    // `json!` would copy them.
+    shown["values"] = Value::Object(values);
+    Ok(shown)
 }
 
 /// The checkpoints, newest first.

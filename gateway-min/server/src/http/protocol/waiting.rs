@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use threadkeep::channel::MESSAGES_CHANNEL;
 use threadkeep::state::StateSnapshot;
-use threadkeep_agent::tools::questions;
+use threadkeep_agent::tools::{question_args, questions};
 
 /// A question to the user.
 #[derive(Debug, Clone, PartialEq)]
@@ -33,9 +33,9 @@ pub(super) fn asked(state: &StateSnapshot) -> threadkeep::Result<Vec<Asked>> {
 
 fn of_tool(messages: &[Value]) -> Vec<Asked> {
     let asked = questions(messages).into_iter().filter_map(|(call, message)| {
-        let mut payload =
-            json!({ "question": call["args"]["question"], "tool_call_id": message["tool_call_id"] });
-        if let Some(options) = call["args"].get("options").filter(|options| options.is_array()) {
+        let args = question_args(call);
+        let mut payload = json!({ "question": args["question"], "tool_call_id": message["tool_call_id"] });
+        if let Some(options) = args.get("options").filter(|options| options.is_array()) {
             payload["options"] = options.clone();
         }
         Some(Asked { id: message["id"].as_str()?.to_owned(), payload })
@@ -46,6 +46,18 @@ fn of_tool(messages: &[Value]) -> Vec<Asked> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn options_that_a_model_wrote_as_a_text_are_those_that_the_tool_read() {
+        let args = json!({"question": "Which colour?", "options": "[\"red\", \"blue\"]"});
+        let messages = [
+            json!({"type": "ai", "id": "a", "content": "", "tool_calls": [
+                {"name": "ask_clarification", "id": "c", "args": args},
+            ]}),
+            json!({"type": "tool", "id": "q", "name": "ask_clarification", "tool_call_id": "c", "content": "?"}),
+        ];
+        assert_eq!(of_tool(&messages)[0].payload["options"], json!(["red", "blue"]));
+    }
 
     #[test]
     fn a_question_has_its_text_its_options_and_the_id_of_its_message() {

@@ -3,21 +3,23 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::Router;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::{Request, StatusCode, header};
 use axum::middleware::from_fn_with_state;
 use axum::response::Response;
 use axum::routing::{MethodRouter, any};
+use axum::{Extension, Router};
 use futures::StreamExt as _;
 use serde_json::Value;
 use threadkeep_config::{KeyFile, Role};
 use threadkeep_records::{NewThread, WriterKind};
 use tower::ServiceExt as _;
 
-use super::super::auth::authenticate;
+use super::super::auth::{HasWritten, authenticate};
 use super::super::awaited::awaited;
+use super::super::select::Select;
+use super::super::state::ThreadState;
 use super::Gateway;
 use crate::app::App;
 use crate::auth::Principal;
@@ -62,6 +64,10 @@ async fn a_write_is_reported_though_its_owner_cannot_be_compared_again() {
         app.records.fail_reads(1);
         "done"
     }
+    async fn command(State(app): State<Arc<App>>) -> (Extension<HasWritten>, &'static str) {
+        app.records.fail_reads(1);
+        (Extension(HasWritten), "done")
+    }
     async fn refused(State(app): State<Arc<App>>) -> (StatusCode, &'static str) {
         app.records.fail_reads(1);
         (StatusCode::CONFLICT, "of another user's thread?")
@@ -76,6 +82,24 @@ async fn a_write_is_reported_though_its_owner_cannot_be_compared_again() {
         assert_eq!(answered(method, path, any(done)).await, status, "{method} {path}");
         assert_eq!(answered(method, path, any(refused)).await, 503, "{method} {path}");
     }
+    // Some commands write, and some read.
+    let path = "/api/threads/{thread_id}/commands";
+    assert_eq!(answered("POST", path, any(command)).await, 200);
+    assert_eq!(answered("POST", path, any(done)).await, 503);
+}
+
+/// A conversation of megabytes would be there twice.
+#[tokio::test]
+async fn a_state_is_shown_without_a_copy_of_its_values() {
+    let gateway = Gateway::start("full").await;
+    gateway.turn("r").await;
+    let head = gateway.app.threads.accessor().get(&gateway.thread, None).await.unwrap().unwrap();
+    let state = ThreadState::of(&head).unwrap();
+    let place = |messages: &Value| messages[0]["content"].as_str().unwrap().as_ptr();
+    let read = place(&state.values["messages"]);
+    let shown = state.selected(&Select::default(), "no JSON").unwrap();
+    assert_eq!(place(&shown["values"]["messages"]), read);
+    assert_eq!(shown["checkpoint_id"], head.key.id.to_string());
 }
 
 /// With the answer the subscription would go, as if the client had left; by default that cancels the run.

@@ -2,12 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rand::RngExt as _;
 use rand::rngs::StdRng;
+use threadkeep_testing::unconfigured;
 
 use super::Scene;
 
@@ -202,7 +203,7 @@ async fn redis(scene: &Scene, work: impl FnOnce(&mut redis::Connection) + Send +
 
 /// Runs a command of the operators on the database; returns its exit code and what it printed.
 pub(super) async fn command(scene: &Arc<Scene>, arguments: &[&str]) -> (Option<i32>, String) {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_threadkeep"));
+    let mut command = unconfigured(env!("CARGO_BIN_EXE_threadkeep"));
     command.args(arguments).args(["--postgres", scene.database.url()]).stdin(Stdio::null());
     let done = tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap();
     let said = format!("{}{}", String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr));

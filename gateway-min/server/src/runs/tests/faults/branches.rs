@@ -55,6 +55,7 @@ async fn a_branch_or_copy_whose_row_is_in_doubt_keeps_its_checkpoints() {
                     assert!(head.id().is_some(), "{on:?} {path} {k}: {status} {answer}");
                 }
                 if unused {
+                    assert_eq!(status, 200, "{answer}");
                     assert!(k > 2, "the reservation, the row");
                     break;
                 }

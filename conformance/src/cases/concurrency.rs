@@ -9,7 +9,7 @@ use threadkeep::checkpoint::{CheckpointKey, CheckpointTuple, Stored};
 use threadkeep::id::TaskId;
 use threadkeep::saver::{Rewrite, Saver};
 use threadkeep::value::ListValue;
-use tokio::sync::Barrier;
+use tokio::sync::{Barrier, watch};
 use tokio::task::{JoinSet, yield_now};
 
 use crate::case::{Case, Failure, Outcome, case, check, check_eq};
@@ -53,6 +53,14 @@ pub(super) async fn join<T: 'static>(mut tasks: JoinSet<Result<T, Failure>>) -> 
         all.push(done??);
     }
     Ok(all)
+}
+
+/// Waits until a reader has read everything once more, or all of them have ended. On a busy machine the changes would
+/// otherwise be over before the readers have begun.
+pub(super) async fn is_read(readings: &mut watch::Receiver<()>) {
+    readings.mark_unchanged();
+    // An error is that no reader is left; what ended them is their outcome.
+    let _ = readings.changed().await;
 }
 
 /// Lets writers race for the head of one thread in many rounds. Writer `n` uses handle `n` modulo their number.
@@ -236,8 +244,9 @@ async fn readers_see_whole_commits(store: Store) -> Outcome {
     let saver = store.open().await?;
     let (mut last, mut all) = first_judged("t")?;
     last.commit(&*saver).await?;
+    let (reading, mut readings) = watch::channel(());
     let mut readers = JoinSet::new();
-    for _ in 0..3 {
+    for reading in [reading.clone(), reading.clone(), reading] {
         let saver = saver.clone();
         readers.spawn(async move {
             let (mut seen, mut newest) = (0, 0);
@@ -250,6 +259,7 @@ async fn readers_see_whole_commits(store: Store) -> Outcome {
                 check_eq!(tuple.writes.len(), 0, "the rows under the head {newest}");
                 check!(newest >= seen, "the head went back from {seen} to {newest}");
                 seen = newest;
+                reading.send_replace(());
                 yield_now().await;
             }
             Ok(())
@@ -259,7 +269,7 @@ async fn readers_see_whole_commits(store: Store) -> Outcome {
         let step = judged(&last.commit.key(), n, &mut all)?;
         step.commit(&*saver).await?;
         last = step;
-        yield_now().await;
+        is_read(&mut readings).await;
     }
     join(readers).await?;
     Ok(())

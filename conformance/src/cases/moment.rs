@@ -8,9 +8,10 @@ use serde_json::json;
 use threadkeep::checkpoint::{ChannelEntry, CheckpointKey, CheckpointTuple, Stored};
 use threadkeep::id::{Namespace, ThreadId};
 use threadkeep::saver::{DeltaHistory, ListQuery, LocalKey, Revision, Rewrite, Saver};
+use tokio::sync::watch;
 use tokio::task::{JoinSet, yield_now};
 
-use super::concurrency::join;
+use super::concurrency::{is_read, join};
 use crate::case::{Case, Failure, Outcome, case, check, check_eq};
 use crate::factory::Store;
 use crate::kit::{
@@ -80,7 +81,12 @@ fn each_is_of_one(seen: impl IntoIterator<Item = Revisions>) -> Outcome {
 }
 
 /// Reads until `done`, and fails unless everything is of one of the moments. Returns the revisions that it saw.
-async fn follow(saver: &dyn Saver, moments: &[Moment], done: &AtomicBool) -> Result<Revisions, Failure> {
+async fn follow(
+    saver: &dyn Saver,
+    moments: &[Moment],
+    done: &AtomicBool,
+    reading: &watch::Sender<()>,
+) -> Result<Revisions, Failure> {
     let mut revisions = Revisions::new();
     while !done.load(Ordering::SeqCst) {
         let (read, revision) = Moment::read(saver).await?;
@@ -93,6 +99,7 @@ async fn follow(saver: &dyn Saver, moments: &[Moment], done: &AtomicBool) -> Res
         let of = moments.iter().position(|m| m.image == read.image);
         check!(of.is_some(), "a thread of no moment: {:?}", read.image);
         revisions.entry(format!("{revision:?}")).or_default().extend(of);
+        reading.send_replace(());
         yield_now().await;
     }
     Ok(revisions)
@@ -130,11 +137,12 @@ async fn reads_are_of_one_moment(store: Store) -> Outcome {
     let create = whole.put();
 
     let (moments, done) = (Arc::new([whole, pruned, absent]), Arc::new(AtomicBool::new(false)));
+    let (reading, mut readings) = watch::channel(());
     let mut readers = JoinSet::new();
-    for _ in 0..3 {
+    for reading in [reading.clone(), reading.clone(), reading] {
         // Handles of their own: one that excludes its own writers may still see half of what another one writes.
         let (saver, moments, done) = (store.open().await?, moments.clone(), done.clone());
-        readers.spawn(async move { follow(&*saver, &*moments, &done).await });
+        readers.spawn(async move { follow(&*saver, &*moments, &done, &reading).await });
     }
     let mut own = Revisions::new();
     let mut note = |revision: &Revision, of| {
@@ -143,11 +151,11 @@ async fn reads_are_of_one_moment(store: Store) -> Outcome {
     let changes = async {
         for _ in 0..ROUNDS {
             saver.rewrite_thread(&thread, &Revision::absent(), create.clone()).await?;
-            yield_now().await;
+            is_read(&mut readings).await;
             let whole = revision().await?;
             note(&whole, 0);
             saver.rewrite_thread(&thread, &whole, prune.clone()).await?;
-            yield_now().await;
+            is_read(&mut readings).await;
             note(&revision().await?, 1);
             saver.delete_thread(&thread).await?;
             note(&revision().await?, 2);
@@ -170,13 +178,15 @@ async fn a_thread_that_is_there_is_never_missing(store: Store) -> Outcome {
     let mut last = step(Step::first("t", 1), 1)?.commit(&*saver).await?;
     Step::first("u0", 1).commit(&*saver).await?;
     let done = Arc::new(AtomicBool::new(false));
+    let (reading, mut readings) = watch::channel(());
     let mut readers = JoinSet::new();
-    for _ in 0..3 {
+    for reading in [reading.clone(), reading.clone(), reading] {
         let (saver, done) = (store.open().await?, done.clone());
         readers.spawn(async move {
             let mut newest = 0;
             while !done.load(Ordering::SeqCst) {
                 newest = follow_the_head(&*saver, newest).await?;
+                reading.send_replace(());
                 yield_now().await;
             }
             Ok(())
@@ -186,7 +196,7 @@ async fn a_thread_that_is_there_is_never_missing(store: Store) -> Outcome {
         for n in 2..=STEPS {
             let row = says(n, &n.to_string())?;
             last = step(Step::after(&last, n), n)?.runs(row).commit(&*saver).await?;
-            yield_now().await;
+            is_read(&mut readings).await;
             let image = saver.read_thread(&"t".into()).await?;
             let place = (last.namespace.clone(), last.id);
             let Some(mut root) = image.checkpoints.get(&place).cloned() else {
@@ -196,7 +206,7 @@ async fn a_thread_that_is_there_is_never_missing(store: Store) -> Outcome {
             let remove = image.checkpoints.into_keys().filter(|other| *other != place).collect();
             let prune = Rewrite { remove, put: vec![root] };
             saver.rewrite_thread(&"t".into(), &image.revision, prune).await?;
-            yield_now().await;
+            is_read(&mut readings).await;
             // The new name is there before the old one goes.
             let [old, new] = [n % 2, 1 - n % 2].map(|n| format!("u{n}"));
             Step::first(&new, n).commit(&*saver).await?;

@@ -55,12 +55,23 @@ pub(super) async fn join<T: 'static>(mut tasks: JoinSet<Result<T, Failure>>) -> 
     Ok(all)
 }
 
-/// Waits until a reader has read everything once more, or all of them have ended. On a busy machine the changes would
-/// otherwise be over before the readers have begun.
-pub(super) async fn is_read(readings: &mut watch::Receiver<()>) {
-    readings.mark_unchanged();
+/// The calls that readers have made, for the writer whose changes they watch.
+pub(super) type Calls = watch::Sender<u64>;
+
+/// Makes a call of a reader, and counts it.
+pub(super) async fn counted<T>(calls: &Calls, call: impl Future<Output = T>) -> T {
+    let outcome = call.await;
+    calls.send_modify(|made| *made += 1);
+    outcome
+}
+
+/// Waits until the readers have made `more` calls, or all of them have ended. On a busy machine the changes would otherwise
+/// be over before the readers have begun. Each change has to wait for another number: readers that all begin with the
+/// same change go on in step, and would always be in the same call when the next one comes.
+pub(super) async fn are_made(calls: &mut watch::Receiver<u64>, more: impl Into<u64>) {
+    let all = *calls.borrow() + more.into();
     // An error is that no reader is left; what ended them is their outcome.
-    let _ = readings.changed().await;
+    let _ = calls.wait_for(|made| *made >= all).await;
 }
 
 /// Lets writers race for the head of one thread in many rounds. Writer `n` uses handle `n` modulo their number.
@@ -244,22 +255,21 @@ async fn readers_see_whole_commits(store: Store) -> Outcome {
     let saver = store.open().await?;
     let (mut last, mut all) = first_judged("t")?;
     last.commit(&*saver).await?;
-    let (reading, mut readings) = watch::channel(());
+    let (calls, mut made) = watch::channel(0);
     let mut readers = JoinSet::new();
-    for reading in [reading.clone(), reading.clone(), reading] {
+    for calls in [calls.clone(), calls.clone(), calls] {
         let saver = saver.clone();
         readers.spawn(async move {
             let (mut seen, mut newest) = (0, 0);
             while newest < u64::from(STEPS) {
-                let Some(tuple) = head(&*saver, "t").await? else {
+                let Some(tuple) = counted(&calls, head(&*saver, "t")).await? else {
                     return Err(Failure::new("the thread is gone"));
                 };
-                newest = whole(&*saver, &tuple).await?;
+                newest = counted(&calls, whole(&*saver, &tuple)).await?;
                 // They come with the child, and what has a child is not the head.
                 check_eq!(tuple.writes.len(), 0, "the rows under the head {newest}");
                 check!(newest >= seen, "the head went back from {seen} to {newest}");
                 seen = newest;
-                reading.send_replace(());
                 yield_now().await;
             }
             Ok(())
@@ -269,7 +279,7 @@ async fn readers_see_whole_commits(store: Store) -> Outcome {
         let step = judged(&last.commit.key(), n, &mut all)?;
         step.commit(&*saver).await?;
         last = step;
-        is_read(&mut readings).await;
+        are_made(&mut made, n % 7).await;
     }
     join(readers).await?;
     Ok(())

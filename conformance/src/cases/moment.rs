@@ -11,7 +11,7 @@ use threadkeep::saver::{DeltaHistory, ListQuery, LocalKey, Revision, Rewrite, Sa
 use tokio::sync::watch;
 use tokio::task::{JoinSet, yield_now};
 
-use super::concurrency::{is_read, join};
+use super::concurrency::{Calls, are_made, counted, join};
 use crate::case::{Case, Failure, Outcome, case, check, check_eq};
 use crate::factory::Store;
 use crate::kit::{
@@ -46,16 +46,18 @@ struct Moment {
 
 impl Moment {
     /// The reads, and the revision of the image.
-    async fn read(saver: &dyn Saver) -> Result<(Self, Revision), Failure> {
+    async fn read(saver: &dyn Saver, calls: &Calls) -> Result<(Self, Revision), Failure> {
         let key = |n| CheckpointKey { thread: "t".into(), namespace: Namespace::root(), id: id(n) };
         let filter = [("even".to_owned(), json!(true))].into_iter().collect();
-        let image = saver.read_thread(&"t".into()).await?;
+        let (t, both) = ("t".into(), channels([MESSAGES, NOTES]));
+        let even = ListQuery { filter, limit: Some(3), ..all("t") };
+        let image = counted(calls, saver.read_thread(&t)).await?;
         let moment = Self {
-            paths: saver.delta_history(&key(6), &channels([MESSAGES, NOTES]), None).await,
-            head: head(saver, "t").await?,
-            fourth: get(saver, &key(4)).await?,
-            listed: dump(saver, "t").await?,
-            even: saver.list(&ListQuery { filter, limit: Some(3), ..all("t") }).await?,
+            paths: counted(calls, saver.delta_history(&key(6), &both, None)).await,
+            head: counted(calls, head(saver, "t")).await?,
+            fourth: counted(calls, get(saver, &key(4))).await?,
+            listed: counted(calls, dump(saver, "t")).await?,
+            even: counted(calls, saver.list(&even)).await?,
             image: image.checkpoints,
         };
         Ok((moment, image.revision))
@@ -85,11 +87,11 @@ async fn follow(
     saver: &dyn Saver,
     moments: &[Moment],
     done: &AtomicBool,
-    reading: &watch::Sender<()>,
+    calls: &Calls,
 ) -> Result<Revisions, Failure> {
     let mut revisions = Revisions::new();
     while !done.load(Ordering::SeqCst) {
-        let (read, revision) = Moment::read(saver).await?;
+        let (read, revision) = Moment::read(saver, calls).await?;
         let one = |is: &dyn Fn(&Moment) -> bool| moments.iter().any(is);
         check!(one(&|m| m.paths == read.paths), "paths of no moment: {:?}", read.paths);
         check!(one(&|m| m.head == read.head), "a head of no moment: {:?}", read.head);
@@ -99,14 +101,13 @@ async fn follow(
         let of = moments.iter().position(|m| m.image == read.image);
         check!(of.is_some(), "a thread of no moment: {:?}", read.image);
         revisions.entry(format!("{revision:?}")).or_default().extend(of);
-        reading.send_replace(());
         yield_now().await;
     }
     Ok(revisions)
 }
 
 async fn reads_are_of_one_moment(store: Store) -> Outcome {
-    const ROUNDS: usize = 25;
+    const ROUNDS: u8 = 25;
     let (saver, thread) = (store.open().await?, ThreadId::from("t"));
     let first = Step::first("t", 1).snapshot(MESSAGES, list(["1"])?).snapshot(NOTES, list(["1"])?);
     let mut last = first.commit(&*saver).await?;
@@ -117,7 +118,8 @@ async fn reads_are_of_one_moment(store: Store) -> Outcome {
         last = step.meta("even", json!(n % 2 == 0)).commit(&*saver).await?;
     }
     let expected = replayed(&*saver, &last).await?;
-    let (whole, _) = Moment::read(&*saver).await?;
+    let (calls, mut made) = watch::channel(0);
+    let (whole, _) = Moment::read(&*saver, &calls).await?;
     // As pruning does: the fourth checkpoint becomes the root.
     let mut root = whole.fourth.clone().ok_or_else(|| Failure::new("the fourth checkpoint is missing"))?;
     (root.parent, root.checkpoint.applied) = (None, Vec::new());
@@ -130,32 +132,31 @@ async fn reads_are_of_one_moment(store: Store) -> Outcome {
     let prune = Rewrite { remove, put: vec![root] };
     let revision = async || saver.read_thread(&thread).await.map(|image| image.revision);
     saver.rewrite_thread(&thread, &revision().await?, prune.clone()).await?;
-    let (pruned, _) = Moment::read(&*saver).await?;
+    let (pruned, _) = Moment::read(&*saver, &calls).await?;
     check_eq!(replayed(&*saver, &last).await?, expected, "the messages of the pruned thread");
     saver.delete_thread(&thread).await?;
-    let (absent, _) = Moment::read(&*saver).await?;
+    let (absent, _) = Moment::read(&*saver, &calls).await?;
     let create = whole.put();
 
     let (moments, done) = (Arc::new([whole, pruned, absent]), Arc::new(AtomicBool::new(false)));
-    let (reading, mut readings) = watch::channel(());
     let mut readers = JoinSet::new();
-    for reading in [reading.clone(), reading.clone(), reading] {
+    for calls in [calls.clone(), calls.clone(), calls] {
         // Handles of their own: one that excludes its own writers may still see half of what another one writes.
         let (saver, moments, done) = (store.open().await?, moments.clone(), done.clone());
-        readers.spawn(async move { follow(&*saver, &*moments, &done, &reading).await });
+        readers.spawn(async move { follow(&*saver, &*moments, &done, &calls).await });
     }
     let mut own = Revisions::new();
     let mut note = |revision: &Revision, of| {
         own.entry(format!("{revision:?}")).or_default().insert(of);
     };
     let changes = async {
-        for _ in 0..ROUNDS {
+        for round in 0..ROUNDS {
             saver.rewrite_thread(&thread, &Revision::absent(), create.clone()).await?;
-            is_read(&mut readings).await;
+            are_made(&mut made, round).await;
             let whole = revision().await?;
             note(&whole, 0);
             saver.rewrite_thread(&thread, &whole, prune.clone()).await?;
-            is_read(&mut readings).await;
+            are_made(&mut made, round).await;
             note(&revision().await?, 1);
             saver.delete_thread(&thread).await?;
             note(&revision().await?, 2);
@@ -178,15 +179,14 @@ async fn a_thread_that_is_there_is_never_missing(store: Store) -> Outcome {
     let mut last = step(Step::first("t", 1), 1)?.commit(&*saver).await?;
     Step::first("u0", 1).commit(&*saver).await?;
     let done = Arc::new(AtomicBool::new(false));
-    let (reading, mut readings) = watch::channel(());
+    let (calls, mut made) = watch::channel(0);
     let mut readers = JoinSet::new();
-    for reading in [reading.clone(), reading.clone(), reading] {
+    for calls in [calls.clone(), calls.clone(), calls] {
         let (saver, done) = (store.open().await?, done.clone());
         readers.spawn(async move {
             let mut newest = 0;
             while !done.load(Ordering::SeqCst) {
-                newest = follow_the_head(&*saver, newest).await?;
-                reading.send_replace(());
+                newest = follow_the_head(&*saver, newest, &calls).await?;
                 yield_now().await;
             }
             Ok(())
@@ -196,7 +196,7 @@ async fn a_thread_that_is_there_is_never_missing(store: Store) -> Outcome {
         for n in 2..=STEPS {
             let row = says(n, &n.to_string())?;
             last = step(Step::after(&last, n), n)?.runs(row).commit(&*saver).await?;
-            is_read(&mut readings).await;
+            are_made(&mut made, n % 16).await;
             let image = saver.read_thread(&"t".into()).await?;
             let place = (last.namespace.clone(), last.id);
             let Some(mut root) = image.checkpoints.get(&place).cloned() else {
@@ -206,7 +206,7 @@ async fn a_thread_that_is_there_is_never_missing(store: Store) -> Outcome {
             let remove = image.checkpoints.into_keys().filter(|other| *other != place).collect();
             let prune = Rewrite { remove, put: vec![root] };
             saver.rewrite_thread(&"t".into(), &image.revision, prune).await?;
-            is_read(&mut readings).await;
+            are_made(&mut made, n % 16).await;
             // The new name is there before the old one goes.
             let [old, new] = [n % 2, 1 - n % 2].map(|n| format!("u{n}"));
             Step::first(&new, n).commit(&*saver).await?;
@@ -221,7 +221,7 @@ async fn a_thread_that_is_there_is_never_missing(store: Store) -> Outcome {
 }
 
 /// Reads the head in every way, and fails unless it is whole and not older than the one before. Returns its number.
-async fn follow_the_head(saver: &dyn Saver, newest: u64) -> Result<u64, Failure> {
+async fn follow_the_head(saver: &dyn Saver, newest: u64, calls: &Calls) -> Result<u64, Failure> {
     // A checkpoint says its number three times: in its id, in its metadata and in a value.
     let number = |tuple: &CheckpointTuple| -> Result<u64, Failure> {
         let n = tuple.metadata.extra.get("n").and_then(serde_json::Value::as_u64).unwrap_or(0);
@@ -234,17 +234,17 @@ async fn follow_the_head(saver: &dyn Saver, newest: u64) -> Result<u64, Failure>
         check_eq!(tuple.parent, parent, "the parent of {n}, beside its tasks");
         Ok(n)
     };
-    let Some(found) = head(saver, "t").await? else {
+    let Some(found) = counted(calls, head(saver, "t")).await? else {
         return Err(Failure::new("the head of a thread that is there is missing"));
     };
     let first = number(&found)?;
     check!(first >= newest, "the head went back from {newest} to {first}");
-    let listed = saver.list(&ListQuery { limit: Some(1), ..all("t") }).await?;
+    let listed = counted(calls, saver.list(&ListQuery { limit: Some(1), ..all("t") })).await?;
     check_eq!(listed.len(), 1, "the newest of a list of a thread that is there");
     let second = number(&listed[0])?;
     check!(second >= first, "the newest of a list is {second}, and the head was {first}");
-    let whole = dump(saver, "t").await?;
-    let image = saver.read_thread(&"t".into()).await?;
+    let whole = counted(calls, dump(saver, "t")).await?;
+    let image = counted(calls, saver.read_thread(&"t".into())).await?;
     check!(image.revision != Revision::absent(), "a thread that is there has the revision of none");
     let read: Vec<CheckpointTuple> = image.checkpoints.into_values().rev().collect();
     let mut seen = second;
@@ -259,7 +259,7 @@ async fn follow_the_head(saver: &dyn Saver, newest: u64) -> Result<u64, Failure>
         let rows = checkpoints.get(1).map(|parent| parent.writes.len()).unwrap_or_default();
         check_eq!(rows, checkpoints[0].checkpoint.applied.len(), "the rows that made {third}");
     }
-    let threads = saver.threads(None, 10).await?;
+    let threads = counted(calls, saver.threads(None, 10)).await?;
     check!(threads.contains(&"t".into()), "the list of threads lacks one that is there: {threads:?}");
     let moved = threads.iter().filter(|thread| thread.as_str().starts_with('u')).count();
     check!(moved > 0, "the list of threads has neither the old name nor the new one: {threads:?}");

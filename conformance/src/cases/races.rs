@@ -9,7 +9,7 @@ use threadkeep::Error;
 use threadkeep::checkpoint::{CheckpointKey, TaskWrites};
 use threadkeep::id::ThreadId;
 use threadkeep::saver::{CheckpointSelector, ListQuery, LocalKey, Rewrite, Saver};
-use tokio::sync::{Barrier, Notify};
+use tokio::sync::{Barrier, Notify, watch};
 use tokio::task::{JoinSet, yield_now};
 
 use super::concurrency::join;
@@ -136,24 +136,36 @@ impl Racers {
     }
 
     /// Puts tasks under the root and the head, each in two calls, of which the second one adds a write.
-    async fn put(&self, saver: &dyn Saver, tasks: std::ops::Range<u16>) -> Result<Vec<Put>, Failure> {
+    async fn put(
+        &self,
+        saver: &dyn Saver,
+        tasks: std::ops::Range<u16>,
+        mut passes: Passes,
+    ) -> Result<Vec<Put>, Failure> {
         let mut put = Vec::new();
         for n in tasks {
+            passes.mark_unchanged();
             let at = self.open()[usize::from(n % 2)].clone();
             let first = write(MESSAGES, list([&format!("task {n}")])?);
             self.acknowledged(saver, &at, &task(n, [first.clone()])).await?;
             let row = task(n, [first, write("note", plain(n)?)]);
             self.acknowledged(saver, &at, &row).await?;
             put.push((at, row));
-            yield_now().await;
+            is_passed(&mut passes).await;
         }
         self.finish();
         Ok(put)
     }
 
     /// Advances the thread.
-    async fn commit(&self, saver: &dyn Saver, steps: std::ops::RangeInclusive<u16>) -> Outcome {
+    async fn commit(
+        &self,
+        saver: &dyn Saver,
+        steps: std::ops::RangeInclusive<u16>,
+        mut passes: Passes,
+    ) -> Outcome {
         for n in steps {
+            passes.mark_unchanged();
             let [root, head] = self.open();
             let step = Step::after(&head, n).sentinel(MESSAGES).runs(says(n, &n.to_string())?);
             let head = loop {
@@ -164,14 +176,14 @@ impl Racers {
             };
             self.moved.notify_one();
             *self.open.lock().unwrap_or_else(PoisonError::into_inner) = [root, head];
-            yield_now().await;
+            is_passed(&mut passes).await;
         }
         self.finish();
         Ok(())
     }
 
     /// Puts every checkpoint again, as a conversion does, until the others are done and once more.
-    async fn rewrite(&self, saver: &dyn Saver) -> Outcome {
+    async fn rewrite(&self, saver: &dyn Saver, passing: &watch::Sender<()>) -> Outcome {
         let (thread, mut pass, mut last) = (ThreadId::from("t"), 0_u64, false);
         while !last {
             last = self.busy.load(Ordering::SeqCst) == 0;
@@ -183,7 +195,9 @@ impl Racers {
             let places: Vec<LocalKey> =
                 put.iter().map(|tuple| (tuple.namespace.clone(), tuple.checkpoint.id)).collect();
             let rewrite = Rewrite { put, ..Rewrite::default() };
-            match saver.rewrite_thread(&thread, &image.revision, rewrite).await {
+            let rewritten = saver.rewrite_thread(&thread, &image.revision, rewrite).await;
+            passing.send_replace(());
+            match rewritten {
                 Ok(()) => {
                     let mut passed = self.passed.lock().unwrap_or_else(PoisonError::into_inner);
                     passed.extend(places.into_iter().map(|place| (place, pass)));
@@ -204,6 +218,16 @@ impl Racers {
     }
 }
 
+/// Changes whenever the rewriter has tried a pass.
+type Passes = watch::Receiver<()>;
+
+/// Waits until the rewriter has tried a pass since the mark, as it does after each acknowledgement, or has ended. On a
+/// busy machine the writers would otherwise be done before it has begun.
+async fn is_passed(passes: &mut Passes) {
+    // An error is that the rewriter has ended; what ended it is its outcome.
+    let _ = passes.changed().await;
+}
+
 /// A row, and the checkpoint under which it was acknowledged.
 type Put = (CheckpointKey, TaskWrites);
 
@@ -219,19 +243,20 @@ async fn puts_race_with_commits_and_rewrites(store: Store) -> Outcome {
         moved: Notify::new(),
         passed: Mutex::default(),
     });
+    let (passing, passes) = watch::channel(());
     let mut putters = JoinSet::new();
     // Handles of their own: what a saver guards within one of them does not exclude the others.
     for putter in 0..PUTTERS {
-        let (saver, racers) = (store.open().await?, racers.clone());
+        let (saver, racers, passes) = (store.open().await?, racers.clone(), passes.clone());
         let first = 1_000 + putter * TASKS;
-        putters.spawn(async move { racers.put(&*saver, first..first + TASKS).await });
+        putters.spawn(async move { racers.put(&*saver, first..first + TASKS, passes).await });
     }
     let mut others = JoinSet::new();
     let (saver, of) = (store.open().await?, racers.clone());
-    others.spawn(async move { of.commit(&*saver, 2..=STEPS).await });
+    others.spawn(async move { of.commit(&*saver, 2..=STEPS, passes).await });
     let (saver, of) = (store.open().await?, racers.clone());
     // If a writer fails, the rewriter would go on for ever.
-    let rewriter = tokio::spawn(async move { of.rewrite(&*saver).await });
+    let rewriter = tokio::spawn(async move { of.rewrite(&*saver, &passing).await });
     let stop = rewriter.abort_handle();
     let written = async { Ok::<_, Failure>((join(others).await?, join(putters).await?)) }.await;
     let (_, put) = written.inspect_err(|_| stop.abort())?;

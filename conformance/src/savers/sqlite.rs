@@ -1,5 +1,6 @@
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use tempfile::TempDir;
@@ -18,6 +19,13 @@ async fn open(path: &Path) -> Result<Arc<dyn Saver>, BoxError> {
     // The suite kills processes but not machines, so a flush per commit would only cost time.
     let options = Options { synchronous: Synchronous::Normal, ..Options::default() };
     Ok(Arc::new(SqliteSaver::open_async(path, options).await?))
+}
+
+/// A connection without the saver. A handle that was dropped may still have the file locked while it closes it.
+fn connect(place: &TempDir) -> rusqlite::Result<rusqlite::Connection> {
+    let db = threadkeep_pages::open(place.path().join(FILE), rusqlite::OpenFlags::default())?;
+    db.busy_timeout(Duration::from_mins(10))?;
+    Ok(db)
 }
 
 #[async_trait]
@@ -50,7 +58,7 @@ impl Factory for Sqlite {
     }
 
     async fn damage(&self, place: &TempDir, damage: &Damage) -> Result<(), BoxError> {
-        let db = threadkeep_pages::open(place.path().join(FILE), rusqlite::OpenFlags::default())?;
+        let db = connect(place)?;
         let rows = match damage {
             Damage::LoseCheckpoint(key) => {
                 db.execute("DELETE FROM checkpoint WHERE id = ?1", [key.id.as_bytes()])?
@@ -69,7 +77,7 @@ impl Factory for Sqlite {
     }
 
     async fn stored_bytes(&self, place: &TempDir) -> Result<u64, BoxError> {
-        let db = threadkeep_pages::open(place.path().join(FILE), rusqlite::OpenFlags::default())?;
+        let db = connect(place)?;
         let number = |name| db.pragma_query_value(None, name, |row| row.get::<_, i64>(0));
         let bytes = (number("page_count")? - number("freelist_count")?) * number("page_size")?;
         Ok(u64::try_from(bytes)?)

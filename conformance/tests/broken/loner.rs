@@ -112,7 +112,6 @@ impl Loner {
                 | Lapse::PutsUnderAnotherLock
                 | Lapse::RewritesUnderAnotherLock
                 | Lapse::DeletesWithoutALock
-                | Lapse::LeavesItsLock
         )
     }
 
@@ -234,6 +233,9 @@ impl Loner {
         change(self, &mut after)?;
         if self.locks_too_little() {
             self.shelf().pause(thread).await;
+        } else if self.is(Lapse::LeavesItsLock) {
+            // Its caller may be dropped here.
+            yield_now().await;
         }
         if after.is_like(&before) {
             return Ok(());
@@ -291,7 +293,7 @@ impl Saver for Loner {
         let namespace = self.namespace(&at.namespace);
         let Some(id) = at.id.or_else(|| self.head(&document, &namespace)) else { return Ok(None) };
         if at.id.is_none() && self.is(Lapse::ReadsTheHeadInTwo) {
-            self.shelf().pause(&at.thread).await;
+            self.shelf().pause_until_gone(&at.thread, &namespace, id).await;
             document = self.shelf().read(&at.thread);
         }
         let Some(mut tuple) = document.get(&namespace, id).cloned() else { return Ok(None) };

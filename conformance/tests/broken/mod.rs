@@ -37,6 +37,7 @@ struct Shared {
     threads: HashSet<ThreadId>,
     by_counter: HashMap<(ThreadId, Namespace, ChannelName, u64), ChannelValue>,
     lists: HashMap<(ThreadId, Version), ListValue>,
+    pauses: usize,
 }
 
 struct Broken {
@@ -141,10 +142,16 @@ impl Broken {
         fallback::image_history(&image, at, channels, reach)
     }
 
-    /// Waits until somebody has changed the thread, if anybody does.
+    /// Waits until somebody has changed the thread, if anybody does. Patience differs from call to call: readers in
+    /// step would all be between two reads whenever a change is made that waits for one of them.
     async fn pause(&self, thread: &ThreadId) -> Result<()> {
         let before = self.inner.read_thread(thread).await?.revision;
-        for _ in 0..50 {
+        let pauses = {
+            let mut shared = self.shared();
+            shared.pauses += 1;
+            shared.pauses
+        };
+        for _ in 0..20 + 20 * (pauses % 4) {
             tokio::task::yield_now().await;
             if self.inner.read_thread(thread).await?.revision != before {
                 break;
@@ -340,7 +347,7 @@ impl Saver for Broken {
             step.expected_head = head;
         }
         if self.is(Fault::ChecksThenCommits) && head == step.expected_head {
-            tokio::task::yield_now().await;
+            self.pause(&step.thread).await?;
             step.expected_head = self.head(&step.thread, &step.namespace).await?;
         }
         if let (Fault::CommitsInTwoParts, Some(parent)) = (self.fault, &parent) {

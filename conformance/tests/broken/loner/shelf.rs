@@ -65,6 +65,7 @@ pub(crate) struct Shelf {
     pub(super) replica: Mutex<BTreeMap<ThreadId, Document>>,
     pub(super) count: AtomicU64,
     pub(super) reads: AtomicU64,
+    pauses: AtomicU64,
     pub(super) lock: tokio::sync::Mutex<()>,
     pub(super) other_lock: tokio::sync::Mutex<()>,
     /// For [`Lapse::LeavesItsLock`].
@@ -95,9 +96,22 @@ impl Shelf {
     pub(super) async fn pause(&self, thread: &ThreadId) {
         let revision = || whole(&self.documents).get(thread).map(|document| document.revision);
         let before = revision();
-        for _ in 0..500 {
+        self.pause_until(|| revision() != before).await;
+    }
+
+    /// Waits until another call has removed the checkpoint, if any does.
+    pub(super) async fn pause_until_gone(&self, thread: &ThreadId, namespace: &Namespace, id: CheckpointId) {
+        let is_gone = |document: &Document| document.get(namespace, id).is_none();
+        self.pause_until(|| whole(&self.documents).get(thread).is_none_or(is_gone)).await;
+    }
+
+    /// Waits until something is so, if it ever is. Patience differs from call to call: readers in step would all be
+    /// between two reads whenever a change is made that waits for one of them.
+    async fn pause_until(&self, is_so: impl Fn() -> bool) {
+        let patience = 200 + 200 * (self.pauses.fetch_add(1, Ordering::SeqCst) % 4);
+        for _ in 0..patience {
             yield_now().await;
-            if revision() != before {
+            if is_so() {
                 break;
             }
         }

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 
 use threadkeep::saver::Saver;
@@ -17,14 +18,15 @@ fn options(log_bound: u64, patience: Duration) -> Options {
     Options { log_bound: (log_bound, patience), compression: false, ..Options::default() }
 }
 
-/// Reads through two connections, of which one is always in the middle of a read.
-fn read_until(stop: &AtomicBool, store: &std::path::Path) {
+/// Reads through two connections, of which one is always in the middle of a read from when `begun` is sent.
+fn read_until(stop: &AtomicBool, store: &std::path::Path, begun: &Sender<()>) {
     let conns = [0, 1].map(|_| threadkeep_pages::open(store, rusqlite::OpenFlags::default()).unwrap());
     let begin = |conn: &rusqlite::Connection| {
         conn.execute_batch("BEGIN").unwrap();
         conn.query_row("SELECT count(*) FROM checkpoint", [], |row| row.get::<_, i64>(0)).unwrap();
     };
     begin(&conns[0]);
+    begun.send(()).unwrap();
     for (now, next) in [(0, 1), (1, 0)].into_iter().cycle() {
         begin(&conns[next]);
         std::thread::sleep(Duration::from_millis(1));
@@ -42,10 +44,13 @@ async fn largest_log(log_bound: u64) -> u64 {
     let (stop, path) = (Arc::new(AtomicBool::new(false)), store.dir.path().join("db"));
     let mut talk = Talk::new("t");
     store.say(&mut talk, 0).await;
+    let (begun, reads) = channel();
     let reading = std::thread::spawn({
         let (stop, path) = (stop.clone(), path.clone());
-        move || read_until(&stop, &path)
+        move || read_until(&stop, &path, &begun)
     });
+    // On a busy machine all would be written before the first read.
+    reads.recv().unwrap();
     let mut largest = 0;
     for number in 0..50 {
         let step = talk.say(&message(number, 100_000));

@@ -393,7 +393,8 @@ async fn a_locked_database_is_unavailable_and_works_again_when_the_lock_is_gone(
 
 #[tokio::test]
 async fn callers_that_waited_for_the_same_lock_get_the_error_at_the_same_time() {
-    let store = Opened::with(Options { busy_timeout: Duration::from_millis(500), ..Options::default() });
+    // Long enough for all to begin before the first gives up, however busy the machine is.
+    let store = Opened::with(Options { busy_timeout: Duration::from_secs(6), ..Options::default() });
     let talks: Vec<_> = (0..4).map(|i| Talk::new(&format!("t{i}"))).collect();
     let lock = store.lock();
     let mut waiting: Vec<_> =

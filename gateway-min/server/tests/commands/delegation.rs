@@ -166,8 +166,16 @@ fn a_chat_that_was_killed_or_ended_goes_on_with_its_subagents() {
         let case = format!("{mode} {signal} {asked}");
         let dir = in_mode(mode);
         let record = with_delegations(&dir, &report());
+        let file = dir.path().join("script.json");
+        let script = std::fs::read_to_string(&file).unwrap();
+        // However late the signal is, the turn has not ended.
+        let last = r#""text":"All three are done.""#;
+        let held = script.replace(last, &format!(r#""gate":{{"name":"shut"}},{last}"#));
+        assert_ne!(held, script);
+        std::fs::write(&file, held).unwrap();
         let (ended, _, err) = stopped(&dir, &record, asked, signal);
         assert_eq!(ended, code, "{case}: {err}");
+        std::fs::write(file, script).unwrap();
         let (code, records, err) = ran(&mut chat(&dir, &["--continue", "--json"]));
         assert_eq!((code, &*err), (0, ""), "{case}");
         let texts = texts(&records);

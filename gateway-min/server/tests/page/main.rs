@@ -204,13 +204,13 @@ async fn delegations_are_watched_while_they_work() {
     let gateway = Gateway::start(&script(), "delta", false);
     let (window, thread) = conversation(&gateway).await;
     window.type_into("#say", &format!("please delegate{ENTER}")).await;
-    window.until("document.querySelector('.card[data-status=running]')").await;
     window.until("document.querySelectorAll('.card[data-status=completed]').length === 2").await;
     window.sees("Both reports are in.").await;
     window.until(AT_REST).await;
 
-    // What happens inside of one that works on is seen without its end.
+    // What happens inside of one that works on is seen without its end. The others may end before anybody looks.
     window.type_into("#say", &format!("delegate slowly{ENTER}")).await;
+    window.until("document.querySelector('.card[data-status=running]')").await;
     let step = |kind: &str, text: &str| {
         format!(
             "[...document.querySelectorAll('.card[data-status=running] li[data-kind={kind}]')]\

@@ -49,9 +49,16 @@ fn requests(record: &Path) -> BTreeMap<(String, String, usize), usize> {
 /// the next one in its own directory, makes of it.
 async fn killed_after(dir: TempDir, beside: Option<&TempDir>, asked: usize) -> TempDir {
     let record = with_delegations(dir.path(), 2);
+    let file = dir.path().join("script.json");
+    let script = std::fs::read_to_string(&file).unwrap();
+    // However late it is killed, its run has not ended.
+    let last = r#""text":"All three are done.""#;
+    let held = script.replace(last, &format!(r#""gate":{{"name":"shut"}},{last}"#));
+    assert_ne!(held, script);
+    std::fs::write(&file, held).unwrap();
     let gateway = Gateway::start(dir.path());
     let other = beside.map(|beside| {
-        std::fs::copy(dir.path().join("script.json"), beside.path().join("script.json")).unwrap();
+        std::fs::write(beside.path().join("script.json"), &script).unwrap();
         Gateway::start(beside.path())
     });
     gateway.post("/api/threads", json!({"thread_id": "t"})).await;
@@ -65,6 +72,7 @@ async fn killed_after(dir: TempDir, beside: Option<&TempDir>, asked: usize) -> T
     }
     gateway.signal("-9");
     drop(gateway);
+    std::fs::write(file, script).unwrap();
     let before = requests(&record);
 
     let gateway = other.unwrap_or_else(|| Gateway::start(dir.path()));

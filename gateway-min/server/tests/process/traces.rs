@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Child;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::body::Bytes;
@@ -60,6 +60,18 @@ impl Collector {
         let scopes =
             exports.flat_map(|export| export.resource_spans).flat_map(|resource| resource.scope_spans);
         scopes.flat_map(|scope| scope.spans).collect()
+    }
+
+    /// The spans, as soon as there is one like this. The gateway ends before a collector that is late has read them.
+    async fn spans_with(&self, wanted: impl Fn(&Span) -> bool) -> Vec<Span> {
+        let until = Instant::now() + Duration::from_mins(1);
+        loop {
+            let spans = self.spans();
+            if Instant::now() >= until || spans.iter().any(&wanted) {
+                return spans;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
     }
 }
 
@@ -163,7 +175,7 @@ async fn a_turn_is_a_tree_of_spans_that_tells_nothing_of_what_was_said() {
     assert_eq!(unknown.header("x-api-key", &key).send().await.unwrap().status(), 404);
     stop(&mut gateway);
 
-    let spans = collector.spans();
+    let spans = collector.spans_with(|span| span.name == "GET unknown route").await;
     let mut found = Vec::new();
     let of_client: Vec<u8> =
         (0..8).map(|n| u8::from_str_radix(&PARENT[2 * n..2 * n + 2], 16).unwrap()).collect();
@@ -265,7 +277,7 @@ async fn a_proxy_of_the_environment_is_not_used_for_a_collector_on_this_machine(
     let mut gateway = Gateway::start_by(&mut command);
     create_thread(&gateway, &key).await;
     stop(&mut gateway);
-    assert!(!collector.spans().is_empty());
+    assert!(!collector.spans_with(|_| true).await.is_empty());
 }
 
 /// Serves a gateway with this configuration, with a thread; returns the path of its log.

@@ -88,22 +88,22 @@ impl Guarded {
         String::from_utf8_lossy(&bytes).trim().to_owned()
     }
 
-    /// Ends the program by closing its standard input, and returns when nothing of it is left, or when its guard takes too
-    /// long, which goes on then.
+    /// Ends the program by closing its standard input, and returns when nothing of it is left, or when its guard takes
+    /// too long, which goes on then.
     pub async fn end(mut self, stdin: ChildStdin) {
         drop(stdin);
         self.ended().await;
     }
 
-    /// Waits for the end of a program whose standard input is closed, or which ends by itself. `None` if its guard takes too
-    /// long; it goes on, and may be waited for again.
+    /// Waits for the end of a program whose standard input is closed, or which ends by itself. `None` if its guard
+    /// takes too long; it goes on, and may be waited for again.
     pub async fn ended(&mut self) -> Option<ExitStatus> {
         if let Ok(status) = tokio::time::timeout(ENDS_WITHIN + GUARD_GRACE, self.guard.wait()).await {
             // Nobody is left who could say more.
             let _ = tokio::time::timeout(GUARD_GRACE, &mut self.listening).await;
             return status.ok();
         }
-        // The machine is busy, or the kernel holds a process. Nobody else would end what is left: the guard is not killed.
+        // The machine is busy, or the kernel holds a process. Only the guard ends what is left: it is not killed.
         None
     }
 }

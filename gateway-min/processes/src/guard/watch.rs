@@ -18,8 +18,8 @@ use super::{KILL_AFTER, TERM_AFTER};
 
 /// How long to wait before looking again whether processes that were killed are gone.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
-/// How often to look, which takes a second: the kernel may hold a process. Not a time, as this process may not be scheduled
-/// for so long, and what is started while it looks for the first time must be killed too.
+/// How often to look, which takes a second: the kernel may hold a process. Not a time, as this process may not be
+/// scheduled that long, and what is started while it looks for the first time must be killed too.
 const LOOKS: u32 = 200;
 /// The exit code if the program cannot be started, as of a shell.
 const CANNOT_START: u8 = 126;

@@ -10,7 +10,7 @@ fi
 place=${CARGO_TARGET_DIR:-$root/target}/sdk-js
 mkdir -p "$place"
 if [ ! -d "$place/node_modules/@langchain/langgraph-sdk" ]; then
-    npm install --silent --no-audit --no-fund --prefix "$place" @langchain/langgraph-sdk@2.0.0
+    npm install --silent --no-audit --no-fund --fetch-retries 10 --prefix "$place" @langchain/langgraph-sdk@2.0.0
 fi
 [ "${1:-}" != --install ] || exit 0
 cp "$root/scripts/sdk_check.mjs" "$place/"

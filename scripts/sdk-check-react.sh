@@ -12,7 +12,7 @@ place=${CARGO_TARGET_DIR:-$root/target}/sdk-react
 mkdir -p "$place"
 if [ ! -d "$place/node_modules/@langchain/react" ]; then
     # The newest version of the SDK that has both hooks.
-    npm install --silent --no-audit --no-fund --save-exact --prefix "$place" \
+    npm install --silent --no-audit --no-fund --fetch-retries 10 --save-exact --prefix "$place" \
         @langchain/langgraph-sdk@1.11.0 @langchain/react@1.1.0 @langchain/protocol@0.0.19 @langchain/core@1.2.9 \
         react@19.2.8 react-dom@19.2.8 jsdom@26.1.0
 fi

@@ -88,22 +88,22 @@ impl Guarded {
         String::from_utf8_lossy(&bytes).trim().to_owned()
     }
 
-    /// Ends the program by closing its standard input, and returns when nothing of it is left.
+    /// Ends the program by closing its standard input, and returns when nothing of it is left, or when its guard takes
+    /// too long, which goes on then.
     pub async fn end(mut self, stdin: ChildStdin) {
         drop(stdin);
         self.ended().await;
     }
 
-    /// Waits for the end of a program whose standard input is closed, or which ends by itself. `None` if its guard had to
-    /// be killed.
+    /// Waits for the end of a program whose standard input is closed, or which ends by itself. `None` if its guard
+    /// takes too long; it goes on, and may be waited for again.
     pub async fn ended(&mut self) -> Option<ExitStatus> {
         if let Ok(status) = tokio::time::timeout(ENDS_WITHIN + GUARD_GRACE, self.guard.wait()).await {
             // Nobody is left who could say more.
             let _ = tokio::time::timeout(GUARD_GRACE, &mut self.listening).await;
             return status.ok();
         }
-        // It waits for a process that not even a signal ends: one that the kernel holds.
-        let _ = self.guard.kill().await;
+        // The machine is busy, or the kernel holds a process. Only the guard ends what is left: it is not killed.
         None
     }
 }

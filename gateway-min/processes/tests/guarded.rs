@@ -9,9 +9,10 @@ use std::fs::File;
 use std::io::Read as _;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{CWD, FileType, mknodat};
+use rustix::process::{Pid, Signal, kill_process};
 use threadkeep_config::Secret;
 use threadkeep_processes::{Guard, Guarded, Program, SpawnError};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -49,12 +50,47 @@ impl Scene {
         (guarded, stdin, stdout)
     }
 
-    /// Asserts that nobody holds the pipe.
-    fn assert_empty(&mut self) {
-        let mut content = Vec::new();
+    /// Whether nobody holds the pipe.
+    fn is_empty(&mut self) -> bool {
         // Fails with `WouldBlock` while a writer lives.
-        self.pipe.read_to_end(&mut content).unwrap();
+        self.pipe.read_to_end(&mut Vec::new()).is_ok()
     }
+
+    /// Waits until nobody holds the pipe.
+    async fn until_empty(&mut self) {
+        let empty = async {
+            while !self.is_empty() {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, empty).await.expect("a process is left");
+    }
+
+    /// Asserts that nobody holds the pipe after an end that began here.
+    async fn assert_empty(&mut self, begun: Instant) {
+        // A guard waits for what it has killed for a second: on a busy machine that may be too short.
+        assert!(self.is_empty() || begun.elapsed() >= Duration::from_secs(1), "a process is left");
+        self.until_empty().await;
+    }
+
+    /// Ends it, and asserts that nobody holds the pipe.
+    async fn end(&mut self, guarded: Guarded, stdin: ChildStdin) {
+        let begun = Instant::now();
+        guarded.end(stdin).await;
+        self.assert_empty(begun).await;
+    }
+}
+
+/// How a program ended. A busy machine may take longer than is waited once.
+async fn code(guarded: &mut Guarded) -> Option<i32> {
+    let ended = async {
+        loop {
+            if let Some(status) = guarded.ended().await {
+                return status.code();
+            }
+        }
+    };
+    tokio::time::timeout(PATIENCE, ended).await.unwrap()
 }
 
 fn shell(directory: &Path, script: &str) -> Program {
@@ -86,9 +122,22 @@ async fn nothing_outlives_the_end_of_the_input() {
     ] {
         let mut scene = Scene::new();
         let (guarded, stdin, _stdout) = scene.start(script).await;
-        guarded.end(stdin).await;
-        scene.assert_empty();
+        scene.end(guarded, stdin).await;
     }
+}
+
+/// Its guard is not scheduled for longer than is waited for it.
+#[tokio::test]
+async fn a_guard_that_is_late_ends_its_program_nevertheless() {
+    let mut scene = Scene::new();
+    let late =
+        format!("{DEAF} echo $PPID > guard; kill -STOP $PPID; echo ready; while :; do sleep 1000; done");
+    let (guarded, stdin, _stdout) = scene.start(&late).await;
+    let id = std::fs::read_to_string(scene.folder.path().join("guard")).unwrap();
+    guarded.end(stdin).await;
+    assert!(!scene.is_empty(), "its guard has stopped");
+    kill_process(Pid::from_raw(id.trim().parse().unwrap()).unwrap(), Signal::CONT).unwrap();
+    scene.until_empty().await;
 }
 
 #[tokio::test]
@@ -99,19 +148,19 @@ async fn a_full_pipe_does_not_keep_the_guard_from_seeing_the_end() {
     let written =
         tokio::time::timeout(Duration::from_millis(300), stdin.write_all(&more_than_the_pipes)).await;
     assert!(written.is_err(), "the pipes took it all");
-    guarded.end(stdin).await;
-    scene.assert_empty();
+    scene.end(guarded, stdin).await;
 }
 
 #[tokio::test]
 async fn what_a_program_leaves_behind_ends_with_it() {
     let mut scene = Scene::new();
+    let begun = Instant::now();
     let (mut guarded, _stdin, _stdout) = scene
         .start(&format!("(setsid sh -c '{DEAF} sleep 1000' &); echo oops >&2; echo ready; exit 7"))
         .await;
-    assert_eq!(guarded.ended().await.unwrap().code(), Some(7));
+    assert_eq!(code(&mut guarded).await, Some(7));
     assert_eq!(guarded.said(), "oops");
-    scene.assert_empty();
+    scene.assert_empty(begun).await;
 }
 
 /// A process that forks as fast as it can, and ignores signals.
@@ -120,8 +169,7 @@ async fn a_program_that_forks_all_the_time_is_ended() {
     let mut scene = Scene::new();
     let forking = format!("{DEAF} echo ready; while :; do (setsid sleep 1000 &); done");
     let (guarded, stdin, _stdout) = scene.start(&forking).await;
-    guarded.end(stdin).await;
-    scene.assert_empty();
+    scene.end(guarded, stdin).await;
 }
 
 #[tokio::test]
@@ -147,7 +195,7 @@ async fn input_and_output_pass_and_a_signal_becomes_an_exit_code() {
     let ((), read) = tokio::join!(sending, stdout.read_to_end(&mut received));
     read.unwrap();
     assert_eq!(received, expected);
-    let code = guarded.ended().await.unwrap().code();
+    let code = code(&mut guarded).await;
     // The guard ends it if it is slower than it may be.
     assert!(matches!(code, Some(137 | 0)), "{code:?}");
 }
@@ -158,7 +206,7 @@ async fn what_is_said_is_bounded() {
     let folder = tempfile::tempdir().unwrap();
     let script = "head -c 3000000 /dev/zero | tr '\\0' x >&2; echo the end >&2; exit 1";
     let (mut guarded, _stdin, _stdout) = guard().spawn(&shell(folder.path(), script)).unwrap();
-    assert_eq!(guarded.ended().await.unwrap().code(), Some(1));
+    assert_eq!(code(&mut guarded).await, Some(1));
     let said = guarded.said();
     assert!(said.ends_with("xxthe end") && said.len() <= 2_000, "{} bytes: {said}", said.len());
 }
@@ -173,7 +221,7 @@ async fn what_cannot_be_started_says_why() {
     std::fs::write(&text, "#!/no/such/interpreter\n").unwrap();
     let broken = Program { command: text.display().to_string(), ..shell(folder.path(), "") };
     let (mut guarded, _stdin, _stdout) = guard().spawn(&broken).unwrap();
-    assert_eq!(guarded.ended().await.unwrap().code(), Some(126));
+    assert_eq!(code(&mut guarded).await, Some(126));
     assert!(
         guarded.said().starts_with(&format!("cannot start '{}': ", text.display())),
         "{}",

@@ -62,7 +62,7 @@ async fn all_pages_of_tools_are_listed_and_every_request_has_the_headers() {
     let url = listen(Router::new().route("/mcp", post(answer)).with_state(Arc::clone(&seen))).await;
     let mut scene = Scene::new("");
     scene.configured = [("web".to_owned(), at(&url))].into();
-    let tools = scene.tools().await;
+    let tools = scene.connected().await;
     assert_eq!(names(&tools), ["mcp_web_one", "mcp_web_two"]);
     assert_eq!(call(&tools[1], json!({})).await.unwrap().content, "two");
     let seen = seen.lock().unwrap();
@@ -106,7 +106,7 @@ async fn a_redirect_to_another_path_of_the_server_is_followed() {
         .with_state(Arc::clone(&seen));
     let mut scene = Scene::new("");
     scene.configured = [("web".to_owned(), at(&listen(router).await))].into();
-    let tools = scene.tools().await;
+    let tools = scene.connected().await;
     assert_eq!(call(&tools[0], json!({})).await.unwrap().content, "one");
     assert!(seen.lock().unwrap().iter().all(|(_, key)| key == "Bearer sk-1"));
     // Without an end.
@@ -186,7 +186,7 @@ async fn a_server_that_has_lost_its_sessions_is_connected_to_again() {
         let url = listen(forgetful(Arc::clone(&newest), refusal)).await;
         let mut scene = Scene::new("");
         scene.configured = [("web".to_owned(), at(&url))].into();
-        let tools = scene.tools().await;
+        let tools = scene.connected().await;
         assert_eq!(call(&tools[0], json!({})).await.unwrap().content, "said");
         *newest.lock().unwrap() += 1;
         assert_eq!(call(&tools[0], json!({})).await.unwrap().content, "said", "refusal {index}");
@@ -199,7 +199,7 @@ async fn an_error_without_the_id_of_the_call_is_that_of_the_call() {
     let url = listen(forgetful(Arc::default(), || StatusCode::NOT_FOUND.into_response())).await;
     let mut scene = Scene::new("");
     scene.configured = [("web".to_owned(), at(&url))].into();
-    let tools = scene.tools().await;
+    let tools = scene.connected().await;
     let error = call(&tools[1], json!({})).await.unwrap_err().to_string();
     assert!(error.starts_with("the call of the server 'web' failed: Internal server error"), "{error}");
 }
@@ -257,10 +257,11 @@ async fn no_text_names_the_address_of_a_server() {
     let _logged = tracing::subscriber::set_default(logging(&log));
     let mut said = Vec::new();
     let url = format!("{}/key-1?token=key-2", listen(Router::new().fallback(post(fail))).await);
-    for url in [url.as_str(), "http://127.0.0.1:1/mcp/key-1?token=key-2"] {
+    for (url, is_there) in [(url.as_str(), true), ("http://127.0.0.1:1/mcp/key-1?token=key-2", false)] {
         let mut scene = Scene::new("");
         scene.configured = [("web".to_owned(), at(url))].into();
-        for tool in scene.tools().await {
+        let tools = if is_there { scene.connected().await } else { scene.tools().await };
+        for tool in tools {
             said.push(call(&tool, json!({})).await.unwrap_err().to_string());
         }
     }

@@ -18,7 +18,7 @@ async fn the_tools_of_a_server_are_listed_and_called() {
     let mut scene = Scene::new("ready; while hear; do text 'it is said'; done");
     let routing = ToolRouting { keywords: vec!["word".into()], priority: 1 };
     scene.configured.get_mut("s").unwrap().routing = [("say".to_owned(), routing)].into();
-    let tools = scene.tools().await;
+    let tools = scene.connected().await;
     assert_eq!(names(&tools), ["mcp_s_say", "mcp_s_other"]);
     let spec = tools[0].spec();
     assert_eq!((spec.description.as_str(), &spec.parameters["required"]), ("Says it", &json!(["what"])));
@@ -46,6 +46,7 @@ async fn a_server_that_hangs_at_its_start_delays_all_runs_together_by_seconds() 
         }
         // Not a measure of speed: a hundred waits of 5 s take longer.
         assert!(begun.elapsed() < Duration::from_mins(4), "{:?}", begun.elapsed());
+        scene.until_started().await;
         assert_eq!(scene.starts(), 1);
         drop(scene.servers);
     }
@@ -54,6 +55,9 @@ async fn a_server_that_hangs_at_its_start_delays_all_runs_together_by_seconds() 
 #[tokio::test]
 async fn a_server_that_cannot_be_started_is_left_out_and_not_tried_by_each_run() {
     let mut scene = Scene::new("echo oops >&2; exit 1");
+    assert!(scene.tools().await.is_empty());
+    scene.until_started().await;
+    scene.until_nobody_is_left().await;
     for _ in 0..5 {
         assert!(scene.tools().await.is_empty());
     }
@@ -68,7 +72,7 @@ async fn a_server_that_died_is_started_again_for_the_next_call() {
     let scene = Scene::new(
         "ready; if [ $(wc -l < \"$ROOT/starts\") = 1 ]; then hear; exit 1; fi; while hear; do text again; done",
     );
-    let tools = scene.tools().await;
+    let tools = scene.connected().await;
     let error = call(&tools[0], json!({"what": "it"})).await.unwrap_err().to_string();
     assert!(error.starts_with("the call of the server 's' failed: "), "{error}");
     assert!(error.ends_with("It may have done something nevertheless"), "{error}");
@@ -82,7 +86,7 @@ async fn a_call_that_hangs_ends_at_its_time_and_the_server_stays() {
     let mut scene =
         Scene::new("ready; hear; while hear; do case $method in tools/call) text late;; esac; done");
     scene.configured.get_mut("s").unwrap().timeout_seconds = 1;
-    let tools = scene.tools().await;
+    let tools = scene.connected().await;
     let error = call(&tools[0], json!({"what": "it"})).await.unwrap_err().to_string();
     assert_eq!(
         error,
@@ -107,7 +111,7 @@ async fn a_call_that_is_dropped_is_cancelled_at_the_server() {
     let scene = Scene::new(
         "ready; hear; touch \"$ROOT/called\"; hear; [ $method = notifications/cancelled ] && touch \"$ROOT/told\"; cat > /dev/null",
     );
-    let tools = scene.tools().await;
+    let tools = scene.connected().await;
     tokio::select! {
         output = call(&tools[0], json!({"what": "it"})) => panic!("{output:?}"),
         () = scene.until("called") => {}
@@ -122,7 +126,7 @@ async fn an_error_of_a_tool_and_what_is_no_text_are_said() {
         "ready; hear; answer '{{\"content\":{content},\"isError\":true}}'; \
          hear; answer '{{\"content\":[],\"structuredContent\":{{\"a\":1}}}}'; hear; answer '{{\"content\":[]}}'; cat > /dev/null"
     ));
-    let tools = scene.tools().await;
+    let tools = scene.connected().await;
     let output = call(&tools[0], json!({"what": "it"})).await.unwrap();
     assert_eq!(output.status, ToolStatus::Error);
     assert_eq!(
@@ -137,7 +141,7 @@ async fn an_error_of_a_tool_and_what_is_no_text_are_said() {
 async fn a_line_without_an_end_does_not_fill_the_memory() {
     let mut scene = Scene::new("ready; hear; head -c 40000000 /dev/zero | tr '\\0' x; cat > /dev/null");
     scene.configured.get_mut("s").unwrap().timeout_seconds = 3;
-    let tools = scene.tools().await;
+    let tools = scene.connected().await;
     let error = call(&tools[0], json!({"what": "it"})).await.unwrap_err().to_string();
     assert!(error.contains("did not answer within 3 seconds") || error.contains("failed"), "{error}");
 }
@@ -160,7 +164,7 @@ async fn what_a_server_may_not_ask_for_is_refused_with_the_protocols_error() {
             "initialize; echo \"$first\" > \"$ROOT/initialize\"; list; hear; call=$id; printf '{asks}\\n'; \
              IFS= read -r refusal; echo \"$refusal\" > \"$ROOT/refusal\"; id=$call; text 'went on'; cat > /dev/null"
         ));
-        let tools = scene.tools().await;
+        let tools = scene.connected().await;
         assert_eq!(call(&tools[0], json!({"what": "it"})).await.unwrap().content, "went on", "{method}");
         let refusal: serde_json::Value = serde_json::from_str(&scene.read("refusal")).unwrap();
         assert_eq!(
@@ -194,7 +198,7 @@ async fn a_cursor_that_is_given_again_and_again_ends_the_list() {
     let scene = Scene::new(
         r#"initialize; while hear; do echo listed >> "$ROOT/lists"; answer '{"tools":[{"name":"one","inputSchema":{"type":"object"}}],"nextCursor":""}'; done"#,
     );
-    assert_eq!(names(&scene.tools().await), ["mcp_s_one"]);
+    assert_eq!(names(&scene.connected().await), ["mcp_s_one"]);
     assert_eq!(scene.read("lists").lines().count(), 2);
 }
 
@@ -221,11 +225,11 @@ async fn tools_that_change_all_the_time_are_not_listed_all_the_time() {
 async fn a_server_ends_when_it_is_no_longer_configured_or_its_process_ends() {
     let daemon = "trap '' TERM; (setsid sh -c \"trap '' TERM; sleep 1000\" &) ; ready; sleep 1000";
     let scene = Scene::new(daemon);
-    assert_eq!(scene.tools().await.len(), 2);
+    assert_eq!(scene.connected().await.len(), 2);
     assert!(scene.servers.tools(&std::collections::BTreeMap::new()).await.is_empty());
     scene.until_nobody_is_left().await;
     let scene = Scene::new(daemon);
-    assert_eq!(scene.tools().await.len(), 2);
+    assert_eq!(scene.connected().await.len(), 2);
     let off = McpServer { enabled: false, ..scene.configured["s"].clone() };
     assert!(scene.servers.tools(&[("s".to_owned(), off)].into()).await.is_empty());
     scene.until_nobody_is_left().await;
@@ -258,7 +262,7 @@ async fn no_key_of_a_program_is_in_an_error() {
         let mut scene = Scene::new(&script);
         let env = &mut scene.configured.get_mut("s").unwrap().env;
         env.insert("TOKEN".to_owned(), Secret::new("sk-secret-1"));
-        let tool = Arc::clone(&scene.tools().await[0]);
+        let tool = Arc::clone(&scene.connected().await[0]);
         let mut said = String::new();
         for _ in 0..calls {
             let called = call(&tool, json!({"what": "it"})).await;

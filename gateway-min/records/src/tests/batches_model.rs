@@ -9,8 +9,8 @@ use super::batches::{batch, execution, failed, submit, succeeded};
 use super::support::*;
 use crate::*;
 
-/// No jump of time ends within seconds of the end of a lease, because the server's clock moves too.
-const LEASE_SECONDS: i64 = 35;
+/// No jump of time ends within minutes of the end of a lease, because the server's clock moves too.
+const LEASE_SECONDS: i64 = 35 * 60;
 const MAX_ATTEMPTS: i64 = 2;
 
 #[derive(Clone, Debug)]
@@ -44,7 +44,7 @@ fn step() -> impl Strategy<Value = Step> {
         2 => batch.clone().prop_map(Step::Resume),
         1 => batch.clone().prop_map(Step::Cancel),
         2 => (batch, 0..6usize).prop_map(|(batch, item)| Step::Retry { batch, item }),
-        2 => (1..5i64).prop_map(|tens| Step::Pass(tens * 10)),
+        2 => (1..5i64).prop_map(|tens| Step::Pass(tens * 600)),
     ]
 }
 

@@ -249,10 +249,10 @@ async fn s62_a_repeated_call_that_would_be_refused_by_now_finds_its_batch() {
 async fn a_kill_between_a_deletion_and_the_clean_up_of_an_item_leaves_no_checkpoints() {
     let name = gate_name("remains");
     let house = submitted(&["a"], json!([{"text": "never", "gate": {"name": name}}]), "").await;
-    // It looks after its leases every ten seconds, and claims at once.
+    // It looks after its leases every thirty seconds, and claims at once.
     house.reconfigure(
         "poll_interval_seconds: 0.1, lease_seconds: 10",
-        "poll_interval_seconds: 60, lease_seconds: 30",
+        "poll_interval_seconds: 60, lease_seconds: 90",
     );
     let source = Arc::<Held>::default();
     let first = house.restarted().with_source(Arc::clone(&source) as Arc<dyn ToolSource>);
@@ -278,7 +278,7 @@ async fn a_kill_between_a_deletion_and_the_clean_up_of_an_item_leaves_no_checkpo
     assert!(left.is_some(), "it was written after the deletion");
     assert_eq!(remains(&house).await, [child.as_str()]);
     house.reconfigure(
-        "poll_interval_seconds: 60, lease_seconds: 30",
+        "poll_interval_seconds: 60, lease_seconds: 90",
         "poll_interval_seconds: 0.1, lease_seconds: 10",
     );
     let next = house.restarted();

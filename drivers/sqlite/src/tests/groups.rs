@@ -9,14 +9,14 @@ use threadkeep::saver::{CheckpointSelector, Saver, StepCommit};
 use threadkeep::{Error, Result};
 
 use super::common::{Talk, message};
-use super::statements::Opened;
+use super::statements::{Opened, patient};
 use crate::{Options, SqliteSaver};
 
 const PAGE: usize = threadkeep_pages::PAGE_SIZE as usize;
 
 /// A store with these bytes; none if it cannot be opened.
 fn with_bytes(bytes: &[u8]) -> Option<Opened> {
-    let (dir, options) = (TempDir::new().unwrap(), Options::default());
+    let (dir, options) = (TempDir::new().unwrap(), patient());
     let path = dir.path().join("db");
     std::fs::write(&path, bytes).unwrap();
     let saver = SqliteSaver::open(path, &options).ok()?;

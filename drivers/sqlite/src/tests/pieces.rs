@@ -9,7 +9,7 @@ use threadkeep::{Error, Result};
 
 use super::common::{Talk, message};
 use super::faults::How;
-use super::statements::{Opened, rich};
+use super::statements::{Opened, patient, rich};
 use crate::write::commit::Work;
 use crate::write::stage::Piece;
 use crate::{Options, SqliteSaver};
@@ -18,7 +18,7 @@ const COPY: &str = "copy";
 
 /// A store whose new threads are written in pieces of this many checkpoints.
 pub(super) fn store(piece: usize) -> Opened {
-    Opened::with(Options { piece, ..Options::default() })
+    Opened::with(Options { piece, ..patient() })
 }
 
 /// A thread of this many steps with a fork, a second namespace, a note that repeats its parent, and a pending row.
@@ -181,7 +181,7 @@ async fn a_copy_with_a_failing_statement_never_happened() {
                     assert!(copied(&store.saver).await.checkpoints.is_empty(), "{how:?} {nth}");
                     assert_eq!(store.saver.threads(None, 9).await.unwrap().len(), 1);
                     // A failed commit of a piece has closed this handle for writing.
-                    let options = Options { piece: 2, ..Options::default() };
+                    let options = Options { piece: 2, ..patient() };
                     let again = SqliteSaver::open(store.dir.path().join("db"), &options).unwrap();
                     copy(&again).await.unwrap();
                     again.close().await;

@@ -21,9 +21,14 @@ pub(super) struct Opened {
     pub(super) saver: SqliteSaver,
 }
 
+/// Options of a store that waits for the locks of others however busy the machine is.
+pub(super) fn patient() -> Options {
+    Options { busy_timeout: Duration::from_mins(10), ..Options::default() }
+}
+
 impl Opened {
     pub(super) fn new() -> Self {
-        Self::with(Options::default())
+        Self::with(patient())
     }
 
     pub(super) fn with(options: Options) -> Self {
@@ -38,7 +43,7 @@ impl Opened {
 
     /// The same database through another handle.
     pub(super) fn reopen(&self) -> SqliteSaver {
-        SqliteSaver::open(self.dir.path().join("db"), &Options::default()).unwrap()
+        SqliteSaver::open(self.dir.path().join("db"), &patient()).unwrap()
     }
 
     /// Holds the write lock of the database.

@@ -304,6 +304,10 @@ def test_a_process_forks_while_its_threads_use_the_saver(open_saver: Opener, kin
         threads.append(threading.Thread(target=lambda: asyncio.run(in_loop(2))))
         for thread in threads:
             thread.start()
+        # On a busy machine they would begin after the last fork.
+        deadline = time.monotonic() + PATIENCE
+        while not all(steps) and time.monotonic() < deadline:
+            time.sleep(0.001)
         fork = multiprocessing.get_context("fork")
         children = [fork.Process(target=child, args=(number,)) for number in range(12)]
         for process in children:

@@ -1,7 +1,7 @@
 //! What a server offers, as a model may see it.
 
-use rmcp::model::Tool;
-use serde_json::Value as Json;
+use rmcp::model::{ListToolsResult, Tool};
+use serde_json::{Map, Value as Json};
 use threadkeep_agent::model::ToolSpec;
 
 use crate::schema::parameters;
@@ -12,6 +12,8 @@ const NAME_MAX: usize = 64;
 const DESCRIPTION_MAX: usize = 2_000;
 /// The largest schema, in bytes.
 const SCHEMA_MAX: usize = 32 * 1024;
+/// What is used of a tool.
+const USED: [&str; 4] = ["name", "title", "description", "inputSchema"];
 
 /// A tool of a server.
 #[derive(Debug, Clone, PartialEq)]
@@ -49,6 +51,35 @@ pub(crate) fn listed(server: &str, tools: Vec<Tool>) -> Vec<Listed> {
         found.push(Listed { name: tool.name.into_owned(), spec: ToolSpec { name, description, parameters } });
     }
     found
+}
+
+/// The tools of an answer that lists malformed ones, which are left out with a warning. `None` if it is no list.
+pub(crate) fn well_formed(server: &str, mut answer: Json) -> Option<ListToolsResult> {
+    let Json::Array(tools) = answer.get_mut("tools")?.take() else { return None };
+    let mut result = ListToolsResult::with_all_items(Vec::new());
+    result.next_cursor = answer["nextCursor"].as_str().map(str::to_owned);
+    for (place, tool) in tools.iter().enumerate() {
+        if let Some(tool) = used(tool) {
+            result.tools.push(tool);
+        } else {
+            let tool: String = tool["name"].as_str().unwrap_or_default().chars().take(100).collect();
+            tracing::warn!(
+                server,
+                tool,
+                place,
+                "a tool is left out: its name, title, description or schema is not as the protocol demands"
+            );
+        }
+    }
+    Some(result)
+}
+
+/// A tool by what is used of it. One without arguments often has no schema, or null for it.
+fn used(tool: &Json) -> Option<Tool> {
+    let mut tool = tool.as_object()?.clone();
+    tool.retain(|key, value| USED.contains(&key.as_str()) && !value.is_null());
+    tool.entry("inputSchema").or_insert_with(|| Map::new().into());
+    serde_json::from_value(Json::Object(tool)).ok()
 }
 
 #[cfg(test)]
@@ -110,5 +141,12 @@ mod tests {
         ];
         let names: Vec<String> = listed("s", tools).into_iter().map(|tool| tool.name).collect();
         assert_eq!(names, ["good"]);
+    }
+
+    #[test]
+    fn an_answer_that_lists_no_tools_is_none() {
+        for answer in [json!("tools"), json!({"tools": {}}), json!({"tools": null}), json!({"items": []})] {
+            assert_eq!(well_formed("s", answer.clone()), None, "{answer}");
+        }
     }
 }

@@ -145,6 +145,13 @@ impl Connection {
             // Some servers give the same cursor again and again.
             let next = result.next_cursor.filter(|next| cursor.as_ref() != Some(next));
             if next.is_none() || tools.len() >= TOOLS_MAX {
+                if next.is_some() || tools.len() > TOOLS_MAX {
+                    tracing::warn!(
+                        server,
+                        most = TOOLS_MAX,
+                        "an MCP server has more tools than are used; the others are left out"
+                    );
+                }
                 break;
             }
             cursor = next;

@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use reqwest::{StatusCode, redirect};
 use rmcp::model::{
-    CallToolRequestParams, CallToolResult, ElicitRequestParams, ElicitResult, ElicitationCreateRequestMethod,
-    ErrorData, JsonObject, ListRootsRequestMethod, PaginatedRequestParams, Tool,
+    CallToolRequestParams, CallToolResult, ClientRequest, ElicitRequestParams, ElicitResult,
+    ElicitationCreateRequestMethod, ErrorData, JsonObject, ListRootsRequestMethod, ListToolsRequest,
+    PaginatedRequestParams, ServerResult, Tool,
 };
 use rmcp::service::{
     ClientInitializeError, NotificationContext, RequestContext, RunningService, ServiceError,
@@ -20,6 +21,7 @@ use threadkeep_processes::{Guard, Guarded, Program, SpawnError};
 use tokio::sync::Notify;
 
 use crate::http::Client;
+use crate::listed::well_formed;
 
 /// How long a server over HTTP has to accept a connection.
 const HTTP_CONNECT: Duration = Duration::from_secs(10);
@@ -125,17 +127,31 @@ impl Connection {
         self.service.is_closed() || self.service.peer().is_transport_closed()
     }
 
-    /// All tools of the server, the first [`TOOLS_MAX`].
-    pub(crate) async fn tools(&self) -> Result<Vec<Tool>, ServiceError> {
+    /// All tools of the server with this name, the first [`TOOLS_MAX`].
+    pub(crate) async fn tools(&self, server: &str) -> Result<Vec<Tool>, ServiceError> {
         let mut tools: Vec<Tool> = Vec::new();
         let mut cursor: Option<String> = None;
         loop {
             let page = PaginatedRequestParams::default().with_cursor(cursor.clone());
-            let result = self.service.peer().list_tools(cursor.is_some().then_some(page)).await?;
+            let request = ClientRequest::ListToolsRequest(ListToolsRequest::with_param(page));
+            let result = match self.service.peer().send_request(request).await? {
+                ServerResult::ListToolsResult(result) => Some(result),
+                // What the client cannot read as a list has malformed tools.
+                ServerResult::CustomResult(answer) => well_formed(server, answer.0),
+                _ => None,
+            };
+            let result = result.ok_or(ServiceError::UnexpectedResponse)?;
             tools.extend(result.tools);
             // Some servers give the same cursor again and again.
             let next = result.next_cursor.filter(|next| cursor.as_ref() != Some(next));
             if next.is_none() || tools.len() >= TOOLS_MAX {
+                if next.is_some() || tools.len() > TOOLS_MAX {
+                    tracing::warn!(
+                        server,
+                        most = TOOLS_MAX,
+                        "an MCP server has more tools than are used; the others are left out"
+                    );
+                }
                 break;
             }
             cursor = next;

@@ -168,7 +168,7 @@ async fn open(
 ) -> Result<(Connection, Vec<Listed>), ConnectError> {
     let opening = async {
         let connection = Connection::open(guard, config, hidden).await?;
-        let tools = connection.tools().await;
+        let tools = connection.tools(name).await;
         let tools = tools.map_err(|error| ConnectError::Protocol(reason(&error)))?;
         Ok((connection, listed(name, tools)))
     };
@@ -213,7 +213,7 @@ async fn follow(connected: Weak<Connected>, name: String, hidden: Hidden, tools:
             () = tools.closed() => return,
         }
         let Some(connected) = connected.upgrade() else { return };
-        match timeout(CONNECT_WITHIN, connected.connection.tools()).await {
+        match timeout(CONNECT_WITHIN, connected.connection.tools(&name)).await {
             Ok(Ok(found)) => drop(tools.send_replace(listed(&name, found))),
             Ok(Err(error)) => {
                 let error = hidden.from(&reason(&error));

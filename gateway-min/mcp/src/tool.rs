@@ -99,8 +99,8 @@ fn output(result: &CallToolResult) -> ToolOutput {
             break;
         }
     }
-    if result.content.is_empty()
-        && let Some(structured) = &result.structured_content
+    if text.is_empty()
+        && let Some(structured) = result.structured_content.as_ref().filter(|content| !content.is_null())
     {
         text = structured.to_string();
     }
@@ -137,5 +137,14 @@ mod tests {
         let kept = json!({"path": "a", "note": null, "any": null, "old": null, "more": null});
         assert_eq!(Json::Object(given(args, &schema)), kept);
         assert_eq!(given(Json::Null, &schema), Map::new());
+    }
+
+    #[test]
+    fn structured_content_without_text_is_the_result() {
+        let said = |result: Json| output(&serde_json::from_value(result).unwrap()).content;
+        for content in [json!([]), json!([{"type": "text", "text": ""}])] {
+            assert_eq!(said(json!({"content": content, "structuredContent": {"a": 1}})), r#"{"a":1}"#);
+            assert_eq!(said(json!({"content": content, "structuredContent": null})), "(no output)");
+        }
     }
 }

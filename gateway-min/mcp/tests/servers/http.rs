@@ -268,6 +268,33 @@ async fn fail(OriginalUri(uri): OriginalUri, headers: HeaderMap, Json(request): 
     Json(json!({"jsonrpc": "2.0", "id": request["id"], "result": result})).into_response()
 }
 
+/// A server for a large interface may have thousands of tools.
+#[tokio::test]
+async fn tools_beyond_the_most_are_left_out_with_a_warning() {
+    for (count, is_warned) in [(512, false), (513, true)] {
+        let log = Log::default();
+        let _logged = tracing::subscriber::set_default(logging(&log));
+        let answer = move |Json(request): Json<Value>| async move {
+            let tool = |index: u32| json!({"name": format!("t{index}"), "inputSchema": {"type": "object"}});
+            let result = match request["method"].as_str().unwrap_or_default() {
+                "initialize" => json!({
+                    "protocolVersion": "2025-06-18", "capabilities": {"tools": {}},
+                    "serverInfo": {"name": "ours", "version": "1"},
+                }),
+                "tools/list" => json!({"tools": (0..count).map(tool).collect::<Vec<_>>()}),
+                _ => return StatusCode::ACCEPTED.into_response(),
+            };
+            Json(json!({"jsonrpc": "2.0", "id": request["id"], "result": result})).into_response()
+        };
+        let mut scene = Scene::new("");
+        let url = listen(Router::new().route("/mcp", post(answer))).await;
+        scene.configured = [("web".to_owned(), at(&url))].into();
+        assert_eq!(scene.connected().await.len(), 512);
+        let logged = log.text();
+        assert_eq!(logged.contains("more tools than are used"), is_warned, "{logged}");
+    }
+}
+
 #[tokio::test]
 async fn no_text_names_the_address_of_a_server() {
     let log = Log::default();

@@ -202,6 +202,24 @@ async fn a_cursor_that_is_given_again_and_again_ends_the_list() {
     assert_eq!(scene.read("lists").lines().count(), 2);
 }
 
+#[tokio::test]
+async fn a_malformed_tool_does_not_lose_the_others() {
+    let object = r#"{"type":"object"}"#;
+    let tools = [
+        format!(r#"{{"name":"good","inputSchema":{object}}}"#),
+        "null".to_owned(),
+        format!(r#"{{"inputSchema":{object}}}"#),
+        r#"{"name":"bad","inputSchema":"none"}"#.to_owned(),
+        r#"{"name":"now","inputSchema":null}"#.to_owned(),
+        format!(r#"{{"name":"hinted","inputSchema":{object},"outputSchema":"none","annotations":["none"]}}"#),
+    ];
+    let page = format!(r#"{{"tools":[{}],"nextCursor":"2"}}"#, tools.join(","));
+    let last = format!(r#"{{"tools":[{{"name":"last","inputSchema":{object}}}]}}"#);
+    let scene =
+        Scene::new(&format!("initialize; hear; answer '{page}'; hear; answer '{last}'; cat > /dev/null"));
+    assert_eq!(names(&scene.connected().await), ["mcp_s_good", "mcp_s_now", "mcp_s_hinted", "mcp_s_last"]);
+}
+
 /// Some servers say after each listing that their tools have changed.
 #[tokio::test]
 async fn tools_that_change_all_the_time_are_not_listed_all_the_time() {

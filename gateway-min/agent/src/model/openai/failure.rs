@@ -16,6 +16,8 @@ use super::lines::Broken;
 
 /// The maximum quotation from a server in an error, in characters.
 const MAX_QUOTE_CHARS: usize = 500;
+/// The maximum number of tools that many providers take: OpenAI, Groq.
+const TOOLS_TAKEN: usize = 128;
 /// The maximum part of an error body that is read, in bytes.
 const MAX_BODY_BYTES: usize = 64 * 1024;
 
@@ -56,8 +58,8 @@ impl Failure {
         }
     }
 
-    /// The server returned an error status.
-    pub(super) async fn from_response(response: Response) -> Self {
+    /// The server returned an error status for a request with this number of tools.
+    pub(super) async fn from_response(response: Response, tools: usize) -> Self {
         let status = response.status();
         let retry_after = retry_after(response.headers());
         if status.is_redirection() {
@@ -69,10 +71,17 @@ impl Failure {
         let body = read_body(response).await;
         let error = serde_json::from_str::<Value>(&body).map(unwrap_error).unwrap_or_default();
         let quote = error["message"].as_str().unwrap_or(&body);
-        // Many servers do not say what does not exist. The hint precedes the quotation, which may be cut.
+        // Many servers do not say what does not exist, or what to do about it. The hint precedes the quotation, which
+        // may be cut.
         let hint = match status {
-            StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED => " (check `model` and `base_url`)",
-            _ => "",
+            StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED => {
+                " (check `model` and `base_url`)".to_owned()
+            }
+            StatusCode::BAD_REQUEST | StatusCode::UNPROCESSABLE_ENTITY if tools > TOOLS_TAKEN => format!(
+                " (the request has {tools} tools, and many providers take no more than {TOOLS_TAKEN}: with \
+                 `tool_search.enabled` those of MCP servers are sent when they are needed)"
+            ),
+            _ => String::new(),
         };
         Self {
             kind: kind_of_status(status, &error),

@@ -83,7 +83,7 @@ impl OpenAiModel {
         let begun = async {
             let response = post.send().await.map_err(Failure::from_transport)?;
             if !response.status().is_success() {
-                return Err(Failure::from_response(response).await);
+                return Err(Failure::from_response(response, request.tools.len()).await);
             }
             let found = response.headers().get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
             match found.map(str::to_ascii_lowercase) {

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use threadkeep_config::Secret;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use super::super::{ChunkAssembler, ModelKind, RetryingModel, build, message};
+use super::super::{ChunkAssembler, ModelKind, RetryingModel, ToolSpec, build, message};
 use super::*;
 
 const KEY: &str = "sk-very-secret-key";
@@ -435,6 +435,23 @@ async fn a_redirect_is_refused_with_its_remedy() {
     let (_, error) = failure(moved).await;
     assert_eq!(error.kind, ModelErrorKind::Rejected);
     assert!(error.detail.contains("`base_url`"), "{error}");
+}
+
+/// Of too many tools OpenAI says no more than "array too long".
+#[tokio::test]
+async fn a_refusal_of_a_request_with_many_tools_names_their_number_and_the_remedy() {
+    let said = json!({"error": {"message": "Invalid 'tools': array too long."}}).to_string();
+    for (count, is_named) in [(128, false), (129, true)] {
+        let stub = Stub::start([response(400, "application/json", said.clone().into())]).await;
+        let (name, description) = ("do".to_owned(), "Does it".to_owned());
+        let tool = ToolSpec { name, description, parameters: json!({"type": "object"}) };
+        let request = ModelRequest { tools: vec![tool; count], ..asking() };
+        let error = stub.model().stream(&request).await.err().unwrap();
+        assert_eq!(error.kind, ModelErrorKind::Rejected);
+        assert_eq!(error.detail.contains("129 tools"), is_named, "{error}");
+        assert_eq!(error.detail.contains("`tool_search.enabled`"), is_named, "{error}");
+        assert!(error.detail.ends_with(": Invalid 'tools': array too long."), "{error}");
+    }
 }
 
 #[tokio::test]

@@ -11,7 +11,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::Result;
 use crate::postgres::{USER, execute_blocking, initialize, is_ready, programs, query_blocking};
 use crate::supervisor::Supervisor;
-use crate::tools::{Tool, User, find, free_port, password, run};
+use crate::tools::{Port, Tool, User, find, free_port, password, run};
 
 /// Ends a server and its sessions at once.
 const CRASH: &str = "QUIT";
@@ -52,7 +52,7 @@ struct Node {
     supervisor: Supervisor,
     user: User,
     directory: PathBuf,
-    port: u16,
+    port: Port,
 }
 
 impl Cluster {
@@ -69,9 +69,9 @@ impl Cluster {
         let first = user.directory()?;
         let port = free_port()?;
         initialize(&programs, user, first.path(), &password, &settings)?;
-        let node = |directory: tempfile::TempDir, port: u16| -> Result<Node> {
+        let node = |directory: tempfile::TempDir, port: Port| -> Result<Node> {
             let path = directory.path().to_owned();
-            let args = ["-D", "data", "-c", &format!("port={port}")];
+            let args = ["-D", "data", "-c", &format!("port={}", port.number)];
             let supervisor = Supervisor::new(user, directory, CRASH, &programs[1], &args)?;
             Ok(Node { supervisor, user, directory: path, port })
         };
@@ -100,12 +100,12 @@ impl Cluster {
         let [a, b] = &self.nodes;
         format!(
             "postgres://{USER}:{}@127.0.0.1:{},127.0.0.1:{}/{database}?target_session_attrs=read-write",
-            self.password, a.port, b.port
+            self.password, a.port.number, b.port.number
         )
     }
 
     fn node_url(&self, node: &Node, database: &str) -> String {
-        format!("postgres://{USER}:{}@127.0.0.1:{}/{database}", self.password, node.port)
+        format!("postgres://{USER}:{}@127.0.0.1:{}/{database}", self.password, node.port.number)
     }
 
     /// The URL of a database on the server that is the primary now.
@@ -270,7 +270,7 @@ impl Cluster {
             let log = fs::read_to_string(node.directory.join("log")).unwrap_or_default();
             let lines: Vec<_> = log.lines().collect();
             let end = lines[lines.len().saturating_sub(LOG_LINES)..].join("\n");
-            format!("{role}, port {}\n{}the end of its log:\n{end}\n", node.port, node.processes())
+            format!("{role}, port {}\n{}the end of its log:\n{end}\n", node.port.number, node.processes())
         };
         part("primary", self.primary()) + &part("standby", self.standby())
     }

@@ -17,6 +17,8 @@ use crate::tools::{Port, Tool, User, find, free_port, password, run};
 const CRASH: &str = "QUIT";
 const PATIENCE: Duration = Duration::from_mins(10);
 const PAUSE: Duration = Duration::from_millis(5);
+/// The primary's sender to the standby. Those to the program that copied the files may end later than that program.
+const SENDER: &str = "pg_stat_replication WHERE application_name <> 'pg_basebackup'";
 /// The lines of each server's log in a report.
 const LOG_LINES: usize = 60;
 
@@ -181,8 +183,8 @@ impl Cluster {
     /// # Errors
     /// If nothing is sent at all.
     pub fn hold_replication(&self) -> Result<()> {
-        let query = "SELECT pid::text FROM pg_stat_replication";
-        send(query_blocking(&self.primary_url("postgres"), query)?.parse()?, Signal::STOP)
+        let query = format!("SELECT pid::text FROM {SENDER}");
+        send(query_blocking(&self.primary_url("postgres"), &query)?.parse()?, Signal::STOP)
     }
 
     /// Lets the old primary go on that was frozen before a failover: it believes to be the primary still.
@@ -245,9 +247,11 @@ impl Cluster {
     /// If it does not.
     pub fn wait_for_standby(&self) -> Result<()> {
         let url = self.primary_url("postgres");
-        let query = "SELECT count(*)::text FROM pg_stat_replication WHERE state = 'streaming'
-                     AND (sync_state = 'sync' OR current_setting('synchronous_standby_names') = '')";
-        until("the standby follows", || query_blocking(&url, query).is_ok_and(|found| found == "1"))
+        let query = format!(
+            "SELECT count(*)::text FROM {SENDER} AND state = 'streaming'
+             AND (sync_state = 'sync' OR current_setting('synchronous_standby_names') = '')"
+        );
+        until("the standby follows", || query_blocking(&url, &query).is_ok_and(|found| found == "1"))
             .map_err(|error| format!("{error}\n{}", self.report()).into())
     }
 
@@ -258,8 +262,8 @@ impl Cluster {
     pub fn wait_until_standby_has_everything(&self) -> Result<()> {
         let url = self.primary_url("postgres");
         let query =
-            "SELECT count(*)::text FROM pg_stat_replication WHERE flush_lsn >= pg_current_wal_insert_lsn()";
-        until("the standby has everything", || query_blocking(&url, query).is_ok_and(|found| found == "1"))
+            format!("SELECT count(*)::text FROM {SENDER} AND flush_lsn >= pg_current_wal_insert_lsn()");
+        until("the standby has everything", || query_blocking(&url, &query).is_ok_and(|found| found == "1"))
             .map_err(|error| format!("{error}\n{}", self.report()).into())
     }
 

@@ -228,6 +228,17 @@ impl Database {
     pub fn url(&self) -> &str {
         &self.url
     }
+
+    /// Waits until one of its sessions waits for a lock.
+    ///
+    /// # Errors
+    /// If it cannot be asked.
+    pub async fn blocked(&self) -> Result<()> {
+        let waits =
+            "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()";
+        while query(&self.url, waits).await?.is_empty() {}
+        Ok(())
+    }
 }
 
 impl Drop for Database {

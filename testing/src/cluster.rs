@@ -11,12 +11,14 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::Result;
 use crate::postgres::{USER, execute_blocking, initialize, is_ready, programs, query_blocking};
 use crate::supervisor::Supervisor;
-use crate::tools::{Tool, User, find, free_port, password, run};
+use crate::tools::{Port, Tool, User, find, free_port, password, run};
 
 /// Ends a server and its sessions at once.
 const CRASH: &str = "QUIT";
 const PATIENCE: Duration = Duration::from_mins(10);
 const PAUSE: Duration = Duration::from_millis(5);
+/// The primary's sender to the standby. Those to the program that copied the files may end later than that program.
+const SENDER: &str = "pg_stat_replication WHERE application_name <> 'pg_basebackup'";
 /// The lines of each server's log in a report.
 const LOG_LINES: usize = 60;
 
@@ -52,7 +54,7 @@ struct Node {
     supervisor: Supervisor,
     user: User,
     directory: PathBuf,
-    port: u16,
+    port: Port,
 }
 
 impl Cluster {
@@ -69,9 +71,9 @@ impl Cluster {
         let first = user.directory()?;
         let port = free_port()?;
         initialize(&programs, user, first.path(), &password, &settings)?;
-        let node = |directory: tempfile::TempDir, port: u16| -> Result<Node> {
+        let node = |directory: tempfile::TempDir, port: Port| -> Result<Node> {
             let path = directory.path().to_owned();
-            let args = ["-D", "data", "-c", &format!("port={port}")];
+            let args = ["-D", "data", "-c", &format!("port={}", port.number)];
             let supervisor = Supervisor::new(user, directory, CRASH, &programs[1], &args)?;
             Ok(Node { supervisor, user, directory: path, port })
         };
@@ -100,12 +102,12 @@ impl Cluster {
         let [a, b] = &self.nodes;
         format!(
             "postgres://{USER}:{}@127.0.0.1:{},127.0.0.1:{}/{database}?target_session_attrs=read-write",
-            self.password, a.port, b.port
+            self.password, a.port.number, b.port.number
         )
     }
 
     fn node_url(&self, node: &Node, database: &str) -> String {
-        format!("postgres://{USER}:{}@127.0.0.1:{}/{database}", self.password, node.port)
+        format!("postgres://{USER}:{}@127.0.0.1:{}/{database}", self.password, node.port.number)
     }
 
     /// The URL of a database on the server that is the primary now.
@@ -181,8 +183,8 @@ impl Cluster {
     /// # Errors
     /// If nothing is sent at all.
     pub fn hold_replication(&self) -> Result<()> {
-        let query = "SELECT pid::text FROM pg_stat_replication";
-        send(query_blocking(&self.primary_url("postgres"), query)?.parse()?, Signal::STOP)
+        let query = format!("SELECT pid::text FROM {SENDER}");
+        send(query_blocking(&self.primary_url("postgres"), &query)?.parse()?, Signal::STOP)
     }
 
     /// Lets the old primary go on that was frozen before a failover: it believes to be the primary still.
@@ -245,9 +247,11 @@ impl Cluster {
     /// If it does not.
     pub fn wait_for_standby(&self) -> Result<()> {
         let url = self.primary_url("postgres");
-        let query = "SELECT count(*)::text FROM pg_stat_replication WHERE state = 'streaming'
-                     AND (sync_state = 'sync' OR current_setting('synchronous_standby_names') = '')";
-        until("the standby follows", || query_blocking(&url, query).is_ok_and(|found| found == "1"))
+        let query = format!(
+            "SELECT count(*)::text FROM {SENDER} AND state = 'streaming'
+             AND (sync_state = 'sync' OR current_setting('synchronous_standby_names') = '')"
+        );
+        until("the standby follows", || query_blocking(&url, &query).is_ok_and(|found| found == "1"))
             .map_err(|error| format!("{error}\n{}", self.report()).into())
     }
 
@@ -258,8 +262,8 @@ impl Cluster {
     pub fn wait_until_standby_has_everything(&self) -> Result<()> {
         let url = self.primary_url("postgres");
         let query =
-            "SELECT count(*)::text FROM pg_stat_replication WHERE flush_lsn >= pg_current_wal_insert_lsn()";
-        until("the standby has everything", || query_blocking(&url, query).is_ok_and(|found| found == "1"))
+            format!("SELECT count(*)::text FROM {SENDER} AND flush_lsn >= pg_current_wal_insert_lsn()");
+        until("the standby has everything", || query_blocking(&url, &query).is_ok_and(|found| found == "1"))
             .map_err(|error| format!("{error}\n{}", self.report()).into())
     }
 
@@ -270,7 +274,7 @@ impl Cluster {
             let log = fs::read_to_string(node.directory.join("log")).unwrap_or_default();
             let lines: Vec<_> = log.lines().collect();
             let end = lines[lines.len().saturating_sub(LOG_LINES)..].join("\n");
-            format!("{role}, port {}\n{}the end of its log:\n{end}\n", node.port, node.processes())
+            format!("{role}, port {}\n{}the end of its log:\n{end}\n", node.port.number, node.processes())
         };
         part("primary", self.primary()) + &part("standby", self.standby())
     }

@@ -7,19 +7,20 @@ use url::Url;
 use crate::Result;
 use crate::postgres::{Database, Postgres, in_database};
 use crate::supervisor::Supervisor;
-use crate::tools::{Tool, User, find, free_port};
+use crate::tools::{Port, Tool, User, find, free_port};
 
 /// A PgBouncer that assigns a server connection to a client for one transaction at a time.
 pub struct PgBouncer {
     url: Url,
     /// Stops the server when this process ends; `None` for one that somebody else started.
     supervisor: Option<Supervisor>,
+    _port: Option<Port>,
 }
 
 impl PgBouncer {
     /// The pooler at a URL.
     pub(crate) fn at(url: &str) -> Result<Self> {
-        Ok(Self { url: Url::parse(url)?, supervisor: None })
+        Ok(Self { url: Url::parse(url)?, supervisor: None, _port: None })
     }
 
     /// Starts a private one in front of `postgres`. It ends when it is dropped.
@@ -42,6 +43,7 @@ impl PgBouncer {
              auth_type = plain\nauth_file = {path}/users\npool_mode = transaction\n\
              max_client_conn = 1000\ndefault_pool_size = 6\nserver_idle_timeout = 5\n\
              logfile = {path}/log\nlog_connections = 0\nlog_disconnections = 0\n",
+            listen = listen.number,
             path = path.display()
         );
         user.write(&path.join("settings"), &settings)?;
@@ -49,8 +51,8 @@ impl PgBouncer {
         let supervisor = Supervisor::new(user, directory, "KILL", &pgbouncer, &["-q", "settings"])?;
         let mut url = server.clone();
         url.set_host(Some("127.0.0.1"))?;
-        url.set_port(Some(listen)).map_err(|()| "a URL without a port")?;
-        let pooler = Self { url, supervisor: Some(supervisor) };
+        url.set_port(Some(listen.number)).map_err(|()| "a URL without a port")?;
+        let pooler = Self { url, supervisor: Some(supervisor), _port: Some(listen) };
         pooler.resume()?;
         Ok(pooler)
     }

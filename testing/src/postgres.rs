@@ -11,7 +11,7 @@ use url::Url;
 use crate::certificate::{self, OPENSSL};
 use crate::container::{Container, Image};
 use crate::supervisor::Supervisor;
-use crate::tools::{Tool, User, find, free_port, password, run};
+use crate::tools::{Port, Tool, User, find, free_port, password, run};
 use crate::{BoxError, Result};
 
 pub(crate) const USER: &str = "threadkeep";
@@ -50,6 +50,7 @@ pub struct Postgres {
 struct Private {
     supervisor: Supervisor,
     data: PathBuf,
+    _port: Port,
 }
 
 impl Postgres {
@@ -83,7 +84,7 @@ impl Postgres {
         let image = Image {
             name: "postgres",
             tag: "17",
-            ports: (5432, port),
+            ports: (5432, port.number),
             environment: &[
                 ("POSTGRES_USER", USER),
                 ("POSTGRES_PASSWORD", &password),
@@ -92,7 +93,7 @@ impl Postgres {
             ],
             arguments: &["-c", "fsync=off", "-c", "full_page_writes=off", "-c", "max_connections=200"],
         };
-        let url = Url::parse(&format!("postgres://{USER}:{password}@127.0.0.1:{port}/postgres"))?;
+        let url = Url::parse(&format!("postgres://{USER}:{password}@127.0.0.1:{}/postgres", port.number))?;
         let container = image.start(missing, || execute_blocking(url.as_str(), "SELECT 1").is_ok())?;
         Ok(Self { url, private: None, _container: Some(container) })
     }
@@ -102,11 +103,12 @@ impl Postgres {
         let directory = user.directory()?;
         let (path, password) = (directory.path(), password());
         let (data, port) = (path.join("data"), free_port()?);
-        initialize(programs, user, path, &password, &format!("{more}port = {port}\n"))?;
+        initialize(programs, user, path, &password, &format!("{more}port = {}\n", port.number))?;
 
-        let url = Url::parse(&format!("postgres://{USER}:{password}@127.0.0.1:{port}/postgres"))?;
+        let url = Url::parse(&format!("postgres://{USER}:{password}@127.0.0.1:{}/postgres", port.number))?;
         let supervisor = Supervisor::new(user, directory, CRASH, &programs[1], &["-D", "data"])?;
-        let server = Self { url, private: Some(Private { supervisor, data }), _container: None };
+        let private = Private { supervisor, data, _port: port };
+        let server = Self { url, private: Some(private), _container: None };
         server.resume()?;
         Ok(server)
     }
@@ -153,7 +155,7 @@ impl Postgres {
     /// # Errors
     /// If the server is not private or does not come up.
     pub fn resume(&self) -> Result<()> {
-        let Private { supervisor, data } = self.private()?;
+        let Private { supervisor, data, .. } = self.private()?;
         let pid = data.join("postmaster.pid");
         supervisor.start(|| is_ready(&pid))
     }
@@ -225,6 +227,17 @@ impl Database {
     /// Its URL, for a superuser.
     pub fn url(&self) -> &str {
         &self.url
+    }
+
+    /// Waits until one of its sessions waits for a lock.
+    ///
+    /// # Errors
+    /// If it cannot be asked.
+    pub async fn blocked(&self) -> Result<()> {
+        let waits =
+            "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()";
+        while query(&self.url, waits).await?.is_empty() {}
+        Ok(())
     }
 }
 

@@ -40,6 +40,8 @@ struct State {
     bytes: AtomicUsize,
     /// How often a session was free after an answer, although another request was under way on it.
     overlaps: AtomicUsize,
+    /// Connections that the server refused.
+    refused: AtomicUsize,
     /// The texts of the statements in them: what the server parses.
     statements: Mutex<Vec<String>>,
     /// The number of the request that is cut, and when.
@@ -111,6 +113,11 @@ impl Proxy {
     /// its client ends there, a pooler may give the session, and the answer that is still to come, to somebody else.
     pub fn overlaps(&self) -> usize {
         self.state.overlaps.load(Ordering::SeqCst)
+    }
+
+    /// Connections that the server refused so far.
+    pub fn refused(&self) -> usize {
+        self.state.refused.load(Ordering::SeqCst)
     }
 
     /// The statements passed on since this was asked last.
@@ -252,12 +259,14 @@ async fn answers(
     waiting: Arc<Mutex<VecDeque<Option<Cut>>>>,
 ) {
     let (mut answer, mut earlier) = (Vec::new(), Vec::new());
+    let mut is_accepted = false;
     while let Some(message) = message(&mut server, true).await {
         let kind = message[0];
         let is_idle = message.last() == Some(&b'I');
         answer.extend(message);
         match kind {
             b'Z' => {
+                is_accepted = true;
                 let (cut, left) = {
                     let mut waiting = waiting.lock().unwrap();
                     (waiting.pop_front().flatten(), waiting.len())
@@ -271,6 +280,9 @@ async fn answers(
                     Some(_) => return,
                     None => earlier.clone_from(&answer),
                 }
+            }
+            b'E' if !is_accepted => {
+                state.refused.fetch_add(1, Ordering::SeqCst);
             }
             // What is asked for a password, and what ends a session.
             b'R' | b'E' => {}

@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::certificate::{self, OPENSSL};
 use crate::container::{Container, Image};
 use crate::supervisor::Supervisor;
-use crate::tools::{Tool, User, find, free_port, password};
+use crate::tools::{Port, Tool, User, find, free_port, password};
 use crate::{BoxError, Result};
 
 /// A Redis server without persistence.
@@ -21,7 +21,8 @@ pub struct Redis {
 
 struct Private {
     supervisor: Supervisor,
-    port: u16,
+    port: Port,
+    _tls_port: Port,
     tls_url: String,
     certificate: PathBuf,
 }
@@ -49,12 +50,12 @@ impl Redis {
         let image = Image {
             name: "redis",
             tag: "7",
-            ports: (6379, port),
+            ports: (6379, port.number),
             environment: &[],
             arguments: &["redis-server", "--requirepass", &password, "--save", ""],
         };
-        let container = image.start(missing, || answers(port).unwrap_or(false))?;
-        let url = format!("redis://:{password}@127.0.0.1:{port}/0");
+        let container = image.start(missing, || answers(port.number).unwrap_or(false))?;
+        let url = format!("redis://:{password}@127.0.0.1:{}/0", port.number);
         Ok(Self { url, private: None, _container: Some(container) })
     }
 
@@ -64,17 +65,18 @@ impl Redis {
         let (port, tls_port, password) = (free_port()?, free_port()?, password());
         certificate::make(user, openssl, directory.path(), "server")?;
         let settings = format!(
-            "bind 127.0.0.1\nport {port}\nrequirepass {password}\nsave \"\"\nappendonly no\ndaemonize no\n\
-             tls-port {tls_port}\ntls-cert-file server.crt\ntls-key-file server.key\n\
-             tls-ca-cert-file server.crt\ntls-auth-clients no\n"
+            "bind 127.0.0.1\nport {}\nrequirepass {password}\nsave \"\"\nappendonly no\ndaemonize no\n\
+             tls-port {}\ntls-cert-file server.crt\ntls-key-file server.key\n\
+             tls-ca-cert-file server.crt\ntls-auth-clients no\n",
+            port.number, tls_port.number
         );
         user.write(&directory.path().join("settings"), &settings)?;
         let certificate = directory.path().join("server.crt");
         let supervisor = Supervisor::new(user, directory, "KILL", redis, &["settings"])?;
-        let url = format!("redis://:{password}@127.0.0.1:{port}/0");
-        let tls_url = format!("rediss://:{password}@127.0.0.1:{tls_port}/0");
-        let server =
-            Self { url, private: Some(Private { supervisor, port, tls_url, certificate }), _container: None };
+        let url = format!("redis://:{password}@127.0.0.1:{}/0", port.number);
+        let tls_url = format!("rediss://:{password}@127.0.0.1:{}/0", tls_port.number);
+        let private = Private { supervisor, port, _tls_port: tls_port, tls_url, certificate };
+        let server = Self { url, private: Some(private), _container: None };
         server.resume()?;
         Ok(server)
     }
@@ -114,7 +116,7 @@ impl Redis {
     /// If the server is not private or does not come up.
     pub fn resume(&self) -> Result<()> {
         let Private { supervisor, port, .. } = self.private()?;
-        supervisor.start(|| answers(*port).unwrap_or(false))
+        supervisor.start(|| answers(port.number).unwrap_or(false))
     }
 
     fn private(&self) -> Result<&Private> {

@@ -2,7 +2,7 @@
 
 use std::env::{self, VarError};
 use std::fs;
-use std::net::TcpListener;
+use std::net::{TcpListener, UdpSocket};
 use std::ops::Range;
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
@@ -158,12 +158,30 @@ pub(crate) fn run(command: &mut Command) -> Result<()> {
 /// server is down. A client that tries to reach a server that is down could even be connected to itself.
 const PORTS: Range<u16> = 15_000..32_000;
 
-/// A port without a listener, chosen at random, so that concurrent tests choose different ones.
-pub(crate) fn free_port() -> Result<u16> {
+/// A port for a server. No other test gets it before this is dropped: the server listens only once its files are
+/// written, and not while it is down.
+#[derive(Debug)]
+pub(crate) struct Port {
+    pub(crate) number: u16,
+    /// The port of this number for UDP, on which no server of the tests listens.
+    _reserved: UdpSocket,
+}
+
+impl Port {
+    /// The port, unless a test has it or somebody listens on it.
+    fn reserve(number: u16) -> Option<Self> {
+        let reserved = UdpSocket::bind(("127.0.0.1", number)).ok()?;
+        let is_free = TcpListener::bind(("127.0.0.1", number)).is_ok();
+        is_free.then_some(Self { number, _reserved: reserved })
+    }
+}
+
+/// A port without a listener, chosen at random.
+pub(crate) fn free_port() -> Result<Port> {
     for _ in 0..100 {
         let [high, low, ..] = uuid::Uuid::new_v4().into_bytes();
-        let port = PORTS.start + u16::from_be_bytes([high, low]) % (PORTS.end - PORTS.start);
-        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+        let number = PORTS.start + u16::from_be_bytes([high, low]) % (PORTS.end - PORTS.start);
+        if let Some(port) = Port::reserve(number) {
             return Ok(port);
         }
     }
@@ -182,8 +200,14 @@ mod tests {
     #[test]
     fn a_free_port_is_in_the_range_for_servers_and_can_be_bound() {
         let port = free_port().unwrap();
-        assert!(PORTS.contains(&port), "{port}");
-        let ours = TcpListener::bind(("127.0.0.1", port)).unwrap();
-        assert_eq!(ours.local_addr().unwrap().port(), port);
+        assert!(PORTS.contains(&port.number), "{port:?}");
+        let ours = TcpListener::bind(("127.0.0.1", port.number)).unwrap();
+        assert_eq!(ours.local_addr().unwrap().port(), port.number);
+    }
+
+    #[test]
+    fn a_port_whose_server_does_not_listen_yet_is_given_to_nobody_else() {
+        let port = free_port().unwrap();
+        assert!(Port::reserve(port.number).is_none(), "{port:?}");
     }
 }

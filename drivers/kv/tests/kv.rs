@@ -166,20 +166,21 @@ async fn calls_during_a_write_share_the_next_one() {
     let store = Written { below: Arc::default(), way: slow(begun, go) };
     let saver = KvSaver::open(store).unwrap();
     assert_eq!(writes.recv().unwrap(), 0, "the format");
-    let commit = |thread: String| {
+    let call = |step: StepCommit| {
         let saver = saver.clone();
-        tokio::spawn(async move { saver.commit(step(&thread, 1, &Entries::default())).await })
+        let mut call: Pin<Box<dyn Future<Output = _> + Send>> =
+            Box::pin(async move { saver.commit(step).await });
+        // It is in the queue once it waits.
+        assert!(call.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        tokio::spawn(call)
     };
+    let commit = |thread: String| call(step(&thread, 1, &Entries::default()));
     let first = commit("first".to_owned());
     assert_eq!(writes.recv().unwrap(), 1);
     let mut others: Vec<_> = (0..20).map(|n| commit(format!("thread {n}"))).collect();
     // One that is refused changes nothing of the others.
-    let refused = {
-        let saver = saver.clone();
-        tokio::spawn(async move { saver.commit(step("first", 3, &Entries::default())).await })
-    };
+    let refused = call(step("first", 3, &Entries::default()));
     others.push(commit("thread 7".to_owned()));
-    // While they arrive one after the other, those that came share a write: few for all of them.
     let mut rounds = Vec::new();
     let mut left = 20;
     go_on.send(()).unwrap();

@@ -356,6 +356,7 @@ fn opening_while_the_log_is_moved_never_fails() {
     let place = Folder::new();
     let keeper = place.fill();
     let stop = std::sync::atomic::AtomicBool::new(false);
+    let begun = std::sync::Barrier::new(2);
     let patient = |flags| {
         let conn = open(place.path(), flags).unwrap();
         conn.busy_timeout(std::time::Duration::from_mins(10)).unwrap();
@@ -363,6 +364,7 @@ fn opening_while_the_log_is_moved_never_fails() {
     };
     std::thread::scope(|scope| {
         scope.spawn(|| {
+            begun.wait();
             let conn = patient(OpenFlags::default());
             for number in 1.. {
                 conn.pragma_update(None, "user_version", number).unwrap();
@@ -372,6 +374,8 @@ fn opening_while_the_log_is_moved_never_fails() {
                 }
             }
         });
+        // On a busy machine all of it could be over before the log is moved first.
+        begun.wait();
         for round in 0..3_000 {
             let flags = if round % 2 == 0 { OpenFlags::SQLITE_OPEN_READ_ONLY } else { OpenFlags::default() };
             let read = patient(flags).query_row("SELECT text FROM t WHERE key = 7", [], |_| Ok(()));

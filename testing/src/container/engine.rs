@@ -132,7 +132,8 @@ mod tests {
     #[test]
     fn a_server_in_a_container_answers_or_the_error_says_what_to_install() {
         let missing = || -> BoxError { "redis-server is missing: install redis-server".into() };
-        let port = crate::tools::free_port().unwrap();
+        let reserved = crate::tools::free_port().unwrap();
+        let port = reserved.number;
         let image = Image { name: "redis", tag: "7", ports: (6379, port), environment: &[], arguments: &[] };
         let answers = || std::net::TcpStream::connect(("127.0.0.1", port)).is_ok();
         match image.start(missing(), answers) {

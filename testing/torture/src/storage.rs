@@ -92,6 +92,17 @@ impl Storage {
         }
     }
 
+    /// Waits until a call on Postgres waits for a lock; on another store none is seen to.
+    ///
+    /// # Errors
+    /// Those of the server.
+    pub async fn blocked(&self) -> anyhow::Result<()> {
+        match &self.database {
+            Some(database) => database.blocked().await.map_err(anyhow::Error::from_boxed),
+            None => std::future::pending().await,
+        }
+    }
+
     /// A new handle.
     ///
     /// # Errors

@@ -13,14 +13,18 @@ use threadkeep_testing::{Database, postgres};
 /// A database with the tables in it.
 pub async fn database() -> Database {
     let database = postgres().unwrap().database().await.unwrap();
-    setup(database.url(), &Options::default()).await.unwrap();
+    setup(database.url(), &patient()).await.unwrap();
     database
+}
+
+/// Options that wait as long as tests on a busy machine need.
+pub fn patient() -> Options {
+    Options { patience: Duration::from_mins(10), ..Options::default() }
 }
 
 /// A saver that waits as long as tests on a busy machine need.
 pub async fn open(url: &str) -> PostgresSaver {
-    let options = Options { patience: Duration::from_mins(10), ..Options::default() };
-    PostgresSaver::connect(url, options).await.unwrap()
+    PostgresSaver::connect(url, patient()).await.unwrap()
 }
 
 /// A saver that tries everything once.

@@ -12,8 +12,8 @@ use threadkeep_testing::{Cluster, Replication};
 use tokio::task::{JoinHandle, block_in_place};
 
 use crate::common::damage::connect;
-use crate::common::open;
 use crate::common::talk::{Talk, note, texts};
+use crate::common::{open, patient};
 
 /// Sessions of the saver in which a commit waits for the standby.
 const WAITING: &str = "SELECT count(*) FILTER (WHERE wait_event = 'SyncRep'),
@@ -22,7 +22,7 @@ const WAITING: &str = "SELECT count(*) FILTER (WHERE wait_event = 'SyncRep'),
 
 async fn cluster(replication: Replication) -> Cluster {
     let cluster = block_in_place(|| Cluster::start(replication).unwrap());
-    setup(&cluster.url("postgres"), &Options::default()).await.unwrap();
+    setup(&cluster.url("postgres"), &patient()).await.unwrap();
     cluster
 }
 

@@ -17,8 +17,9 @@ use tokio_postgres::error::SqlState;
 use url::Url;
 
 use crate::common::damage::connect;
+use crate::common::proxy::Proxy;
 use crate::common::talk::{Talk, note, texts};
-use crate::common::{database, open, open_impatient};
+use crate::common::{database, open, open_impatient, patient};
 
 /// Appends `count` notes, each commit once from the caller's view.
 pub(crate) async fn append(saver: &PostgresSaver, talk: &mut Talk, from: usize, count: usize) {
@@ -42,7 +43,7 @@ pub(crate) async fn has(saver: &PostgresSaver, talk: &Talk, notes: std::ops::Ran
 async fn a_server_that_crashes_between_and_under_commits_loses_and_doubles_nothing() {
     let server = Arc::new(Postgres::start().unwrap());
     let database = server.database().await.unwrap();
-    setup(database.url(), &Options::default()).await.unwrap();
+    setup(database.url(), &patient()).await.unwrap();
     let saver = open(database.url()).await;
     let mut talk = Talk::new("t");
     append(&saver, &mut talk, 0, 5).await;
@@ -75,7 +76,7 @@ async fn a_server_that_crashes_between_and_under_commits_loses_and_doubles_nothi
 async fn while_the_server_is_down_nothing_is_written_and_the_error_says_so() {
     let server = Postgres::start().unwrap();
     let database = server.database().await.unwrap();
-    setup(database.url(), &Options::default()).await.unwrap();
+    setup(database.url(), &patient()).await.unwrap();
     let saver = open_impatient(database.url()).await;
     let mut talk = Talk::new("t");
     append(&saver, &mut talk, 0, 3).await;
@@ -142,7 +143,7 @@ async fn sessions_that_are_ended_behind_a_pooler_lose_and_double_nothing() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_role_that_may_only_change_rows_is_enough() {
     let database = postgres().unwrap().database().await.unwrap();
-    let options = Options { schema: "agents \"1\"".to_owned(), ..Options::default() };
+    let options = Options { schema: "agents \"1\"".to_owned(), ..patient() };
     setup(database.url(), &options).await.unwrap();
     let owner = connect(database.url()).await;
     // Roles belong to the server, which the tests share.
@@ -212,7 +213,7 @@ async fn a_role_that_may_only_change_rows_is_enough() {
 #[tokio::test(flavor = "multi_thread")]
 async fn ten_processes_may_set_up_and_write_at_once() {
     if let Ok(url) = std::env::var("THREADKEEP_TEST_SET_UP") {
-        setup(&url, &Options::default()).await.unwrap();
+        setup(&url, &patient()).await.unwrap();
         append(&open(&url).await, &mut Talk::new(&std::process::id().to_string()), 0, 3).await;
         return;
     }
@@ -239,11 +240,11 @@ async fn a_newer_format_is_refused() {
     client.batch_execute("UPDATE threadkeep_format SET version = version + 1").await.unwrap();
     let (found, supported) = (FORMAT_VERSION + 1, FORMAT_VERSION);
     let expected = Error::NewerFormat { store: "schema public".to_owned(), found, supported };
-    let opened = PostgresSaver::connect(database.url(), Options::default()).await;
+    let opened = PostgresSaver::connect(database.url(), patient()).await;
     assert_eq!(opened.err(), Some(expected.clone()));
-    assert_eq!(setup(database.url(), &Options::default()).await, Err(expected));
+    assert_eq!(setup(database.url(), &patient()).await, Err(expected));
     client.batch_execute("UPDATE threadkeep_format SET version = -1").await.unwrap();
-    let opened = PostgresSaver::connect(database.url(), Options::default()).await;
+    let opened = PostgresSaver::connect(database.url(), patient()).await;
     assert!(matches!(opened, Err(Error::Corrupt { .. })), "{opened:?}");
 }
 
@@ -263,7 +264,7 @@ async fn a_primary_that_is_set_to_read_only_is_not_called_a_standby() {
 #[tokio::test(flavor = "multi_thread")]
 async fn many_threads_share_few_connections() {
     let database = database().await;
-    let options = Options { connections: 2, ..Options::default() };
+    let options = Options { connections: 2, ..patient() };
     let saver = PostgresSaver::connect(database.url(), options).await.unwrap();
     let talks = join_all((0..64).map(|n| {
         let saver = &saver;
@@ -290,10 +291,10 @@ async fn a_slow_answer_is_waited_for_although_a_new_connection_is_refused() {
     let name = other.path().trim_start_matches('/').to_owned();
     other.set_path("/postgres");
     let admin = connect(other.as_str()).await;
-    let patience = Duration::from_secs(6);
+    let proxy = Proxy::before(database.url()).await;
+    let patience = Duration::from_secs(12);
     let options = Options { patience, ..Options::default() };
-    setup(database.url(), &options).await.unwrap();
-    let saver = Arc::new(PostgresSaver::connect(database.url(), options).await.unwrap());
+    let saver = Arc::new(PostgresSaver::connect(proxy.url(), options).await.unwrap());
     let mut talk = Talk::new("t");
     append(&saver, &mut talk, 0, 1).await;
 
@@ -304,14 +305,20 @@ async fn a_slow_answer_is_waited_for_although_a_new_connection_is_refused() {
         let (saver, step) = (saver.clone(), step.clone());
         tokio::spawn(async move { saver.commit(step).await })
     };
+    database.blocked().await.unwrap();
     tokio::time::sleep(patience + Duration::from_secs(1)).await;
     let allow = async |allowed: bool| {
         let statement = format!("ALTER DATABASE \"{name}\" ALLOW_CONNECTIONS {allowed}");
         admin.batch_execute(&statement).await.unwrap();
     };
-    // Long enough for a look at the server, which comes every quarter of the patience.
+    // Until a look at the server, which comes every quarter of the patience, has found that.
     allow(false).await;
-    tokio::time::sleep(patience * 5 / 12).await;
+    let refused = async {
+        while proxy.refused() == 0 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_mins(10), refused).await.expect("nothing looks at the server");
     allow(true).await;
     locker.batch_execute("COMMIT").await.unwrap();
     committed.await.unwrap().unwrap();
@@ -323,9 +330,9 @@ async fn a_slow_answer_is_waited_for_although_a_new_connection_is_refused() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slow_answer_is_waited_for_although_the_server_has_no_room_for_another_connection() {
     let database = postgres().unwrap().database().await.unwrap();
-    let patience = Duration::from_secs(6);
+    let patience = Duration::from_secs(12);
     let options = Options { patience, ..Options::default() };
-    setup(database.url(), &options).await.unwrap();
+    setup(database.url(), &patient()).await.unwrap();
     let owner = connect(database.url()).await;
     let role = format!("{}_limited", database.name());
     owner
@@ -356,7 +363,8 @@ async fn a_slow_answer_is_waited_for_although_the_server_has_no_room_for_another
         let (saver, step) = (saver.clone(), step.clone());
         tokio::spawn(async move { saver.commit(step).await })
     };
-    tokio::time::sleep(2 * patience).await;
+    database.blocked().await.unwrap();
+    tokio::time::sleep(patience * 3 / 2).await;
     // Nor because it takes another one in the end, and says which it is.
     limit(-1).await;
     tokio::time::sleep(patience).await;

@@ -10,7 +10,6 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
 
 use anyhow::{Context as _, bail, ensure};
 use async_trait::async_trait;
@@ -37,9 +36,6 @@ use crate::storage::{HUNG, Kind, Storage, open_at};
 
 /// What it tries, in one line.
 pub const ABOUT: &str = "an answer is lost, and somebody else acts before the retry";
-
-/// How long the third party may wait for a lock before the held request continues.
-const LOCKED: Duration = Duration::from_millis(300);
 
 /// The write whose answer is lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -89,7 +85,7 @@ pub async fn run(turn: Turn) -> anyhow::Result<()> {
             (Some(proxy), Some(saver)) => Way::Proxy(proxy, saver.clone()),
             _ => Way::Wrapper(Arc::new(Lossy::new(saver.clone(), cut))),
         };
-        let one = one(&turn, &saver, way, &thread, (call, third, cut), (lines, nth)).await;
+        let one = one(&turn, &place, &saver, way, &thread, (call, third, cut), (lines, nth)).await;
         let about =
             || format!("{call:?} after {lines} lines, cut {cut:?} (request {nth}), meanwhile {third:?}");
         one.with_context(about)?;
@@ -105,6 +101,7 @@ enum Way<'a> {
 
 async fn one(
     turn: &Turn,
+    place: &Storage,
     saver: &Arc<dyn Saver>,
     way: Way<'_>,
     thread: &ThreadId,
@@ -151,16 +148,21 @@ async fn one(
     };
     let between = early.is_none();
     let mut acting = tokio::spawn(act(saver.clone(), thread.clone(), third, seed));
-    // The held request may have a lock that the third party needs; then the two run concurrently.
-    let acted = tokio::time::timeout(LOCKED, &mut acting).await;
+    // The held request may have a lock that the third party needs; then the two run concurrently. A third party that is
+    // only slow is waited for: the request could come between its deletion and its creation.
+    let acted = tokio::select! {
+        acted = &mut acting => Some(acted),
+        blocked = place.blocked() => blocked.map(|()| None)?,
+        () = tokio::time::sleep(HUNG) => bail!("the third party neither acts nor waits for a lock"),
+    };
     go.notify_one();
     let said = match early {
         Some(said) => said,
         None => asking.await?,
     };
     let there = match acted {
-        Ok(acted) => acted??,
-        Err(_) => acting.await??,
+        Some(acted) => acted??,
+        None => acting.await??,
     };
     if let Way::Proxy(proxy, _) = &way {
         proxy.mend();

@@ -27,6 +27,9 @@ pub const ABOUT: &str = "two processes on one store; opens beside constant check
 /// The thread that all processes add to.
 const SHARED: &str = "shared";
 
+/// The least that a file is opened beside the processes, however late that begins.
+const OPENS: usize = 60;
+
 /// Adds a message to the shared thread; retries after losing a race for the head.
 pub async fn say_for_sure(accessor: &StateAccessor, text: &str) -> threadkeep::Result<()> {
     loop {
@@ -67,7 +70,7 @@ impl Drop for Over {
 /// Opens a file and reads it, again and again. Returns how often.
 fn open_until(path: &Path, done: &AtomicBool) -> rusqlite::Result<usize> {
     let mut count = 0;
-    while !done.load(Ordering::SeqCst) {
+    while count < OPENS || !done.load(Ordering::SeqCst) {
         let db = threadkeep_pages::open(path, OpenFlags::SQLITE_OPEN_READ_ONLY)?;
         db.busy_timeout(PATIENCE)?;
         let _: i64 = db.query_row("SELECT count(*) FROM checkpoint", [], |row| row.get(0))?;

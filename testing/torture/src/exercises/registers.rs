@@ -185,12 +185,21 @@ pub async fn run(turn: Turn) -> anyhow::Result<()> {
     let cluster = tokio::task::spawn_blocking(|| Cluster::start(Replication::Synchronous)).await?;
     let cluster = Arc::new(cluster.map_err(|error| anyhow!(error))?);
     let url = cluster.url("postgres");
-    setup(&url, &Options::default()).await?;
+    setup(&url, &Options { patience: PATIENCE, ..Options::default() }).await?;
     let (history, done) = (Arc::new(History::default()), Arc::new(AtomicBool::new(false)));
     let mut workers = Vec::new();
     for worker in 0..2 {
         let options = Options { patience: RETRIES, ..Options::default() };
-        let saver = Arc::new(PostgresSaver::connect(&url, options).await?);
+        // Its retries may be over early on a busy machine.
+        let connected = async {
+            loop {
+                match PostgresSaver::connect(&url, options.clone()).await {
+                    Err(Error::Unavailable { .. }) => {}
+                    connected => return connected,
+                }
+            }
+        };
+        let saver = Arc::new(tokio::time::timeout(HUNG, connected).await??);
         for task in 0..4 {
             let (saver, history, done) = (saver.clone(), history.clone(), done.clone());
             let rng = StdRng::seed_from_u64(seed ^ (worker << 8) ^ task);

@@ -22,13 +22,13 @@ pub struct ReportArguments {
     #[arg(long, value_parser = level)]
     level: Option<Level>,
     /// The seed of random choices.
-    #[arg(long, default_value_t = Settings::from_env().unwrap_or_default().seed)]
+    #[arg(long, default_value_t = defaults().seed)]
     seed: u64,
     /// Number of random programs.
-    #[arg(long, default_value_t = Settings::from_env().unwrap_or_default().programs)]
+    #[arg(long, default_value_t = defaults().programs)]
     programs: u32,
     /// Seconds after which a case that has not ended has failed.
-    #[arg(long, default_value_t = Settings::from_env().unwrap_or_default().limit.as_secs())]
+    #[arg(long, default_value_t = defaults().limit.as_secs())]
     limit: u64,
     /// Report as JSON, with every case.
     #[arg(long)]
@@ -36,6 +36,11 @@ pub struct ReportArguments {
     /// Report as the JSON that shields.io shows as a badge.
     #[arg(long, conflicts_with = "json")]
     badge: bool,
+}
+
+/// What the variables say; [`ReportArguments::report`] refuses one that is no number.
+fn defaults() -> Settings {
+    Settings::from_env().unwrap_or_default()
 }
 
 fn level(text: &str) -> Result<Level, String> {
@@ -50,7 +55,6 @@ impl ReportArguments {
     /// # Errors
     /// If no case is selected, a variable of [`Settings::from_env`] is no number, or the report cannot be printed.
     pub fn report<F: Factory>(&self, factory: F) -> Result<ExitCode, BoxError> {
-        // The arguments have the defaults in the place of what is no number.
         Settings::from_env()?;
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(4).enable_all().build()?;
         let limit = Duration::from_secs(self.limit);

@@ -224,7 +224,7 @@ fn read_kind(node: &Node<'_>, class: &str, config_dir: &Path) -> ModelKind {
                 ),
             );
         }
-        refuse_missing(node);
+        refuse_unsupported(node);
         if node.value("script").is_some() {
             node.problem("script", format!("is only for models with `use: {SCRIPTED}`"));
         }
@@ -233,7 +233,7 @@ fn read_kind(node: &Node<'_>, class: &str, config_dir: &Path) -> ModelKind {
 }
 
 /// Refuses settings of LangChain's client that ask for what this one does not do. Providers refuse them as parameters.
-fn refuse_missing(node: &Node<'_>) {
+fn refuse_unsupported(node: &Node<'_>) {
     if node.bool("use_responses_api", false) {
         node.problem(
             "use_responses_api",

@@ -23,6 +23,10 @@ _WITH_TASKS = 4
 _AT_ONCE = 64
 
 
+class NotMoved(Exception):
+    """Why a thread is not moved."""
+
+
 @dataclass
 class Row:
     """A stored checkpoint of LangGraph, not decoded."""
@@ -292,10 +296,6 @@ def _by_checkpoint(rows: Iterable[tuple[Any, ...]]) -> Written:
         if task is not None:
             tasks.add((task, channel in WRITES_IDX_MAP))
     return written
-
-
-class NotMoved(Exception):
-    """Why a thread is not moved."""
 
 
 def _newest(versions: dict[str, Any]) -> Any:

@@ -21,8 +21,7 @@ class SqliteSaver(ThreadkeepSaver):
     """A saver on an SQLite file.
 
     ``conn`` is the file's path, ``":memory:"``, or a connection of :mod:`sqlite3` to it. A connection is closed, because
-    two programs in one process must not have the file open: closing one would drop the other's locks. Pass the path where a
-    process makes several savers on a file: the connection for the second one would drop the locks of the first.
+    two programs in one process must not have the file open: closing one would drop the other's locks.
 
     >>> saver = SqliteSaver(":memory:")
     >>> list(saver.list(None))

@@ -25,9 +25,9 @@ pub struct ModelSettings {
     /// Every other key of the entry. `request_timeout` (seconds until the answer must have begun, default 600) is used
     /// here; `max_retries` is ignored, because [`RetryingModel`](super::RetryingModel) handles retries, and so are
     /// `timeout`, which is read before, and `streaming`; `stream_usage`, if it is false, omits `stream_options`; the
-    /// entries of `default_headers` are headers of every request, and those of `default_query` parameters of its
-    /// address; the entries of `extra_body` and `model_kwargs` and all other keys become parameters in its body, where
-    /// null removes a parameter.
+    /// entries of `default_headers` are headers of every request, as `organization` is, and those of `default_query`
+    /// parameters of its address; the entries of `extra_body` and `model_kwargs` and all other keys become parameters in
+    /// its body, where null removes a parameter.
     pub extra: Map<String, Value>,
     /// Merged into `extra` for a request with thinking.
     pub when_thinking_enabled: Map<String, Value>,

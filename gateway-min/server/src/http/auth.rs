@@ -37,10 +37,6 @@ const WRITES: [&str; 6] = [
     "/api/threads/{thread_id}/copy",
     "/api/threads/{thread_id}/compact",
 ];
-/// In the extensions of an answer: it is that of such a write, on a route that also reads.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct HasWritten;
-
 /// How often a streaming response rechecks its API key.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
 const NOT_AVAILABLE: &str = "Authentication is not available";
@@ -163,6 +159,10 @@ struct Again {
     /// Whether an answer that reports success shows nothing that somebody else may have written.
     has_written: bool,
 }
+
+/// In an answer's extensions: it is that of a write as in [`WRITES`], on a route that also reads.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct HasWritten;
 
 /// In an answer's extensions: its body checks the thread's owner itself, before it shows anything of the thread.
 #[derive(Debug, Clone, Copy)]

@@ -104,7 +104,7 @@ impl Frames {
         task: &Task,
         input: impl FnOnce() -> Result<Json>,
     ) -> Result<()> {
-        if !self.wants(StreamMode::Tasks) && !self.wants(StreamMode::Debug) {
+        if !self.shows_tasks() {
             return Ok(());
         }
         let payload = json!({
@@ -120,7 +120,7 @@ impl Frames {
 
     /// A task ended, with its writes or with an error.
     pub(crate) fn task_ended(&self, step: i64, task: &Task, outcome: Result<&Json, &str>) {
-        if !self.wants(StreamMode::Tasks) && !self.wants(StreamMode::Debug) {
+        if !self.shows_tasks() {
             return;
         }
         let payload = json!({
@@ -131,6 +131,10 @@ impl Frames {
             "interrupts": [],
         });
         self.task("task_result", step, &payload);
+    }
+
+    fn shows_tasks(&self) -> bool {
+        self.wants(StreamMode::Tasks) || self.wants(StreamMode::Debug)
     }
 
     fn task(&self, kind: &str, step: i64, payload: &Json) {

@@ -44,8 +44,7 @@ pub(crate) fn configure(dir: &TempDir, mode: &str) {
 pub(crate) fn chat(dir: &TempDir, arguments: &[&str]) -> Command {
     let mut command = super::command(dir.path(), &[&["chat"], arguments].concat());
     // Without it the directory would have to be trusted.
-    command.env("SVC_CONFIG_PATH", dir.path().join("config.yaml"));
-    command.env_remove("SVC_TUI").env_remove("SVC_TUI_TRANSPARENT").stdin(Stdio::null());
+    command.env("SVC_CONFIG_PATH", dir.path().join("config.yaml")).stdin(Stdio::null());
     command
 }
 
@@ -250,7 +249,7 @@ fn a_directory_that_nobody_trusted_decides_nothing() {
     let command = |arguments: &[&str]| {
         let mut command = super::command(dir.path(), arguments);
         command.env("HOME", home.path()).env_remove("XDG_CONFIG_HOME").env_remove("XDG_STATE_HOME");
-        command.env_remove("SVC_HOME").env_remove("SVC_TUI").stdin(Stdio::null());
+        command.env_remove("SVC_HOME").stdin(Stdio::null());
         command
     };
     let chat = || command(&["chat", "--print", "hi"]);

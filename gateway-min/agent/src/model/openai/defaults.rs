@@ -63,13 +63,13 @@ impl Defaults {
 
 /// The header with the organization; none without it.
 fn organization(settings: &ModelSettings) -> Result<Option<(String, String)>, String> {
-    match settings.extra.get(ORGANIZATION) {
-        None | Some(Value::Null) => Ok(None),
-        Some(Value::String(name)) => {
-            Ok((!name.is_empty()).then(|| (ORGANIZATION_HEADER.to_owned(), name.clone())))
-        }
-        Some(_) => Err(format!("`{ORGANIZATION}` must be a text")),
-    }
+    let name = match settings.extra.get(ORGANIZATION) {
+        None | Some(Value::Null) => return Ok(None),
+        Some(Value::String(name)) => name,
+        Some(_) => return Err(format!("`{ORGANIZATION}` must be a text")),
+    };
+    header_value(ORGANIZATION, name)?;
+    Ok((!name.is_empty()).then(|| (ORGANIZATION_HEADER.to_owned(), name.clone())))
 }
 
 /// The names and texts of a setting that is a mapping; none without it.
@@ -88,10 +88,15 @@ fn pairs(settings: &ModelSettings, key: &str) -> Result<Vec<(String, String)>, S
 }
 
 fn authorization(key: &Secret) -> Result<HeaderValue, String> {
-    let mut value = HeaderValue::from_str(&format!("Bearer {}", key.expose()))
-        .map_err(|_| "`api_key` has a character that cannot be sent in a header".to_owned())?;
+    let mut value = header_value("api_key", &format!("Bearer {}", key.expose()))?;
     value.set_sensitive(true);
     Ok(value)
+}
+
+/// The value of the header for a setting, which an error names.
+fn header_value(setting: &str, text: &str) -> Result<HeaderValue, String> {
+    let value = HeaderValue::from_str(text);
+    value.map_err(|_| format!("`{setting}` has a character that cannot be sent in a header"))
 }
 
 #[cfg(test)]
@@ -119,6 +124,18 @@ mod tests {
             let header = headers.get("openai-organization").map(|value| value.to_str().unwrap());
             assert_eq!(header, sent, "{extra}");
             assert_eq!(parameters(&settings, None), Map::new(), "{extra}");
+        }
+    }
+
+    #[test]
+    fn an_organization_that_cannot_be_sent_is_named() {
+        for (organization, problem) in [
+            (json!("org-1\n"), "`organization` has a character that cannot be sent in a header"),
+            (json!(1), "`organization` must be a text"),
+        ] {
+            let mut settings = ModelSettings::new("gpt", ModelKind::OpenAiCompatible, "gpt-x");
+            settings.extra.insert("organization".into(), organization);
+            assert_eq!(Defaults::of(&settings).err().as_deref(), Some(problem));
         }
     }
 

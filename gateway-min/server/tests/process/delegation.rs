@@ -2,7 +2,7 @@
 //! answered already.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use serde_json::{Value as Json, json};
@@ -11,24 +11,22 @@ use threadkeep_testing::unconfigured;
 
 use super::{Gateway, configured, on_postgres, texts};
 
-/// A lead that delegates three tasks, subagents of three turns, and a record of what models are asked. `delay_ms` before
-/// each piece of an answer.
-fn with_delegations(dir: &Path, delay_ms: u64) -> PathBuf {
-    let record = dir.join("requests.jsonl");
+/// The script of a lead that delegates three tasks, and of subagents of three turns, with a record of what models are
+/// asked. `last` is the lead's last answer.
+fn delegating(record: &Path, last: &Json) -> String {
     let task = |prompt: &str| json!({"name": "task", "args": {"prompt": prompt, "subagent_type": "general-purpose"}});
     let script = json!({"record": record, "rules": [
         {"when": {"caller": "subagent"}, "answers": [
-            {"text": "One.", "delay_ms": delay_ms, "tool_calls": [{"name": "ls", "args": {}}], "usage": {"input_tokens": 5, "output_tokens": 1}},
-            {"text": "Two.", "delay_ms": delay_ms, "tool_calls": [{"name": "glob", "args": {"pattern": "*"}}], "usage": {"input_tokens": 6, "output_tokens": 1}},
-            {"text": "Report on {{input}}.", "delay_ms": delay_ms, "usage": {"input_tokens": 7, "output_tokens": 1}},
+            {"text": "One.", "delay_ms": 2, "tool_calls": [{"name": "ls", "args": {}}], "usage": {"input_tokens": 5, "output_tokens": 1}},
+            {"text": "Two.", "delay_ms": 2, "tool_calls": [{"name": "glob", "args": {"pattern": "*"}}], "usage": {"input_tokens": 6, "output_tokens": 1}},
+            {"text": "Report on {{input}}.", "delay_ms": 2, "usage": {"input_tokens": 7, "output_tokens": 1}},
         ]},
         {"answers": [
             {"text": "I delegate.", "tool_calls": [task("a"), task("b"), task("c")]},
-            {"text": "All three are done."},
+            last,
         ]},
     ]});
-    std::fs::write(dir.join("script.json"), script.to_string()).unwrap();
-    record
+    script.to_string()
 }
 
 /// How often each caller's question with this many answers was asked.
@@ -48,14 +46,10 @@ fn requests(record: &Path) -> BTreeMap<(String, String, usize), usize> {
 /// A gateway that is killed as soon as its models were asked `asked` times; what the one that runs in `beside`, or else
 /// the next one in its own directory, makes of it.
 async fn killed_after(dir: TempDir, beside: Option<&TempDir>, asked: usize) -> TempDir {
-    let record = with_delegations(dir.path(), 2);
-    let file = dir.path().join("script.json");
-    let script = std::fs::read_to_string(&file).unwrap();
+    let (record, file) = (dir.path().join("requests.jsonl"), dir.path().join("script.json"));
+    let script = delegating(&record, &json!({"text": "All three are done."}));
     // However late it is killed, its run has not ended.
-    let last = r#""text":"All three are done.""#;
-    let held = script.replace(last, &format!(r#""gate":{{"name":"shut"}},{last}"#));
-    assert_ne!(held, script);
-    std::fs::write(&file, held).unwrap();
+    std::fs::write(&file, delegating(&record, &json!({"text": "never", "gate": {"name": "shut"}}))).unwrap();
     let gateway = Gateway::start(dir.path());
     let other = beside.map(|beside| {
         std::fs::write(beside.path().join("script.json"), &script).unwrap();

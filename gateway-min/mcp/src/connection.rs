@@ -132,8 +132,10 @@ impl Connection {
         let mut tools: Vec<Tool> = Vec::new();
         let mut cursor: Option<String> = None;
         loop {
-            let page = PaginatedRequestParams::default().with_cursor(cursor.clone());
-            let request = ClientRequest::ListToolsRequest(ListToolsRequest::with_param(page));
+            let params =
+                cursor.clone().map(|cursor| PaginatedRequestParams::default().with_cursor(Some(cursor)));
+            let request = ListToolsRequest { params, ..ListToolsRequest::default() };
+            let request = ClientRequest::ListToolsRequest(request);
             let result = match self.service.peer().send_request(request).await? {
                 ServerResult::ListToolsResult(result) => Some(result),
                 // What the client cannot read as a list has malformed tools.

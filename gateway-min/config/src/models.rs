@@ -240,7 +240,7 @@ fn refuse_unsupported(node: &Node<'_>) {
             "must be false: models are called over the chat-completions protocol",
         );
     }
-    if node.text("output_version").is_some_and(|version| version != "v0") {
+    if node.nonempty_text("output_version").is_some_and(|version| version != "v0") {
         node.problem("output_version", "must be v0, that of the chat-completions protocol; remove the key");
     }
     if node.bool("disable_streaming", false) {
@@ -346,6 +346,7 @@ mod tests {
         for (key, without_effect, refused) in [
             ("use_responses_api", json!(false), json!(true)),
             ("output_version", json!("v0"), json!("responses/v1")),
+            ("output_version", json!(""), json!("v1")),
             ("disable_streaming", json!("false"), json!("tool_calls")),
             ("disable_streaming", json!(null), json!(true)),
         ] {

@@ -67,7 +67,16 @@ impl BackupFile {
         let unfinished =
             Unfinished { file, copy: copy.to_path_buf(), to: to.to_owned(), stopped: Arc::clone(&stopped) };
         let backup = Self { copy, to: to.to_owned(), _stop: Stop(stopped) };
-        let making = tokio::task::spawn_blocking(move || make(&unfinished));
+        let making = tokio::task::spawn_blocking(move || {
+            let made = make(&unfinished);
+            // SQLite keeps the log of a database that was removed while it was open.
+            for file in ["-wal", "-shm"] {
+                let mut name = unfinished.copy.clone().into_os_string();
+                name.push(file);
+                let _ = std::fs::remove_file(name);
+            }
+            made
+        });
         making.await.map_err(|error| unavailable(error.to_string()))??;
         Ok(backup)
     }
@@ -226,6 +235,36 @@ fn not_written(to: &Path, error: &std::io::Error) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The last step of a copy ends its log. SQLite does not remove a log whose database is gone by then.
+    #[tokio::test]
+    async fn a_backup_that_is_given_up_late_leaves_no_log() {
+        let dir = tempfile::tempdir().unwrap();
+        let (logged, has_log) = std::sync::mpsc::channel();
+        let to = dir.path().join("backup");
+        let mut backup = Box::pin(BackupFile::made(&to, move |unfinished| {
+            let conn = Connection::open(&unfinished.copy).unwrap();
+            conn.pragma_update_and_check(None, "journal_mode", "WAL", |_| Ok(())).unwrap();
+            conn.execute_batch("CREATE TABLE t (text TEXT)").unwrap();
+            logged.send(()).unwrap();
+            while !unfinished.stopped.load(Ordering::Relaxed) {
+                std::thread::yield_now();
+            }
+            drop(conn);
+            Err(unavailable("the backup was stopped"))
+        }));
+        let names = || std::fs::read_dir(dir.path()).unwrap().count();
+        assert!(futures::poll!(&mut backup).is_pending());
+        has_log.recv().unwrap();
+        assert_eq!(names(), 3, "the copy, its log and the index of that");
+        drop(backup);
+        let gone = async {
+            while names() > 0 {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(60), gone).await.expect("no file is left");
+    }
 
     #[test]
     fn the_directory_of_a_bare_name_is_the_current_one() {

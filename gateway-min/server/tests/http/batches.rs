@@ -83,6 +83,16 @@ async fn ended(gateway: &Gateway, id: &str) -> Value {
     until(gateway, id, |batch| !batch["completed_at"].is_null()).await
 }
 
+/// Waits until the metrics say so: an attempt is counted after its end is stored.
+async fn counted(gateway: &Gateway, line: &str) {
+    let found = async {
+        while !gateway.get("/metrics").await.ok().as_str().unwrap().contains(line) {
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(std::time::Duration::from_mins(10), found).await.expect("it is not counted");
+}
+
 async fn act(gateway: &Gateway, id: &str, action: &str) -> Answer {
     gateway.call(Method::POST, &format!("{BATCHES}/{id}/{action}"), None).await
 }
@@ -176,10 +186,7 @@ async fn s60_owners_see_a_batch_and_its_items_and_nothing_that_is_the_workers() 
         );
         let executions = gateway.get("/api/threads/t/executions").await.ok();
         assert_eq!(executions["executions"][0]["kind"], "batch_item");
-        let metrics = gateway.get("/metrics").await.ok();
-        assert!(
-            metrics.as_str().unwrap().contains("threadkeep_batch_attempts_total{outcome=\"succeeded\"} 3")
-        );
+        counted(&gateway, "threadkeep_batch_attempts_total{outcome=\"succeeded\"} 3").await;
         let features = gateway.get("/api/features").await.ok();
         let expected =
             json!({"enabled": true, "repository_available": true, "worker_running": true, "max_running": 3});

@@ -8,7 +8,7 @@ use axum::http::Method;
 use serde_json::{Value, json};
 use threadkeep_testing::DropAfter;
 
-use crate::support::{Gateway, Setup, question, texts};
+use crate::support::{Answer, Gateway, Setup, question, texts};
 
 /// These follow what happens next, and have no end.
 const ENDLESS: [&str; 2] =
@@ -128,16 +128,15 @@ async fn nothing_left(gateway: &Gateway, what: &str) {
         .unwrap_or_else(|_| panic!("{what}: something stays in the database"));
 }
 
-/// The first turn of a thread which a dropped request may have deleted, or may be about to change.
-async fn first_turn(gateway: &Gateway, thread: &str, what: &str) -> String {
+/// A turn of a thread which a dropped request may have deleted, or may be about to change.
+async fn turn(gateway: &Gateway, thread: &str, body: &Value, what: &str) -> Answer {
     let path = format!("/api/threads/{thread}/runs/wait");
     let asked = async {
         loop {
             gateway.post("/api/threads", json!({ "thread_id": thread })).await;
-            let answer = gateway.post(&path, question("before")).await;
+            let answer = gateway.post(&path, body.clone()).await;
             if answer.status == 200 {
-                let place = answer.headers["content-location"].to_str().unwrap();
-                return place.rsplit_once('/').unwrap().1.to_owned();
+                return answer;
             }
             assert!([404, 409].contains(&answer.status), "{what}: {} {}", answer.status, answer.body);
             tokio::time::sleep(Duration::from_millis(20)).await;
@@ -146,19 +145,19 @@ async fn first_turn(gateway: &Gateway, thread: &str, what: &str) -> String {
     tokio::time::timeout(PATIENCE, asked).await.unwrap_or_else(|_| panic!("{what}: no turn ends"))
 }
 
-/// The thread takes a turn, after runs that a dropped request may have started.
+/// The first turn of such a thread.
+async fn first_turn(gateway: &Gateway, thread: &str, what: &str) -> String {
+    let answer = turn(gateway, thread, &question("before"), what).await;
+    let place = answer.headers["content-location"].to_str().unwrap();
+    place.rsplit_once('/').unwrap().1.to_owned()
+}
+
+/// The thread takes a turn, after runs that a dropped request may have started. Others may start still.
 async fn goes_on(gateway: &Gateway, subject: &Subject, what: &str) {
-    let thread = &subject.thread;
-    gateway.create(thread).await;
     let mut body = question("after");
     body["multitask_strategy"] = json!("enqueue");
-    let path = format!("/api/threads/{thread}/runs/wait");
-    let asked = gateway.post(&path, body);
-    let answer =
-        tokio::time::timeout(PATIENCE, asked).await.unwrap_or_else(|_| panic!("{what}: no turn ends"));
-    assert_eq!(answer.status, 200, "{what}: {}", answer.body);
-    let state = gateway.state(thread).await;
-    assert_eq!(texts(&state).last(), Some(&"You said: after"), "{what}");
+    let left = turn(gateway, &subject.thread, &body, what).await.body;
+    assert_eq!(texts(&json!({ "values": left })).last(), Some(&"You said: after"), "{what}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

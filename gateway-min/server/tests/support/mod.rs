@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
 use axum::body::{Body, to_bytes};
@@ -332,10 +333,13 @@ impl Gateway {
 }
 
 /// A new connection to a database file. It writes page checksums where the file has them: a gateway has registered the
-/// VFS by now.
+/// VFS by now. It waits for the gateway's writer, which may take its time on a busy machine.
 pub(crate) fn connect(file: &Path) -> Connection {
     let vfs = if file.ends_with("checkpoints.db") { c"threadkeep-pages" } else { c"unix" };
-    Connection::open_with_flags_and_vfs(file, OpenFlags::SQLITE_OPEN_READ_WRITE, vfs).unwrap()
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE;
+    let connection = Connection::open_with_flags_and_vfs(file, flags, vfs).unwrap();
+    connection.busy_timeout(Duration::from_mins(10)).unwrap();
+    connection
 }
 
 /// The body of a run create request that asks `text`.

@@ -159,15 +159,20 @@ impl Db {
         }
     }
 
-    /// How far the database's clock is ahead of this process's; zero if they share a clock.
+    /// How far the database's clock is ahead of this process's; zero if they share a clock, or if the answer shows no
+    /// difference: it is of some moment between the question and its arrival.
     pub(super) async fn clock_skew(&self) -> Result<TimeDelta, RecordsError> {
         if self.dialect() == Dialect::Sqlite {
             return Ok(TimeDelta::zero());
         }
         let sql = query("SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint");
+        let asked = self.clock.now();
         let micros: Option<(i64,)> = self.fetch_optional(sql).await?;
+        let answered = self.clock.now();
         let there = micros.and_then(|(micros,)| DateTime::from_timestamp_micros(micros));
-        Ok(there.map_or(TimeDelta::zero(), |there| there - self.clock.now()))
+        // The clock may have been set back meanwhile.
+        let (first, last) = (asked.min(answered), asked.max(answered));
+        Ok(there.map_or(TimeDelta::zero(), |there| there - there.clamp(first, last)))
     }
 
     fn new(pools: Pools, clock: Clock) -> Self {

@@ -238,7 +238,8 @@ impl Records {
         self.db.clock.now()
     }
 
-    /// How far the database's clock is ahead of this process's. Leases need clocks that agree.
+    /// How far the database's clock is ahead of this process's, at least: the time for which the answer was awaited is no
+    /// difference. Leases need clocks that agree.
     ///
     /// # Errors
     /// [`RecordsError::Unavailable`].

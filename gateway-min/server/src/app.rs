@@ -388,7 +388,7 @@ async fn agree_on_form(records: &Records, config: &Config) -> Result<(), StartEr
 /// Checks that several processes can share the database, as this one may be the first of several.
 async fn check_sharing(records: &Records, config: &Config, grace: TimeDelta) -> Result<(), StartError> {
     let skew = records.clock_skew().await?.abs();
-    // A query may take up to a second on a busy machine.
+    // Also without a grace: no two clocks are quite the same.
     if skew > grace.max(TimeDelta::seconds(1)) {
         return Err(StartError::Clock { skew: skew.num_seconds(), grace: grace.num_seconds() });
     }

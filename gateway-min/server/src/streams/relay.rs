@@ -9,7 +9,6 @@ use std::time::Duration;
 
 use serde_json::{Value as Json, json};
 use threadkeep::saver::Load;
-use tokio::time::Instant;
 
 use super::bridge::Publisher;
 use super::mirror::decode;
@@ -18,8 +17,9 @@ use threadkeep_records::{CancelAction, EventQuery, RECOVERY_STOP_REASON, Records
 
 /// How often the database is polled for the state of a run, unless its process says that there is something to read.
 const POLL: Duration = Duration::from_millis(250);
-/// How long the last frames of a run may arrive after its row has ended.
-const LAST_FRAMES: Duration = Duration::from_secs(2);
+/// How often a run whose row has ended is looked at before its last frames are given up: they have two seconds. What is
+/// counted are looks, because while a machine stands still, its processes send nothing.
+const LAST_LOOKS: u32 = 8;
 /// Batches of frames read at once.
 const BATCHES: u32 = 32;
 
@@ -28,7 +28,7 @@ pub(super) async fn relay(streams: Arc<Streams>, run: RunRow, publisher: Publish
     let runs = streams.records.runs();
     let abandoned = publisher.abandoned();
     let (mut asked, mut cancelled) = (false, false);
-    let (mut next_seq, mut ended_at) = (0, None);
+    let (mut next_seq, mut looked) = (0, None);
     // Before the frames are requested, so that none are missed.
     let mut changes = streams.records.changes();
     loop {
@@ -45,15 +45,18 @@ pub(super) async fn relay(streams: Arc<Streams>, run: RunRow, publisher: Publish
                 break;
             }
             Ok(Seen::Ended(row)) => {
-                let since = *ended_at.get_or_insert_with(Instant::now);
-                if is_dead(&row) || since.elapsed() >= LAST_FRAMES {
+                let looks = *looked.get_or_insert(0);
+                if is_dead(&row) || looks >= LAST_LOOKS {
                     show_outcome(&streams, &row, next_seq == 0, &publisher).await;
                     break;
                 }
             }
             Err(error) => tracing::warn!(run_id = run.run_id, %error, "cannot read a run of another process"),
         }
-        let _changed = tokio::time::timeout(POLL, changes.of(&run.run_id)).await;
+        let changed = tokio::time::timeout(POLL, changes.of(&run.run_id)).await;
+        if let (Err(_silence), Some(looks)) = (changed, &mut looked) {
+            *looks += 1;
+        }
     }
     publisher.end();
 }

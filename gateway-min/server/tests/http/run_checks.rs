@@ -148,6 +148,18 @@ fn from(flaws: &[(Value, u16, Value)]) -> Value {
     Value::Object(body)
 }
 
+/// The runs of the thread, without what a run at work stores of itself every few seconds.
+async fn runs(gateway: &Gateway) -> Value {
+    let mut runs = gateway.get("/api/threads/t/runs").await.ok();
+    for run in runs.as_array_mut().unwrap() {
+        if run["status"] == "running" {
+            let run = run.as_object_mut().unwrap();
+            run.retain(|field, _| !["updated_at", "message_count"].contains(&field.as_str()));
+        }
+    }
+    runs
+}
+
 /// Each request has one flaw less than the one before, so each answer shows that its check precedes the later ones.
 #[tokio::test]
 async fn the_checks_come_in_the_order_of_the_contract_and_a_refused_request_changes_nothing() {
@@ -163,7 +175,7 @@ async fn the_checks_come_in_the_order_of_the_contract_and_a_refused_request_chan
         let run = gateway.start_run("t", "wait").await;
         gate(&name).reached().await;
         let (rows, history) = (gateway.rows().await, gateway.history("t").await);
-        let runs = gateway.get("/api/threads/t/runs").await.ok();
+        let before = runs(&gateway).await;
         for (paths, stateless) in [(ON_THREAD, false), (STATELESS, true)] {
             let flaws = flaws(stateless);
             for (at, (_, status, expected)) in flaws.iter().enumerate() {
@@ -174,7 +186,7 @@ async fn the_checks_come_in_the_order_of_the_contract_and_a_refused_request_chan
         }
         assert_eq!(gateway.rows().await, rows, "{mode}: not one row was written");
         assert_eq!(gateway.history("t").await, history);
-        assert_eq!(gateway.get("/api/threads/t/runs").await.ok(), runs, "the run at work goes on");
+        assert_eq!(runs(&gateway).await, before, "the run at work goes on");
         gate(&name).open();
         gateway.join("t", &run).await;
         assert_eq!(gateway.run("t", &run).await["status"], "success");

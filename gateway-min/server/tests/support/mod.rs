@@ -151,7 +151,10 @@ impl Gateway {
         mode: &'static str,
         meanwhile: impl FnOnce(PathBuf) -> F,
     ) -> Self {
-        self.app.stop_runs().await;
+        // On a machine that stands still it gives up too early. Once everything has stopped it returns at once.
+        for _ in 0..12 {
+            self.app.stop_runs().await;
+        }
         self.app.close().await;
         meanwhile(self.data()).await;
         Self::open(self.dir, Setup { mode, ..self.setup }, self.database).await

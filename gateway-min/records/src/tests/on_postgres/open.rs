@@ -185,6 +185,18 @@ async fn the_clocks_of_process_and_database_are_compared() {
     assert!(skew.abs() < chrono::TimeDelta::minutes(1), "{skew}");
 }
 
+/// The process waits for minutes for the database's time, which is that of a moment in between.
+#[tokio::test]
+async fn a_slow_answer_is_no_difference_of_the_clocks() {
+    let asked = std::sync::atomic::AtomicBool::new(false);
+    let clock = Clock::from_fn(move || {
+        let (now, minutes) = (chrono::Utc::now(), chrono::TimeDelta::minutes(5));
+        if asked.fetch_not(std::sync::atomic::Ordering::SeqCst) { now + minutes } else { now - minutes }
+    });
+    let records = lone(RecordsOptions { clock, ..RecordsOptions::default() }).await;
+    assert_eq!(records.clock_skew().await.unwrap(), chrono::TimeDelta::zero());
+}
+
 /// A process that stalls in the middle of a transaction, as when its machine is suspended.
 #[tokio::test]
 async fn a_process_that_stands_still_does_not_hold_up_the_others_for_long() {

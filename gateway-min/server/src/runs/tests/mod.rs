@@ -2,6 +2,7 @@
 
 mod clocks;
 mod dead;
+mod elsewhere;
 mod faults;
 mod fences;
 mod golden;

@@ -95,8 +95,8 @@ fn serve(dir: &Path, port: &str) -> Command {
     command
 }
 
-/// A client of gateways. It uses no connection again that was unused for a while: a gateway closes those after a minute,
-/// one that stood still when it goes on, and does not answer a request that is on its way then.
+/// A client of gateways. It uses no connection again that was unused for a while: a gateway closes those after a
+/// minute, one that stood still when it goes on, and does not answer a request that is on its way then.
 fn client() -> Client {
     rustls::crypto::ring::default_provider().install_default().ok();
     Client::builder().no_proxy().pool_idle_timeout(Duration::from_secs(20)).build().unwrap()

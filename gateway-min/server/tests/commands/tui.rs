@@ -60,8 +60,8 @@ impl Terminal {
         self.until_after("", word);
     }
 
-    /// The same, after another word was. The status line is shorter while a turn is at work: `leaves` is written when it
-    /// has ended.
+    /// The same, after another word was. The status line is shorter while a turn is at work: `leaves` is written when
+    /// it has ended.
     fn until_after(&mut self, first: &str, word: &str) {
         while !self.seen.find(first).is_some_and(|at| self.seen[at..].contains(word)) {
             let more = self.screen.recv_timeout(PATIENCE);

@@ -45,8 +45,8 @@ async fn counters(gateway: &Gateway) -> BTreeMap<&'static str, u64> {
 /// How often a run stores its totals while it is at work.
 const PROGRESS: Duration = Duration::from_secs(5);
 
-/// Streams a turn to its end and returns what it cost. One that may have stored its totals meanwhile does not count: another
-/// one follows it.
+/// Streams a turn to its end and returns what it cost. One that may have stored its totals meanwhile does not count:
+/// another one follows it.
 async fn turn(gateway: &Gateway, thread: &str, more: Value) -> BTreeMap<&'static str, u64> {
     let mut body =
         json!({"input": {"messages": [{"role": "user", "content": "The same question each time."}]}});

@@ -62,8 +62,8 @@ impl Collector {
         scopes.flat_map(|scope| scope.spans).collect()
     }
 
-    /// The spans, as soon as all that are wanted are there. They come in several requests, and the gateway ends before a
-    /// collector that is late has read them.
+    /// The spans, as soon as all that are wanted are there. They come in several requests, and the gateway ends before
+    /// a collector that is late has read them.
     async fn spans_once(&self, all_there: impl Fn(&[Span]) -> bool) -> Vec<Span> {
         let until = Instant::now() + Duration::from_mins(1);
         loop {

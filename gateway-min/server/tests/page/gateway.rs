@@ -3,6 +3,7 @@
 use std::io::{BufRead as _, BufReader};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 use reqwest::Client;
 use serde_json::{Value, json};
@@ -34,7 +35,8 @@ impl Gateway {
         });
         std::fs::write(dir.path().join("config.yaml"), config.to_string()).unwrap();
         rustls::crypto::ring::default_provider().install_default().ok();
-        let client = Client::builder().no_proxy().build().unwrap();
+        // A gateway closes connections that were unused for a minute, also while a request is on its way.
+        let client = Client::builder().no_proxy().pool_idle_timeout(Duration::from_secs(20)).build().unwrap();
         let (child, base) = serve(&dir, "0");
         Self { child, base, dir, client }
     }

@@ -11,8 +11,8 @@ use super::store::{OTHER, Store, TALK, command};
 /// How many looks in a row, a millisecond apart, find a process that waits as it was.
 const STILL: usize = 100;
 
-/// Runs a command, which must succeed, and returns the most memory that it had at a time, in bytes. Nobody reads what it
-/// prints at its end until it waits for that: however late this looks, it does not end before.
+/// Runs a command, which must succeed, and returns the most memory that it had at a time, in bytes. Nobody reads what
+/// it prints at its end until it waits for that: however late this looks, it does not end before.
 fn peak(store: &Store, args: &[&str]) -> u64 {
     let (printed, full) = full_pipe();
     let path = store.path().display().to_string();

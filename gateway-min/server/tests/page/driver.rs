@@ -55,8 +55,8 @@ impl Window {
         answer["value"].take()
     }
 
-    /// Does something to the element with this selector. A page that is shown again meanwhile has another one, which may
-    /// be hidden until the page is shown once more, or below another element.
+    /// Does something to the element with this selector. A page that is shown again meanwhile has another one, which
+    /// may be hidden until the page is shown once more, or below another element.
     async fn on(&self, selector: &str, what: &str, body: Value) {
         let passing = ["stale element reference", "element not interactable", "element click intercepted"];
         let until = Instant::now() + PATIENCE;

@@ -35,8 +35,8 @@ fn with_servers() -> TempDir {
     dir
 }
 
-/// Asks until the tool was called. On a busy machine the server may be connected later than a run waits for it: then the
-/// run has no such tool.
+/// Asks until the tool was called. On a busy machine the server may be connected later than a run waits for it: then
+/// the run has no such tool.
 async fn seen(gateway: &Gateway, text: &str) {
     let seen = async {
         loop {

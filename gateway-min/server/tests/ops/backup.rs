@@ -214,7 +214,7 @@ async fn what_is_half_made_is_removed_when_a_command_is_interrupted() {
     let records = rusqlite::Connection::open(store.path().with_file_name("gateway.db")).unwrap();
     records.execute_batch("CREATE TABLE held (x); BEGIN EXCLUSIVE").unwrap();
     for signal in [Signal::INT, Signal::TERM] {
-        // It waits for five seconds. A machine that stands still for longer sends the signal to one that has given up.
+        // It waits for five seconds. On a slower machine the signal comes when it has given up: then once more.
         let mut ended = (0..20).map(|_| interrupted(&store, signal));
         let in_time = ended.find(|(code, said)| *code != Some(1) || !said.contains("holds the lock"));
         let (code, said) = in_time.expect("they give up, and do not end when they are interrupted");

@@ -251,6 +251,8 @@ impl Load {
             times.sort_unstable();
             percentile(&times, 50.0).map(ms).unwrap_or_default()
         };
+        // Before the peak: the gateway may need more meanwhile.
+        let rss_end = gateway.process().resident();
         let counted =
             |name: &str| Some(ratio(after.get(name)?.checked_sub(*before.get(name)?)?, turns.len()));
         Ok(Row {
@@ -274,7 +276,7 @@ impl Load {
             server_cpu_ms: server_cpu.map(per_turn),
             client_cpu_ms: per_turn(own_cpu),
             rss_peak: gateway.process().peak(),
-            rss_end: gateway.process().resident(),
+            rss_end,
             checkpoint_flushes: counted("threadkeep_sqlite_syncs_total"),
             record_commits: counted("threadkeep_records_commits_total"),
             record_flushes: counted("threadkeep_records_flushes_total"),

@@ -95,6 +95,13 @@ fn serve(dir: &Path, port: &str) -> Command {
     command
 }
 
+/// A client of gateways. It uses no connection again that was unused for a while: a gateway closes those after a
+/// minute, one that stood still when it goes on, and does not answer a request that is on its way then.
+fn client() -> Client {
+    rustls::crypto::ring::default_provider().install_default().ok();
+    Client::builder().no_proxy().pool_idle_timeout(Duration::from_secs(20)).build().unwrap()
+}
+
 /// A gateway in its own process; killed when dropped.
 struct Gateway {
     child: Child,
@@ -131,8 +138,7 @@ impl Gateway {
         };
         // Later output must not fill the pipe.
         std::thread::spawn(move || lines.for_each(drop));
-        rustls::crypto::ring::default_provider().install_default().ok();
-        Ok(Self { child, base, client: Client::builder().no_proxy().build().unwrap() })
+        Ok(Self { child, base, client: client() })
     }
 
     async fn post(&self, path: &str, body: Json) -> (u16, Json) {
@@ -525,13 +531,17 @@ async fn a_database_that_goes_away_under_load_costs_answers_but_nothing_that_was
     let gateway = Arc::new(Gateway::start(dir.path()));
     let (done, refused) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
     let answered = Arc::new(AtomicUsize::new(0));
+    // Before the load: a client that is late could not create its thread, because the server is away.
+    for n in 0..4 {
+        let (status, thread) = gateway.post("/api/threads", json!({"thread_id": format!("t{n}")})).await;
+        assert_eq!(status, 200, "{thread}");
+    }
     let talks: Vec<_> = (0..4)
         .map(|n| {
             let (gateway, done, refused) = (gateway.clone(), done.clone(), refused.clone());
             let answered = answered.clone();
             tokio::spawn(async move {
                 let (thread, mut acknowledged, mut afterwards) = (format!("t{n}"), Vec::new(), 0);
-                gateway.post("/api/threads", json!({ "thread_id": thread })).await;
                 for turn in 0.. {
                     let back = done.load(Ordering::SeqCst);
                     if afterwards == 3 {

@@ -60,7 +60,8 @@ impl Terminal {
         self.until_after("", word);
     }
 
-    /// The same, after another word was.
+    /// The same, after another word was. The status line is shorter while a turn is at work: `leaves` is written when
+    /// it has ended.
     fn until_after(&mut self, first: &str, word: &str) {
         while !self.seen.find(first).is_some_and(|at| self.seen[at..].contains(word)) {
             let more = self.screen.recv_timeout(PATIENCE);
@@ -94,7 +95,8 @@ impl Drop for Terminal {
 fn a_conversation_at_a_terminal_and_the_terminal_afterwards() {
     let dir = in_mode("full");
     let mut terminal = Terminal::open(&dir, &["one word"]);
-    terminal.until("All-together.");
+    // Leaving before the turn has ended would stop it, and its answer might not be stored.
+    terminal.until_after("All-together.", "leaves");
     terminal.write("/tools\r");
     terminal.until("read_file:");
     terminal.write("/quit\r");
@@ -134,7 +136,6 @@ fn a_delegation_is_one_line_that_follows_the_subagent() {
     for word in ["counting-files", "completed,", "77", "at-all.", "Counted."] {
         terminal.until(word);
     }
-    // The status line of a turn is shorter: this is written when the turn has ended.
     terminal.until_after("Counted.", "leaves");
     terminal.write("/tools\r");
     terminal.until("task:");

@@ -11,6 +11,7 @@ mod errors;
 #[path = "../support/graph.rs"]
 mod graph;
 mod langgraph;
+#[cfg(target_os = "linux")]
 mod long;
 mod looking;
 mod moving;

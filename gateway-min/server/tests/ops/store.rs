@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use serde_json::{Map, Value as Json, json};
 use tempfile::TempDir;
@@ -230,7 +231,9 @@ impl Store {
     }
 
     pub(crate) async fn open(&self) -> Arc<SqliteSaver> {
-        let options = Options { synchronous: Synchronous::Normal, readers: 1, ..Options::default() };
+        let mut options = Options { synchronous: Synchronous::Normal, readers: 1, ..Options::default() };
+        // A command beside it may stand still in the middle of a change.
+        options.busy_timeout = Duration::from_mins(10);
         Arc::new(SqliteSaver::open_async(self.path(), options).await.unwrap())
     }
 

@@ -1,6 +1,6 @@
 //! A browser that a test controls, over WebDriver.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use reqwest::{Client, Method};
 use serde_json::{Value, json};
@@ -55,15 +55,20 @@ impl Window {
         answer["value"].take()
     }
 
-    /// Does something to the element with this selector. A page that is shown again meanwhile has another one.
+    /// Does something to the element with this selector. A page that is shown again meanwhile has another one, which
+    /// may be hidden until the page is shown once more, or below another element.
     async fn on(&self, selector: &str, what: &str, body: Value) {
+        let passing = ["stale element reference", "element not interactable", "element click intercepted"];
+        let until = Instant::now() + PATIENCE;
         loop {
             let element = self.element(selector).await;
             let answer = self.answer(Method::POST, &format!("/element/{element}/{what}"), body.clone()).await;
-            if answer["error"] != "stale element reference" {
-                assert!(answer.get("error").is_none(), "{selector}: {answer}");
+            if answer.get("error").is_none() {
                 return;
             }
+            let passes = passing.iter().any(|error| answer["error"] == *error) && Instant::now() < until;
+            assert!(passes, "{selector}: {answer}");
+            tokio::time::sleep(LOOK_EVERY).await;
         }
     }
 

@@ -3,6 +3,7 @@
 use std::io::{BufRead as _, BufReader};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
 use reqwest::Client;
 use serde_json::{Value, json};
@@ -34,8 +35,9 @@ impl Gateway {
         });
         std::fs::write(dir.path().join("config.yaml"), config.to_string()).unwrap();
         rustls::crypto::ring::default_provider().install_default().ok();
-        let client = Client::builder().no_proxy().build().unwrap();
-        let (child, base) = serve(&dir, "0");
+        // A gateway closes connections that were unused for a minute, also while a request is on its way.
+        let client = Client::builder().no_proxy().pool_idle_timeout(Duration::from_secs(20)).build().unwrap();
+        let (child, base) = serve(&dir, "0").expect("the gateway ended before it served");
         Self { child, base, dir, client }
     }
 
@@ -45,10 +47,17 @@ impl Gateway {
         self.child.wait().unwrap();
     }
 
-    /// Starts it again, in its directory and at its address.
+    /// Starts it again, in its directory and at its address, which somebody else may have for a while.
     pub(crate) fn start_again(&mut self) {
         let port = self.base.rsplit_once(':').unwrap().1.to_owned();
-        (self.child, _) = serve(&self.dir, &port);
+        let until = Instant::now() + Duration::from_mins(10);
+        (self.child, _) = loop {
+            if let Some(served) = serve(&self.dir, &port) {
+                break served;
+            }
+            assert!(Instant::now() < until, "the gateway does not serve again");
+            std::thread::sleep(Duration::from_millis(100));
+        };
     }
 
     /// A new key of this user.
@@ -126,14 +135,19 @@ fn command(dir: &TempDir) -> Command {
     command
 }
 
-fn serve(dir: &TempDir, port: &str) -> (Child, String) {
+/// A gateway and its address, unless it ended before it served.
+fn serve(dir: &TempDir, port: &str) -> Option<(Child, String)> {
     let mut child = command(dir).args(["serve", "--port", port]).stderr(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
     let base = lines.by_ref().map_while(Result::ok).find_map(|line| {
         let (_, rest) = line.split_once("serving on ")?;
         Some(rest.split([',', ' ']).next()?.to_owned())
     });
+    let Some(base) = base else {
+        child.wait().unwrap();
+        return None;
+    };
     // Later output must not fill the pipe.
     std::thread::spawn(move || lines.for_each(drop));
-    (child, base.expect("the gateway ended before it served"))
+    Some((child, base))
 }

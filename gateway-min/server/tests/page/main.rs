@@ -92,6 +92,18 @@ async fn say(window: &Window, text: &str, answer: &str) {
     window.until(AT_REST).await;
 }
 
+/// From now on notices are kept: each is shown for some seconds, unless another one takes its place.
+const KEEP_NOTICES: &str = "(() => { window.notices = []; \
+     const keep = (changes) => changes.forEach((change) => window.notices.push(change.target.textContent)); \
+     new MutationObserver(keep).observe($('#notice'), { childList: true }); })()";
+
+/// Clicks, and waits until a notice with this text was shown.
+async fn click_for_notice(window: &Window, selector: &str, text: &str) {
+    window.value(KEEP_NOTICES).await;
+    window.click(selector).await;
+    window.until(&format!("window.notices.some((notice) => notice.includes({}))", json!(text))).await;
+}
+
 /// What the browser complained about, without lost connections.
 async fn complaints(window: &Window) -> Vec<String> {
     let lost =
@@ -109,8 +121,7 @@ async fn a_person_talks_stops_branches_and_returns_to_an_old_checkpoint() {
     window.click("main form button").await;
     say(&window, "first question", "You said: first question").await;
 
-    window.click("button[data-do=compact]").await;
-    window.sees("Nothing was compacted").await;
+    click_for_notice(&window, "button[data-do=compact]", "Nothing was compacted").await;
 
     // The answer streams: its beginning is seen although its end never comes.
     window.type_into("#say", &format!("please hang{ENTER}")).await;

@@ -19,7 +19,7 @@ use serde_json::{Value as Json, json};
 use tempfile::TempDir;
 use threadkeep_config::{KeyFile, Role};
 
-use super::{Gateway, command};
+use super::{Gateway, client, command};
 
 const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
 const PARENT: &str = "b7ad6b7169203331";
@@ -62,12 +62,13 @@ impl Collector {
         scopes.flat_map(|scope| scope.spans).collect()
     }
 
-    /// The spans, as soon as there is one like this. The gateway ends before a collector that is late has read them.
-    async fn spans_with(&self, wanted: impl Fn(&Span) -> bool) -> Vec<Span> {
+    /// The spans, as soon as all that are wanted are there. They come in several requests, and the gateway ends before
+    /// a collector that is late has read them.
+    async fn spans_once(&self, all_there: impl Fn(&[Span]) -> bool) -> Vec<Span> {
         let until = Instant::now() + Duration::from_mins(1);
         loop {
             let spans = self.spans();
-            if Instant::now() >= until || spans.iter().any(&wanted) {
+            if Instant::now() >= until || all_there(&spans) {
                 return spans;
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
@@ -154,6 +155,15 @@ fn tree(spans: &[Span], id: &[u8], depth: usize, found: &mut Vec<String>) {
     }
 }
 
+/// Whether it is of the request that no route matches.
+fn is_unknown(span: &Span) -> bool {
+    span.name == "GET unknown route"
+}
+
+fn is_in_trace(span: &Span) -> bool {
+    hex(&span.trace_id) == TRACE
+}
+
 fn failed(span: &Span) -> bool {
     matches!(&span.status, Some(Status { code, .. }) if *code == SpanStatus::Error as i32)
 }
@@ -175,11 +185,6 @@ async fn a_turn_is_a_tree_of_spans_that_tells_nothing_of_what_was_said() {
     assert_eq!(unknown.header("x-api-key", &key).send().await.unwrap().status(), 404);
     stop(&mut gateway);
 
-    let spans = collector.spans_with(|span| span.name == "GET unknown route").await;
-    let mut found = Vec::new();
-    let of_client: Vec<u8> =
-        (0..8).map(|n| u8::from_str_radix(&PARENT[2 * n..2 * n + 2], 16).unwrap()).collect();
-    tree(&spans, &of_client, 0, &mut found);
     let route = "POST /api/threads/{thread_id}/runs/wait";
     let expected = [
         route,
@@ -206,9 +211,18 @@ async fn a_turn_is_a_tree_of_spans_that_tells_nothing_of_what_was_said() {
         "      commit",
         route,
     ];
+    let all_there = |spans: &[Span]| {
+        let in_trace = spans.iter().filter(|span| is_in_trace(span)).count();
+        in_trace >= expected.len() && spans.iter().any(is_unknown)
+    };
+    let spans = collector.spans_once(all_there).await;
+    let mut found = Vec::new();
+    let of_client: Vec<u8> =
+        (0..8).map(|n| u8::from_str_radix(&PARENT[2 * n..2 * n + 2], 16).unwrap()).collect();
+    tree(&spans, &of_client, 0, &mut found);
     assert_eq!(found, expected, "{found:#?}");
 
-    let in_trace: Vec<&Span> = spans.iter().filter(|span| hex(&span.trace_id) == TRACE).collect();
+    let in_trace: Vec<&Span> = spans.iter().filter(|span| is_in_trace(span)).collect();
     assert_eq!(in_trace.len(), expected.len());
     let named = |name: &str| {
         in_trace.iter().filter(|span| span.name == name).map(|span| attributes(span)).collect::<Vec<_>>()
@@ -239,7 +253,7 @@ async fn a_turn_is_a_tree_of_spans_that_tells_nothing_of_what_was_said() {
         in_trace.iter().filter(|span| failed(span)).map(|span| span.name.as_str()).collect();
     wrong.sort_unstable();
     assert_eq!(wrong, ["chat m", "run", "tool _OTHER"]);
-    assert!(spans.iter().any(|span| span.name == "GET unknown route"), "{spans:?}");
+    assert!(spans.iter().any(is_unknown), "{spans:?}");
     assert!(spans.iter().all(|span| span.events.is_empty()), "events carry texts");
 
     for (headers, body) in collector.0.lock().unwrap().iter() {
@@ -277,7 +291,7 @@ async fn a_proxy_of_the_environment_is_not_used_for_a_collector_on_this_machine(
     let mut gateway = Gateway::start_by(&mut command);
     create_thread(&gateway, &key).await;
     stop(&mut gateway);
-    assert!(!collector.spans_with(|_| true).await.is_empty());
+    assert!(!collector.spans_once(|spans| !spans.is_empty()).await.is_empty());
 }
 
 /// Serves a gateway with this configuration, with a thread; returns the path of its log.
@@ -289,14 +303,14 @@ async fn logged(dir: &TempDir, key: &str) -> (Gateway, PathBuf) {
     let child: Child = command.spawn().unwrap();
     let base = loop {
         let said = std::fs::read_to_string(&log).unwrap();
-        if let Some((_, rest)) = said.split_once("serving on ") {
-            break rest.split(',').next().unwrap().to_owned();
+        // The line may be there in part.
+        let address = said.split_once("serving on ").and_then(|(_, rest)| rest.split_once(','));
+        if let Some((base, _)) = address {
+            break base.to_owned();
         }
         tokio::task::yield_now().await;
     };
-    rustls::crypto::ring::default_provider().install_default().ok();
-    let client = reqwest::Client::builder().no_proxy().build().unwrap();
-    let gateway = Gateway { child, base, client };
+    let gateway = Gateway { child, base, client: client() };
     create_thread(&gateway, key).await;
     (gateway, log)
 }
@@ -314,16 +328,17 @@ async fn log_of_a_turn(dir: &TempDir, turns: usize) -> String {
 
 #[tokio::test]
 async fn a_collector_that_is_away_costs_one_warning() {
-    // A port that was free a moment ago, with no listener.
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = listener.local_addr().unwrap();
-    drop(listener);
+    // It is bound, so that nobody else gets the port, and does not listen.
+    let bound = tokio::net::TcpSocket::new_v4().unwrap();
+    bound.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let address = bound.local_addr().unwrap();
     let dir = configured(json!({"enabled": true, "endpoint": format!("http://{address}")}));
     let log = log_of_a_turn(&dir, 20).await;
     let warnings: Vec<&str> =
         log.lines().filter(|line| line.contains("collector") || line.contains("telemetry")).collect();
     assert_eq!(warnings.len(), 1, "{log}");
     assert!(warnings[0].contains("WARN") && warnings[0].contains(&address.to_string()), "{}", warnings[0]);
+    drop(bound);
 }
 
 /// A collector that accepts connections and never answers delays the stop by a few seconds only: `stop` waits for it.
@@ -344,16 +359,19 @@ async fn a_collector_that_hangs_costs_a_warning_and_is_sent_to_again() {
     let dir = configured(json!({"enabled": true, "endpoint": address}));
     let key = key(dir.path());
     let (mut gateway, log) = logged(&dir, &key).await;
+    // The gateway logs that when it has the answer, which is later than the collector has the spans.
+    let again = "the collector accepts traces again";
     let turns = async {
-        while collector.spans().is_empty() {
+        while !std::fs::read_to_string(&log).unwrap().contains(again) {
             assert_eq!(say(&gateway, &key, "hello").await, 200);
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     };
     tokio::time::timeout(Duration::from_mins(10), turns).await.expect("nothing is sent again");
+    assert!(!collector.spans().is_empty());
     stop(&mut gateway);
     let log = std::fs::read_to_string(&log).unwrap();
-    for said in ["no answer in time", "the collector accepts traces again"] {
+    for said in ["no answer in time", again] {
         assert_eq!(log.matches(said).count(), 1, "{said}: {log}");
     }
 }

@@ -50,7 +50,7 @@ impl fmt::Display for Judged {
 
 pub(super) async fn judge(scene: &Arc<Scene>, threads: &[Thread]) -> Judged {
     let mut judged = Judged::default();
-    let client = Client::builder().no_proxy().build().unwrap();
+    let client = crate::client();
     for (at, thread) in threads.iter().enumerate() {
         let bases = scene.bases();
         let of = format!("{}/api/threads/{}", bases[at % bases.len()], thread.id);

@@ -104,6 +104,8 @@ pub struct App {
     pub(crate) background: TaskTracker,
     /// Whether there is a page for browsers.
     pub(crate) has_page: bool,
+    /// How long it waits for its runs when it stops.
+    drain: Duration,
     /// The lock of the state directory, if several processes share a database.
     _instance: Option<Instance>,
 }
@@ -117,6 +119,8 @@ pub(crate) struct Parts {
     pub(crate) wrap_saver: WrapSaver,
     /// How often the totals of a running run are stored.
     pub(crate) progress_every: Duration,
+    /// How long a stopping gateway waits for its runs.
+    pub(crate) drain: Duration,
     /// The source of the ids and times of runs.
     pub(crate) ids: Arc<IdSource>,
     /// Where the checkpoints are.
@@ -132,6 +136,7 @@ impl Default for Parts {
         Self {
             wrap_saver: Box::new(|saver| saver),
             progress_every: PROGRESS_EVERY,
+            drain: DRAIN,
             ids: Arc::default(),
             stores: Stores::default(),
             records: None,
@@ -257,6 +262,7 @@ impl App {
             checkpoints,
             background,
             has_page: current.page.enabled,
+            drain: parts.drain,
             _instance: instance,
         }))
     }
@@ -322,9 +328,9 @@ impl App {
             self.background.close();
             self.background.wait().await;
         };
-        if tokio::time::timeout(DRAIN, drained).await.is_err() {
+        if tokio::time::timeout(self.drain, drained).await.is_err() {
             tracing::warn!(
-                seconds = DRAIN.as_secs(),
+                seconds = self.drain.as_secs(),
                 "some runs or other writers did not stop in time; the next start recovers the runs"
             );
         }

@@ -5,6 +5,7 @@ mod damaged;
 mod notes;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
 use axum::body::{Body, to_bytes};
@@ -13,6 +14,7 @@ use axum::http::Request;
 use axum::middleware::from_fn_with_state;
 use axum::response::IntoResponse as _;
 use axum::routing::any;
+use chrono::Utc;
 use serde_json::{Map, Value, json};
 use tempfile::TempDir;
 use threadkeep::checkpoint::{ERROR_CHANNEL, INTERRUPT_CHANNEL, TaskWrites, Write};
@@ -31,13 +33,14 @@ use tracing_subscriber::registry::Registry;
 use super::delete::delete_contents;
 use super::history::{Page, ReadHistory, page};
 use super::run_follow::finished;
-use crate::app::App;
+use crate::app::{App, Parts};
 use crate::streams::DELETED;
 use crate::telemetry::recent::{ERRORS, Recent};
 use crate::testing::execution_of;
 use threadkeep_config::{ConfigHandle, Environment, KeyFile, LoadOptions, Role};
 use threadkeep_records::{
-    MultitaskStrategy, NewEvent, NewRun, NewThread, RunEnd, RunQuery, RunStatus, ThreadStatus, WriterKind,
+    Clock, MultitaskStrategy, NewEvent, NewRun, NewThread, Records, RecordsOptions, RunEnd, RunQuery,
+    RunStatus, ThreadStatus, WriterKind,
 };
 
 const MODES: [&str; 2] = ["full", "delta"];
@@ -55,6 +58,12 @@ impl Gateway {
     }
 
     async fn start_with(mode: &str, has_keys: bool) -> Self {
+        Self::start_draining(mode, has_keys, Parts::default().drain).await
+    }
+
+    /// As [`Self::start_with`]; it waits for this long when it stops. The clock of its records does not move: its runs
+    /// take no time, however busy the machine is.
+    async fn start_draining(mode: &str, has_keys: bool, drain: Duration) -> Self {
         let dir = TempDir::new().unwrap();
         let config = json!({
             "config_version": 49,
@@ -68,7 +77,11 @@ impl Gateway {
             working_dir: dir.path().to_owned(),
         };
         let config = ConfigHandle::open(&options).unwrap();
-        let app = App::start(config, Arc::new(ModeRegister::new())).await.unwrap();
+        let now = Utc::now();
+        let options = RecordsOptions { clock: Clock::from_fn(move || now), ..RecordsOptions::default() };
+        let records = Some(Records::open_memory(options).await.unwrap());
+        let parts = Parts { records, drain, ..Parts::default() };
+        let app = App::start_with(config, Arc::new(ModeRegister::new()), parts).await.unwrap();
         let thread = NewThread { thread_id: "t".into(), ..NewThread::default() };
         app.records.threads().create(thread).await.unwrap();
         let thread = ThreadId::from("t");

@@ -206,22 +206,37 @@ async fn a_writer_waits_for_the_note_of_another_gateway() {
         ("POST", "/api/threads/t/state", json!({"values": {"title": "named"}})),
         ("PUT", "/api/threads/t/goal", json!({"objective": "done"})),
     ] {
-        let note = runs.reserve("t", WriterKind::Note).await.unwrap();
-        let request = Request::builder().method(method).uri(path);
-        let request = request.header("content-type", "application/json");
-        let request = request.body(Body::from(body.to_string())).unwrap();
-        let mut answer = tokio::spawn(router(Arc::clone(&gateway.app)).oneshot(request));
-        let early = timeout(Duration::from_millis(50), &mut answer).await;
-        assert!(early.is_err(), "{method} {path}: {early:?}");
-        note.release().await.unwrap();
-        assert_eq!(answer.await.unwrap().unwrap().status(), 200, "{method} {path}");
+        loop {
+            let begun = Instant::now();
+            let note = runs.reserve("t", WriterKind::Note).await.unwrap();
+            let request = Request::builder().method(method).uri(path);
+            let request = request.header("content-type", "application/json");
+            let request = request.body(Body::from(body.to_string())).unwrap();
+            let mut answer = tokio::spawn(router(Arc::clone(&gateway.app)).oneshot(request));
+            let early = timeout(Duration::from_millis(50), &mut answer).await;
+            let waits = early.is_err();
+            note.release().await.unwrap();
+            let answered = match early {
+                Ok(answered) => answered,
+                Err(_elapsed) => answer.await,
+            };
+            let status = answered.unwrap().unwrap().status();
+            // A writer waits for five seconds. If the machine stood still for that long, once more.
+            let stood_still = status == 409 && begun.elapsed() >= Duration::from_secs(5);
+            if !stood_still {
+                assert!(waits, "{method} {path}: {status}");
+                assert_eq!(status, 200, "{method} {path}");
+                break;
+            }
+        }
     }
 }
 
 #[tokio::test]
 async fn a_stopping_gateway_waits_for_a_note_and_starts_none() {
     for mode in MODES {
-        let gateway = Gateway::start(mode).await;
+        // Longer than anything here takes on a busy machine.
+        let gateway = Gateway::start_draining(mode, false, Duration::from_mins(10)).await;
         let before = gateway.checkpoints().await.len();
         let (lock, _) = held_note(&gateway).await;
         let mut stopping = std::pin::pin!(gateway.app.stop_runs());

@@ -2,6 +2,7 @@
 
 use threadkeep_records::{
     Clock, DATABASE_FILE, EventBackend, Lease, NewRun, Records, RecordsOptions, StartOutcome, WriterKind,
+    until_available,
 };
 
 use super::*;
@@ -35,16 +36,20 @@ async fn a_gateway_without_heartbeats_looks_for_the_leases_of_the_dead() {
     let run = NewRun { run_id: "r".into(), thread_id: "t".into(), ..NewRun::default() };
     killed.runs().admit(run, MultitaskStrategy::Reject).await.unwrap();
     assert_eq!(killed.runs().start("r").await.unwrap(), StartOutcome::Started);
+    let late = chrono::TimeDelta::hours(2);
+    let (killed, client) =
+        (process(dir.path(), "killed", late).await, process(dir.path(), "client", late).await);
 
     let app =
         App::start_with(open(dir.path()), Arc::new(ModeRegister::new()), Parts::default()).await.unwrap();
     let runs = app.records.runs();
     assert_eq!(runs.get("r").await.unwrap().unwrap().status, RunStatus::Running, "its lease lasts");
-    // Their leases have been over for an hour from here on.
-    let late = chrono::TimeDelta::hours(2);
-    process(dir.path(), "killed", late).await.runs().renew(&["r".to_owned()]).await.unwrap();
-    let client = process(dir.path(), "client", late).await;
-    std::mem::forget(client.runs().reserve("deleted", WriterKind::Delete).await.unwrap());
+    // Their leases have been over for an hour from here on. The gateway writes to the file every moment, and on a busy
+    // machine it may hold it for longer than a statement waits.
+    let ids = ["r".to_owned()];
+    until_available(|| killed.runs().renew(&ids)).await.unwrap();
+    let reserved = until_available(|| client.runs().reserve("deleted", WriterKind::Delete)).await;
+    std::mem::forget(reserved.unwrap());
     let ended = async {
         while runs.active_for_thread("t").await.unwrap().is_some()
             || runs.active_for_thread("deleted").await.unwrap().is_some()

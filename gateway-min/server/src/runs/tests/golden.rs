@@ -38,7 +38,8 @@ async fn transcript(mode: &'static str, modes: &[StreamMode]) -> String {
     let created = gateway.create(request).await.unwrap();
     let response = sse::response(created.stream, &"t".into(), &created.run.run_id);
     let body = to_bytes(response.into_body(), usize::MAX).await.unwrap();
-    masked(std::str::from_utf8(&body).unwrap())
+    // On a busy machine there may be fifteen seconds between two frames.
+    masked(&std::str::from_utf8(&body).unwrap().replace(": heartbeat\n", ""))
 }
 
 #[tokio::test]

@@ -248,8 +248,14 @@ pub(super) const MODES: [&str; 2] = ["full", "delta"];
 
 #[tokio::test]
 async fn a_simple_run_writes_input_answer_and_duration() {
+    use threadkeep_records::{Clock, Records, RecordsOptions};
     for mode in MODES {
-        let gateway = Gateway::start(mode, &script()).await;
+        // A clock that does not move: on a busy machine the run may take longer than a second.
+        let now = chrono::Utc::now();
+        let options = RecordsOptions { clock: Clock::from_fn(move || now), ..RecordsOptions::default() };
+        let records = Some(Records::open_memory(options).await.unwrap());
+        let parts = Parts { records, ..Parts::default() };
+        let gateway = Gateway::start_with(("memory", mode), 3, &script(), parts).await;
         let (frames, row) = gateway.run(ask("hello")).await;
         let names: Vec<&str> = frames.iter().map(|(name, _)| name.as_str()).collect();
         assert_eq!(names, ["metadata", "values", "values", "end"]);

@@ -21,6 +21,8 @@ pub(crate) struct Fault {
     lasts: Arc<AtomicBool>,
     /// How many statements failed since it was armed.
     failed: Arc<AtomicUsize>,
+    /// Held while a statement is counted and while all is disarmed: else one that fails could arm the next after that.
+    counting: Arc<Mutex<()>>,
 }
 
 impl Fault {
@@ -82,6 +84,7 @@ impl Fault {
 
     /// Disarms; `true` if an armed fault was not used.
     pub(crate) fn disarm(&self) -> bool {
+        let _counting = self.counting.lock().unwrap_or_else(PoisonError::into_inner);
         let armed = [&self.statement, &self.answer, &self.commit, &self.reads];
         let left = armed.map(|armed| armed.swap(0, Ordering::SeqCst));
         let (lasted, failed) =
@@ -96,6 +99,7 @@ impl Fault {
     }
 
     pub(crate) fn statement_done(&self) -> Result<(), RecordsError> {
+        let _counting = self.counting.lock().unwrap_or_else(PoisonError::into_inner);
         if is_next(&self.statement) {
             if self.lasts.load(Ordering::SeqCst) {
                 self.statement.store(1, Ordering::SeqCst);

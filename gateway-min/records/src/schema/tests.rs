@@ -148,7 +148,12 @@ fn processes_that_start_together_migrate_once() {
         drop(open_writer(&path).unwrap());
         let starts = (0..4).map(|_| {
             let path = path.clone();
-            std::thread::spawn(move || migrate_sqlite(&mut open_writer(&path).unwrap(), "here"))
+            std::thread::spawn(move || {
+                let mut connection = open_writer(&path).unwrap();
+                // The first one migrates as long as its disk takes.
+                connection.busy_timeout(Duration::from_mins(10)).unwrap();
+                migrate_sqlite(&mut connection, "here")
+            })
         });
         for start in starts.collect::<Vec<_>>() {
             start.join().unwrap().unwrap();

@@ -216,11 +216,14 @@ async fn a_run_is_admitted_after_a_note() {
         let thread = strategy.as_str();
         create_thread(records, thread).await;
         let note = other.runs().reserve(thread, WriterKind::Note).await.unwrap();
-        let mut run = Box::pin(records.runs().admit(new_run(thread, thread), strategy));
+        // A task of its own: a future that nobody polls would keep the thread's lock in Postgres, for which the release
+        // waits, until the server ends its transaction.
+        let (runs, new) = (records.runs().clone(), new_run(thread, thread));
+        let mut run = tokio::spawn(async move { runs.admit(new, strategy).await });
         let early = timeout(Duration::from_millis(50), &mut run).await;
         assert!(early.is_err(), "{strategy}: {early:?}");
         note.release().await.unwrap();
-        let admitted = run.await.unwrap();
+        let admitted = run.await.unwrap().unwrap();
         assert!(matches!(admitted, Admission::Admitted(_)), "{strategy}: {admitted:?}");
     }
 }

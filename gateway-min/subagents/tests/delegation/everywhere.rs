@@ -10,7 +10,7 @@ use threadkeep_agent::{Ended, Observer};
 use threadkeep_records::{ExecutionRow, ExecutionStatus};
 use tokio_util::sync::CancellationToken;
 
-use crate::support::{House, Seen, lead, subagent, task};
+use crate::support::{House, Seen, Still, lead, subagent, task};
 
 /// A lead with four subagents of five turns, of which three run at once.
 fn script() -> Json {
@@ -121,8 +121,13 @@ async fn a_run_may_be_cancelled_anywhere() {
     for at in 1..=4 * (1 + 5 + 4 + 1) {
         let house = house().await;
         let cancel = CancellationToken::new();
-        let mut seen =
-            Cancelling { seen: Seen::default(), left: at, times: at % 3 + 1, cancel: cancel.clone() };
+        let mut seen = Cancelling {
+            seen: Seen::default(),
+            left: at,
+            times: at % 3 + 1,
+            cancel: cancel.clone(),
+            still: None,
+        };
         let ended = house.run_until("r1", Some("go"), &mut seen, cancel).await.unwrap();
         assert_eq!(ended, Ended::Cancelled, "{at}");
         let counts = house.delegator.admission.counts();
@@ -142,6 +147,8 @@ struct Cancelling {
     left: usize,
     times: usize,
     cancel: CancellationToken,
+    /// From then on: a subagent has five seconds to stop.
+    still: Option<Still>,
 }
 
 #[async_trait]
@@ -150,6 +157,7 @@ impl Observer for Cancelling {
         self.seen.custom(event).await;
         self.left = self.left.saturating_sub(1);
         if self.left == 0 {
+            self.still.get_or_insert_with(Still::begin);
             for _ in 0..self.times {
                 self.cancel.cancel();
                 tokio::task::yield_now().await;

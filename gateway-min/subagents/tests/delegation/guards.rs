@@ -14,7 +14,7 @@ use threadkeep_records::Records;
 use threadkeep_subagents::hooks::{HookStore, Hooks, LifecycleHooks, TaskConclusion, TaskInfo};
 
 use crate::batches::{ended, submitted, worker};
-use crate::support::{House, Seen, THREAD, lead, subagent, task};
+use crate::support::{House, Seen, Still, THREAD, lead, subagent, task};
 
 /// Keeps what loop detection said of whom.
 #[derive(Default)]
@@ -274,6 +274,8 @@ async fn a_slot_is_given_back_when_everything_is_written() {
 
     impl Standing {
         async fn note(&self) {
+            // Extensions have three seconds.
+            let _still = Still::begin();
             let rows = self.0.executions().of_thread(THREAD).await.unwrap();
             let mut statuses: Vec<_> = rows.iter().map(|row| row.status.as_str()).collect();
             statuses.sort_unstable();
@@ -317,6 +319,8 @@ async fn extensions_know_of_the_end_of_an_attempt_while_its_item_is_still_at_wor
 
     impl Standing {
         async fn note(&self, what: &str) {
+            // Extensions have three seconds.
+            let _still = Still::begin();
             let batches = self.0.batches();
             let batch = batches.of_thread(THREAD, 1).await.unwrap().remove(0);
             let item = batches.items(&batch.id, None, 0, 1).await.unwrap().remove(0);

@@ -27,7 +27,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::batches::{batch, ended, gate_name, items_call, until_lost, worker};
 use crate::restart::killed_at;
-use crate::support::{House, Seen, lead, subagent, task, ticking};
+use crate::support::{House, Seen, Still, lead, subagent, task, ticking};
 
 /// What happens to a commit of a subagent.
 #[derive(Clone, Copy, PartialEq)]
@@ -248,7 +248,7 @@ async fn a_stuck_subagent_is_given_up_a_minute_after_its_time_and_can_write_noth
         let saver = Troubled::new(Trouble::Hangs);
         let (house, ends) = house(&saver).await;
         let mut seen = Seen::default();
-        let (ended, ()) = tokio::join!(house.run("r", Some("go"), &mut seen), async {
+        let (ended, still) = tokio::join!(house.run("r", Some("go"), &mut seen), async {
             saver.reached().await;
             wait(30 * 60).await;
             // Its time is up, and the cancellation does not reach it.
@@ -256,7 +256,10 @@ async fn a_stuck_subagent_is_given_up_a_minute_after_its_time_and_can_write_noth
             // The clock goes on meanwhile, on a busy machine for seconds.
             wait(30).await;
             assert_eq!(only(&house).await.status, ExecutionStatus::Running);
-            wait(30).await;
+            // From now on the stores have four seconds to end it, and it keeps its slot for five.
+            let still = Still::begin();
+            tokio::time::advance(Duration::from_secs(31)).await;
+            still
         });
         assert!(matches!(ended.unwrap(), Ended::Done { .. }));
         let usage = json!({"input_tokens": 5, "output_tokens": 1, "total_tokens": 6});
@@ -279,6 +282,7 @@ async fn a_stuck_subagent_is_given_up_a_minute_after_its_time_and_can_write_noth
         );
         assert_eq!(row.error.as_deref(), Some("Execution timed out after 1800 seconds and did not stop"));
         assert_eq!(house.delegator.admission.counts().running, 1, "it still has its slot");
+        drop(still);
         if wakes_up {
             saver.open();
         } else {
@@ -329,11 +333,18 @@ async fn a_cancelled_run_waits_for_a_stuck_subagent_no_longer_than_ten_seconds()
     let saver = Troubled::new(Trouble::Hangs);
     let (house, ends) = house(&saver).await;
     let (mut seen, cancel) = (Seen::default(), CancellationToken::new());
-    let (ended, ()) = tokio::join!(house.run_until("r", Some("go"), &mut seen, cancel.clone()), async {
+    let (ended, still) = tokio::join!(house.run_until("r", Some("go"), &mut seen, cancel.clone()), async {
         saver.reached().await;
         cancel.cancel();
+        // The watch begins to wait in one of these turns.
+        for _ in 0..10 {
+            tokio::task::yield_now().await;
+        }
         only(&house).await;
-        wait(5).await;
+        // It has had its five seconds. The run waits for ten: the rest takes none of them, however busy the machine is.
+        let still = Still::begin();
+        tokio::time::advance(Duration::from_secs(6)).await;
+        still
     });
     assert_eq!(ended.unwrap(), Ended::Cancelled);
     let row = only(&house).await;
@@ -343,6 +354,7 @@ async fn a_cancelled_run_waits_for_a_stuck_subagent_no_longer_than_ten_seconds()
     );
     assert_eq!(seen.used.iter().map(|(.., tokens)| tokens.total).collect::<Vec<_>>(), [6], "once");
     assert_eq!(*ends.0.lock().unwrap(), ["aborted"], "once");
+    drop(still);
     only(&house).await;
     wait(5).await;
     slot_is_back(&house).await;

@@ -1,6 +1,7 @@
 //! A lead agent that delegates, with scripted models, on the stores of its program.
 
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use serde_json::{Map, Value as Json, json};
@@ -57,6 +58,28 @@ pub(crate) struct Stores {
 pub(crate) fn ticking() -> RecordsOptions {
     let (started, now) = (tokio::time::Instant::now(), chrono::Utc::now());
     RecordsOptions { clock: Clock::from_fn(move || now + started.elapsed()), ..RecordsOptions::default() }
+}
+
+/// Stops the clock of the test's runtime until it is dropped: no time is up meanwhile, however busy the machine is.
+/// After ten minutes the clock goes on by itself, so that what is stuck fails.
+pub(crate) struct Still {
+    _ended: mpsc::Sender<()>,
+}
+
+impl Still {
+    pub(crate) fn begin() -> Self {
+        let (ended, waits) = mpsc::channel::<()>();
+        // A stopped clock does not go on while the runtime waits for such a thread.
+        tokio::task::spawn_blocking(move || waits.recv_timeout(Duration::from_mins(10)));
+        tokio::time::pause();
+        Self { _ended: ended }
+    }
+}
+
+impl Drop for Still {
+    fn drop(&mut self) {
+        tokio::time::resume();
+    }
 }
 
 /// What the observer of a run saw.

@@ -417,9 +417,10 @@ async fn an_answer_must_begin_within_the_request_timeout() {
 
 #[tokio::test]
 async fn nobody_listening_is_a_connection_failure_that_names_the_host() {
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = listener.local_addr().unwrap();
-    drop(listener);
+    // A port that is taken, so that no other test listens there, and without a listener.
+    let taken = tokio::net::TcpSocket::new_v4().unwrap();
+    taken.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let address = taken.local_addr().unwrap();
     let mut settings = ModelSettings::new("gone", ModelKind::OpenAiCompatible, "gpt-x");
     settings.base_url = Some(format!("http://user:pass-word@{address}/v1?key=pass-word"));
     let error = build(settings).unwrap().stream(&asking()).await.err().unwrap();

@@ -225,9 +225,8 @@ impl Cluster {
         let node = self.standby();
         node.stop()?;
         let data = node.directory.join("data");
-        if data.exists() {
-            fs::remove_dir_all(&data)?;
-        }
+        // A session that the server started in the moment when it was killed may still write there.
+        until("the old files are removed", || !data.exists() || fs::remove_dir_all(&data).is_ok())?;
         run(node.user.command(&self.basebackup, &node.directory).args([
             "--pgdata=data",
             "--write-recovery-conf",

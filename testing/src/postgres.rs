@@ -239,6 +239,20 @@ impl Database {
         while query(&self.url, waits).await?.is_empty() {}
         Ok(())
     }
+
+    /// Waits until the clients with this `application_name` have no session in it. A session carries out what it has
+    /// received, although its client was killed meanwhile.
+    ///
+    /// # Errors
+    /// If it cannot be asked.
+    pub async fn left_by(&self, clients: &str) -> Result<()> {
+        let sessions = format!(
+            "SELECT 1 FROM pg_stat_activity
+             WHERE application_name = '{clients}' AND datname = current_database()"
+        );
+        while !query(&self.url, &sessions).await?.is_empty() {}
+        Ok(())
+    }
 }
 
 impl Drop for Database {

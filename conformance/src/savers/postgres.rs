@@ -1,4 +1,5 @@
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use threadkeep::saver::Saver;
@@ -6,6 +7,14 @@ use threadkeep_postgres::{Options, PostgresSaver, setup};
 use threadkeep_testing::{Database, pgbouncer, postgres};
 
 use crate::{BoxError, Claim, Factory};
+
+/// How long a call waits for a connection, and for a server that gets no time on a busy machine: less than a case may
+/// take.
+const PATIENCE: Duration = Duration::from_mins(5);
+
+fn options() -> Options {
+    Options { connections: 4, patience: PATIENCE, ..Options::default() }
+}
 
 /// The Postgres saver, each store in its own database on the test server.
 #[derive(Debug, Clone, Copy)]
@@ -28,7 +37,7 @@ impl Factory for Postgres {
 
     async fn create(&self) -> Result<Database, BoxError> {
         let database = postgres()?.database().await?;
-        setup(&self.address(&database)?, &Options::default()).await?;
+        setup(&self.address(&database)?, &options()).await?;
         Ok(database)
     }
 
@@ -41,7 +50,6 @@ impl Factory for Postgres {
     }
 
     async fn open_at(&self, address: &str) -> Result<Arc<dyn Saver>, BoxError> {
-        let options = Options { connections: 4, ..Options::default() };
-        Ok(Arc::new(PostgresSaver::connect(address, options).await?))
+        Ok(Arc::new(PostgresSaver::connect(address, options()).await?))
     }
 }

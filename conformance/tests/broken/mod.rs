@@ -143,15 +143,17 @@ impl Broken {
     }
 
     /// Waits until somebody has changed the thread, if anybody does. Patience differs from call to call: readers in
-    /// step would all be between two reads whenever a change is made that waits for one of them.
+    /// step would all be between two reads whenever a change comes that waits for one of them. One in four outlasts
+    /// what others do meanwhile.
     async fn pause(&self, thread: &ThreadId) -> Result<()> {
+        const PATIENCE: [usize; 4] = [20, 40, 60, 500];
         let before = self.inner.read_thread(thread).await?.revision;
-        let pauses = {
+        let number = {
             let mut shared = self.shared();
             shared.pauses += 1;
             shared.pauses
         };
-        for _ in 0..20 + 20 * (pauses % 4) {
+        for _ in 0..PATIENCE[number % PATIENCE.len()] {
             tokio::task::yield_now().await;
             if self.inner.read_thread(thread).await?.revision != before {
                 break;

@@ -2,6 +2,7 @@
 
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use threadkeep::cache::CachedSaver;
@@ -9,6 +10,10 @@ use threadkeep::saver::Saver;
 use threadkeep_conformance::{BoxError, Factory};
 use threadkeep_memory::MemorySaver;
 use threadkeep_redis::{RedisCache, Settings};
+
+/// How long a call waits for the server: less than a case may take. A purge that is given up leaves its entries, and
+/// cases write other values under the ids and versions of a thread that was deleted.
+const PATIENCE: Duration = Duration::from_mins(5);
 
 struct Cached;
 
@@ -35,7 +40,8 @@ impl Factory for Cached {
 
     async fn open(&self, place: &Storage) -> Result<Arc<dyn Saver>, BoxError> {
         let cache = RedisCache::open(threadkeep_testing::redis()?.url(), place.settings.clone())?;
-        Ok(Arc::new(CachedSaver::new(Arc::new(place.saver.clone()), Arc::new(cache))))
+        let cache = Arc::new(cache.with_patience(PATIENCE));
+        Ok(Arc::new(CachedSaver::new(Arc::new(place.saver.clone()), cache)))
     }
 }
 

@@ -20,6 +20,9 @@ pub const PATIENCE: Duration = Duration::from_mins(1);
 /// How long what must happen may take: longer than operations that wait for each other on a busy machine.
 pub const HUNG: Duration = Duration::from_mins(10);
 
+/// What the sessions of a process that will be killed are called on Postgres.
+const MORTAL: &str = "mortal";
+
 /// One of our savers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub enum Kind {
@@ -89,6 +92,29 @@ impl Storage {
         match &self.database {
             Some(database) => database.url().to_owned(),
             None => self.file().display().to_string(),
+        }
+    }
+
+    /// The address for a process that will be killed.
+    pub fn address_for_mortals(&self) -> String {
+        let mut address = self.address();
+        if self.database.is_some() {
+            address += if address.contains('?') { "&" } else { "?" };
+            address += "application_name=";
+            address += MORTAL;
+        }
+        address
+    }
+
+    /// Waits until nothing is carried out any more for such a process, which was killed: a session on Postgres may still
+    /// have its last statement to do.
+    ///
+    /// # Errors
+    /// Those of the server.
+    pub async fn left_by_mortals(&self) -> anyhow::Result<()> {
+        match &self.database {
+            Some(database) => database.left_by(MORTAL).await.map_err(anyhow::Error::from_boxed),
+            None => Ok(()),
         }
     }
 

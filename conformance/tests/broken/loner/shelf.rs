@@ -1,7 +1,7 @@
 //! Where the documents are.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use threadkeep::checkpoint::CheckpointTuple;
@@ -65,7 +65,7 @@ pub(crate) struct Shelf {
     pub(super) replica: Mutex<BTreeMap<ThreadId, Document>>,
     pub(super) count: AtomicU64,
     pub(super) reads: AtomicU64,
-    pauses: AtomicU64,
+    pauses: AtomicUsize,
     pub(super) lock: tokio::sync::Mutex<()>,
     pub(super) other_lock: tokio::sync::Mutex<()>,
     /// For [`Lapse::LeavesItsLock`].
@@ -106,10 +106,12 @@ impl Shelf {
     }
 
     /// Waits until something is so, if it ever is. Patience differs from call to call: readers in step would all be
-    /// between two reads whenever a change is made that waits for one of them.
+    /// between two reads whenever a change comes that waits for one of them. One in four outlasts what others do
+    /// meanwhile.
     async fn pause_until(&self, is_so: impl Fn() -> bool) {
-        let patience = 200 + 200 * (self.pauses.fetch_add(1, Ordering::SeqCst) % 4);
-        for _ in 0..patience {
+        const PATIENCE: [usize; 4] = [200, 400, 600, 5_000];
+        let number = self.pauses.fetch_add(1, Ordering::SeqCst);
+        for _ in 0..PATIENCE[number % PATIENCE.len()] {
             yield_now().await;
             if is_so() {
                 break;

@@ -28,13 +28,14 @@ pub async fn run(turn: Turn) -> anyhow::Result<()> {
     let place = Storage::new(turn.saver).await?;
     // So that the child dies at work and not at its start.
     drop(place.open().await?);
-    let mut child = Child::start(&turn, Work::Act, &place.address(), turn.seed)?;
+    let mut child = Child::start(&turn, Work::Act, &place.address_for_mortals(), turn.seed)?;
     let wanted = StdRng::seed_from_u64(turn.seed).random_range(1..60);
     let mut acknowledged = 0;
     while acknowledged < wanted {
         acknowledged = number(&child.hear().await?).context("the child said something else")?;
     }
     let last = child.kill().await?.iter().filter_map(|line| number(line)).max();
+    place.left_by_mortals().await?;
     let acknowledged = last.unwrap_or(acknowledged).max(acknowledged);
     turn.tally.add("kills", 1);
     turn.tally.add("commits", acknowledged);

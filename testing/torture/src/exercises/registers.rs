@@ -117,6 +117,8 @@ struct Known {
 #[derive(Default)]
 struct History {
     threads: Mutex<BTreeMap<String, Known>>,
+    /// The generations at whose threads workers are, and how many.
+    entered: Mutex<BTreeMap<usize, usize>>,
     values: AtomicUsize,
     doubts: AtomicUsize,
     reads: AtomicUsize,
@@ -135,10 +137,26 @@ impl History {
         self.values.load(Ordering::SeqCst) / (THREADS * VALUES)
     }
 
+    /// Enters the current generation: its threads stay until what is returned is dropped.
+    fn enter(&self) -> Entered<'_> {
+        let mut entered = self.entered.lock().unwrap_or_else(PoisonError::into_inner);
+        let generation = self.generation();
+        *entered.entry(generation).or_default() += 1;
+        Entered { history: self, generation }
+    }
+
+    /// The first of the last `keep` generations, or an earlier one at which a worker still is: a call may take as long as
+    /// the others take for two generations.
+    fn first_to_keep(&self, keep: usize) -> usize {
+        let entered = self.entered.lock().unwrap_or_else(PoisonError::into_inner);
+        let first = (self.generation() + 1).saturating_sub(keep);
+        entered.keys().next().map_or(first, |oldest| first.min(*oldest))
+    }
+
     /// Checks the threads of all generations but the last `keep`, and deletes them, so that the files of a long run stay
     /// small.
     async fn retire(&self, reader: &PostgresSaver, keep: usize, tally: &Tally) -> anyhow::Result<()> {
-        let end = (self.generation() + 1).saturating_sub(keep);
+        let end = self.first_to_keep(keep);
         let is_old = |thread: &str| {
             thread.split_once('-').and_then(|(number, _)| number.parse().ok()).is_some_and(|n: usize| n < end)
         };
@@ -171,6 +189,24 @@ impl History {
             );
         }
         Ok(())
+    }
+}
+
+/// A worker's stay at a generation of threads.
+struct Entered<'h> {
+    history: &'h History,
+    generation: usize,
+}
+
+impl Drop for Entered<'_> {
+    fn drop(&mut self) {
+        let mut entered = self.history.entered.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(workers) = entered.get_mut(&self.generation) {
+            *workers -= 1;
+            if *workers == 0 {
+                entered.remove(&self.generation);
+            }
+        }
     }
 }
 
@@ -269,7 +305,8 @@ async fn work(
 ) -> anyhow::Result<()> {
     let ids = IdSource::default();
     while !done.load(Ordering::SeqCst) {
-        let thread = format!("{}-{}", history.generation(), rng.random_range(0..THREADS));
+        let entered = history.enter();
+        let thread = format!("{}-{}", entered.generation, rng.random_range(0..THREADS));
         let before = history.with(&thread, |known| known.acknowledged.clone());
         let (head, found) = match read(saver, &thread).await {
             Ok(read) => read,

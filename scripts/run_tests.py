@@ -343,6 +343,8 @@ def main():
     for old in LOGS.iterdir():
         old.unlink()
     os.environ["CARGO_TERM_COLOR"] = "never"
+    # The network may be slow. The other programs that install something are asked to try as often.
+    os.environ.setdefault("CARGO_NET_RETRY", "10")
     report = Report()
 
     def work():

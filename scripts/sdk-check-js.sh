@@ -13,5 +13,7 @@ if [ ! -d "$place/node_modules/@langchain/langgraph-sdk" ]; then
     npm install --silent --no-audit --no-fund --fetch-retries 10 --prefix "$place" @langchain/langgraph-sdk@2.0.0
 fi
 [ "${1:-}" != --install ] || exit 0
-cp "$root/scripts/sdk_check.mjs" "$place/"
+# Put there whole: the same check of another gateway may be reading it.
+cp "$root/scripts/sdk_check.mjs" "$place/$$.copy"
+mv "$place/$$.copy" "$place/sdk_check.mjs"
 exec node "$place/sdk_check.mjs" "${GATEWAY_URL:?start a gateway and set GATEWAY_URL}"

@@ -18,5 +18,7 @@ if [ ! -d "$place/node_modules/@langchain/react" ]; then
 fi
 [ "${1:-}" != --install ] || exit 0
 page=${PAGE:-sdk_react}
-cp "$root/scripts/$page.mjs" "$place/"
+# Put there whole: the same check of another gateway may be reading it.
+cp "$root/scripts/$page.mjs" "$place/$$.copy"
+mv "$place/$$.copy" "$place/$page.mjs"
 NODE_ENV=production exec node "$place/$page.mjs" "${GATEWAY_URL:?start a gateway and set GATEWAY_URL}" "${MODE:?full or delta}"

@@ -65,7 +65,8 @@ def is_alive(pid):
     """Whether a process runs. One that was ended, and that nobody has waited for, does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
+        # The second if it ends between the opening of the file and the reading.
         return False
 
 

@@ -61,8 +61,8 @@ config_version: 49
 models: [{name: m, use: scripted, model: m, script: script.json}]
 tool_search: {enabled: true}
 acp_agents:
-  official: {command: node, args: [$place/tools_agent.mjs], description: Answers, auto_approve_permissions: true, timeout_seconds: 60}
-  adapter: {command: $programs/codex-acp, env: {HOME: $home}, description: Codes, timeout_seconds: 60}
+  official: {command: node, args: [$place/tools_agent.mjs], description: Answers, auto_approve_permissions: true, timeout_seconds: 600}
+  adapter: {command: $programs/codex-acp, env: {HOME: $home}, description: Codes, timeout_seconds: 600}
 mcp_servers:
   stdio: {command: $programs/mcp-server-everything, args: [stdio]}
   http: {url: "http://127.0.0.1:$port/mcp"}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
+from collections.abc import Awaitable, Callable
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,8 @@ from typing import Any
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import Checkpoint, CheckpointTuple
 from langgraph.checkpoint.base.id import uuid6
+
+from threadkeep import InDoubtError, UnavailableError
 
 # Whether the interpreter has its lock. Without it nobody can say that an object is not held, so copies are given out.
 LOCKED = getattr(sys, "_is_gil_enabled", lambda: True)()
@@ -65,6 +69,38 @@ def replayed(saver: Any, config: RunnableConfig, channel: str = "d") -> tuple[An
     """A delta channel's seed, and the values written since."""
     history = saver.get_delta_channel_history(config=config, channels=[channel])[channel]
     return history.get("seed"), [value for _, _, value in history["writes"]]
+
+
+# How long a process waits in all for a lock that others hold, in seconds.
+_PATIENCE = 600
+
+
+def _is_locked(error: Exception, began: float) -> bool:
+    """Whether another process holds the lock of the file. A saver waits five seconds for it, and on a busy machine that
+    process may get no core for longer: then the call is repeated, which is safe."""
+    return "another process holds the lock" in str(error) and time.monotonic() - began < _PATIENCE
+
+
+def patiently(call: Callable[[], Any]) -> Any:
+    """Makes a call, however long other processes hold the lock of the file."""
+    began = time.monotonic()
+    while True:
+        try:
+            return call()
+        except (UnavailableError, InDoubtError) as error:
+            if not _is_locked(error, began):
+                raise
+
+
+async def apatiently(call: Callable[[], Awaitable[Any]]) -> Any:
+    """:func:`patiently` in an event loop."""
+    began = time.monotonic()
+    while True:
+        try:
+            return await call()
+        except (UnavailableError, InDoubtError) as error:
+            if not _is_locked(error, began):
+                raise
 
 
 def threadkeep(*arguments: str) -> str:

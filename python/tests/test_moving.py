@@ -67,7 +67,8 @@ def old(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     url = request.getfixturevalue("postgres_url")
     name = f"old{uuid.uuid4().hex}"
     with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name}".encode())
+        # The server copies no database that somebody uses, as its own vacuum may use template1.
+        connection.execute(f"CREATE DATABASE {name} TEMPLATE template0".encode())
     base, _, query = url.partition("?")
     address = base.rsplit("/", 1)[0] + f"/{name}" + (f"?{query}" if query else "")
     return lambda: TheirPostgresSaver.from_conn_string(address), address

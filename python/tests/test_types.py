@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -46,7 +47,9 @@ def check(checker: str, *what: str) -> subprocess.CompletedProcess[str]:
         "mypy": [sys.executable, "-m", "mypy", "--config-file", str(CONFIG), "--cache-dir", "/dev/null"],
         "pyright": [sys.executable, "-m", "pyright", "--pythonpath", sys.executable],
     }[checker]
-    return subprocess.run([*command, *what], capture_output=True, text=True, timeout=600)
+    # The first pyright comes from npm, which asks twice again by itself.
+    env = {**os.environ, "npm_config_fetch_retries": "10"}
+    return subprocess.run([*command, *what], env=env, capture_output=True, text=True, timeout=600)
 
 
 @pytest.mark.parametrize("checker", ["mypy", "pyright"])

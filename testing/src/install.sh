@@ -17,10 +17,14 @@ if [ ! -e "$policy" ]; then
     $sudo chmod +x "$policy"
     trap '$sudo rm -f "$policy"' EXIT
 fi
-# The system may be updating its own packages: waiting for the lock of the lists is not an option of apt-get.
+# The system may be updating its own packages: waiting for the lock of the lists is not an option of apt-get. And lists
+# that could not be fetched are no failure of the update.
 for attempt in 1 2 3 4 5 6; do
-    $sudo apt-get -qq update && break
+    $sudo apt-get -qq update || true
+    if $sudo env DEBIAN_FRONTEND=noninteractive apt-get -qq -y --no-install-recommends -o Acquire::Retries=10 \
+        -o DPkg::Lock::Timeout=300 -o Dpkg::Options::=--force-confold install "$@"; then
+        exit 0
+    fi
     [ "$attempt" = 6 ] || sleep 10
 done
-$sudo env DEBIAN_FRONTEND=noninteractive apt-get -qq -y --no-install-recommends \
-    -o DPkg::Lock::Timeout=300 -o Dpkg::Options::=--force-confold install "$@"
+exit 1

@@ -161,8 +161,9 @@ async fn a_write_meanwhile_is_kept() {
     };
     assert!(said > 0 && matches!(refused, Err(Error::Stale { .. })), "{said} steps meanwhile: {refused:?}");
     drop(keeping);
+    // The last step may have been given up while it was committed. After this it is there, or never will be.
+    store.saver.flush(&t).await.unwrap();
     let now = read(&store.saver).await;
-    // The last step may have been given up while it was committed.
     let more = now.checkpoints.len() - image.checkpoints.len();
     assert!((said..=said + 1).contains(&more), "{more} of {said} steps");
     let row = rich(&speaker, 78).writes.remove(0);

@@ -10,6 +10,8 @@ use threadkeep_sqlite::{Options, SqliteSaver, Synchronous};
 use crate::{BoxError, Claim, Damage, Factory};
 
 const FILE: &str = "checkpoints.db";
+/// A handle that was dropped may still have the file locked while it closes it, for long on a busy machine.
+const PATIENCE: Duration = Duration::from_mins(10);
 
 /// The SQLite saver, each store in a temporary directory.
 #[derive(Debug, Clone, Copy)]
@@ -17,14 +19,14 @@ pub struct Sqlite;
 
 async fn open(path: &Path) -> Result<Arc<dyn Saver>, BoxError> {
     // The suite kills processes but not machines, so a flush per commit would only cost time.
-    let options = Options { synchronous: Synchronous::Normal, ..Options::default() };
+    let options = Options { synchronous: Synchronous::Normal, busy_timeout: PATIENCE, ..Options::default() };
     Ok(Arc::new(SqliteSaver::open_async(path, options).await?))
 }
 
-/// A connection without the saver. A handle that was dropped may still have the file locked while it closes it.
+/// A connection without the saver.
 fn connect(place: &TempDir) -> rusqlite::Result<rusqlite::Connection> {
     let db = threadkeep_pages::open(place.path().join(FILE), rusqlite::OpenFlags::default())?;
-    db.busy_timeout(Duration::from_mins(10))?;
+    db.busy_timeout(PATIENCE)?;
     Ok(db)
 }
 

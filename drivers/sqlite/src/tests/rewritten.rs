@@ -316,7 +316,7 @@ async fn a_long_thread_is_swept() {
 struct InPieces;
 
 async fn open(place: &TempDir) -> Result<Arc<dyn Saver>, BoxError> {
-    let options = Options { piece: 1, synchronous: Synchronous::Normal, ..Options::default() };
+    let options = Options { piece: 1, synchronous: Synchronous::Normal, ..patient() };
     Ok(Arc::new(SqliteSaver::open_async(place.path().join("db"), options).await?))
 }
 

@@ -324,6 +324,11 @@ async fn a_flipped_byte_in_any_file_of_the_server_is_noticed_or_changes_nothing(
         }
     }
     let admin = connect(&server.url("postgres")).await;
+    // The server makes no copy of a database that has a session, and waits five seconds for the last ones to end.
+    let sessions = "SELECT count(*) FROM pg_stat_activity WHERE datname = $1";
+    while admin.query_one(sessions, &[&first.name()]).await.unwrap().get::<_, i64>(0) > 0 {
+        tokio::task::yield_now().await;
+    }
     let mut damaged = Vec::new();
     for (n, (file, at)) in places.into_iter().enumerate().filter(|(n, _)| n % 2 == 0) {
         let name = format!("damaged_{n}");

@@ -1,4 +1,5 @@
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use threadkeep::saver::Saver;
@@ -12,6 +13,11 @@ use crate::{BoxError, Claim, Factory};
 pub struct Postgres {
     /// Whether it is reached through PgBouncer in transaction mode.
     pub pooled: bool,
+}
+
+/// Options that wait as long as a busy machine needs.
+fn patient() -> Options {
+    Options { patience: Duration::from_mins(10), ..Options::default() }
 }
 
 #[async_trait]
@@ -28,7 +34,7 @@ impl Factory for Postgres {
 
     async fn create(&self) -> Result<Database, BoxError> {
         let database = postgres()?.database().await?;
-        setup(&self.address(&database)?, &Options::default()).await?;
+        setup(&self.address(&database)?, &patient()).await?;
         Ok(database)
     }
 
@@ -41,7 +47,7 @@ impl Factory for Postgres {
     }
 
     async fn open_at(&self, address: &str) -> Result<Arc<dyn Saver>, BoxError> {
-        let options = Options { connections: 4, ..Options::default() };
+        let options = Options { connections: 4, ..patient() };
         Ok(Arc::new(PostgresSaver::connect(address, options).await?))
     }
 }

@@ -10,9 +10,8 @@ use threadkeep_sqlite::{Options, SqliteSaver, Synchronous};
 use crate::{BoxError, Claim, Damage, Factory};
 
 const FILE: &str = "checkpoints.db";
-
-/// How long a call waits for the lock of another handle, whose thread may get no time on a busy machine: less than a case
-/// may take.
+/// How long a call waits for the lock of another handle, whose thread may get no time on a busy machine, or which is
+/// dropped and still closes the file: less than a case may take.
 const PATIENCE: Duration = Duration::from_mins(5);
 
 /// The SQLite saver, each store in a temporary directory.
@@ -25,7 +24,7 @@ async fn open(path: &Path) -> Result<Arc<dyn Saver>, BoxError> {
     Ok(Arc::new(SqliteSaver::open_async(path, options).await?))
 }
 
-/// A connection without the saver. A handle that was dropped may still have the file locked while it closes it.
+/// A connection without the saver.
 fn connect(place: &TempDir) -> rusqlite::Result<rusqlite::Connection> {
     let db = threadkeep_pages::open(place.path().join(FILE), rusqlite::OpenFlags::default())?;
     db.busy_timeout(PATIENCE)?;

@@ -39,6 +39,12 @@ impl Default for Options {
 }
 
 impl Options {
+    /// Options that wait as long as tests on a busy machine need.
+    #[cfg(test)]
+    pub(crate) fn patient() -> Self {
+        Self { patience: Duration::from_mins(10), ..Self::default() }
+    }
+
     /// The schema, quoted for statements.
     pub(crate) fn quoted_schema(&self) -> Result<String> {
         let fits = (1..=63).contains(&self.schema.len()) && !self.schema.contains('\0');

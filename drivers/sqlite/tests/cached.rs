@@ -2,6 +2,7 @@
 
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use tempfile::TempDir;
@@ -39,8 +40,13 @@ impl Factory for Cached {
     }
 
     async fn open(&self, place: &Storage) -> Result<Arc<dyn Saver>, BoxError> {
-        // The suite crashes no machine, so a flush per commit would only take time.
-        let options = Options { synchronous: Synchronous::Normal, ..Options::default() };
+        // The suite crashes no machine, so a flush per commit would only take time. Handles wait for each other's
+        // locks, however busy the machine is.
+        let options = Options {
+            synchronous: Synchronous::Normal,
+            busy_timeout: Duration::from_mins(10),
+            ..Options::default()
+        };
         let saver = SqliteSaver::open_async(place.dir.path().join("checkpoints.db"), options).await?;
         let mut known = place.cache.lock().unwrap_or_else(PoisonError::into_inner);
         let entries = ENTRIES.try_into()?;

@@ -40,9 +40,9 @@ async fn client(url: &str) -> Client {
 impl Road {
     async fn new(threads: usize, wait: Duration) -> Self {
         let database = postgres().unwrap().database().await.unwrap();
-        setup(database.url(), &Options::default()).await.unwrap();
+        setup(database.url(), &Options::patient()).await.unwrap();
         let proxy = Proxy::before(database.url()).await;
-        let options = Options { patience: Duration::from_mins(10), ..Options::default() };
+        let options = Options::patient();
         let mut saver = PostgresSaver::connect(proxy.url(), options).await.unwrap();
         saver.store.convoys = Convoys::waiting("public", saver.store.connections.clone(), wait);
         let mut talks: Vec<_> = (0..threads).map(|n| Talk::new(&format!("t{n}"))).collect();
@@ -100,7 +100,7 @@ impl Road {
     }
 
     async fn length(&self, n: usize) -> usize {
-        let fresh = PostgresSaver::connect(self.database.url(), Options::default()).await.unwrap();
+        let fresh = PostgresSaver::connect(self.database.url(), Options::patient()).await.unwrap();
         fresh.list(&ListQuery::new(&self.talks[n].thread)).await.unwrap().len()
     }
 
@@ -118,7 +118,7 @@ async fn commits_that_wait_for_each_other_are_one_transaction() {
     let jam = road.jam().await;
     let stale = StepCommit { flush: threadkeep::saver::Flush::WithNext, ..road.next(9) };
     // Another process was faster on the last thread.
-    let rival = PostgresSaver::connect(road.database.url(), Options::default()).await.unwrap();
+    let rival = PostgresSaver::connect(road.database.url(), Options::patient()).await.unwrap();
     rival.commit(road.next(9)).await.unwrap();
     let mut commits: Vec<_> = (2..9).map(|n| road.commit(road.next(n))).collect();
     commits.push(road.commit(stale));

@@ -20,7 +20,7 @@ async fn nothing_is_committed_if_the_last_statements_fail_before_all_are_sent() 
     let (other, connection) = tokio_postgres::connect(database.url(), NoTls).await.unwrap();
     tokio::spawn(connection);
     other.batch_execute("CREATE TABLE half (n int)").await.unwrap();
-    let options = Options::default();
+    let options = Options::patient();
     let target = Target::parse(database.url(), options.patience).unwrap();
     let connections = Connections::new(target, &options).unwrap();
 
@@ -50,7 +50,7 @@ async fn a_process_that_stands_still_in_a_transaction_does_not_hold_its_locks_fo
     let (other, connection) = tokio_postgres::connect(database.url(), NoTls).await.unwrap();
     tokio::spawn(connection);
     other.batch_execute("CREATE TABLE locked (n int)").await.unwrap();
-    let options = Options::default();
+    let options = Options::patient();
     let target = Target::parse(database.url(), options.patience).unwrap();
     let connections = Connections::new(target, &options).unwrap();
 
@@ -138,7 +138,7 @@ async fn process(lease: &mut Lease) -> i32 {
 #[tokio::test]
 async fn the_connection_that_was_used_last_is_used_next() {
     let database = postgres().unwrap().database().await.unwrap();
-    let options = Options::default();
+    let options = Options::patient();
     let target = Target::parse(database.url(), options.patience).unwrap();
     let connections = Connections::new(target, &options).unwrap();
     let (mut one, mut two) = (connections.lease().await.unwrap(), connections.lease().await.unwrap());
@@ -159,7 +159,7 @@ async fn a_connection_that_nobody_uses_is_closed() {
     let database = postgres().unwrap().database().await.unwrap();
     let (other, connection) = tokio_postgres::connect(database.url(), NoTls).await.unwrap();
     tokio::spawn(connection);
-    let options = Options::default();
+    let options = Options::patient();
     let target = || Target::parse(database.url(), options.patience).unwrap();
     let open = async || {
         let count = "SELECT count(*) FROM pg_stat_activity

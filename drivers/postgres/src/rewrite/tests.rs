@@ -106,8 +106,8 @@ fn a_statement_for_a_new_thread_has_no_more_bytes_than_it_may_have() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_change_that_no_server_takes_is_refused_before_it_is_sent() {
     let database = postgres().unwrap().database().await.unwrap();
-    setup(database.url(), &Options::default()).await.unwrap();
-    let saver = PostgresSaver::connect(database.url(), Options::default()).await.unwrap();
+    setup(database.url(), &Options::patient()).await.unwrap();
+    let saver = PostgresSaver::connect(database.url(), Options::patient()).await.unwrap();
     let (t, ids) = (ThreadId::from("t"), IdSource::default());
     let first = Rewrite { put: thread(1), ..Rewrite::default() };
     saver.rewrite_thread(&t, &Revision::absent(), first).await.unwrap();
@@ -178,8 +178,8 @@ fn two_lists_under_one_version_are_both_stored() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_rewrite_in_doubt_does_not_bring_back_a_thread_that_was_deleted_since() {
     let database = postgres().unwrap().database().await.unwrap();
-    setup(database.url(), &Options::default()).await.unwrap();
-    let open = async |url: &str| PostgresSaver::connect(url, Options::default()).await.unwrap();
+    setup(database.url(), &Options::patient()).await.unwrap();
+    let open = async |url: &str| PostgresSaver::connect(url, Options::patient()).await.unwrap();
     let other = open(database.url()).await;
     let t = ThreadId::from("t");
     // As one statement, and in pieces.

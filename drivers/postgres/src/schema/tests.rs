@@ -37,7 +37,7 @@ fn each_setting_that_loses_or_hides_commits_is_a_risk_and_no_other_is() {
 
 #[tokio::test]
 async fn every_older_version_becomes_what_a_fresh_one_is() {
-    let options = Options::default();
+    let options = Options::patient();
     let fresh = database().await;
     setup(fresh.url(), &options).await.unwrap();
     let expected = shape(&fresh).await;
@@ -57,7 +57,7 @@ async fn every_older_version_becomes_what_a_fresh_one_is() {
 /// As after `pg_dump --table='threadkeep*'`, and on a subscriber of logical replication.
 #[tokio::test]
 async fn functions_that_were_not_restored_with_the_tables_are_wanted_and_created() {
-    let (options, restored) = (Options::default(), database().await);
+    let (options, restored) = (Options::patient(), database().await);
     setup(restored.url(), &options).await.unwrap();
     let expected = shape(&restored).await;
     let (client, connection) = tokio_postgres::connect(restored.url(), NoTls).await.unwrap();
@@ -76,7 +76,7 @@ async fn functions_that_were_not_restored_with_the_tables_are_wanted_and_created
 /// As Debezium creates one, among others.
 #[tokio::test]
 async fn a_publication_for_all_tables_stops_no_setup_and_no_upgrade() {
-    let (options, old) = (Options::default(), database().await);
+    let (options, old) = (Options::patient(), database().await);
     let (client, connection) = tokio_postgres::connect(old.url(), NoTls).await.unwrap();
     tokio::spawn(connection);
     client.batch_execute("CREATE PUBLICATION everything FOR ALL TABLES").await.unwrap();
@@ -111,12 +111,12 @@ async fn a_migration_that_fails_leaves_nothing_behind() {
     tokio::spawn(connection);
     // Takes the name of the last table.
     client.batch_execute("CREATE VIEW threadkeep_element AS SELECT 1").await.unwrap();
-    let error = setup(database.url(), &Options::default()).await.unwrap_err();
+    let error = setup(database.url(), &Options::patient()).await.unwrap_err();
     assert!(matches!(error, Error::Unavailable { .. }), "{error}");
     let left = "SELECT relname::text FROM pg_class WHERE relname LIKE 'threadkeep%'
                 UNION ALL SELECT proname::text FROM pg_proc WHERE proname LIKE 'threadkeep%'";
     let left: Vec<String> = client.query(left, &[]).await.unwrap().iter().map(|row| row.get(0)).collect();
     assert_eq!(left, ["threadkeep_element"]);
     client.batch_execute("DROP VIEW threadkeep_element").await.unwrap();
-    setup(database.url(), &Options::default()).await.unwrap();
+    setup(database.url(), &Options::patient()).await.unwrap();
 }

@@ -66,7 +66,7 @@ async fn calls_stay_prepared_in_a_session_of_its_own_only() {
 #[tokio::test]
 async fn a_prepared_statement_that_is_gone_is_asked_on_another_connection() {
     let database = postgres().unwrap().database().await.unwrap();
-    let options = Options::default();
+    let options = Options::patient();
     setup(database.url(), &options).await.unwrap();
     let target = Target::parse(database.url(), options.patience).unwrap();
     let connections = Connections::new(target, &options).unwrap();

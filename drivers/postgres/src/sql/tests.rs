@@ -32,7 +32,7 @@ async fn plan(client: &Client, statement: &str, params: &[Param<'_>]) -> String 
 #[tokio::test]
 async fn reads_go_by_keys() {
     let database = postgres().unwrap().database().await.unwrap();
-    crate::setup(database.url(), &Options::default()).await.unwrap();
+    crate::setup(database.url(), &Options::patient()).await.unwrap();
     let (client, connection) = tokio_postgres::connect(database.url(), NoTls).await.unwrap();
     tokio::spawn(connection);
     // Otherwise small tables are scanned.
@@ -100,7 +100,7 @@ async fn reads_go_by_keys() {
 #[tokio::test]
 async fn writes_go_by_keys_with_plans_from_when_the_tables_were_small() {
     let database = postgres().unwrap().database().await.unwrap();
-    crate::setup(database.url(), &Options::default()).await.unwrap();
+    crate::setup(database.url(), &Options::patient()).await.unwrap();
     let (client, connection) = tokio_postgres::connect(database.url(), NoTls).await.unwrap();
     tokio::spawn(connection);
     let key = "01010101-0101-0101-0101-010101010101";
@@ -138,7 +138,7 @@ async fn writes_go_by_keys_with_plans_from_when_the_tables_were_small() {
 #[tokio::test]
 async fn no_read_of_a_long_thread_looks_costly() {
     let database = postgres().unwrap().database().await.unwrap();
-    crate::setup(database.url(), &Options::default()).await.unwrap();
+    crate::setup(database.url(), &Options::patient()).await.unwrap();
     let (client, connection) = tokio_postgres::connect(database.url(), NoTls).await.unwrap();
     tokio::spawn(connection);
     let fill = "INSERT INTO threadkeep_checkpoint (thread, ns, id, names, body)

@@ -10,7 +10,7 @@ use url::Url;
 
 use crate::common::damage::connect;
 use crate::common::talk::Talk;
-use crate::common::{database, open, open_impatient};
+use crate::common::{database, open, open_impatient, patient};
 use crate::servers::append;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -22,7 +22,7 @@ async fn connections_are_encrypted_and_the_certificate_is_checked() {
         database.url(),
         server.certificate().unwrap().display()
     );
-    setup(&trusting, &Options::default()).await.unwrap();
+    setup(&trusting, &patient()).await.unwrap();
     let saver = open(&trusting).await;
     append(&saver, &mut Talk::new("t"), 0, 3).await;
     let encrypted = "SELECT count(*) FROM pg_stat_ssl JOIN pg_stat_activity USING (pid)

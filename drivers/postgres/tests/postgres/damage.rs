@@ -8,7 +8,7 @@ use threadkeep::checkpoint::{CheckpointKey, CheckpointTuple};
 use threadkeep::id::ThreadId;
 use threadkeep::saver::{CheckpointSelector, DeltaHistory, ListQuery, Saver, ThreadImage};
 use threadkeep::{Error, Result};
-use threadkeep_postgres::{Options, PostgresSaver, setup};
+use threadkeep_postgres::{PostgresSaver, setup};
 use threadkeep_testing::{Database, Postgres};
 use tokio_postgres::Client;
 use tokio_postgres::error::SqlState;
@@ -16,7 +16,7 @@ use uuid::Uuid;
 
 use crate::common::damage::connect;
 use crate::common::talk::{MESSAGES, Talk, message, note};
-use crate::common::{database, open};
+use crate::common::{database, open, patient};
 
 /// Everything that can be read of a thread.
 #[derive(Debug, PartialEq)]
@@ -306,7 +306,7 @@ async fn a_flipped_byte_in_any_file_of_the_server_is_noticed_or_changes_nothing(
     const PAGE: usize = 8_192;
     let server = Postgres::start().unwrap();
     let first = server.database().await.unwrap();
-    setup(first.url(), &Options::default()).await.unwrap();
+    setup(first.url(), &patient()).await.unwrap();
     let saver = open(first.url()).await;
     let keys = fill(&saver).await;
     let expected = see(&saver, &keys).await;
@@ -324,6 +324,11 @@ async fn a_flipped_byte_in_any_file_of_the_server_is_noticed_or_changes_nothing(
         }
     }
     let admin = connect(&server.url("postgres")).await;
+    // The server makes no copy of a database that has a session, and waits five seconds for the last ones to end.
+    let sessions = "SELECT count(*) FROM pg_stat_activity WHERE datname = $1";
+    while admin.query_one(sessions, &[&first.name()]).await.unwrap().get::<_, i64>(0) > 0 {
+        tokio::task::yield_now().await;
+    }
     let mut damaged = Vec::new();
     for (n, (file, at)) in places.into_iter().enumerate().filter(|(n, _)| n % 2 == 0) {
         let name = format!("damaged_{n}");
@@ -346,8 +351,7 @@ async fn a_flipped_byte_in_any_file_of_the_server_is_noticed_or_changes_nothing(
     tokio::task::block_in_place(|| server.resume().unwrap());
     let mut refused = 0;
     for (url, file, at) in &damaged {
-        let options = Options { patience: Duration::from_mins(10), ..Options::default() };
-        let found = match PostgresSaver::connect(url, options).await {
+        let found = match PostgresSaver::connect(url, patient()).await {
             Ok(saver) => see(&saver, &keys).await,
             Err(error) => {
                 assert!(matches!(error, Error::Corrupt { .. }), "{file} at {at}: {error}");

@@ -2,13 +2,13 @@
 
 use threadkeep::Error;
 use threadkeep::saver::{CheckpointSelector, Flush, Rewrite, Saver, StepCommit};
-use threadkeep_postgres::{Options, PostgresSaver, setup};
+use threadkeep_postgres::{PostgresSaver, setup};
 use threadkeep_testing::{PgBouncer, Postgres};
 
 use crate::common::damage::connect;
 use crate::common::proxy::Proxy;
 use crate::common::talk::{Talk, note, texts};
-use crate::common::{database, open};
+use crate::common::{database, open, patient};
 
 /// A thread, and the numbers of the notes in it.
 struct Thread {
@@ -60,7 +60,7 @@ async fn a_crash_of_the_server_behind_a_pooler_takes_only_what_came_after_the_la
 async fn takes_only_what_came_after_the_last_flush(pooled: bool) {
     let server = Postgres::start().unwrap();
     let database = server.database().await.unwrap();
-    setup(database.url(), &Options::default()).await.unwrap();
+    setup(database.url(), &patient()).await.unwrap();
     // Otherwise the server flushes the log by itself, five times a second.
     let admin = connect(database.url()).await;
     admin.batch_execute("ALTER SYSTEM SET wal_writer_delay = '10s'").await.unwrap();
@@ -116,7 +116,7 @@ async fn takes_only_what_came_after_the_last_flush(pooled: bool) {
 async fn a_server_that_does_not_flush_by_default_flushes_what_asks_for_it() {
     let server = Postgres::start().unwrap();
     let database = server.database().await.unwrap();
-    setup(database.url(), &Options::default()).await.unwrap();
+    setup(database.url(), &patient()).await.unwrap();
     let admin = connect(database.url()).await;
     admin.batch_execute("ALTER SYSTEM SET wal_writer_delay = '10s'").await.unwrap();
     admin.batch_execute("ALTER SYSTEM SET synchronous_commit = off").await.unwrap();

@@ -7,11 +7,11 @@ use threadkeep::Error;
 use threadkeep::id::{IdSource, ThreadId};
 use threadkeep::saver::{CheckpointSelector, Flush, ListQuery, Rewrite, Saver, StepCommit};
 use threadkeep::value::Element;
-use threadkeep_postgres::{Options, PostgresSaver, setup};
+use threadkeep_postgres::{PostgresSaver, setup};
 use threadkeep_testing::{Database, Postgres};
 
-use crate::common::open;
 use crate::common::talk::{Talk, note, texts};
+use crate::common::{open, patient};
 
 /// A server that can be backed up and restored.
 struct Server(Postgres);
@@ -23,7 +23,7 @@ impl Server {
 
     async fn database(&self) -> Database {
         let database = self.0.database().await.unwrap();
-        setup(database.url(), &Options::default()).await.unwrap();
+        setup(database.url(), &patient()).await.unwrap();
         database
     }
 

@@ -7,13 +7,13 @@ use threadkeep::value::ChannelValue;
 use threadkeep_postgres::{Options, PostgresSaver, setup};
 
 use crate::common::talk::{Talk, note};
-use crate::common::{database, open};
+use crate::common::{database, open, patient};
 use crate::servers::{append, has};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn schemas_are_stores_of_their_own() {
     let database = database().await;
-    let options = Options { schema: "an other's $$".to_owned(), ..Options::default() };
+    let options = Options { schema: "an other's $$".to_owned(), ..patient() };
     let before = PostgresSaver::connect(database.url(), options.clone()).await;
     assert!(
         matches!(&before, Err(Error::Unavailable { reason, .. }) if reason.contains("setup")),
@@ -44,7 +44,7 @@ async fn every_legal_name_of_a_schema_works() {
         "SELECT",
         &"\u{fc}".repeat(31),
     ] {
-        let options = Options { schema: schema.to_owned(), ..Options::default() };
+        let options = Options { schema: schema.to_owned(), ..patient() };
         setup(database.url(), &options).await.unwrap_or_else(|error| panic!("{schema:?}: {error}"));
         let saver = PostgresSaver::connect(database.url(), options).await.unwrap();
         let mut talk = Talk::new("t");

@@ -10,8 +10,8 @@ use threadkeep_testing::postgres;
 use tokio::net::TcpListener;
 
 use crate::common::damage::connect;
-use crate::common::database;
 use crate::common::talk::{Talk, note};
+use crate::common::{database, patient};
 
 fn hasty() -> Options {
     Options { patience: Duration::from_millis(500), ..Options::default() }
@@ -54,15 +54,15 @@ async fn setup_waits_no_longer_than_its_patience_and_is_wanted_only_for_missing_
     let gone = async { while holder.query_one(waits, &[]).await.unwrap().get::<_, i64>(0) > 0 {} };
     tokio::time::timeout(Duration::from_mins(10), gone).await.unwrap();
     holder.batch_execute("COMMIT").await.unwrap();
-    setup(locked.url(), &Options::default()).await.unwrap();
+    setup(locked.url(), &patient()).await.unwrap();
 
     let empty = postgres().unwrap().database().await.unwrap();
-    let missing = error(PostgresSaver::connect(empty.url(), Options::default())).await;
+    let missing = error(PostgresSaver::connect(empty.url(), patient())).await;
     assert!(is_wanted(&missing), "{missing}");
-    setup(empty.url(), &Options::default()).await.unwrap();
+    setup(empty.url(), &patient()).await.unwrap();
     let older = "UPDATE threadkeep_format SET version = version - 1";
     connect(empty.url()).await.batch_execute(older).await.unwrap();
-    let older = error(PostgresSaver::connect(empty.url(), Options::default())).await;
+    let older = error(PostgresSaver::connect(empty.url(), patient())).await;
     assert!(is_wanted(&older), "{older}");
 
     let nowhere = error(PostgresSaver::connect("postgres://u@127.0.0.1:1/d", hasty())).await;
@@ -86,8 +86,8 @@ async fn a_role_that_may_not_read_the_settings_sets_up_and_connects() {
     let mut url = url::Url::parse(database.url()).unwrap();
     url.set_username(&role).unwrap();
     url.set_password(Some("secret")).unwrap();
-    setup(url.as_str(), &Options::default()).await.unwrap();
-    let saver = PostgresSaver::connect(url.as_str(), Options::default()).await.unwrap();
+    setup(url.as_str(), &patient()).await.unwrap();
+    let saver = PostgresSaver::connect(url.as_str(), patient()).await.unwrap();
     saver.commit(Talk::new("t").say(&note(0))).await.unwrap();
     drop(saver);
     admin.batch_execute(&format!("DROP OWNED BY {role}; DROP ROLE {role}")).await.unwrap();
@@ -107,8 +107,8 @@ async fn of_several_servers_a_primary_that_does_not_say_its_timeline_is_found() 
     let url = url::Url::parse(database.url()).unwrap();
     let server = format!("{}:{}", url.host_str().unwrap(), url.port().unwrap_or(5432));
     let several = format!("postgres://{role}:secret@{server},{server}/{}", database.name());
-    setup(&several, &Options::default()).await.unwrap();
-    let saver = PostgresSaver::connect(&several, Options::default()).await.unwrap();
+    setup(&several, &patient()).await.unwrap();
+    let saver = PostgresSaver::connect(&several, patient()).await.unwrap();
     saver.commit(Talk::new("t").say(&note(0))).await.unwrap();
     drop(saver);
     admin.batch_execute(&format!("DROP OWNED BY {role}; DROP ROLE {role}")).await.unwrap();

@@ -2,12 +2,12 @@
 
 use threadkeep::Error;
 use threadkeep::saver::{CheckpointSelector, Saver, StepCommit};
-use threadkeep_postgres::{Options, PostgresSaver, setup};
+use threadkeep_postgres::{PostgresSaver, setup};
 use threadkeep_testing::postgres;
 
 use crate::common::damage::connect;
-use crate::common::open;
 use crate::common::talk::{Talk, note, texts};
+use crate::common::{open, patient};
 
 const STORE: &str = include_str!("../fixtures/version_3.sql");
 
@@ -46,9 +46,9 @@ async fn an_older_store_is_refused_until_it_is_set_up_and_keeps_what_it_has() {
             client.batch_execute(FUNCTIONS).await.unwrap();
         }
         client.batch_execute(&format!("UPDATE threadkeep_format SET version = {version}")).await.unwrap();
-        refused(PostgresSaver::connect(database.url(), Options::default()).await);
+        refused(PostgresSaver::connect(database.url(), patient()).await);
 
-        setup(database.url(), &Options::default()).await.unwrap();
+        setup(database.url(), &patient()).await.unwrap();
         let (one, two) = (open(database.url()).await, open(database.url()).await);
         for (thread, all) in [("full", true), ("delta", false), ("rewritten", true)] {
             let mut talk = Talk::new(thread);
@@ -109,7 +109,7 @@ async fn rights_are_carried_over_to_what_is_new() {
         ))
         .await
         .unwrap();
-    setup(database.url(), &Options::default()).await.unwrap();
+    setup(database.url(), &patient()).await.unwrap();
     let mut url = url::Url::parse(database.url()).unwrap();
     url.set_username(&role).unwrap();
     url.set_password(Some("secret")).unwrap();

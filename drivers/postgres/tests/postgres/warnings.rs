@@ -1,10 +1,11 @@
 //! Setup and connecting warn of server settings with which acknowledged commits can be lost or damage hidden.
 
-use threadkeep_postgres::{Options, PostgresSaver, setup};
+use threadkeep_postgres::{PostgresSaver, setup};
 use threadkeep_testing::{Log, postgres};
 use tracing::instrument::WithSubscriber as _;
 
 use crate::common::damage::connect;
+use crate::common::patient;
 
 /// The settings that were warned of while `work` ran.
 async fn warned(work: impl Future<Output = ()>) -> Vec<String> {
@@ -41,10 +42,10 @@ async fn a_server_that_may_lose_what_it_acknowledged_is_warned_of() {
             expected.push(format!("synchronous_commit={synchronous}"));
         }
         expected.extend(Some(setting("data_checksums").await).filter(|setting| setting.ends_with("=off")));
-        let on_setup = warned(async { setup(url, &Options::default()).await.unwrap() }).await;
+        let on_setup = warned(async { setup(url, &patient()).await.unwrap() }).await;
         assert_eq!(on_setup, expected);
         let on_connect = warned(async {
-            PostgresSaver::connect(url, Options::default()).await.unwrap();
+            PostgresSaver::connect(url, patient()).await.unwrap();
         });
         assert_eq!(on_connect.await, expected);
     }

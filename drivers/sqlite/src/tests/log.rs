@@ -1,10 +1,12 @@
 //! The size of the log beside reads that always overlap.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 
+use rusqlite::Connection;
 use threadkeep::saver::Saver;
 
 use super::common::{Talk, message};
@@ -18,13 +20,19 @@ fn options(log_bound: u64, patience: Duration) -> Options {
     Options { log_bound: (log_bound, patience), compression: false, ..Options::default() }
 }
 
+/// Two connections, which take turns to read.
+fn two(store: &Path) -> [Connection; 2] {
+    [0, 1].map(|_| threadkeep_pages::open(store, rusqlite::OpenFlags::default()).unwrap())
+}
+
+fn begin(conn: &Connection) {
+    conn.execute_batch("BEGIN").unwrap();
+    conn.query_row("SELECT count(*) FROM checkpoint", [], |row| row.get::<_, i64>(0)).unwrap();
+}
+
 /// Reads through two connections, of which one is always in the middle of a read from when `begun` is sent.
-fn read_until(stop: &AtomicBool, store: &std::path::Path, begun: &Sender<()>) {
-    let conns = [0, 1].map(|_| threadkeep_pages::open(store, rusqlite::OpenFlags::default()).unwrap());
-    let begin = |conn: &rusqlite::Connection| {
-        conn.execute_batch("BEGIN").unwrap();
-        conn.query_row("SELECT count(*) FROM checkpoint", [], |row| row.get::<_, i64>(0)).unwrap();
-    };
+fn read_until(stop: &AtomicBool, store: &Path, begun: &Sender<()>) {
+    let conns = two(store);
     begin(&conns[0]);
     begun.send(()).unwrap();
     for (now, next) in [(0, 1), (1, 0)].into_iter().cycle() {
@@ -51,13 +59,23 @@ async fn largest_log(log_bound: u64) -> u64 {
     });
     // On a busy machine all would be written before the first read.
     reads.recv().unwrap();
+    let own = two(&path);
     let mut largest = 0;
     for number in 0..50 {
+        if log_bound == u64::MAX {
+            // A read that began before the commit is under way when that moves the log. Those of the other thread may
+            // all have begun after it, if the writer is late. With a bound, the writer would wait for this one.
+            begin(&own[number % 2]);
+            if number > 0 {
+                own[(number + 1) % 2].execute_batch("COMMIT").unwrap();
+            }
+        }
         let step = talk.say(&message(number, 100_000));
         store.saver.commit(step.clone()).await.unwrap();
         talk.accept(&step);
         largest = largest.max(std::fs::metadata(path.with_file_name("db-wal")).unwrap().len());
     }
+    drop(own);
     stop.store(true, Ordering::SeqCst);
     reading.join().unwrap();
     assert_eq!(all(&store.reopen(), &talk).await.len(), 51);

@@ -153,6 +153,12 @@ impl Turns {
         self.seat.wanted.store(true, Ordering::Release);
     }
 
+    /// The writer, which nobody else gets meanwhile.
+    #[cfg(test)]
+    pub(crate) fn held(&self) -> std::sync::MutexGuard<'_, Option<Writer>> {
+        self.seat.writer.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// The number of messages that wait for the thread.
     pub(crate) fn queued(&self) -> usize {
         self.queue.max_capacity() - self.queue.capacity()

@@ -1,6 +1,7 @@
 //! Foreign and damaged files, and several handles on one file.
 
 use std::path::Path;
+use std::time::Duration;
 
 use rusqlite::types::Value as Cell;
 use rusqlite::{Connection, OpenFlags, params_from_iter};
@@ -19,9 +20,15 @@ fn open(path: &Path) -> Result<SqliteSaver> {
     SqliteSaver::open(path, &Options { readers: 1, ..Options::default() })
 }
 
-/// A connection that writes page checksums, so that its changes are found where they are.
+/// Longer than others hold a lock on any machine.
+const PATIENCE: Duration = Duration::from_mins(10);
+
+/// A connection that writes page checksums, so that its changes are found where they are. A handle that was dropped
+/// may still have the file locked while it closes it.
 fn raw(path: &Path) -> Connection {
-    threadkeep_pages::open(path, OpenFlags::default()).unwrap()
+    let conn = threadkeep_pages::open(path, OpenFlags::default()).unwrap();
+    conn.busy_timeout(PATIENCE).unwrap();
+    conn
 }
 
 #[tokio::test]
@@ -70,10 +77,12 @@ fn other_files_are_refused_and_left_alone() {
 
 #[tokio::test]
 async fn many_may_create_the_same_database_at_once() {
+    // They wait for the one that creates it, however long that takes.
+    let options = Options { readers: 1, busy_timeout: PATIENCE, ..Options::default() };
     for _ in 0..5 {
         let dir = tempfile::tempdir().unwrap();
         let opened: Vec<_> = std::thread::scope(|scope| {
-            let open = || open(&dir.path().join("db")).unwrap();
+            let open = || SqliteSaver::open(dir.path().join("db"), &options).unwrap();
             let threads: Vec<_> = (0..6).map(|_| scope.spawn(open)).collect();
             threads.into_iter().map(|thread| thread.join().unwrap()).collect()
         });

@@ -10,6 +10,7 @@ use std::io::{BufRead, BufReader, Write as _};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 use rusqlite::{Connection, OpenFlags};
 use threadkeep::saver::{CheckpointSelector, ListQuery, Rewrite, Saver};
@@ -44,7 +45,7 @@ fn assert_locked(process: u32, path: &Path, when: &str) {
         let held = (0..200).any(|_| {
             let held = locks(process, &file) > 0;
             if !held {
-                std::thread::sleep(std::time::Duration::from_millis(5));
+                std::thread::sleep(Duration::from_millis(5));
             }
             held
         });
@@ -63,7 +64,8 @@ async fn the_locks_outlive_every_operation() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("db");
     let held = |when: &str| assert_locked(std::process::id(), &path, when);
-    let options = Options::default();
+    // One of the handles is dropped, and has the file locked while it closes it.
+    let options = Options { busy_timeout: Duration::from_mins(10), ..Options::default() };
     let mut talk = Talk::new("t");
 
     let saver = SqliteSaver::open(&path, &options).unwrap();

@@ -80,7 +80,7 @@ impl Gateway {
         let now = Utc::now();
         let options = RecordsOptions { clock: Clock::from_fn(move || now), ..RecordsOptions::default() };
         let records = Some(Records::open_memory(options).await.unwrap());
-        let parts = Parts { records, drain, ..Parts::default() };
+        let parts = Parts { drain, records, ..Parts::default() };
         let app = App::start_with(config, Arc::new(ModeRegister::new()), parts).await.unwrap();
         let thread = NewThread { thread_id: "t".into(), ..NewThread::default() };
         app.records.threads().create(thread).await.unwrap();

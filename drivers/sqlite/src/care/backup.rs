@@ -263,7 +263,7 @@ mod tests {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
         };
-        tokio::time::timeout(Duration::from_secs(60), gone).await.expect("no file is left");
+        tokio::time::timeout(Duration::from_mins(1), gone).await.expect("no file is left");
     }
 
     #[test]

@@ -84,11 +84,11 @@ function tellTimes(within) {
 
 const MODES = ["messages-tuple", "updates", "custom"];
 let run = main?.dataset.run ?? null;
-// The answers that stream, by message id, and what a person said that is not in the conversation yet, with the question
-// that was the last one until then.
+// What is shown below the conversation until it is in it, by message id, each with its run: the answers that stream,
+// and what a person said.
 const streaming = new Map();
-let said = null;
-const lastQuestion = () => [...$("#conversation").querySelectorAll("article.person")].at(-1)?.dataset.message;
+const said = new Map();
+const isInConversation = (id) => $("#conversation").querySelector(`[data-message="${CSS.escape(id ?? "")}"]`) !== null;
 
 function showRun(id) {
   run = id;
@@ -99,6 +99,12 @@ function showRun(id) {
     status.textContent = "busy";
     status.dataset.status = "busy";
   }
+}
+
+// A run has begun. An answer that is on its way may be of a time before it, and the run may have ended already.
+function begins(id) {
+  showRun(id);
+  refreshSoon();
 }
 
 const isAtEnd = () => window.innerHeight + window.scrollY >= document.documentElement.scrollHeight - 80;
@@ -119,14 +125,15 @@ function bubble(kind, who) {
   return { article, text };
 }
 
-function addText(id, more) {
-  if (id !== undefined && $("#conversation").querySelector(`[data-message="${CSS.escape(id)}"]`)) return;
+function addText(id, more, of) {
+  if (id !== undefined && isInConversation(id)) return;
   const stays = isAtEnd();
   let live = streaming.get(id);
   if (!live) {
     live = bubble("agent", "Agent");
     streaming.set(id, live);
   }
+  live.of = of;
   live.text.append(more);
   if (stays) toEnd();
 }
@@ -195,28 +202,28 @@ function refreshLater() {
 }
 
 async function rerender() {
+  const known = run;
   const answer = await fetch(location.href, { headers: { accept: "text/html" } });
   const page = new DOMParser().parseFromString(await answer.text(), "text/html");
   const fresh = page.getElementById("conversation");
   if (answer.status >= 500) return refreshLater();
   if (!answer.ok || !fresh) return leave();
+  const active = page.querySelector("main").dataset.run ?? null;
+  // A run began meanwhile that the answer lacks, as one of a time before it does, which would hide what has come of it.
+  if (run !== known && run !== active) return refreshSoon();
   // What a person is editing stays until it is sent or left.
   if ($("#conversation form.edit")) return;
   const stays = isAtEnd();
   for (const part of ["thread-head", "goal", "conversation"]) renew(part, page);
   document.title = page.title;
-  for (const [id, live] of streaming) {
-    if ($("#conversation").querySelector(`[data-message="${CSS.escape(id ?? "")}"]`)) {
+  // What a run that has ended did not store is gone.
+  for (const below of [streaming, said]) {
+    for (const [id, live] of below) {
+      if (live.of === active && !isInConversation(id)) continue;
       live.article.remove();
-      streaming.delete(id);
+      below.delete(id);
     }
   }
-  const active = page.querySelector("main").dataset.run ?? null;
-  if (said && (lastQuestion() !== said.after || active === null)) {
-    said.article.remove();
-    said = null;
-  }
-  if (active === null) clearLive();
   // A step is announced before it is stored, and other processes announce none.
   clearTimeout(later);
   if (active !== null && $("#conversation .card:is([data-status=running], [data-status=pending])")) refreshLater();
@@ -264,20 +271,20 @@ function follow() {
   const on = (name, does) => source.addEventListener(name, (event) => {
     let data = null;
     try { data = JSON.parse(event.data); } catch { return; }
-    does(data);
+    // The id of an event of a run is `<run>:<event>`.
+    does(data, event.lastEventId.slice(0, event.lastEventId.lastIndexOf(":")));
   });
   on("metadata", (data) => {
     if (data.status === "run_done") {
       refresh().then(() => notice("The run has ended."));
     } else if (data.run_id) {
-      showRun(data.run_id);
-      refreshSoon();
+      begins(data.run_id);
     }
   });
-  on("messages", ([message]) => {
+  on("messages", ([message], of) => {
     if (message?.type?.toLowerCase().startsWith("ai")) {
       const text = textOf(message.content);
-      if (text !== "") addText(message.id, text);
+      if (text !== "") addText(message.id, text, of);
     }
   });
   for (const name of ["updates", "values", "custom"]) on(name, refreshSoon);
@@ -297,22 +304,25 @@ async function lookAndFollow() {
   retry = setTimeout(lookAndFollow, 2000);
 }
 
+// A new id of a message. `randomUUID` is there with HTTPS only.
+const newId = () => [...crypto.getRandomValues(new Uint8Array(16))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
+
 async function say(text) {
-  const body = { input: { messages: [{ role: "user", content: text }] }, ...options() };
+  const id = newId();
+  const body = { input: { messages: [{ role: "user", content: text, id }] }, ...options() };
   const at = main.dataset.at;
   if (at) body.checkpoint_id = at;
-  const after = lastQuestion();
   const started = await call("POST", ofThread("/runs"), body);
   // A page of an older state, or of earlier messages, does not show what comes.
   if (location.search !== "") return location.assign(`/threads/${encodeURIComponent(thread)}`);
   $(".empty")?.remove();
-  if (lastQuestion() === after) {
+  if (!isInConversation(id)) {
     const live = bubble("person", "You");
+    live.of = started.run_id;
     live.text.textContent = text.length > 16000 ? text.slice(0, 16000) + " …" : text;
-    said?.article.remove();
-    said = { article: live.article, after };
+    said.set(id, live);
   }
-  showRun(started.run_id);
+  begins(started.run_id);
   toEnd();
 }
 
@@ -324,7 +334,7 @@ async function repeat(path, body) {
   const prepared = await call("POST", ofThread(path), body);
   const { input, checkpoint, metadata } = prepared;
   const started = await call("POST", ofThread("/runs"), { input, checkpoint, metadata, ...options() });
-  showRun(started.run_id);
+  begins(started.run_id);
 }
 
 function edit(button) {
@@ -385,8 +395,7 @@ const DOES = {
 async function resume(form, body) {
   const started = await call("POST", ofThread("/runs"), { ...body, ...options() });
   form.remove();
-  showRun(started.run_id);
-  refreshSoon();
+  begins(started.run_id);
 }
 
 // What a form asked for is done: the page shows it, with an empty form.
@@ -467,10 +476,14 @@ function converse() {
 
 // ---- Pages of what is at work ----
 
+let looks = 0;
 // Shows what has become of it, without moving what a person reads or holds.
 async function lookAgain() {
+  const look = ++looks;
   const answer = await fetch(location.href, { headers: { accept: "text/html" } });
   const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+  // Another look began meanwhile, as after a button: this answer may be of a time before what the button did.
+  if (look !== looks) return;
   // A gateway that is away may come back.
   if (answer.status >= 500) return watch();
   if (!answer.ok || !page.getElementById("watched")) return location.reload();
@@ -495,7 +508,7 @@ document.addEventListener("click", (event) => {
   if (!button) return;
   doing(button, async () => {
     await call("POST", ofThread(button.dataset.post, button.dataset.of));
-    if ($("#watched")) await lookAgain();
+    if ($("#watched")) await lookAgain().catch(watch);
     else location.reload();
   });
 });

@@ -5,7 +5,7 @@ use serde_json::json;
 
 use crate::driver::Window;
 use crate::gateway::Gateway;
-use crate::{AT_REST, ENTER, conversation, opened, script};
+use crate::{AT_REST, ENTER, KEEP, conversation, opened, script};
 
 /// The window is not seen for a moment; then the pieces of answers are counted that come.
 const LOOK_AWAY: &str = "(() => { \
@@ -25,6 +25,40 @@ const FAIL: &str = "(() => { source?.addEventListener('metadata', (event) => win
 const HOLD: &str = "(() => { const real = window.fetch; window.sent = 0; \
      window.fetch = (to, how) => how?.method !== 'POST' ? real(to, how) \
          : (window.sent++, new Promise((go) => { window.proceed = go; }).then(() => real(to, how))); })()";
+
+/// From now on, the answer to what changes something is handed on when `window.proceed` is called. It is noted that a
+/// run has ended.
+const ANSWER_LATER: &str = "(() => { \
+     source.addEventListener('metadata', (event) => window.done ||= event.data.includes('run_done')); \
+     const real = window.fetch; \
+     window.fetch = async (to, how) => { \
+         const answer = await real(to, how); \
+         if (how?.method === 'POST') await new Promise((go) => { window.proceed = go; }); \
+         return answer; \
+     }; })()";
+
+/// Starts a run as another client does.
+const START_ELSEWHERE: &str = "call('POST', ofThread('/runs'), \
+     { input: { messages: [{ role: 'user', content: 'please hang' }] }, ...options() }).then(() => true)";
+
+/// The last of the answers that stream.
+const STREAMED: &str = "[...document.querySelectorAll('#live .agent .text')].at(-1)?.textContent";
+/// How many questions are shown that the conversation does not have yet.
+const SAID: &str = "document.querySelectorAll('#live .person').length";
+/// Hands on the second page that was kept, and from then on each at once.
+const HAND_ON: &str = "(window.keeps = false, window.kept[1]())";
+
+/// The page as it is now is read, and kept.
+async fn keep(window: &Window) {
+    window.value(KEEP).await;
+    window.value("void refresh()").await;
+    window.until("window.kept.length === 1").await;
+}
+
+/// Waits until the answer that hangs has streamed as far as it does.
+async fn until_it_hangs(window: &Window) {
+    window.until(&format!("{STREAMED} === 'This answer '")).await;
+}
 
 #[tokio::test]
 async fn an_answer_that_streams_is_shown_once_when_the_page_is_seen_again() {
@@ -134,4 +168,104 @@ async fn what_is_written_stays_when_the_page_is_not_available_any_more() {
     window.value("document.querySelector('#say').value = ''").await;
     window.value("void refresh()").await;
     window.sees("This gateway needs an API key.").await;
+}
+
+#[tokio::test]
+async fn a_page_of_a_time_before_a_run_hides_nothing_of_the_run() {
+    let gateway = Gateway::start(&script(), "delta", false);
+    for is_own in [true, false] {
+        let (window, _) = conversation(&gateway).await;
+        keep(&window).await;
+        if is_own {
+            window.type_into("#say", &format!("please hang{ENTER}")).await;
+            window.until(&format!("{SAID} === 1")).await;
+        } else {
+            window.value(START_ELSEWHERE).await;
+        }
+        until_it_hangs(&window).await;
+        window.value("window.kept[0]()").await;
+        // The page is read again, which it is only when it has done with that one.
+        window.until("window.kept.length === 2").await;
+        assert_eq!(window.value(STREAMED).await, json!("This answer "), "{is_own}");
+        assert_eq!(window.value("document.querySelector('#stop').hidden").await, json!(false), "{is_own}");
+        assert_eq!(window.value(SAID).await, json!(u8::from(is_own)));
+        window.value(HAND_ON).await;
+        window.until("document.querySelector('#conversation').innerText.includes('please hang')").await;
+        window.until(&format!("{SAID} === 0")).await;
+        assert_eq!(window.value(STREAMED).await, json!("This answer "), "{is_own}");
+        window.click("#stop").await;
+        window.until(AT_REST).await;
+    }
+}
+
+#[tokio::test]
+async fn a_page_of_the_run_before_takes_nothing_from_the_next_one() {
+    let gateway = Gateway::start(&script(), "delta", false);
+    let (window, _) = conversation(&gateway).await;
+    window.type_into("#say", &format!("please hang{ENTER}")).await;
+    until_it_hangs(&window).await;
+    window.until("!document.querySelector('#send').disabled").await;
+    window.until(&format!("{SAID} === 0")).await;
+    keep(&window).await;
+    let first = window.value("run").await;
+    window.value("call('POST', ofThread(`/runs/${run}/cancel?wait=true`))").await;
+    window.type_into("#say", &format!("hang again{ENTER}")).await;
+    window.until(&format!("{SAID} === 1")).await;
+    window.until("document.querySelectorAll('#live .agent').length === 2").await;
+    until_it_hangs(&window).await;
+    let next = window.value("run").await;
+    assert_ne!(next, first);
+    window.value("window.kept[0]()").await;
+    window.until("window.kept.length === 2").await;
+    // This is what the button stops.
+    assert_eq!(window.value("run").await, next);
+    assert_eq!(window.value(SAID).await, json!(1));
+    // What the first run did not store goes, although a run is at work.
+    window.value(HAND_ON).await;
+    window.until("document.querySelectorAll('#live .agent').length === 1").await;
+    window.until(&format!("{SAID} === 0")).await;
+    assert_eq!(window.value(STREAMED).await, json!("This answer "));
+    window.click("#stop").await;
+    window.until(AT_REST).await;
+}
+
+#[tokio::test]
+async fn a_question_is_in_sight_until_the_conversation_has_it() {
+    let gateway = Gateway::start(&script(), "delta", false);
+    let (window, thread) = conversation(&gateway).await;
+    keep(&window).await;
+    gateway.ask(&thread, "hello").await;
+    window.type_into("#say", &format!("please hang{ENTER}")).await;
+    window.until(&format!("{SAID} === 1")).await;
+    until_it_hangs(&window).await;
+    window.value("window.kept[0]()").await;
+    window.until("window.kept.length === 2").await;
+    // As of the moment before it was stored: the last question is that of the other client.
+    let without = "window.kept[1]((text) => { \
+         const page = new DOMParser().parseFromString(text, 'text/html'); \
+         const questions = [...page.querySelectorAll('#conversation .person')]; \
+         questions.find((question) => question.textContent.includes('please hang'))?.remove(); \
+         return page.documentElement.outerHTML; })";
+    window.value(without).await;
+    window.until("refreshing === null || window.kept.length === 3").await;
+    window.until("document.querySelector('#conversation').innerText.includes('You said: hello')").await;
+    assert_eq!(window.value(SAID).await, json!(1));
+    window.value("(window.keeps = false, window.kept[2]?.(), void refresh())").await;
+    window.until("document.querySelector('#conversation').innerText.includes('please hang')").await;
+    window.until(&format!("{SAID} === 0")).await;
+    window.click("#stop").await;
+    window.until(AT_REST).await;
+}
+
+#[tokio::test]
+async fn a_run_that_has_ended_before_its_start_is_answered_is_over() {
+    let gateway = Gateway::start(&script(), "delta", false);
+    let (window, _) = conversation(&gateway).await;
+    window.value(ANSWER_LATER).await;
+    window.type_into("#say", &format!("hello{ENTER}")).await;
+    window.until("window.proceed && window.done && refreshing === null && soon === undefined").await;
+    window.until("document.querySelector('#conversation').innerText.includes('You said: hello')").await;
+    window.value("window.proceed()").await;
+    window.until("!document.querySelector('#send').disabled").await;
+    window.until(AT_REST).await;
 }

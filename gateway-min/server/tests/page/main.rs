@@ -20,6 +20,17 @@ const ENTER: &str = "\u{e007}";
 const AT_REST: &str = "document.querySelector('#stop').hidden && document.querySelector('main').dataset.stream === 'open' \
      && !document.querySelector('#live').hasChildNodes()";
 
+/// From now on each answer with the page that is shown is kept, and handed on by `window.kept[0]()` and so on, with a
+/// function as what it makes of its text. While `window.keeps` is false, answers are handed on at once.
+const KEEP: &str = "(() => { const real = window.fetch; window.kept = []; window.keeps = true; \
+     window.fetch = async (to, ...how) => { \
+         const answer = await real(to, ...how); \
+         if (to !== location.href || !window.keeps) return answer; \
+         const text = await answer.text(); \
+         const change = await new Promise((go) => window.kept.push(go)); \
+         return { status: answer.status, ok: answer.ok, text: async () => (change ? change(text) : text) }; \
+     }; })()";
+
 fn script() -> Value {
     let task = |what: &str| json!({"name": "task", "args": {"prompt": what, "description": what, "subagent_type": "general-purpose"}});
     let read = json!({"name": "read_file", "args": {"path": "flag.txt"}});

@@ -5,6 +5,8 @@
 //! not wait for the end ([`NewRun::acknowledged`](super::NewRun)), and an accepted cancellation. After a power loss the
 //! rest is as of some earlier step, from each of which a run is recovered the same way, or the run is not known at all.
 
+use chrono::{DateTime, TimeDelta, Utc};
+
 use super::admission::mark_cancelled;
 use super::{
     CancelAction, CancelOutcome, DecideOutcome, FinishOutcome, MESSAGE_PREVIEW_MAX_CHARS, RunEnd, RunRow,
@@ -17,6 +19,10 @@ use crate::failure::DatabaseError;
 use crate::query::{Sql, query};
 use crate::threads::{DISPLAY_NAME_MAX_CHARS, ThreadStatus};
 use crate::transaction::WriteTx;
+
+/// How far a stored time may be ahead of this process's clock and still count: another process's clock may be ahead,
+/// and so are the frames of a run that shows many at once. A time farther ahead is from before the clock was set back.
+const AHEAD: TimeDelta = TimeDelta::seconds(60);
 
 /// The columns of [`RunTotals`] as parameters, which [`bind_totals`] binds after two others.
 macro_rules! set_totals {
@@ -81,7 +87,7 @@ impl Runs {
     /// # Errors
     /// [`RecordsError::NotFound`].
     pub async fn start(&self, run_id: &str) -> Result<StartOutcome, RecordsError> {
-        let (id, now) = (run_id.to_owned(), time_text(self.db.clock.now()));
+        let (id, now) = (run_id.to_owned(), self.db.clock.now());
         let db = self.db.unflushed();
         let started = db.write_of_run(run_id, move |tx| {
             Box::pin(async move {
@@ -89,14 +95,16 @@ impl Runs {
                     let sql = concat!(
                         "UPDATE runs SET status = 'running', updated_at = $2 WHERE ",
                         startable!(),
-                        " RETURNING run_id"
+                        " RETURNING (SELECT threads_meta.updated_at FROM threads_meta \
+                         WHERE threads_meta.thread_id = runs.thread_id)"
                     );
-                    query(sql).bind(&id).bind(&now)
+                    query(sql).bind(&id).bind(time_text(now))
                 };
-                let thread = || set_thread(THREAD_OF_STARTABLE, &id, ThreadStatus::Running, None, &now);
+                let thread =
+                    || query(START_THREAD).bind(&id).bind(time_text(now)).bind(time_text(now + AHEAD));
                 tx.queue(thread())?;
-                if tx.fetch_and_commit::<(String,)>(sql()).await?.is_some() {
-                    return Ok(StartOutcome::Started);
+                if let Some((after,)) = tx.fetch_and_commit::<(Option<String>,)>(sql()).await? {
+                    return Ok(begun(after, now));
                 }
                 let run = existing(tx, &id).await?;
                 match (run.status, run.cancel_action) {
@@ -107,8 +115,8 @@ impl Runs {
                     (status, _) => return Ok(StartOutcome::NotPending(status)),
                 }
                 tx.queue(thread())?;
-                tx.execute(sql()).await?;
-                Ok(StartOutcome::Started)
+                let after = tx.fetch_optional::<(Option<String>,)>(sql()).await?;
+                Ok(begun(after.and_then(|(after,)| after), now))
             })
         });
         started.await
@@ -241,7 +249,9 @@ impl Runs {
     /// [`RecordsError::NotFound`]; [`RecordsError::Invalid`] if `end.status` is an active one.
     pub async fn finish(&self, run_id: &str, end: &RunEnd) -> Result<FinishOutcome, RecordsError> {
         check_end(end)?;
-        let now = time_text(self.db.clock.now());
+        let now = self.db.clock.now();
+        let later = end.not_before.filter(|time| *time > now && *time < now + AHEAD);
+        let now = time_text(later.unwrap_or(now));
         let sql = bind_totals(
             query(concat!(
                 "UPDATE runs SET updated_at = $2, ",
@@ -313,6 +323,12 @@ async fn refusal(tx: &mut WriteTx<'_>, run_id: &str, owner: Option<&str>) -> Res
     }
 }
 
+/// A run has started now, on a thread with this time.
+fn begun(thread: Option<String>, now: DateTime<Utc>) -> StartOutcome {
+    let thread = thread.and_then(|text| DateTime::parse_from_rfc3339(&text).ok());
+    StartOutcome::Started { after: thread.map_or(now, |time| time.with_timezone(&Utc)) }
+}
+
 fn check_end(end: &RunEnd) -> Result<(), RecordsError> {
     if end.status.is_active() {
         let problem = format!("a run cannot end as '{}'", end.status);
@@ -329,8 +345,15 @@ async fn existing(tx: &mut WriteTx<'_>, run_id: &str) -> Result<RunRow, RecordsE
     run(tx, run_id).await?.ok_or_else(|| RecordsError::run_not_found(run_id))
 }
 
-/// The thread of the run `$1`, if that can start.
-const THREAD_OF_STARTABLE: &str = concat!("(SELECT thread_id FROM runs WHERE ", startable!(), ")");
+/// Sets the status of the thread of the run `$1`, if that can start. Its time, which may be that of the end of its last
+/// run, stays if it is after `$2`, the present, and before `$3`.
+const START_THREAD: &str = concat!(
+    "UPDATE threads_meta SET status = 'running', \
+     updated_at = CASE WHEN updated_at > $2 AND updated_at < $3 THEN updated_at ELSE $2 END \
+     WHERE thread_id = (SELECT thread_id FROM runs WHERE ",
+    startable!(),
+    ")"
+);
 /// The thread of the run `$1` of the process `$7`, if that run has worked on it and can end with the status `$5`,
 /// settled as `$6` says.
 const THREAD_OF_ENDABLE: &str =

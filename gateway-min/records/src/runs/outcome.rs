@@ -1,12 +1,18 @@
 //! How a run ends, and what comes of the calls that change its state.
 
+use chrono::{DateTime, Utc};
+
 use super::{CancelAction, RunStatus, RunTotals};
 
 /// The result of [`Runs::start`](super::Runs::start).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StartOutcome {
     /// This call made the run `running`.
-    Started,
+    Started {
+        /// The present, or when the thread's last run ended, if that is later: by the clock of another process, or as
+        /// [`RunEnd::not_before`] said.
+        after: DateTime<Utc>,
+    },
     /// The run waits for its predecessor to end; nothing changed.
     Waiting,
     /// The run was cancelled before it started; nothing changed. Finish it.
@@ -44,6 +50,9 @@ pub struct RunEnd {
     /// Whether a rollback of the run, if it was requested, is carried out or known to be impossible, or has nothing to
     /// restore. Without this a run whose rollback was accepted does not end.
     pub rollback_settled: bool,
+    /// The time of its last frame. That may be a little ahead of the clock: then the run ends at this time. One that is
+    /// a minute ahead or more does not count.
+    pub not_before: Option<DateTime<Utc>>,
     /// Its total usage and messages.
     pub totals: RunTotals,
 }
@@ -58,6 +67,7 @@ impl RunEnd {
             display_name: None,
             left_checkpoint: None,
             rollback_settled: false,
+            not_before: None,
             totals: RunTotals::default(),
         }
     }

@@ -1,3 +1,4 @@
+use chrono::{DateTime, TimeDelta, Utc};
 use serde_json::json;
 
 use super::support::*;
@@ -31,7 +32,7 @@ async fn run_goes_from_pending_to_success() {
     assert_eq!(run(records, "r").await, admitted);
 
     fixture.clock.advance_micros(1);
-    assert_eq!(runs.start("r").await.unwrap(), StartOutcome::Started);
+    assert!(matches!(runs.start("r").await.unwrap(), StartOutcome::Started { .. }));
     let running = RunRow { status: RunStatus::Running, updated_at: fixture.clock.now(), ..admitted };
     assert_eq!(run(records, "r").await, running);
 
@@ -55,6 +56,7 @@ async fn run_goes_from_pending_to_success() {
         display_name: Some("é".repeat(300)),
         left_checkpoint: Some("c2".to_owned()),
         rollback_settled: false,
+        not_before: None,
         totals: RunTotals {
             first_human_message: None,
             last_ai_message: Some("é".repeat(2001)),
@@ -77,6 +79,40 @@ async fn run_goes_from_pending_to_success() {
     assert_eq!(run(records, "r").await, finished);
     assert_eq!(thread(records, "t").await.display_name, Some("é".repeat(DISPLAY_NAME_MAX_CHARS)));
     assert_eq!(holder(records, "t").await, None);
+}
+
+/// Its last frames were ahead of the clock; or its process's clock is, which is the same for the next process.
+#[tokio::test]
+async fn a_run_starts_after_the_end_of_the_run_before_it_unless_the_clock_was_set_back() {
+    let fixture = fixture().await;
+    let (records, runs) = (&fixture.records, fixture.records.runs());
+    create_thread(records, "t").await;
+    let now = fixture.clock.now();
+    let starts = async |run_id: &str| {
+        admit(records, "t", run_id).await;
+        match runs.start(run_id).await.unwrap() {
+            StartOutcome::Started { after } => after,
+            other => panic!("{other:?}"),
+        }
+    };
+    let ends = async |run_id: &str, not_before: DateTime<Utc>| {
+        let end = RunEnd { not_before: Some(not_before), ..end(RunStatus::Success) };
+        runs.finish(run_id, &end).await.unwrap();
+        run(records, run_id).await.updated_at
+    };
+    let seconds = TimeDelta::seconds;
+    assert_eq!(starts("r1").await, now);
+    assert_eq!(ends("r1", now - seconds(1)).await, now);
+    assert_eq!(starts("r2").await, now);
+    assert_eq!(ends("r2", now + seconds(5)).await, now + seconds(5));
+    assert_eq!(starts("r3").await, now + seconds(5));
+    assert_eq!(ends("r3", now + seconds(60)).await, now, "it does not count");
+
+    fixture.clock.advance_seconds(-59);
+    assert_eq!(starts("r4").await, now);
+    assert_eq!(ends("r4", now).await, now);
+    fixture.clock.advance_seconds(-1);
+    assert_eq!(starts("r5").await, now - seconds(60));
 }
 
 #[tokio::test]
@@ -163,7 +199,7 @@ async fn start_racing_with_cancel_has_one_winner() {
         let started = records.runs().start(&run_id).await.unwrap();
         assert_eq!(cancelling.await.unwrap(), CancelOutcome::Accepted);
         let status = match started {
-            StartOutcome::Started => RunStatus::Running,
+            StartOutcome::Started { .. } => RunStatus::Running,
             StartOutcome::Cancelled(CancelAction::Interrupt) => RunStatus::Pending,
             other => panic!("{other:?}"),
         };

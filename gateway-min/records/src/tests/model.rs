@@ -180,7 +180,7 @@ impl Model {
             (Some((RunStatus::Pending, None)), Ok(StartOutcome::Waiting)) => {
                 assert!(self.waiting.iter().any(|waiting| waiting == run_id));
             }
-            (Some((status @ RunStatus::Pending, None)), Ok(StartOutcome::Started)) => {
+            (Some((status @ RunStatus::Pending, None)), Ok(StartOutcome::Started { .. })) => {
                 assert_eq!(self.holder.as_deref(), Some(run_id));
                 *status = RunStatus::Running;
             }

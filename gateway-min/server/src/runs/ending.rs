@@ -85,6 +85,7 @@ impl Runs {
                     left_checkpoint: None,
                     // One that waits has written nothing.
                     rollback_settled: row.waiting,
+                    not_before: None,
                     totals: row.totals,
                 };
                 runs.finish(run_id, &end).await?

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use chrono::SecondsFormat;
+use chrono::{DateTime, SecondsFormat, Utc};
 use serde_json::{Map, Value as Json, json};
 use threadkeep::Result;
 use threadkeep::id::CheckpointId;
@@ -85,6 +85,16 @@ impl Frames {
 
     fn wants(&self, mode: StreamMode) -> bool {
         self.modes.contains(&mode)
+    }
+
+    /// Gives the frames later ids than this time has.
+    pub(crate) fn begin_after(&self, time: DateTime<Utc>) {
+        self.publisher.begin_after(time);
+    }
+
+    /// The time of the newest frame.
+    pub(crate) fn latest(&self) -> Option<DateTime<Utc>> {
+        self.publisher.latest()
     }
 
     /// The first frame of a run.

@@ -166,6 +166,25 @@ async fn a_stream_that_was_cut_goes_on_after_the_last_event_with_nothing_twice()
 }
 
 #[tokio::test]
+async fn a_command_that_is_repeated_names_a_number_before_its_run() {
+    let gateway = started(Setup::default(), "unused").await;
+    let send = async || {
+        let request = Request::post("/api/threads/t/commands")
+            .header("content-type", "application/json")
+            .header("Idempotency-Key", "k");
+        let body = json!({"id": 7, "method": "run.start", "params": ask("hello")});
+        gateway.send(request.body(body.to_string().into()).unwrap()).await.ok()
+    };
+    let first = send().await;
+    let events = rest(&mut follow(&gateway, None).await).await;
+    let again = send().await;
+    assert_eq!(again["result"], first["result"]);
+    for reply in [first, again] {
+        assert!(reply["meta"]["applied_through_seq"].as_u64().unwrap() < seq(&events[0]), "{reply}");
+    }
+}
+
+#[tokio::test]
 async fn two_clients_get_what_each_asked_for_of_the_same_events() {
     let name = "protocol-two";
     let gateway = started(Setup::default(), name).await;

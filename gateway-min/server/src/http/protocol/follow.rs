@@ -4,7 +4,6 @@ use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use bytes::Bytes;
-use chrono::{DateTime, Utc};
 use futures::StreamExt as _;
 use serde_json::{Value, json};
 use threadkeep::channel::MESSAGES_CHANNEL;
@@ -21,7 +20,7 @@ use super::waiting::asked;
 use crate::app::App;
 use crate::http::error::ApiError;
 use crate::http::thread_runs::{RunsOf, Upcoming};
-use crate::streams::bridge::{Event, EventId, Frame, Subscription};
+use crate::streams::bridge::{Event, EventId, Frame, Subscription, unix_ms};
 
 /// How far a client's last event may lie ahead of this process's clock: it may be another process's, or one of very
 /// many at once. One that lies farther ahead is from before the clock was set back.
@@ -170,16 +169,14 @@ impl Following {
                 *run
             }
         };
-        // The same place if nothing is kept of it but its row.
-        let ended = EventId { unix_ms: unix_ms(row.updated_at), seq: 0 };
-        let last = match translator.last() {
-            Some(last) if Place::of(last) > Place::of(ended) => last,
-            Some(_) => ended,
-            None => {
-                self.snapshot(ended).await?;
-                ended
-            }
-        };
+        // The same place if nothing is kept of it but its row: after the frames of that millisecond.
+        let ended = EventId { unix_ms: unix_ms(row.updated_at), seq: EventId::PER_MS - 1 };
+        if translator.last().is_none() {
+            self.snapshot(ended).await?;
+        }
+        // An `error` may be this process's own, which has read the row: it has the time of that look.
+        let last = if row.status.is_active() { translator.last() } else { translator.spoken() };
+        let last = last.filter(|last| Place::of(*last) > Place::of(ended)).unwrap_or(ended);
         let speaker = Speaker::of(&row.run_id, last);
         let left = self.left_by(&row).await;
         let questions = match &left {
@@ -222,11 +219,6 @@ impl Following {
         let left = left.ok().flatten()?;
         (serialize::metadata(&left.metadata).get("run_id") == Some(&json!(run_id))).then_some(left)
     }
-}
-
-/// A time in milliseconds since the Unix epoch.
-fn unix_ms(time: DateTime<Utc>) -> u64 {
-    u64::try_from(time.timestamp_millis()).unwrap_or_default()
 }
 
 /// A checkpoint as the protocol describes it.

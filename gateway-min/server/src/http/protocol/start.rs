@@ -19,6 +19,7 @@ use crate::http::fields::{Fields, Flaw, FromFields, Problems};
 use crate::http::run_body::{Forked, Responded, RunBody, Started, together};
 use crate::http::runs::{Follow, existing, idempotency_key, start};
 use crate::runs::admission::{Created, OnThread};
+use crate::streams::bridge::unix_ms;
 
 const FAILED: &str = "Failed to read the thread's questions";
 
@@ -134,10 +135,12 @@ impl Sender<'_> {
             let loc = ["body", "params", "config", "configurable", "thread_id"].map(Into::into).into();
             return Err(ApiError::from(Problems::one(loc, flaw, input)).into());
         }
-        let applied_through = Place::before_ms(self.app.ids.now_ms());
+        let now_ms = self.app.ids.now_ms();
         let key = idempotency_key(self.headers, self.caller, self.thread)?;
         let begun = start(self.app, self.caller, self.thread, place, body, Follow::No, key).await;
         let Created { run, .. } = begun.map_err(|error| Refusal::of(error, Code::NoSuchCheckpoint))?;
+        // The run may be that of an earlier command with the same key.
+        let applied_through = Place::before_ms(now_ms.min(unix_ms(run.created_at)));
         Ok(Begun { result: json!({ "run_id": run.run_id }), applied_through })
     }
 }

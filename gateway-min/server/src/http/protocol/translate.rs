@@ -33,6 +33,8 @@ pub(super) struct Translator {
     filter: Arc<Filter>,
     /// The newest frame.
     last: Option<EventId>,
+    /// The newest frame but `error`.
+    spoken: Option<EventId>,
     /// Whether the stream had the run's first frame.
     whole: bool,
     /// Places of which a frame between two messages was there.
@@ -80,6 +82,7 @@ impl Translator {
             run: run.into(),
             filter,
             last: None,
+            spoken: None,
             whole: true,
             settled: BTreeSet::new(),
             held: None,
@@ -96,6 +99,11 @@ impl Translator {
         self.last
     }
 
+    /// The newest frame that says something itself, if there was one. Why a run failed is said by its end.
+    pub(super) fn spoken(&self) -> Option<EventId> {
+        self.spoken
+    }
+
     /// The events of the next frame.
     pub(super) fn frame(&mut self, event: &Event) -> Vec<Said> {
         let mut parts = event.name.split('|');
@@ -104,6 +112,9 @@ impl Translator {
         let run = Arc::clone(&self.run);
         let speaker = Speaker::of(&run, event.id);
         let mut said = Vec::new();
+        if kind != "error" {
+            self.spoken = Some(event.id);
+        }
         if self.last.replace(event.id).is_none() {
             self.whole = event.id.seq == 0;
             if kind != "error" {

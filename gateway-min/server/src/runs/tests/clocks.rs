@@ -1,4 +1,5 @@
-//! A gateway whose clock is set back while clients follow a thread: events of later runs have lower numbers.
+//! The numbers of a thread's events, whatever clocks say: one that does not move, one of another process, and one that
+//! is set back while clients follow the thread, after which events of later runs have lower numbers.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,8 +12,9 @@ use serde_json::{Value as Json, json};
 use threadkeep::id::{Clock, IdSource};
 use tower::ServiceExt as _;
 
-use super::{Gateway, ask, script};
+use super::{Gateway, STREAM_MODES, ask, options, script};
 use crate::app::Parts;
+use crate::runs::request::RunRequest;
 use threadkeep_records::{MultitaskStrategy, NewRun, Records, RecordsOptions, RunEnd};
 
 /// A clock that stands still until it is set, in milliseconds since the Unix epoch.
@@ -40,6 +42,19 @@ async fn follow(gateway: &Gateway, since: Option<u64>) -> BodyDataStream {
     let answer = crate::http::router(Arc::clone(&gateway.app)).oneshot(request).await.unwrap();
     assert_eq!(answer.status(), 200);
     answer.into_body().into_data_stream()
+}
+
+/// A gateway whose ids and records have this clock.
+async fn with_clock(clock: &Settable, script: &Json) -> Gateway {
+    let ids = Arc::new(IdSource::seeded(clock.clone(), 1));
+    let source = Arc::clone(&ids);
+    let options = RecordsOptions {
+        clock: threadkeep_records::Clock::from_fn(move || source.now()),
+        ..RecordsOptions::default()
+    };
+    let records = Records::open_memory(options).await.unwrap();
+    let parts = Parts { ids, records: Some(records), ..Parts::default() };
+    Gateway::start_with(("memory", "full"), 3, script, parts).await
 }
 
 /// The events up to the end of a run.
@@ -125,4 +140,48 @@ async fn a_client_of_a_thread_of_many_runs_gets_those_that_come_after_the_clock_
     // It begins with the end of the newest run that there was, of which nothing else is kept.
     let events = to_end(stream).await.into_iter().skip_while(|event| event["event_id"] != "old-99:end");
     assert_all_of(&run.run_id, &events.skip(1).collect::<Vec<_>>());
+}
+
+/// It begins in the very millisecond in which that one ended, or in a process whose clock is slow, and that one had
+/// frames ahead of the clock.
+#[tokio::test]
+async fn a_run_has_greater_numbers_than_the_run_before_it() {
+    let clock = Settable(Arc::default());
+    clock.set_back(Duration::ZERO);
+    // At most 32 frames have the same millisecond.
+    let script = json!({"chunk_chars": 1, "rules": [{"answers": [{"text": "a".repeat(100)}]}]});
+    let gateway = with_clock(&clock, &script).await;
+    let mut last: Option<u64> = None;
+    for back_ms in [0, 0, 5_000, 5_000] {
+        clock.0.fetch_sub(back_ms, Ordering::SeqCst);
+        let request = RunRequest { options: options(STREAM_MODES), ..ask("go") };
+        let (_, run) = gateway.run(request).await;
+        let events = to_end(follow(&gateway, None).await).await;
+        assert_all_of(&run.run_id, &events);
+        let first = events[0]["seq"].as_u64().unwrap();
+        assert!(last.is_none_or(|last| first > last), "{first} after {last:?}");
+        // A client with the run before gets all of it.
+        assert_eq!(to_end(follow(&gateway, last).await).await, events);
+        last = Some(last_seq(&events));
+    }
+}
+
+/// It has failed, of which nothing but its row is kept: its `error` is published when a client asks for it.
+#[tokio::test]
+async fn the_end_of_a_run_has_the_number_of_its_time_whenever_it_is_said() {
+    let clock = Settable(Arc::default());
+    clock.set_back(Duration::from_hours(2));
+    let gateway = with_clock(&clock, &script()).await;
+    let runs = gateway.app.records.runs();
+    let old = NewRun { run_id: "old".to_owned(), thread_id: "t".to_owned(), ..NewRun::default() };
+    runs.admit(old, MultitaskStrategy::Reject).await.unwrap();
+    runs.finish("old", &RunEnd::failed("old")).await.unwrap();
+    clock.set_back(Duration::from_hours(1));
+    let (_, run) = gateway.run(ask("hello")).await;
+    clock.set_back(Duration::ZERO);
+    let events = to_end(follow(&gateway, Some(1)).await).await;
+    assert_eq!(events[0]["event_id"], "old:end");
+    assert_all_of(&run.run_id, &events[1..]);
+    let numbers: Vec<u64> = events.iter().map(|event| event["seq"].as_u64().unwrap()).collect();
+    assert!(numbers.is_sorted_by(|one, next| one < next), "{numbers:?}");
 }

@@ -251,6 +251,7 @@ impl Worker<'_> {
             display_name: None,
             left_checkpoint: self.left_checkpoint(),
             rollback_settled: end.rollback_settled,
+            not_before: self.reporter.frames.latest(),
             totals: self.reporter.usage.totals(),
         }
     }

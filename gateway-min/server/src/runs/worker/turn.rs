@@ -31,8 +31,12 @@ impl Worker<'_> {
                 started
             });
             match started.await? {
-                StartOutcome::Started => return Ok(None),
+                StartOutcome::Started { after } => {
+                    self.reporter.frames.begin_after(after);
+                    return Ok(None);
+                }
                 StartOutcome::NotPending(RunStatus::Running) if in_doubt.load(Ordering::Relaxed) => {
+                    self.reporter.frames.begin_after(self.runs.records.now());
                     return Ok(None);
                 }
                 StartOutcome::Cancelled(action) => return Ok(Some(NeverStarts::Cancelled(action))),

@@ -56,10 +56,15 @@ impl Default for BridgeOptions {
     }
 }
 
+/// How far the end of a thread's last run may be ahead of the clock of its next one's ids. It is farther if the clock
+/// was set back since, or is not that of the records, as in tests.
+const AHEAD_MS: u64 = 60_000;
+
 /// The id of an event: `<unix ms>-<seq>`. `seq` counts the events of the run from 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EventId {
-    /// When the event was published, in milliseconds since the Unix epoch; never less than for an earlier event.
+    /// When the event was published, in milliseconds since the Unix epoch; never less than for an earlier event, and
+    /// more than for those of the thread's earlier runs.
     pub unix_ms: u64,
     /// The event's index within its run.
     pub seq: u64,
@@ -283,8 +288,22 @@ impl Publisher {
 
     /// The current time, on the clock of the events' ids.
     pub(crate) fn now(&self) -> DateTime<Utc> {
-        let ms = i64::try_from(self.bridge.clock.now_ms()).unwrap_or(i64::MAX);
-        DateTime::from_timestamp_millis(ms).unwrap_or(DateTime::<Utc>::MAX_UTC)
+        time(self.bridge.clock.now_ms())
+    }
+
+    /// The time of the newest event.
+    pub(crate) fn latest(&self) -> Option<DateTime<Utc>> {
+        lock(&self.run.state).latest.map(|id| time(id.unix_ms))
+    }
+
+    /// Gives the events later times than this one, at which an earlier run of the thread has ended: whether its last
+    /// frames were ahead of the clock, or its process's clock is ahead, or it ended in this very millisecond. So the
+    /// order of the ids is that of the thread's frames.
+    pub(crate) fn begin_after(&self, time: DateTime<Utc>) {
+        let after = unix_ms(time);
+        if after <= self.bridge.clock.now_ms().saturating_add(AHEAD_MS) {
+            lock(&self.run.state).not_before_ms = after.saturating_add(1);
+        }
     }
 
     /// Publishes why the run failed, unless that was published before: a stream that ends without it has succeeded.
@@ -347,6 +366,16 @@ impl Drop for Publisher {
     fn drop(&mut self) {
         self.end();
     }
+}
+
+fn time(unix_ms: u64) -> DateTime<Utc> {
+    let ms = i64::try_from(unix_ms).unwrap_or(i64::MAX);
+    DateTime::from_timestamp_millis(ms).unwrap_or(DateTime::<Utc>::MAX_UTC)
+}
+
+/// A time in milliseconds since the Unix epoch.
+pub(crate) fn unix_ms(time: DateTime<Utc>) -> u64 {
+    u64::try_from(time.timestamp_millis()).unwrap_or_default()
 }
 
 /// No code can panic half-way through a change under one of these locks, so a poisoned one is still consistent.

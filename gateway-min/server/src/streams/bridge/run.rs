@@ -35,7 +35,9 @@ pub(super) struct Buffer {
     /// The bytes of `events`.
     bytes: usize,
     /// The newest event, even if it is no longer kept.
-    latest: Option<EventId>,
+    pub(super) latest: Option<EventId>,
+    /// No event of this process has an earlier time.
+    pub(super) not_before_ms: u64,
     /// The `seq` of the next event.
     next_seq: u64,
     ended: bool,
@@ -110,6 +112,7 @@ impl Run {
         if state.ended {
             return None;
         }
+        let now_ms = now_ms.max(state.not_before_ms);
         let first = EventId { unix_ms: now_ms, seq: state.next_seq };
         let id = state.latest.map_or(first, |latest| latest.next(now_ms));
         self.keep(state, Event { id, name, data });

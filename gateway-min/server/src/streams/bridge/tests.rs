@@ -73,6 +73,20 @@ async fn ids_count_from_zero_and_their_time_never_runs_backwards() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_run_begins_after_the_end_of_the_run_before_it_unless_the_clock_was_set_back() {
+    let bridge = bridge(8);
+    for (ended, first) in
+        [(999, "1000-0"), (1000, "1001-0"), (1400, "1401-0"), (61_000, "61001-0"), (61_001, "1000-0")]
+    {
+        let run = bridge.open("r");
+        assert_eq!(run.latest(), None);
+        run.begin_after(time(ended));
+        let id = run.publish("values", &json!({})).unwrap();
+        assert_eq!((id.to_string().as_str(), run.latest()), (first, Some(time(id.unix_ms))), "{ended}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_event_is_encoded_once_on_one_line_and_shared() {
     let bridge = bridge(8);
     let run = bridge.open("r");

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
 
 use bytes::Bytes;
 use pyo3::exceptions::PyValueError;
@@ -155,7 +156,7 @@ impl Shared {
             Kind::Memory(saver) => (Arc::new(saver.clone()), Closing::Memory),
             Kind::Sqlite(path, options) => {
                 let opened = SqliteSaver::open_async(path, options.clone()).await;
-                let saver = Arc::new(opened.map_err(or_moved)?);
+                let saver = Arc::new(opened.map_err(or_moved).map_err(or_locked)?);
                 (saver.clone(), Closing::Sqlite(saver))
             }
             Kind::Postgres(address, options) => {
@@ -212,7 +213,7 @@ impl Store {
             let running = if matches!(shared.kind, Kind::Postgres(..)) { None } else { Some(running) };
             let done = call(open.graphs).await;
             drop(running);
-            done
+            done.map_err(or_locked)
         })
     }
 }
@@ -229,6 +230,18 @@ fn or_moved(error: Error) -> Error {
         )),
         other => other,
     }
+}
+
+/// A lock that another process holds for too long, with what waits longer here.
+fn or_locked(mut error: Error) -> Error {
+    if threadkeep_sqlite::is_locked(&error)
+        && let Error::Unavailable { reason, .. } | Error::InDoubt { reason, .. } = &mut error
+    {
+        let more = "; in Python, make the saver from a connection with a longer timeout: \
+             SqliteSaver(sqlite3.connect(path, timeout=30))";
+        reason.push_str(more);
+    }
+    error
 }
 
 /// Missing tables, with what creates them here.
@@ -266,10 +279,13 @@ impl Store {
         Self::new(Kind::Memory(MemorySaver::default()), fence)
     }
 
-    /// A store in an SQLite file.
+    /// A store in an SQLite file, and how many milliseconds it waits for locks, if it is not the default.
     #[staticmethod]
-    fn sqlite(path: String, fence: &str) -> PyResult<Self> {
-        Self::new(Kind::Sqlite(path, threadkeep_sqlite::Options::default()), fence)
+    #[pyo3(signature = (path, fence, busy_timeout=None))]
+    fn sqlite(path: String, fence: &str, busy_timeout: Option<u32>) -> PyResult<Self> {
+        let default = threadkeep_sqlite::Options::default();
+        let busy_timeout = busy_timeout.map_or(default.busy_timeout, |ms| Duration::from_millis(ms.into()));
+        Self::new(Kind::Sqlite(path, threadkeep_sqlite::Options { busy_timeout, ..default }), fence)
     }
 
     /// A store in a Postgres database.

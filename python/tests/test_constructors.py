@@ -9,6 +9,7 @@ import os
 import pickle
 import sqlite3
 import subprocess
+import sys
 import uuid
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,8 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
-from kit import at, made, put, read
-from threadkeep import InvalidInputError
+from kit import at, made, patiently, put, read
+from threadkeep import InvalidInputError, UnavailableError
 from threadkeep.langgraph import AsyncPostgresSaver, AsyncSqliteSaver, PostgresSaver, SqliteSaver
 
 
@@ -66,6 +67,42 @@ def test_a_connection_that_was_used_leaves_the_log_to_the_saver(before: str, tmp
     saver.close()
 
 
+# Holds the lock of a file until its input ends.
+HOLDER = """
+import sqlite3, sys
+connection = sqlite3.connect(sys.argv[1], timeout=600, isolation_level=None)
+connection.execute("BEGIN IMMEDIATE")
+print("held", flush=True)
+sys.stdin.read()
+connection.execute("ROLLBACK")
+"""
+
+
+async def test_a_saver_waits_for_a_lock_as_long_as_its_connection_says(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    hasty = SqliteSaver(sqlite3.connect(path, timeout=0))
+    patient = AsyncSqliteSaver(sqlite3.connect(path, timeout=600))
+    hasty.setup()
+    await patient.setup()
+    command = [sys.executable, "-c", HOLDER, str(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdin and holder.stdout
+        assert holder.stdout.readline() == "held\n"
+        # If both waited for five seconds, this one would give up first.
+        waiting = asyncio.create_task(patient.aput(at("patient"), made({"a": [1]}), {"step": 1}, {"a": 1}))
+        await asyncio.sleep(0)
+        says = r"another process holds the lock.*a longer timeout: SqliteSaver\(sqlite3\.connect\(path, timeout="
+        with pytest.raises(UnavailableError, match=says):
+            await asyncio.to_thread(put, hasty, at("hasty"), made({"a": [1]}))
+        assert not waiting.done()
+        holder.stdin.close()
+        config = await waiting
+    assert read(hasty, config).checkpoint["channel_values"] == {"a": [1]}
+    assert patiently(lambda: put(hasty, at("hasty"), made({"a": [1]})))
+    hasty.close()
+    await patient.aclose()
+
+
 def test_a_relative_path_is_that_of_the_directory_where_the_saver_was_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -103,8 +140,10 @@ async def test_setup_of_a_saver_for_event_loops_is_awaited(tmp_path: Path) -> No
 async def test_a_connection_of_aiosqlite_is_refused_with_what_to_do(tmp_path: Path) -> None:
     await works_in_a_loop(AsyncSqliteSaver(tmp_path / "a.db"))
     async with aiosqlite.connect(tmp_path / "b.db") as connection:
-        with pytest.raises(TypeError, match="Connection: a connection of aiosqlite.*Pass the path, or use from_conn_string"):
+        says = r"Connection: a connection of aiosqlite.*Pass the path, or use from_conn_string; .*sqlite3\.connect\(path"
+        with pytest.raises(TypeError, match=says):
             AsyncSqliteSaver(connection)  # type: ignore[arg-type]
+    await works_in_a_loop(AsyncSqliteSaver(sqlite3.connect(tmp_path / "b.db")))
 
 
 def test_postgres_savers_are_made_from_addresses_connections_and_pools(postgres_url: str) -> None:

@@ -46,6 +46,9 @@ pub struct InvalidUrl(String);
 ///
 /// A thread's entries are one hash, `{prefix}{thread}`, with fields for each namespace and channel. It expires as a
 /// whole, and purging a thread is one deletion.
+///
+/// A call without an answer in time is lost, a purge too, and so are calls in the second after it. No answer of a saver
+/// depends on them ([`HistoryCache`]); the entries of a thread whose purge is lost stay, unused, until they expire.
 pub struct RedisCache {
     client: Client,
     address: String,

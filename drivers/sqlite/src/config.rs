@@ -36,7 +36,8 @@ pub struct Options {
     /// The number of concurrent reads, each on its own connection. At least 1; default 4.
     pub readers: usize,
     /// How long an operation waits for a lock that another process holds before it is
-    /// [`threadkeep::Error::Unavailable`]. Default: 5 seconds.
+    /// [`threadkeep::Error::Unavailable`]. It asks once more when that is over; with zero it asks once. Default: 5
+    /// seconds.
     pub busy_timeout: Duration,
     /// Whether new elements are compressed where that saves space, with a dictionary that is trained once the database
     /// has enough data. Existing data is readable either way. Default: true.

@@ -16,7 +16,8 @@ pub(crate) const LOST: &str = "the writer stopped before it answered; reopen the
 pub(crate) const POISONED: &str =
     "an earlier commit failed, so this handle refuses further writes; reopen the store";
 /// Another connection holds the write lock for longer than the busy timeout.
-pub(crate) const LOCKED: &str = "another process holds the lock on the database; let it finish or stop it, or raise busy_timeout, then retry";
+pub(crate) const LOCKED: &str = "another process holds the lock on the database; let it finish or stop it, then retry; \
+    code that opens the store may give it a longer busy_timeout";
 /// The file system is full, or a quota is exhausted.
 pub(crate) const FULL: &str = "the disk with this file is full; what was acknowledged before is safe. Free some space on it \
     (other files, never the -wal or -shm beside the database), then retry";
@@ -58,6 +59,14 @@ const NO_LOCK_CODES: [i32; 3] = [
     rusqlite::ffi::SQLITE_IOERR_RDLOCK,
     rusqlite::ffi::SQLITE_IOERR_SHMLOCK,
 ];
+
+/// Whether another process held the lock on the database for longer than [`crate::Options::busy_timeout`].
+pub fn is_locked(error: &Error) -> bool {
+    matches!(
+        error,
+        Error::Unavailable { reason, .. } | Error::InDoubt { reason, .. } if reason.contains(LOCKED)
+    )
+}
 
 /// An error after which the caller may retry: nothing was written.
 pub(crate) fn unavailable(reason: impl Into<String>) -> Error {

@@ -20,5 +20,6 @@ pub use care::backup::{BackupFile, copy_database};
 pub use care::check::Finding;
 pub use care::space::FileSize;
 pub use config::{Options, Synchronous};
+pub use error::is_locked;
 pub use saver::SqliteSaver;
 pub use stats::Stats;

@@ -58,12 +58,13 @@
 //! themselves, and the manifest holds runs of chunks, so that a much-edited list stays small too. A large value that is
 //! not a list is one element. A large map in `extra` is a manifest over its entries.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rusqlite::{Connection, ErrorCode};
 use threadkeep::{Error, Result};
 
 use crate::error::{from_sqlite, unavailable};
+use crate::sql::patiently;
 
 /// The `application_id` of our databases: `THKP`.
 pub const APPLICATION_ID: i32 = 0x5448_4b50;
@@ -160,18 +161,12 @@ pub(crate) fn check(conn: &Connection, store: &str) -> Result<()> {
 /// Turns the write-ahead log on, and returns the resulting journal mode. If several do so at once, SQLite does not wait
 /// as it does elsewhere: it reports the file as locked to all but one.
 fn write_ahead(conn: &Connection, patience: Duration) -> rusqlite::Result<String> {
-    let started = Instant::now();
-    loop {
-        match conn.pragma_update_and_check(None, "journal_mode", "WAL", |row| row.get(0)) {
-            Err(error)
-                if error.sqlite_error_code() == Some(ErrorCode::DatabaseBusy)
-                    && started.elapsed() < patience =>
-            {
-                std::thread::sleep(PAUSE);
-            }
-            switched => return switched,
-        }
-    }
+    let switch = || conn.pragma_update_and_check(None, "journal_mode", "WAL", |row| row.get(0));
+    let is_locked = |switched: &rusqlite::Result<String>| {
+        let error = switched.as_ref().err();
+        error.and_then(rusqlite::Error::sqlite_error_code) == Some(ErrorCode::DatabaseBusy)
+    };
+    patiently((patience, PAUSE), switch, is_locked)
 }
 
 /// Creates what a version lacks, unless another process did so since the check.

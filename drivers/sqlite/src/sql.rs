@@ -75,6 +75,25 @@ pub(crate) fn resting_file(path: &Path) -> Option<PathBuf> {
     Some(PathBuf::from(format!("file:{name}?immutable=1")))
 }
 
+/// Attempts something while `again` says so and the patience lasts, and once more when that is over: a process that
+/// stood still meanwhile has hardly tried. Without patience it is attempted once.
+pub(crate) fn patiently<T>(
+    (patience, pause): (Duration, Duration),
+    mut attempt: impl FnMut() -> T,
+    again: impl Fn(&T) -> bool,
+) -> T {
+    let began = Instant::now();
+    let mut is_last = patience.is_zero();
+    loop {
+        let done = attempt();
+        if is_last || !again(&done) {
+            return done;
+        }
+        is_last = began.elapsed() >= patience;
+        std::thread::sleep(pause);
+    }
+}
+
 impl Db {
     /// The writing connection; creates the database if it does not exist.
     pub(crate) fn writer(path: &Path, options: &Options) -> Result<Self> {
@@ -219,15 +238,12 @@ impl Db {
     /// own waiting asks less and less often, down to every 100 ms, and rarely meets the moment between two short
     /// transactions of another process.
     pub(crate) fn when_free(&self, sql: &str) -> Result<()> {
-        let deadline = Instant::now() + self.busy_timeout;
-        while !self.at_once(sql)? {
-            if Instant::now() >= deadline {
-                let busy = rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_BUSY);
-                return Err(self.error(&rusqlite::Error::SqliteFailure(busy, None)));
-            }
-            std::thread::sleep(ASK_AGAIN);
+        let times = (self.busy_timeout, ASK_AGAIN);
+        if patiently(times, || self.at_once(sql), |done| matches!(done, Ok(false)))? {
+            return Ok(());
         }
-        Ok(())
+        let busy = rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_BUSY);
+        Err(self.error(&rusqlite::Error::SqliteFailure(busy, None)))
     }
 
     /// Sets what later transactions wait for, and whether they may move the log into the file: a failure to flush the
@@ -307,16 +323,14 @@ impl Db {
     /// [`Error::InDoubt`] if what reached the disk is unknown.
     pub(crate) fn empty_log(&self, patience: Duration) -> Result<bool> {
         let waits = |pause| self.conn.busy_timeout(pause).map_err(|error| self.error(&error));
-        let began = Instant::now();
         waits(LOOK_AGAIN)?;
-        let emptied = loop {
-            let emptied = self.run(EMPTY_LOG, || {
+        let empty = || {
+            self.run(EMPTY_LOG, || {
                 self.conn.prepare_cached(EMPTY_LOG)?.query_row([], |row| Ok(row.get::<_, i64>(0)? == 0))
-            });
-            if !matches!(emptied, Ok(false)) || began.elapsed() >= patience {
-                break emptied;
-            }
+            })
         };
+        // It is SQLite that pauses.
+        let emptied = patiently((patience, Duration::ZERO), empty, |emptied| matches!(emptied, Ok(false)));
         waits(self.busy_timeout)?;
         emptied.map_err(|error| self.flushing(&error, "emptying the log failed"))
     }

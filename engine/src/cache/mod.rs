@@ -47,6 +47,13 @@ impl CachedHistory {
 }
 
 /// Where resolved paths are kept. None of this can fail: a cache that does not work is empty, and logs that once.
+///
+/// So a put or a purge may be lost, as when the server of a cache does not answer. The caller does not learn of it, and
+/// nobody repeats it. That changes no answer: [`CachedSaver`] uses a path only if the saver still has the checkpoint at
+/// which it ends, with the same version of the channel. Versions are drawn at random, and no rewrite of the engine
+/// changes the value that a channel has at a version, so such a path gives the value that the saver has. A path whose
+/// purge was lost stays, unused, with what was said in a deleted thread: a cache that outlives its process should bound
+/// for how long.
 #[async_trait]
 pub trait HistoryCache: Send + Sync {
     /// The path that was put last for `key`, if it is still there and intact. It may be of any age.
@@ -55,6 +62,7 @@ pub trait HistoryCache: Send + Sync {
     /// Stores a path in place of the previous one.
     async fn put(&self, key: &HistoryKey, path: &CachedHistory);
 
-    /// Removes a thread in every namespace.
+    /// Removes a thread in every namespace, if the cache works now. A promise to repeat it later could not be kept: the
+    /// process may end before.
     async fn purge(&self, thread: &ThreadId);
 }

@@ -34,7 +34,8 @@ pub(super) struct Debt<'o> {
 }
 
 impl Debt<'_> {
-    /// The thread is purged, or there is no reason to.
+    /// The cache was asked to purge the thread, or there is no reason to. It may have lost that: see
+    /// [`HistoryCache`](super::HistoryCache).
     pub(super) fn settled(mut self) {
         self.thread = None;
     }

@@ -34,7 +34,7 @@ const NEAR: usize = 8;
 /// no checkpoint remains. When the inner saver reports that a thread's history was lost, the thread is purged too. A
 /// path may have been read before a deletion and stored after its purge, here or in another process; so the checkpoint is
 /// read again after a path was stored, and if it is not as before, the thread is purged. A call that is given up before
-/// that leaves the purge to the next call.
+/// that leaves the purge to the next call. A purge that the cache loses is not repeated: see [`HistoryCache`].
 pub struct CachedSaver {
     inner: Arc<dyn Saver>,
     cache: Arc<dyn HistoryCache>,

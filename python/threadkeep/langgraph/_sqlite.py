@@ -23,6 +23,9 @@ class SqliteSaver(ThreadkeepSaver):
     ``conn`` is the file's path, ``":memory:"``, or a connection of :mod:`sqlite3` to it. A connection is closed, because
     two programs in one process must not have the file open: closing one would drop the other's locks.
 
+    A call waits for a lock that another process holds as long as the connection would (its ``timeout``; with 0 it does
+    not wait), or 5 seconds if there is none. Each saver has a time of its own, also beside others on the same file.
+
     >>> saver = SqliteSaver(":memory:")
     >>> list(saver.list(None))
     []
@@ -36,11 +39,11 @@ class SqliteSaver(ThreadkeepSaver):
         fence: Fence = "fork",
     ) -> None:
         try:
-            path = _file_of(conn) if isinstance(conn, sqlite3.Connection) else os.fsdecode(conn)
+            path, busy_timeout = _place_of(conn)
         except TypeError:
             given = type(conn).__name__
             raise TypeError(f"SqliteSaver takes the path of a file or a connection of sqlite3 to it, not {given}") from None
-        super().__init__(_store(path, fence), serde=serde)
+        super().__init__(_store(path, fence, busy_timeout), serde=serde)
 
     @classmethod
     @contextmanager
@@ -55,7 +58,10 @@ class SqliteSaver(ThreadkeepSaver):
 
 
 class AsyncSqliteSaver(ThreadkeepSaver):
-    """A saver on an SQLite file, for event loops. ``conn`` is the file's path, or ``":memory:"``.
+    """A saver on an SQLite file, for event loops.
+
+    ``conn`` is the file's path, ``":memory:"``, or a connection of :mod:`sqlite3` to it, which is closed and says how
+    long to wait for locks, as for :class:`SqliteSaver`. A connection of aiosqlite is refused.
 
     >>> import asyncio
     >>> async def main():
@@ -67,19 +73,20 @@ class AsyncSqliteSaver(ThreadkeepSaver):
 
     def __init__(
         self,
-        conn: str | os.PathLike[str],
+        conn: sqlite3.Connection | str | os.PathLike[str],
         *,
         serde: SerializerProtocol | None = None,
         fence: Fence = "fork",
     ) -> None:
         try:
-            path = os.fsdecode(conn)
+            path, busy_timeout = _place_of(conn)
         except TypeError:
             raise TypeError(
                 f"AsyncSqliteSaver takes the path of a file, not {type(conn).__name__}: a connection of aiosqlite belongs to "
-                "its own block, and closing it would drop the locks of the store. Pass the path, or use from_conn_string"
+                "its own block, and closing it would drop the locks of the store. Pass the path, or use from_conn_string; to "
+                "wait for locks as long as that connection did, pass sqlite3.connect(path, timeout=...)"
             ) from None
-        super().__init__(_store(path, fence), serde=serde)
+        super().__init__(_store(path, fence, busy_timeout), serde=serde)
 
     @classmethod
     @asynccontextmanager
@@ -95,6 +102,14 @@ class AsyncSqliteSaver(ThreadkeepSaver):
     async def setup(self) -> None:  # type: ignore[override]
         """Opens the file and creates its tables. Doing it twice is harmless."""
         await self._store.setup()
+
+
+def _place_of(conn: sqlite3.Connection | str | os.PathLike[str]) -> tuple[str, int | None]:
+    """The file, and how many milliseconds to wait for locks, if a connection says so."""
+    if not isinstance(conn, sqlite3.Connection):
+        return os.fsdecode(conn), None
+    busy_timeout: int = conn.execute("PRAGMA busy_timeout").fetchone()[0]
+    return _file_of(conn), busy_timeout
 
 
 def _file_of(conn: sqlite3.Connection) -> str:
@@ -113,8 +128,8 @@ def _file_of(conn: sqlite3.Connection) -> str:
     return path or _MEMORY
 
 
-def _store(path: str, fence: Fence) -> Store:
+def _store(path: str, fence: Fence, busy_timeout: int | None) -> Store:
     if path == _MEMORY:
         return Store.memory(fence)
     # Of the directory where the saver was made: the file is opened by the first call, and again after a fork.
-    return Store.sqlite(os.path.abspath(path), fence)
+    return Store.sqlite(os.path.abspath(path), fence, busy_timeout)

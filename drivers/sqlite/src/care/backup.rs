@@ -18,7 +18,7 @@ use super::check;
 use crate::config::Options;
 use crate::error::{from_sqlite, unavailable};
 use crate::rows::names::Names;
-use crate::sql::{Db, resting_file};
+use crate::sql::{Db, patiently, resting_file};
 
 /// The pause between two attempts while the database is locked.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -199,13 +199,12 @@ fn run(
     source.execute_batch("BEGIN").map_err(&failed)?;
     source.pragma_query_value(None, "schema_version", |_| Ok(())).map_err(&failed)?;
     let backup = Backup::new(source, target).map_err(&failed)?;
-    let started = std::time::Instant::now();
+    let is_locked = |step: &rusqlite::Result<_>| matches!(step, Ok(StepResult::Busy | StepResult::Locked));
     loop {
-        match backup.step(PAGES).map_err(&failed)? {
+        match patiently((patience, PAUSE), || backup.step(PAGES), is_locked).map_err(&failed)? {
             StepResult::Done => break,
             // A failure that is passed over here might not be reported again.
             StepResult::More => flush()?,
-            _ if started.elapsed() < patience => std::thread::sleep(PAUSE),
             _ => {
                 let busy = rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_BUSY);
                 return Err(failed(rusqlite::Error::SqliteFailure(busy, None)));

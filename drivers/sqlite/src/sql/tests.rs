@@ -45,3 +45,28 @@ fn a_page_of_threads_looks_at_no_thread_before_it() {
     assert_eq!((all.len(), all[0].as_str(), all[2_001].as_str()), (2_002, "", "\u{10ffff}"));
     assert_eq!(directory::threads(&db, Some(&"".into()), 5_000).unwrap(), all.split_off(1));
 }
+
+/// Attempts something that takes longer than the patience each time, as in a process that stood still, and that is
+/// free from an attempt on. Returns whether the last one found it free, and its number.
+fn attempted(patience: Duration, free_from: u32) -> (bool, u32) {
+    let mut attempts = 0;
+    let attempt = || {
+        let began = Instant::now();
+        while began.elapsed() <= patience {
+            std::hint::spin_loop();
+        }
+        attempts += 1;
+        attempts >= free_from
+    };
+    let is_free = patiently((patience, Duration::ZERO), attempt, |is_free| !is_free);
+    (is_free, attempts)
+}
+
+#[test]
+fn what_is_free_when_the_time_is_up_is_found_free() {
+    let patience = Duration::from_millis(1);
+    assert_eq!(attempted(patience, 1), (true, 1));
+    assert_eq!(attempted(patience, 2), (true, 2));
+    assert_eq!(attempted(patience, 3), (false, 2), "once more, and not for ever");
+    assert_eq!(attempted(Duration::ZERO, 2), (false, 1), "without patience");
+}

@@ -52,6 +52,20 @@ def test_sqlite_savers_are_made_from_paths_and_connections(tmp_path: Path) -> No
         SqliteSaver(1)  # type: ignore[arg-type]
 
 
+def test_a_connection_may_make_anything_of_rows_and_texts(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    connection = sqlite3.connect(path)
+    connection.row_factory = lambda _, row: {"row": row}
+    connection.text_factory = bytes
+    saver = SqliteSaver(connection)
+    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+        connection.execute("SELECT 1")
+    config = put(saver, at(), made({"a": [1]}))
+    saver.close()
+    with SqliteSaver.from_conn_string(str(path)) as again:
+        assert read(again, config).checkpoint["channel_values"] == {"a": [1]}
+
+
 @pytest.mark.parametrize("before", ["PRAGMA journal_mode = WAL", "PRAGMA synchronous = NORMAL", "SELECT * FROM sqlite_master"])
 def test_a_connection_that_was_used_leaves_the_log_to_the_saver(before: str, tmp_path: Path) -> None:
     path, left = tmp_path / "a.db", tmp_path / "left? #1.db"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import AsyncGenerator, Generator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, closing, contextmanager, suppress
 from pathlib import Path
 
 from langgraph.checkpoint.serde.base import SerializerProtocol
@@ -108,12 +108,17 @@ def _place_of(conn: sqlite3.Connection | str | os.PathLike[str]) -> tuple[str, i
     """The file, and how many milliseconds to wait for locks, if a connection says so."""
     if not isinstance(conn, sqlite3.Connection):
         return os.fsdecode(conn), None
-    busy_timeout: int = conn.execute("PRAGMA busy_timeout").fetchone()[0]
-    return _file_of(conn), busy_timeout
+    # A cursor without the connection's `row_factory`, which may make anything of rows. One that is open would keep the file
+    # open beyond the end of the connection.
+    with closing(sqlite3.Cursor(conn)) as cursor:
+        busy_timeout: int = cursor.execute("PRAGMA busy_timeout").fetchall()[0][0]
+        # The first database is the main one. A `text_factory` may leave its path in bytes.
+        path = os.fsdecode(cursor.execute("PRAGMA database_list").fetchall()[0][2])
+    _close(conn, path)
+    return path or _MEMORY, busy_timeout
 
 
-def _file_of(conn: sqlite3.Connection) -> str:
-    path: str = next(file for _, name, file in conn.execute("PRAGMA database_list") if name == "main")
+def _close(conn: sqlite3.Connection, path: str) -> None:
     ends = [conn.close]
     if path:
         # The last connection that closes moves the log into the file, without the checksums of pages. One that may only
@@ -125,7 +130,6 @@ def _file_of(conn: sqlite3.Connection) -> str:
             reader.execute("SELECT count(*) FROM sqlite_master").fetchall()
     # Other savers of this process may have the file open, and would lose their locks.
     at_rest(ends)
-    return path or _MEMORY
 
 
 def _store(path: str, fence: Fence, busy_timeout: int | None) -> Store:

@@ -159,14 +159,19 @@ pub(crate) fn check(conn: &Connection, store: &str) -> Result<()> {
 }
 
 /// Turns the write-ahead log on, and returns the resulting journal mode. If several do so at once, SQLite does not wait
-/// as it does elsewhere: it reports the file as locked to all but one.
+/// as it does elsewhere: it reports the file as locked to all but one. It does wait for the end of reads.
 fn write_ahead(conn: &Connection, patience: Duration) -> rusqlite::Result<String> {
-    let switch = || conn.pragma_update_and_check(None, "journal_mode", "WAL", |row| row.get(0));
+    let switch = |left| {
+        conn.busy_timeout(left)?;
+        conn.pragma_update_and_check(None, "journal_mode", "WAL", |row| row.get(0))
+    };
     let is_locked = |switched: &rusqlite::Result<String>| {
         let error = switched.as_ref().err();
         error.and_then(rusqlite::Error::sqlite_error_code) == Some(ErrorCode::DatabaseBusy)
     };
-    patiently((patience, PAUSE), switch, is_locked)
+    let mode = patiently((patience, PAUSE), switch, is_locked)?;
+    conn.busy_timeout(patience)?;
+    Ok(mode)
 }
 
 /// Creates what a version lacks, unless another process did so since the check.
@@ -212,5 +217,28 @@ fn known(found: Found, store: &str) -> Result<Found> {
         Found::Foreign(application) => Err(Error::InvalidInput(format!(
             "{store} is a database of another program (application id {application:#x}); choose another path"
         ))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As one that was restored from a backup, which has no log. SQLite waits for its readers, once.
+    #[test]
+    fn a_database_without_a_log_that_others_read_is_waited_for_no_longer_than_the_patience() {
+        let dir = tempfile::tempdir().unwrap();
+        let open = || Connection::open(dir.path().join("db")).unwrap();
+        let reader = open();
+        reader.execute_batch("CREATE TABLE t (n); BEGIN; SELECT * FROM t").unwrap();
+        let conn = open();
+        let waits = || conn.pragma_query_value(None, "busy_timeout", |row| row.get::<_, u32>(0)).unwrap();
+        let patience = Duration::from_millis(20);
+        let error = write_ahead(&conn, patience).unwrap_err();
+        assert_eq!(error.sqlite_error_code(), Some(ErrorCode::DatabaseBusy), "{error}");
+        assert_eq!(waits(), 0, "the last attempt, when the time is up, waits no more");
+        drop(reader);
+        assert_eq!(write_ahead(&conn, patience).unwrap(), "wal");
+        assert_eq!(waits(), 20, "what comes after it is waited for");
     }
 }

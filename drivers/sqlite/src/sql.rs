@@ -76,20 +76,21 @@ pub(crate) fn resting_file(path: &Path) -> Option<PathBuf> {
 }
 
 /// Attempts something while `again` says so and the patience lasts, and once more when that is over: a process that
-/// stood still meanwhile has hardly tried. Without patience it is attempted once.
+/// stood still meanwhile has hardly tried. Without patience it is attempted once. An attempt gets what is left of the
+/// patience, which is how long it may wait itself: nothing in the last one.
 pub(crate) fn patiently<T>(
     (patience, pause): (Duration, Duration),
-    mut attempt: impl FnMut() -> T,
+    mut attempt: impl FnMut(Duration) -> T,
     again: impl Fn(&T) -> bool,
 ) -> T {
     let began = Instant::now();
-    let mut is_last = patience.is_zero();
+    let mut left = patience;
     loop {
-        let done = attempt();
-        if is_last || !again(&done) {
+        let done = attempt(left);
+        if left.is_zero() || !again(&done) {
             return done;
         }
-        is_last = began.elapsed() >= patience;
+        left = patience.saturating_sub(began.elapsed());
         std::thread::sleep(pause);
     }
 }
@@ -239,7 +240,7 @@ impl Db {
     /// transactions of another process.
     pub(crate) fn when_free(&self, sql: &str) -> Result<()> {
         let times = (self.busy_timeout, ASK_AGAIN);
-        if patiently(times, || self.at_once(sql), |done| matches!(done, Ok(false)))? {
+        if patiently(times, |_| self.at_once(sql), |done| matches!(done, Ok(false)))? {
             return Ok(());
         }
         let busy = rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_BUSY);
@@ -324,7 +325,7 @@ impl Db {
     pub(crate) fn empty_log(&self, patience: Duration) -> Result<bool> {
         let waits = |pause| self.conn.busy_timeout(pause).map_err(|error| self.error(&error));
         waits(LOOK_AGAIN)?;
-        let empty = || {
+        let empty = |_| {
             self.run(EMPTY_LOG, || {
                 self.conn.prepare_cached(EMPTY_LOG)?.query_row([], |row| Ok(row.get::<_, i64>(0)? == 0))
             })

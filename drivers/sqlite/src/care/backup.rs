@@ -201,7 +201,7 @@ fn run(
     let backup = Backup::new(source, target).map_err(&failed)?;
     let is_locked = |step: &rusqlite::Result<_>| matches!(step, Ok(StepResult::Busy | StepResult::Locked));
     loop {
-        match patiently((patience, PAUSE), || backup.step(PAGES), is_locked).map_err(&failed)? {
+        match patiently((patience, PAUSE), |_| backup.step(PAGES), is_locked).map_err(&failed)? {
             StepResult::Done => break,
             // A failure that is passed over here might not be reported again.
             StepResult::More => flush()?,

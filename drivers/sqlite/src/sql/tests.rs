@@ -47,26 +47,26 @@ fn a_page_of_threads_looks_at_no_thread_before_it() {
 }
 
 /// Attempts something that takes longer than the patience each time, as in a process that stood still, and that is
-/// free from an attempt on. Returns whether the last one found it free, and its number.
-fn attempted(patience: Duration, free_from: u32) -> (bool, u32) {
-    let mut attempts = 0;
-    let attempt = || {
+/// free from an attempt on. Returns whether the last one found it free, and how long each might wait.
+fn attempted(patience: Duration, free_from: usize) -> (bool, Vec<Duration>) {
+    let mut left = Vec::new();
+    let attempt = |time| {
         let began = Instant::now();
         while began.elapsed() <= patience {
             std::hint::spin_loop();
         }
-        attempts += 1;
-        attempts >= free_from
+        left.push(time);
+        left.len() >= free_from
     };
     let is_free = patiently((patience, Duration::ZERO), attempt, |is_free| !is_free);
-    (is_free, attempts)
+    (is_free, left)
 }
 
 #[test]
 fn what_is_free_when_the_time_is_up_is_found_free() {
-    let patience = Duration::from_millis(1);
-    assert_eq!(attempted(patience, 1), (true, 1));
-    assert_eq!(attempted(patience, 2), (true, 2));
-    assert_eq!(attempted(patience, 3), (false, 2), "once more, and not for ever");
-    assert_eq!(attempted(Duration::ZERO, 2), (false, 1), "without patience");
+    let (patience, none) = (Duration::from_millis(1), Duration::ZERO);
+    assert_eq!(attempted(patience, 1), (true, vec![patience]));
+    assert_eq!(attempted(patience, 2), (true, vec![patience, none]));
+    assert_eq!(attempted(patience, 3), (false, vec![patience, none]), "once more, and not for ever");
+    assert_eq!(attempted(none, 2), (false, vec![none]), "without patience");
 }

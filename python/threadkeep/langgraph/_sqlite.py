@@ -21,7 +21,8 @@ class SqliteSaver(ThreadkeepSaver):
     """A saver on an SQLite file.
 
     ``conn`` is the file's path, ``":memory:"``, or a connection of :mod:`sqlite3` to it. A connection is closed, because
-    two programs in one process must not have the file open: closing one would drop the other's locks.
+    two programs in one process must not have the file open: closing one would drop the other's locks. That waits for the
+    running calls of other savers.
 
     A call waits for a lock that another process holds as long as the connection would (its ``timeout``; with 0 it does
     not wait), or 5 seconds if there is none. Each saver has a time of its own, also beside others on the same file.
@@ -61,7 +62,8 @@ class AsyncSqliteSaver(ThreadkeepSaver):
     """A saver on an SQLite file, for event loops.
 
     ``conn`` is the file's path, ``":memory:"``, or a connection of :mod:`sqlite3` to it, which is closed and says how
-    long to wait for locks, as for :class:`SqliteSaver`. A connection of aiosqlite is refused.
+    long to wait for locks, as for :class:`SqliteSaver`. The event loop stands still while it is closed: make such
+    savers before there is much to do. A connection of aiosqlite is refused.
 
     >>> import asyncio
     >>> async def main():

@@ -8,13 +8,40 @@ use super::query::{FromRow, Row, Sql, query};
 use super::runs::RunStatus;
 use super::transaction::WriteTx;
 use crate::failure::DatabaseError;
-use chrono::{DateTime, Utc};
+use chrono::{DateTime, TimeDelta, Utc};
 
 /// The metadata key of the pin flag: a thread with `true` here comes first in every search.
 pub const PINNED_KEY: &str = "svc_pinned";
 
 /// The maximum length of a display name in characters; longer ones are truncated.
 pub const DISPLAY_NAME_MAX_CHARS: usize = 256;
+
+/// How far a stored time may be ahead of this process's clock and still count: another process's clock may be ahead,
+/// and so are the frames of a run that shows many at once. A time farther ahead is from before the clock was set back.
+pub(super) const AHEAD: TimeDelta = TimeDelta::seconds(60);
+
+/// This time, if it is ahead of the present and counts; else the present.
+pub(super) fn later(time: DateTime<Utc>, now: DateTime<Utc>) -> DateTime<Utc> {
+    if time > now && time < now + AHEAD { time } else { now }
+}
+
+/// [`later`] of the time of a thread that is changed and the present, the first parameter; the second one is [`AHEAD`]
+/// of that. The thread's time may be that of the end of its last run, after which the next one begins: no change sets it
+/// back.
+macro_rules! touched {
+    ($now:literal, $ahead:literal) => {
+        concat!(
+            "CASE WHEN updated_at > ",
+            $now,
+            " AND updated_at < ",
+            $ahead,
+            " THEN updated_at ELSE ",
+            $now,
+            " END"
+        )
+    };
+}
+pub(super) use touched;
 
 name_enum! {
     /// The status in a thread's row.
@@ -211,7 +238,7 @@ impl Threads {
                     return Err(RecordsError::thread_not_found(&id));
                 }
                 if patch.len() != 1 || !patch.contains_key(PINNED_KEY) {
-                    row.updated_at = now;
+                    row.updated_at = later(row.updated_at, now);
                 }
                 row.metadata.extend(patch);
                 let sql = "UPDATE threads_meta SET metadata_json = $2, pinned = $3, updated_at = $4 \
@@ -258,13 +285,15 @@ impl Threads {
         seen: Option<&str>,
         name: Option<&str>,
     ) -> Result<bool, RecordsError> {
-        let sql = query(
-            "UPDATE threads_meta SET display_name = $2, updated_at = $3
-             WHERE thread_id = $1 AND display_name IS NOT DISTINCT FROM $4",
-        );
+        let now = self.db.clock.now();
+        let sql = query(concat!(
+            "UPDATE threads_meta SET display_name = $2, updated_at = ",
+            touched!("$3", "$5"),
+            " WHERE thread_id = $1 AND display_name IS NOT DISTINCT FROM $4"
+        ));
         let sql = sql.bind(thread_id).bind(name.map(|name| cut(name, DISPLAY_NAME_MAX_CHARS)));
-        let sql = sql.bind(time_text(self.db.clock.now()));
-        let sql = sql.bind(seen.map(|seen| cut(seen, DISPLAY_NAME_MAX_CHARS)));
+        let sql = sql.bind(time_text(now));
+        let sql = sql.bind(seen.map(|seen| cut(seen, DISPLAY_NAME_MAX_CHARS))).bind(time_text(now + AHEAD));
         Self::update(&self.db, thread_id, sql).await
     }
 

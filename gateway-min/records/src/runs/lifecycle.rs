@@ -5,7 +5,7 @@
 //! not wait for the end ([`NewRun::acknowledged`](super::NewRun)), and an accepted cancellation. After a power loss the
 //! rest is as of some earlier step, from each of which a run is recovered the same way, or the run is not known at all.
 
-use chrono::{DateTime, TimeDelta, Utc};
+use chrono::{DateTime, Utc};
 
 use super::admission::mark_cancelled;
 use super::{
@@ -17,12 +17,8 @@ use crate::error::RecordsError;
 use crate::executions::mark_counted;
 use crate::failure::DatabaseError;
 use crate::query::{Sql, query};
-use crate::threads::{DISPLAY_NAME_MAX_CHARS, ThreadStatus};
+use crate::threads::{AHEAD, DISPLAY_NAME_MAX_CHARS, ThreadStatus, later, touched};
 use crate::transaction::WriteTx;
-
-/// How far a stored time may be ahead of this process's clock and still count: another process's clock may be ahead,
-/// and so are the frames of a run that shows many at once. A time farther ahead is from before the clock was set back.
-const AHEAD: TimeDelta = TimeDelta::seconds(60);
 
 /// The columns of [`RunTotals`] as parameters, which [`bind_totals`] binds after two others.
 macro_rules! set_totals {
@@ -250,8 +246,8 @@ impl Runs {
     pub async fn finish(&self, run_id: &str, end: &RunEnd) -> Result<FinishOutcome, RecordsError> {
         check_end(end)?;
         let now = self.db.clock.now();
-        let later = end.not_before.filter(|time| *time > now && *time < now + AHEAD);
-        let now = time_text(later.unwrap_or(now));
+        let now = end.not_before.map_or(now, |time| later(time, now));
+        let (now, ahead) = (time_text(now), time_text(now + AHEAD));
         let sql = bind_totals(
             query(concat!(
                 "UPDATE runs SET updated_at = $2, ",
@@ -267,10 +263,10 @@ impl Runs {
         );
         let sql = bind_end(sql, end).bind(self.owner());
         let counted = mark_counted(&self.db, run_id, &end.totals.executions);
-        let display_name = end.display_name.as_deref();
-        let thread =
-            set_thread(THREAD_OF_ENDABLE, run_id, ThreadStatus::after(end.status), display_name, &now);
-        let thread = thread.bind(end.status.as_str()).bind(end.rollback_settled).bind(self.owner());
+        let display_name = end.display_name.as_deref().map(|name| cut(name, DISPLAY_NAME_MAX_CHARS));
+        let thread = query(END_THREAD).bind(run_id).bind(ThreadStatus::after(end.status).as_str());
+        let thread = thread.bind(display_name).bind(&now).bind(end.status.as_str());
+        let thread = thread.bind(end.rollback_settled).bind(self.owner()).bind(ahead);
         let (id, owner) = (run_id.to_owned(), self.owner().map(str::to_owned));
         let finished = self.db.write_of_run(run_id, move |tx| {
             Box::pin(async move {
@@ -345,38 +341,23 @@ async fn existing(tx: &mut WriteTx<'_>, run_id: &str) -> Result<RunRow, RecordsE
     run(tx, run_id).await?.ok_or_else(|| RecordsError::run_not_found(run_id))
 }
 
-/// Sets the status of the thread of the run `$1`, if that can start. Its time, which may be that of the end of its last
-/// run, stays if it is after `$2`, the present, and before `$3`.
+/// Sets the status of the thread of the run `$1`, if that can start.
 const START_THREAD: &str = concat!(
-    "UPDATE threads_meta SET status = 'running', \
-     updated_at = CASE WHEN updated_at > $2 AND updated_at < $3 THEN updated_at ELSE $2 END \
-     WHERE thread_id = (SELECT thread_id FROM runs WHERE ",
+    "UPDATE threads_meta SET status = 'running', updated_at = ",
+    touched!("$2", "$3"),
+    " WHERE thread_id = (SELECT thread_id FROM runs WHERE ",
     startable!(),
     ")"
 );
-/// The thread of the run `$1` of the process `$7`, if that run has worked on it and can end with the status `$5`,
-/// settled as `$6` says.
-const THREAD_OF_ENDABLE: &str =
-    concat!("(SELECT thread_id FROM runs WHERE status = 'running' AND ", endable!("$5", "$6", "$7"), ")");
-
-/// The statement that sets the status of this thread, and its title, unless that stays.
-fn set_thread(
-    thread: &str,
-    run_id: &str,
-    status: ThreadStatus,
-    display_name: Option<&str>,
-    now: &str,
-) -> Sql {
-    let text = format!(
-        "UPDATE threads_meta SET status = $2, display_name = COALESCE($3, display_name), updated_at = $4 \
-         WHERE thread_id = {thread}"
-    );
-    Sql { text: text.into(), values: Vec::new() }
-        .bind(run_id)
-        .bind(status.as_str())
-        .bind(display_name.map(|name| cut(name, DISPLAY_NAME_MAX_CHARS)))
-        .bind(now)
-}
+/// Sets the status of the thread of the run `$1` of the process `$7`, and its title, unless that stays, if that run has
+/// worked on it and can end with the status `$5`, settled as `$6` says.
+const END_THREAD: &str = concat!(
+    "UPDATE threads_meta SET status = $2, display_name = COALESCE($3, display_name), updated_at = ",
+    touched!("$4", "$8"),
+    " WHERE thread_id = (SELECT thread_id FROM runs WHERE status = 'running' AND ",
+    endable!("$5", "$6", "$7"),
+    ")"
+);
 
 /// Gives the thread, if it is free, to the run that has waited longest.
 pub(super) async fn promote_waiting(

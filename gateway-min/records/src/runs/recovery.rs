@@ -9,7 +9,7 @@ use super::{RunRow, Runs, SeenLeases, run_columns};
 use crate::codec::time_text;
 use crate::error::RecordsError;
 use crate::query::{Builder, Sql, query};
-use crate::threads::ThreadStatus;
+use crate::threads::{AHEAD, ThreadStatus, touched};
 
 /// The error of a run whose process ended before it did.
 pub const RECOVERY_ERROR: &str = "Gateway restarted before this run reached a durable final state.";
@@ -113,7 +113,7 @@ impl Runs {
         dead: &Dead,
         error_of_leased: &'static str,
     ) -> Result<Recovered, RecordsError> {
-        let now = time_text(now);
+        let (now, ahead) = (time_text(now), time_text(now + AHEAD));
         // They are active, which an index has: a look at all runs that there ever were would keep all writers waiting.
         let mut sql = self.db.builder(
             "DELETE FROM runs WHERE operation_kind <> 'run' AND status IN ('pending', 'running') AND ",
@@ -160,9 +160,9 @@ impl Runs {
                 }
                 for run in &runs {
                     promoted.extend(promote_waiting(tx, &run.thread_id, &now).await?);
-                    tx.execute(status_of_thread(run, &now)).await?;
+                    tx.execute(status_of_thread(run, &now, &ahead)).await?;
                 }
-                tx.execute(query(REPAIR_THREADS).bind(&now)).await?;
+                tx.execute(query(REPAIR_THREADS).bind(&now).bind(&ahead)).await?;
                 let released = released.into_iter().map(|(thread_id,)| thread_id).collect();
                 Ok(Recovered { runs, released, rollbacks, promoted })
             })
@@ -172,20 +172,29 @@ impl Runs {
 }
 
 /// Repairs threads whose process ended between ending the run and setting the thread's status.
-const REPAIR_THREADS: &str = "UPDATE threads_meta SET updated_at = $1, status = COALESCE((SELECT CASE runs.status \
+const REPAIR_THREADS: &str = concat!(
+    "UPDATE threads_meta SET updated_at = ",
+    touched!("$1", "$2"),
+    ", status = COALESCE((SELECT CASE runs.status \
      WHEN 'success' THEN 'idle' WHEN 'interrupted' THEN 'interrupted' ELSE 'error' END \
      FROM runs WHERE runs.thread_id = threads_meta.thread_id AND operation_kind = 'run' \
      ORDER BY admission_seq DESC LIMIT 1), 'idle') \
      WHERE status = 'running' AND NOT EXISTS (SELECT 1 FROM runs \
-     WHERE runs.thread_id = threads_meta.thread_id AND runs.status IN ('pending', 'running'))";
+     WHERE runs.thread_id = threads_meta.thread_id AND runs.status IN ('pending', 'running'))"
+);
 
 /// Sets the status of the thread of a recovered run, if that is the last one that has ended, and none works on it. The
 /// heir of the thread cannot be left to do so: if it never starts, it ends without.
-fn status_of_thread(run: &RunRow, now: &str) -> Sql {
-    let sql = "UPDATE threads_meta SET status = $4, updated_at = $3 WHERE thread_id = $1 AND $2 = \
-               (SELECT run_id FROM runs WHERE thread_id = $1 AND operation_kind = 'run' \
-               AND status NOT IN ('pending', 'running') ORDER BY admission_seq DESC LIMIT 1) \
-               AND NOT EXISTS (SELECT 1 FROM runs WHERE thread_id = $1 AND operation_kind = 'run' \
-               AND status = 'running')";
-    query(sql).bind(&run.thread_id).bind(&run.run_id).bind(now).bind(ThreadStatus::after(run.status).as_str())
+fn status_of_thread(run: &RunRow, now: &str, ahead: &str) -> Sql {
+    let sql = concat!(
+        "UPDATE threads_meta SET status = $4, updated_at = ",
+        touched!("$3", "$5"),
+        " WHERE thread_id = $1 AND $2 = \
+         (SELECT run_id FROM runs WHERE thread_id = $1 AND operation_kind = 'run' \
+         AND status NOT IN ('pending', 'running') ORDER BY admission_seq DESC LIMIT 1) \
+         AND NOT EXISTS (SELECT 1 FROM runs WHERE thread_id = $1 AND operation_kind = 'run' \
+         AND status = 'running')"
+    );
+    let sql = query(sql).bind(&run.thread_id).bind(&run.run_id).bind(now);
+    sql.bind(ThreadStatus::after(run.status).as_str()).bind(ahead)
 }

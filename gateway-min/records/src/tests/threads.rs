@@ -1,3 +1,4 @@
+use chrono::TimeDelta;
 use serde_json::json;
 
 use super::support::*;
@@ -135,6 +136,36 @@ async fn patch_of_the_pin_alone_keeps_updated_at() {
     fixture.clock.advance_micros(5);
     let empty = threads.patch_metadata("t", None, JsonObject::new()).await.unwrap();
     assert_eq!(empty.updated_at, fixture.clock.now());
+}
+
+/// It may be the time at which its last run ended, of a process whose clock is ahead: the next run begins after that.
+#[tokio::test]
+async fn the_time_of_a_thread_is_set_back_only_with_the_clock() {
+    let fixture = fixture().await;
+    let (records, threads, runs) = (&fixture.records, fixture.records.threads(), fixture.records.runs());
+    create_thread(records, "t").await;
+    start(records, "t", "r1").await;
+    let ended = fixture.clock.now() + TimeDelta::seconds(5);
+    let ahead = RunEnd { not_before: Some(ended), ..end(RunStatus::Success) };
+    runs.finish("r1", &ahead).await.unwrap();
+    let time = async || thread(records, "t").await.updated_at;
+    assert_eq!(time().await, ended);
+
+    assert!(threads.set_display_name("t", None, Some("renamed")).await.unwrap());
+    assert_eq!(time().await, ended, "renamed");
+    let patched = threads.patch_metadata("t", None, object(json!({"a": 1}))).await.unwrap();
+    assert_eq!((patched.updated_at, time().await), (ended, ended), "patched");
+    start(records, "t", "r2").await;
+    assert_eq!(time().await, ended, "started");
+    runs.finish("r2", &end(RunStatus::Success)).await.unwrap();
+    assert_eq!(time().await, ended, "finished");
+    start(records, "t", "r3").await;
+    let recovered = runs.recover_orphans(fixture.clock.now(), TimeDelta::seconds(10)).await.unwrap();
+    assert_eq!((recovered.runs.len(), time().await), (1, ended), "recovered");
+
+    fixture.clock.advance_seconds(-55);
+    assert!(threads.set_display_name("t", Some("renamed"), None).await.unwrap());
+    assert_eq!(time().await, fixture.clock.now(), "the clock was set back by a minute");
 }
 
 #[tokio::test]

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use serde_json::{Value as Json, json};
 use threadkeep::saver::Load;
+use tokio::time::Instant;
 
 use super::bridge::Publisher;
 use super::mirror::decode;
@@ -17,8 +18,7 @@ use threadkeep_records::{CancelAction, EventQuery, RECOVERY_STOP_REASON, Records
 
 /// How often the database is polled for the state of a run, unless its process says that there is something to read.
 const POLL: Duration = Duration::from_millis(250);
-/// How often a run whose row has ended is looked at before its last frames are given up: they have two seconds. What is
-/// counted are looks, because while a machine stands still, its processes send nothing.
+/// How many looks at a run whose row has ended count before its last frames are given up: they have two seconds.
 const LAST_LOOKS: u32 = 8;
 /// Batches of frames read at once.
 const BATCHES: u32 = 32;
@@ -28,7 +28,8 @@ pub(super) async fn relay(streams: Arc<Streams>, run: RunRow, publisher: Publish
     let runs = streams.records.runs();
     let abandoned = publisher.abandoned();
     let (mut asked, mut cancelled) = (false, false);
-    let (mut next_seq, mut looked) = (0, None);
+    let mut next_seq = 0;
+    let mut last_looks: Option<LastLooks> = None;
     // Before the frames are requested, so that none are missed.
     let mut changes = streams.records.changes();
     loop {
@@ -45,20 +46,45 @@ pub(super) async fn relay(streams: Arc<Streams>, run: RunRow, publisher: Publish
                 break;
             }
             Ok(Seen::Ended(row)) => {
-                let looks = *looked.get_or_insert(0);
-                if is_dead(&row) || looks >= LAST_LOOKS {
+                let looks = last_looks.get_or_insert_default();
+                if is_dead(&row) || looks.are_over() {
                     show_outcome(&streams, &row, next_seq == 0, &publisher).await;
                     break;
                 }
             }
             Err(error) => tracing::warn!(run_id = run.run_id, %error, "cannot read a run of another process"),
         }
-        let changed = tokio::time::timeout(POLL, changes.of(&run.run_id)).await;
-        if let (Err(_silence), Some(looks)) = (changed, &mut looked) {
-            *looks += 1;
+        let _changed = tokio::time::timeout(POLL, changes.of(&run.run_id)).await;
+        if let Some(looks) = &mut last_looks {
+            looks.another();
         }
     }
     publisher.end();
+}
+
+/// The looks at a run since its row was seen to have ended. One in each [`POLL`] counts, however often its process says
+/// that there is something to read; and only looks do, because while a machine stands still, its processes send nothing.
+struct LastLooks {
+    counted: u32,
+    at: Instant,
+}
+
+impl Default for LastLooks {
+    fn default() -> Self {
+        Self { counted: 0, at: Instant::now() }
+    }
+}
+
+impl LastLooks {
+    fn another(&mut self) {
+        if self.at.elapsed() >= POLL {
+            *self = Self { counted: self.counted + 1, ..Self::default() };
+        }
+    }
+
+    fn are_over(&self) -> bool {
+        self.counted >= LAST_LOOKS
+    }
 }
 
 /// Whether the process of an ended run is gone.
@@ -157,5 +183,23 @@ async fn failure(streams: &Streams, row: &RunRow) -> Option<Json> {
         Some(Json::String(name)) if name == "LLMProviderError" => None,
         Some(Json::String(name)) => Some(json!({"message": message, "name": name})),
         _ => Some(super::failure(message)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn last_frames_are_given_up_by_looks_also_if_there_seems_to_be_something_to_read_all_the_time() {
+        for (pause_ms, enough) in [(10, 200), (250, 8), (10_000, 8)] {
+            let mut looks = LastLooks::default();
+            for look in 0..enough {
+                assert!(!looks.are_over(), "{look} looks, each after {pause_ms} ms");
+                tokio::time::advance(Duration::from_millis(pause_ms)).await;
+                looks.another();
+            }
+            assert!(looks.are_over(), "{enough} looks, each after {pause_ms} ms");
+        }
     }
 }

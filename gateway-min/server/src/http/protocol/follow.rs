@@ -20,11 +20,7 @@ use super::waiting::asked;
 use crate::app::App;
 use crate::http::error::ApiError;
 use crate::http::thread_runs::{RunsOf, Upcoming};
-use crate::streams::bridge::{Event, EventId, Frame, Subscription, unix_ms};
-
-/// How far a client's last event may lie ahead of this process's clock: it may be another process's, or one of very
-/// many at once. One that lies farther ahead is from before the clock was set back.
-const AHEAD_MS: u64 = 1000;
+use crate::streams::bridge::{AHEAD_MS, Event, EventId, Frame, Subscription, unix_ms};
 
 /// A client's place in the event stream of a thread.
 pub(super) struct Following {
@@ -51,6 +47,7 @@ impl Following {
     /// # Errors
     /// 500 if the records cannot be read.
     pub(super) async fn begin(mut runs: RunsOf, mut filter: Filter) -> Result<Self, ApiError> {
+        // One that lies farther ahead is from before the clock was set back.
         let latest = Place::before_ms(runs.app().ids.now_ms().saturating_add(AHEAD_MS));
         filter.since = filter.since.filter(|since| *since <= latest);
         let since = filter.since;

@@ -142,6 +142,25 @@ async fn a_client_of_a_thread_of_many_runs_gets_those_that_come_after_the_clock_
     assert_all_of(&run.run_id, &events.skip(1).collect::<Vec<_>>());
 }
 
+/// Or its runs are of a process whose clock is ahead of this one's: their numbers go on.
+#[tokio::test]
+async fn a_client_that_comes_back_gets_all_runs_since_although_the_clock_was_set_back_a_little() {
+    let clock = Settable(Arc::default());
+    clock.set_back(Duration::ZERO);
+    let gateway = with_clock(&clock, &script()).await;
+    let (_, one) = gateway.run(ask("one")).await;
+    let mut events = to_end(follow(&gateway, None).await).await;
+    assert_all_of(&one.run_id, &events);
+    clock.0.fetch_sub(30_000, Ordering::SeqCst);
+    let (_, two) = gateway.run(ask("two")).await;
+    let (_, three) = gateway.run(ask("three")).await;
+    for missed in [two, three] {
+        let since = last_seq(&events);
+        events = to_end(follow(&gateway, Some(since)).await).await;
+        assert_all_of(&missed.run_id, &events);
+    }
+}
+
 /// It begins in the very millisecond in which that one ended, or in a process whose clock is slow, and that one had
 /// frames ahead of the clock.
 #[tokio::test]

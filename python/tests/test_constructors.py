@@ -10,6 +10,7 @@ import pickle
 import sqlite3
 import subprocess
 import sys
+import threading
 import uuid
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,11 @@ from typing import Any
 import aiosqlite
 import psycopg
 import pytest
+from langgraph.types import Command
 from psycopg.conninfo import conninfo_to_dict
 from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
+from graphs import conversation, shown
 from kit import at, made, patiently, put, read
 from threadkeep import InvalidInputError, UnavailableError
 from threadkeep.langgraph import AsyncPostgresSaver, AsyncSqliteSaver, PostgresSaver, SqliteSaver
@@ -44,9 +47,13 @@ def test_sqlite_savers_are_made_from_paths_and_connections(tmp_path: Path) -> No
     works(SqliteSaver(tmp_path / "a.db"))
     works(SqliteSaver(str(tmp_path / "a.db")))
     connection = sqlite3.connect(tmp_path / "a.db", check_same_thread=False)
-    works(SqliteSaver(connection))
+    saver = SqliteSaver(connection)
+    works(saver)
     with pytest.raises(sqlite3.ProgrammingError, match="closed"):
         connection.execute("SELECT 1")
+    # As programs do when they end.
+    saver.conn.close()
+    assert not hasattr(SqliteSaver(tmp_path / "a.db"), "conn")
     works(SqliteSaver(sqlite3.connect(":memory:")))
     with pytest.raises(TypeError, match="path of a file or a connection of sqlite3.*not int"):
         SqliteSaver(1)  # type: ignore[arg-type]
@@ -92,10 +99,11 @@ connection.execute("ROLLBACK")
 """
 
 
-async def test_a_saver_waits_for_a_lock_as_long_as_its_connection_says(tmp_path: Path) -> None:
+@pytest.mark.parametrize("connect", [sqlite3.connect, aiosqlite.connect], ids=["sqlite3", "aiosqlite"])
+async def test_a_saver_waits_for_a_lock_as_long_as_its_connection_says(connect: Any, tmp_path: Path) -> None:
     path = tmp_path / "a.db"
     hasty = SqliteSaver(sqlite3.connect(path, timeout=0))
-    patient = AsyncSqliteSaver(sqlite3.connect(path, timeout=600))
+    patient = AsyncSqliteSaver(connect(path, timeout=600))
     hasty.setup()
     await patient.setup()
     command = [sys.executable, "-c", HOLDER, str(path)]
@@ -151,13 +159,148 @@ async def test_setup_of_a_saver_for_event_loops_is_awaited(tmp_path: Path) -> No
     await works_in_a_loop(saver)
 
 
-async def test_a_connection_of_aiosqlite_is_refused_with_what_to_do(tmp_path: Path) -> None:
-    await works_in_a_loop(AsyncSqliteSaver(tmp_path / "a.db"))
-    async with aiosqlite.connect(tmp_path / "b.db") as connection:
-        says = r"Connection: a connection of aiosqlite.*Pass the path, or use from_conn_string; .*sqlite3\.connect\(path"
-        with pytest.raises(TypeError, match=says):
-            AsyncSqliteSaver(connection)  # type: ignore[arg-type]
-    await works_in_a_loop(AsyncSqliteSaver(sqlite3.connect(tmp_path / "b.db")))
+async def test_a_graph_runs_in_the_block_of_a_connection_of_aiosqlite(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    config: Any = {"configurable": {"thread_id": "t"}}
+    async with aiosqlite.connect(path) as connection:
+        graph = conversation(AsyncSqliteSaver(connection))
+        await graph.ainvoke({"messages": [("user", "Hello")]}, config)
+        asked = shown(await graph.aget_state(config))
+        assert asked["next"] == ("ask",)
+    # Nobody has closed the first saver, and the end of the block finds its connection closed.
+    async with aiosqlite.connect(path) as connection:
+        graph = conversation(AsyncSqliteSaver(connection))
+        assert shown(await graph.aget_state(config)) == asked
+        await graph.ainvoke(Command(resume="Bye"), config)
+        said = shown(await graph.aget_state(config))
+        assert said["log"][-1] == "said Bye" and said["next"] == ()
+    with SqliteSaver.from_conn_string(str(path)) as saver:
+        assert shown(conversation(saver).get_state(config)) == said
+
+
+async def test_a_connection_of_aiosqlite_may_be_awaited_or_not(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    awaited = await aiosqlite.connect(path)
+    await works_in_a_loop(AsyncSqliteSaver(awaited))
+    with pytest.raises(ValueError, match="no active connection"):
+        await awaited.execute("SELECT 1")
+    saver = AsyncSqliteSaver(aiosqlite.connect(path))
+    await saver.setup()
+    await works_in_a_loop(saver)
+    # As programs do when they end.
+    await saver.conn.close()
+    await awaited.close()
+    closed = await aiosqlite.connect(path)
+    await closed.close()
+    with pytest.raises(ValueError, match="connection of aiosqlite is closed: pass one that is open.*or the path"):
+        AsyncSqliteSaver(closed)
+    with pytest.raises(TypeError, match="path of a file or a connection of aiosqlite or sqlite3.*not int"):
+        AsyncSqliteSaver(1)  # type: ignore[arg-type]
+
+
+async def test_a_connection_of_aiosqlite_that_cannot_be_opened_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raised: list[Any] = []
+    monkeypatch.setattr(threading, "excepthook", raised.append)
+    before = set(threading.enumerate())
+    with pytest.raises(sqlite3.OperationalError, match="unable to open database file"):
+        AsyncSqliteSaver(aiosqlite.connect(tmp_path / "none" / "a.db"))
+    # Its own thread ends in order, too.
+    for thread in set(threading.enumerate()) - before:
+        if not thread.daemon:
+            thread.join(600)
+            assert not thread.is_alive()
+    assert not raised
+
+
+def test_a_saver_on_a_connection_of_aiosqlite_needs_no_event_loop(tmp_path: Path) -> None:
+    saver = AsyncSqliteSaver(aiosqlite.connect(tmp_path / "a.db"))
+    config = put(saver, at(), made({"a": [1]}))
+    works(copy.copy(saver))
+    again = AsyncSqliteSaver(tmp_path / "a.db")
+    assert read(again, config).checkpoint["channel_values"] == {"a": [1]}
+    again.close()
+
+
+async def test_calls_may_block_the_event_loop_of_a_connection_of_aiosqlite(tmp_path: Path) -> None:
+    async with aiosqlite.connect(tmp_path / "a.db") as connection:
+        works(AsyncSqliteSaver(connection))
+
+
+async def test_several_savers_are_made_from_one_connection_of_aiosqlite(tmp_path: Path) -> None:
+    async with aiosqlite.connect(tmp_path / "a.db") as connection:
+        config = await AsyncSqliteSaver(connection).aput(at(), made({"a": [1]}), {"step": 1}, {"a": 1})
+        # As in each request of a server.
+        for _ in range(3):
+            saver = AsyncSqliteSaver(connection)
+            assert read(saver, config).checkpoint["channel_values"] == {"a": [1]}
+            await saver.aclose()
+
+
+async def test_a_connection_of_aiosqlite_to_memory_is_one_of_a_store_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    async with aiosqlite.connect(":memory:") as connection:
+        await works_in_a_loop(AsyncSqliteSaver(connection))
+        # An empty one in its place would not be what the first one has.
+        with pytest.raises(ValueError, match="connection of aiosqlite is closed"):
+            AsyncSqliteSaver(connection)
+    assert not list(tmp_path.iterdir())
+
+
+async def test_first_calls_come_at_once_and_one_is_cancelled(tmp_path: Path) -> None:
+    async with aiosqlite.connect(tmp_path / "a.db") as connection:
+        saver = AsyncSqliteSaver(connection)
+
+        def begun(thread: str) -> asyncio.Task[Any]:
+            return asyncio.create_task(saver.aput(at(thread), made({"a": [thread]}), {"step": 1}, {"a": 1}))
+
+        cancelled = begun("cancelled")
+        others = [begun(f"t{number}") for number in range(16)]
+        await asyncio.sleep(0)
+        cancelled.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await cancelled
+        for number, config in enumerate(await asyncio.gather(*others)):
+            assert read(saver, config).checkpoint["channel_values"] == {"a": [f"t{number}"]}
+        await saver.aclose()
+
+
+async def test_a_connection_of_aiosqlite_is_closed_between_the_calls_of_others(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+
+    async def write(thread: str) -> None:
+        config = at(thread)
+        for number in range(1, 21):
+            config = await saver.aput(config, made({"a": number}, {"a": number}), {"step": number}, {"a": number})
+
+    async with AsyncSqliteSaver.from_conn_string(str(path)) as saver:
+        tasks = [asyncio.create_task(write(f"t{number}")) for number in range(4)]
+        for _ in range(10):
+            await asyncio.sleep(0)
+            other = AsyncSqliteSaver(aiosqlite.connect(path))
+            await other.aget_tuple(at("t0"))
+            await other.aclose()
+        await asyncio.gather(*tasks)
+        for number in range(4):
+            assert read(saver, at(f"t{number}")).checkpoint["channel_values"] == {"a": 20}
+
+
+@pytest.mark.parametrize("given", [(SqliteSaver, sqlite3), (AsyncSqliteSaver, aiosqlite)], ids=["sqlite3", "aiosqlite"])
+async def test_the_rows_of_a_connection_may_have_any_form(given: Any, tmp_path: Path) -> None:
+    saver_class, module = given
+
+    def by_name(cursor: sqlite3.Cursor, row: tuple[Any, ...]) -> dict[str, Any]:
+        return {column[0]: value for column, value in zip(cursor.description, row)}
+
+    connection = module.connect(tmp_path / "a.db")
+    if module is aiosqlite:
+        await connection
+    connection.row_factory, connection.text_factory = by_name, bytes
+    await works_in_a_loop(saver_class(connection))
+    assert (tmp_path / "a.db").exists()
 
 
 def test_postgres_savers_are_made_from_addresses_connections_and_pools(postgres_url: str) -> None:

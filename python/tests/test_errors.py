@@ -6,9 +6,11 @@ import sqlite3
 import uuid
 from pathlib import Path
 
+import aiosqlite
 import psycopg
 import pytest
 from langgraph.checkpoint.sqlite import SqliteSaver as TheirSqliteSaver
+from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver as TheirAsyncSqliteSaver
 
 from kit import at, made, put, read
 from threadkeep import (
@@ -19,7 +21,7 @@ from threadkeep import (
     ThreadkeepError,
     UnavailableError,
 )
-from threadkeep.langgraph import AsyncPostgresSaver, PostgresSaver, SqliteSaver
+from threadkeep.langgraph import AsyncPostgresSaver, AsyncSqliteSaver, PostgresSaver, SqliteSaver
 
 # "THKP", which marks a database of Threadkeep.
 APPLICATION = 0x54484B50
@@ -84,6 +86,19 @@ def test_a_file_of_langgraphs_saver_says_how_its_threads_are_moved(tmp_path: Pat
         SqliteSaver(path).setup()
     with TheirSqliteSaver.from_conn_string(path) as theirs:
         assert read(theirs, at()).checkpoint["channel_values"] == {"a": 1}
+
+
+async def test_a_connection_to_a_file_of_langgraphs_saver_says_how_its_threads_are_moved(tmp_path: Path) -> None:
+    path = str(tmp_path / "theirs.db")
+    async with TheirAsyncSqliteSaver.from_conn_string(path) as theirs:
+        await theirs.aput(at(), made({"a": 1}), {"step": 1}, {"a": 1})
+    async with aiosqlite.connect(path) as connection:
+        saver = AsyncSqliteSaver(connection)
+        with pytest.raises(InvalidInputError, match="another program.*`threadkeep import-langgraph` moves its threads"):
+            await saver.setup()
+    async with TheirAsyncSqliteSaver.from_conn_string(path) as theirs:
+        found = await theirs.aget_tuple(at())
+        assert found is not None and found.checkpoint["channel_values"] == {"a": 1}
 
 
 async def test_a_database_without_tables_says_to_call_setup(postgres_url: str) -> None:

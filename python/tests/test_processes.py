@@ -18,6 +18,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import aiosqlite
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
@@ -217,11 +218,13 @@ def test_a_forked_process_holds_locks_of_its_own(tmp_path: Path) -> None:
         assert read(again, at("parent")).checkpoint["channel_values"] == {"a": 9}
 
 
-def test_a_saver_keeps_its_locks_when_another_one_is_given_a_connection(tmp_path: Path) -> None:
+@pytest.mark.parametrize("given", [(SqliteSaver, sqlite3), (AsyncSqliteSaver, aiosqlite)], ids=["sqlite3", "aiosqlite"])
+def test_a_saver_keeps_its_locks_when_another_one_is_given_a_connection(given: Any, tmp_path: Path) -> None:
+    saver_class, module = given
     path = tmp_path / "checkpoints.db"
     with SqliteSaver.from_conn_string(str(path)) as saver:
         config = put(saver, at(), made({"a": 0}))
-        other = SqliteSaver(sqlite3.connect(path))
+        other = saver_class(module.connect(path))
         assert read(saver, at()).config == config
         subprocess.run([sys.executable, "-c", STRANGER, path], check=True)
         config = put(saver, config, made({"a": 1}))

@@ -17,6 +17,7 @@ CONFIG = Path(__file__).parent.parent / "pyproject.toml"
 PROGRAM = """
 import sqlite3
 
+import aiosqlite
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 
@@ -29,6 +30,10 @@ def newest(saver: BaseCheckpointSaver[str], config: RunnableConfig) -> Checkpoin
         return saver.get_tuple(config)
     except ConflictError:
         return None
+
+
+def on(connection: aiosqlite.Connection) -> AsyncSqliteSaver:
+    return AsyncSqliteSaver(connection)
 
 
 async def use(config: RunnableConfig) -> list[CheckpointTuple | None]:

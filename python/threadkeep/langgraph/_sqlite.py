@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sqlite3
-from collections.abc import AsyncGenerator, Generator
+import sys
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
+from concurrent.futures import Future
 from contextlib import asynccontextmanager, closing, contextmanager, suppress
 from pathlib import Path
+from threading import Thread
+from typing import Any, Protocol, TypeVar
+from weakref import WeakKeyDictionary
 
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from typing_extensions import Self
@@ -15,6 +21,20 @@ from threadkeep._core import Store, at_rest
 from threadkeep.langgraph._saver import Fence, ThreadkeepSaver
 
 _MEMORY = ":memory:"
+
+_T = TypeVar("_T")
+# A file, and how many milliseconds to wait for locks, if a connection says so.
+_Place = tuple[str, int | None]
+
+# The files of connections of aiosqlite that were closed here: programs make several savers from one.
+_PLACES: WeakKeyDictionary[Any, _Place] = WeakKeyDictionary()
+
+
+class _AsyncConnection(Protocol):
+    """A connection of aiosqlite, for programs that do not have it, too."""
+
+    def __await__(self) -> Generator[Any, None, Any]: ...
+    def close(self) -> Awaitable[None]: ...
 
 
 class SqliteSaver(ThreadkeepSaver):
@@ -32,6 +52,9 @@ class SqliteSaver(ThreadkeepSaver):
     []
     """
 
+    conn: Any
+    """The connection that the saver was made from, if it was one. To close it again is harmless."""
+
     def __init__(
         self,
         conn: sqlite3.Connection | str | os.PathLike[str],
@@ -39,12 +62,10 @@ class SqliteSaver(ThreadkeepSaver):
         serde: SerializerProtocol | None = None,
         fence: Fence = "fork",
     ) -> None:
-        try:
-            path, busy_timeout = _place_of(conn)
-        except TypeError:
-            given = type(conn).__name__
-            raise TypeError(f"SqliteSaver takes the path of a file or a connection of sqlite3 to it, not {given}") from None
+        path, busy_timeout = _place_of(conn, "SqliteSaver takes the path of a file or a connection of sqlite3 to it")
         super().__init__(_store(path, fence, busy_timeout), serde=serde)
+        if isinstance(conn, sqlite3.Connection):
+            self.conn = conn
 
     @classmethod
     @contextmanager
@@ -61,9 +82,10 @@ class SqliteSaver(ThreadkeepSaver):
 class AsyncSqliteSaver(ThreadkeepSaver):
     """A saver on an SQLite file, for event loops.
 
-    ``conn`` is the file's path, ``":memory:"``, or a connection of :mod:`sqlite3` to it, which is closed and says how
-    long to wait for locks, as for :class:`SqliteSaver`. The event loop stands still while it is closed: make such
-    savers before there is much to do. A connection of aiosqlite is refused.
+    ``conn`` is the file's path, ``":memory:"``, or a connection to it: of aiosqlite, awaited or not, or of
+    :mod:`sqlite3`. A connection is closed and says how long to wait for locks, as for :class:`SqliteSaver`. The event
+    loop does not run meanwhile: make such savers before there is much to do. The end of the connection's ``async with``
+    block is harmless, and several savers may be made from one connection of aiosqlite to a file.
 
     >>> import asyncio
     >>> async def main():
@@ -73,22 +95,25 @@ class AsyncSqliteSaver(ThreadkeepSaver):
     None
     """
 
+    conn: Any
+    """The connection that the saver was made from, if it was one. To close it again is harmless."""
+
     def __init__(
         self,
-        conn: sqlite3.Connection | str | os.PathLike[str],
+        conn: _AsyncConnection | sqlite3.Connection | str | os.PathLike[str],
         *,
         serde: SerializerProtocol | None = None,
         fence: Fence = "fork",
     ) -> None:
-        try:
-            path, busy_timeout = _place_of(conn)
-        except TypeError:
-            raise TypeError(
-                f"AsyncSqliteSaver takes the path of a file, not {type(conn).__name__}: a connection of aiosqlite belongs to "
-                "its own block, and closing it would drop the locks of the store. Pass the path, or use from_conn_string; to "
-                "wait for locks as long as that connection did, pass sqlite3.connect(path, timeout=...)"
-            ) from None
+        is_async = _is_of_aiosqlite(conn)
+        if is_async:
+            path, busy_timeout = _place_of_aiosqlite(conn)
+        else:
+            takes = "AsyncSqliteSaver takes the path of a file or a connection of aiosqlite or sqlite3 to it"
+            path, busy_timeout = _place_of(conn, takes)
         super().__init__(_store(path, fence, busy_timeout), serde=serde)
+        if is_async or isinstance(conn, sqlite3.Connection):
+            self.conn = conn
 
     @classmethod
     @asynccontextmanager
@@ -106,22 +131,99 @@ class AsyncSqliteSaver(ThreadkeepSaver):
         await self._store.setup()
 
 
-def _place_of(conn: sqlite3.Connection | str | os.PathLike[str]) -> tuple[str, int | None]:
-    """The file, and how many milliseconds to wait for locks, if a connection says so."""
-    if not isinstance(conn, sqlite3.Connection):
+def _place_of(conn: Any, takes: str) -> _Place:
+    if isinstance(conn, sqlite3.Connection):
+        # A cursor without the connection's `row_factory`, which may make anything of rows. One that is open would keep the
+        # file open beyond the end of the connection.
+        with closing(sqlite3.Cursor(conn)) as cursor:
+            busy_timeout: int = cursor.execute("PRAGMA busy_timeout").fetchall()[0][0]
+            path = _main(cursor.execute("PRAGMA database_list").fetchall())
+        return _closed(path, conn.close), busy_timeout
+    try:
         return os.fsdecode(conn), None
-    # A cursor without the connection's `row_factory`, which may make anything of rows. One that is open would keep the file
-    # open beyond the end of the connection.
-    with closing(sqlite3.Cursor(conn)) as cursor:
-        busy_timeout: int = cursor.execute("PRAGMA busy_timeout").fetchall()[0][0]
-        # The first database is the main one. A `text_factory` may leave its path in bytes.
-        path = os.fsdecode(cursor.execute("PRAGMA database_list").fetchall()[0][2])
-    _close(conn, path)
-    return path or _MEMORY, busy_timeout
+    except TypeError:
+        raise TypeError(f"{takes}, not {type(conn).__name__}") from None
 
 
-def _close(conn: sqlite3.Connection, path: str) -> None:
-    ends = [conn.close]
+def _main(databases: list[Any]) -> str:
+    """The file of the main database, which is the first one. A `text_factory` may leave its path in bytes."""
+    return os.fsdecode(databases[0][2])
+
+
+def _is_of_aiosqlite(conn: object) -> bool:
+    # A program that has such a connection has imported the module. The package does not need it.
+    aiosqlite = sys.modules.get("aiosqlite")
+    return aiosqlite is not None and isinstance(conn, aiosqlite.Connection)
+
+
+def _place_of_aiosqlite(conn: Any) -> _Place:
+    place = _PLACES.get(conn)
+    if place is None:
+        path, busy_timeout = _in_loop(_asked(conn))
+
+        def close() -> None:
+            _in_loop(conn.close())
+
+        place = _closed(path, close), busy_timeout
+        # What was in memory is gone.
+        if place[0] != _MEMORY:
+            _PLACES[conn] = place
+    return place
+
+
+async def _asked(conn: Any) -> tuple[str, int]:
+    """The file of a connection of aiosqlite, and its busy timeout."""
+    try:
+        conn.row_factory = None
+    except ValueError:
+        # It is not open. LangGraph's saver awaits one that nobody has awaited yet, too.
+        try:
+            await conn
+        except RuntimeError as error:  # Its thread can be started only once.
+            says = "the connection of aiosqlite is closed: pass one that is open or not awaited yet, or the path of its file"
+            raise ValueError(says) from error
+        conn.row_factory = None
+    conn.text_factory = bytes
+    databases: list[Any] = await conn.execute_fetchall("PRAGMA database_list")
+    times: list[Any] = await conn.execute_fetchall("PRAGMA busy_timeout")
+    return _main(databases), times[0][0]
+
+
+class _Loop(asyncio.SelectorEventLoop):
+    """An event loop that drops answers after its end: a connection that cannot be opened sends one more."""
+
+    def call_soon_threadsafe(self, callback: Any, *args: Any, context: Any = None) -> Any:
+        with suppress(RuntimeError):
+            return super().call_soon_threadsafe(callback, *args, context=context)
+        return None
+
+
+def _in_loop(coroutine: Coroutine[Any, Any, _T]) -> _T:
+    """Runs a coroutine in an event loop of its own, on another thread. The caller's loop does not run while its thread
+    waits here. A connection of aiosqlite has a thread of its own, which answers any loop.
+    """
+    done: Future[_T] = Future()
+
+    def run() -> None:
+        try:
+            # Not by `asyncio.run`, which programs replace in notebooks.
+            with closing(_Loop()) as loop:
+                result = loop.run_until_complete(coroutine)
+        except BaseException as error:
+            done.set_exception(error)
+        else:
+            done.set_result(result)
+
+    # Not by an executor, whose lock a thread that forks holds while it waits for what is at rest here.
+    thread = Thread(target=run)
+    thread.start()
+    thread.join()
+    return done.result()
+
+
+def _closed(path: str, close: Callable[[], object]) -> str:
+    """The place of a connection to this file, after it was closed."""
+    ends = [close]
     if path:
         # The last connection that closes moves the log into the file, without the checksums of pages. One that may only
         # read does not.
@@ -132,6 +234,7 @@ def _close(conn: sqlite3.Connection, path: str) -> None:
             reader.execute("SELECT count(*) FROM sqlite_master").fetchall()
     # Other savers of this process may have the file open, and would lose their locks.
     at_rest(ends)
+    return path or _MEMORY
 
 
 def _store(path: str, fence: Fence, busy_timeout: int | None) -> Store:

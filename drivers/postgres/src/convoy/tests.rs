@@ -224,8 +224,8 @@ async fn a_convoy_whose_answer_is_lost_happens_once() {
         for n in 0..6 {
             assert_eq!(road.length(n).await, 3, "{n}");
         }
-        // What was carried out before its answer was lost is there as that one transaction wrote it; what was not has been
-        // committed again, each alone.
+        // What was carried out before its answer was lost is there as that one transaction wrote it. What was not has
+        // been committed again, each alone.
         assert_eq!(road.transactions(2..6).await, if cut == Cut::After { 1 } else { 4 }, "{cut:?}");
     }
 }

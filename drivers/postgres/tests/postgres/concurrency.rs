@@ -164,8 +164,8 @@ async fn appends_of_many_savers_behind_a_pooler_are_one_history() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn appends_of_two_processes_are_one_history() {
-    // Moments of two processes: the time since the machine started, which nobody sets back. It need not be finer than the
-    // order of calls.
+    // Moments of two processes: the time since the machine started, which nobody sets back. It need not be finer than
+    // the order of calls.
     let now = || {
         let now = clock_gettime(ClockId::Monotonic);
         let since = Duration::new(now.tv_sec.try_into().unwrap(), now.tv_nsec.try_into().unwrap());

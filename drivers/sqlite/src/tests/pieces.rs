@@ -191,7 +191,12 @@ async fn a_copy_with_a_failing_statement_never_happened() {
                 // The last COMMIT, or a piece that was discarded.
                 Err(Error::InDoubt { .. }) => {
                     let reopened = store.reopen();
-                    let _ = copy(&reopened).await;
+                    let source = reopened.read_thread(&"t".into()).await.unwrap();
+                    let found = copied(&reopened).await.checkpoints;
+                    assert!(found.is_empty() || found == source.checkpoints, "{how:?} {nth}");
+                    // Refused if it is there.
+                    assert_eq!(copy(&reopened).await.is_ok(), found.is_empty(), "{how:?} {nth}");
+                    assert!(copied(&reopened).await.checkpoints == source.checkpoints, "{how:?} {nth}");
                     reopened.close().await;
                     continue;
                 }

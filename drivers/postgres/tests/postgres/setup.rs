@@ -47,7 +47,7 @@ async fn setup_waits_no_longer_than_its_patience_and_is_wanted_only_for_missing_
     let locked = database().await;
     let holder = connect(locked.url()).await;
     holder.batch_execute("BEGIN; LOCK threadkeep_format IN ACCESS EXCLUSIVE MODE").await.unwrap();
-    // In its transaction, the holder of the lock would see the same activity for ever.
+    // In its transaction, the holder of the lock would see no session that begins after its first look.
     let watch = connect(locked.url()).await;
     let waits = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'";
     let waiting = async || watch.query_one(waits, &[]).await.unwrap().get::<_, i64>(0);

@@ -304,7 +304,7 @@ struct Passes {
 
 async fn a_pass_that_races_with_a_run_loses_nothing(store: Store) -> Outcome {
     const TURNS: usize = 40;
-    /// Of so many turns, one is committed during a pass.
+    /// Before there are this many turns, one is committed during a pass.
     const MOST: usize = 2_000;
     for (mode, frequency) in [(Full, 10), (Delta, 3)] {
         let thread = format!("{mode:?}");

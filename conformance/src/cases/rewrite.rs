@@ -482,7 +482,7 @@ async fn prune_to_the_head(saver: &dyn Saver) -> Result<Option<bool>> {
 async fn rewrites_and_commits_exclude_each_other(store: Store) -> Outcome {
     /// Rewrites that had something to remove.
     const REWRITES: u64 = 60;
-    /// Of so many commits, one comes between the read and the rewrite of the other writer.
+    /// Before there are this many commits, one comes between the read and the rewrite of the other writer.
     const MOST: u16 = 6_000;
     let (writer, other) = (store.open().await?, store.open().await?);
     let first = Step::first("t", 1).snapshot(MESSAGES, list(["0"])?).commit(&*writer).await?;

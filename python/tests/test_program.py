@@ -35,13 +35,14 @@ def test_it_shows_messages_and_times(tmp_path: Path) -> None:
     path = str(tmp_path / "checkpoints.db")
     with SqliteSaver.from_conn_string(path) as saver:
         messages = [HumanMessage("hello", id="h"), AIMessage("hi", id="a")]
-        checkpoint = made({"messages": messages})
-        put(saver, at("1"), checkpoint)
+        # The time is that of the id.
+        made_at = "2025-06-01T12:34:56.789000+00:00"
+        put(saver, at("1"), made({"messages": messages}, id="1f03ee4d-35ab-6c50-9234-123456789abc", ts=made_at))
     state = json.loads(threadkeep("state", "get", "--thread", "1", "--sqlite", path, "--json").splitlines()[0])
     text = json.dumps(state)
     assert '"content": "hello"' in text and '"type": "ai"' in text, text
     listed = threadkeep("checkpoints", "list", "--thread", "1", "--sqlite", path)
-    assert checkpoint["ts"][:13].replace("T", " ") in listed, listed
+    assert "2025-06-01 12:34:56.789Z" in listed, listed
 
 
 def test_it_shows_the_state_of_a_graph_with_consumed_channels_and_values_that_are_no_json(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use serde_json::{Map, Value as Json, json};
 use threadkeep::Error;
@@ -17,6 +18,8 @@ use threadkeep::saver::Saver;
 use threadkeep::state::{HistoryQuery, StateAccessor, StateSnapshot};
 use threadkeep::step::{Durability, StepWriter};
 use threadkeep::verify::verify;
+use tokio::sync::watch;
+use tokio::task::yield_now;
 
 use crate::case::{Case, Failure, Outcome, case, check, check_eq};
 use crate::factory::Store;
@@ -288,8 +291,21 @@ async fn conversions_keep_every_state(store: Store) -> Outcome {
     Ok(())
 }
 
+/// The passes over a thread in which a run goes on.
+#[derive(Debug, Clone, Copy, Default)]
+struct Passes {
+    /// All of them.
+    ended: usize,
+    /// Those that removed something, and during which a turn was committed.
+    raced: usize,
+    /// The checkpoints that they removed.
+    removed: usize,
+}
+
 async fn a_pass_that_races_with_a_run_loses_nothing(store: Store) -> Outcome {
     const TURNS: usize = 40;
+    /// Before there are this many turns, one is committed during a pass.
+    const MOST: usize = 2_000;
     for (mode, frequency) in [(Full, 10), (Delta, 3)] {
         let thread = format!("{mode:?}");
         let (writer_side, pass_side): (Arc<dyn Saver>, Arc<dyn Saver>) =
@@ -298,27 +314,48 @@ async fn a_pass_that_races_with_a_run_loses_nothing(store: Store) -> Outcome {
         create(&accessor, &thread).await?;
         let table = accessor.table().clone();
         let id = ThreadId::from(thread.as_str());
-        let passes = tokio::spawn(async move {
+        let (passes, mut seen) = watch::channel(Passes::default());
+        let turns = Arc::new(AtomicUsize::new(0));
+        let committed = turns.clone();
+        let passing = tokio::spawn(async move {
             let order = Prune { boundary: Boundary::FreshSnapshot, ..Prune::keeping(Keep::Last(2)) };
-            let mut done = 0;
-            for _ in 0..TURNS {
-                tokio::task::yield_now().await;
-                match prune(&*pass_side, &id, &order, &table).await {
-                    Ok(plan) => done += plan.removed().count(),
-                    Err(Error::Stale { .. }) => {}
+            while !passes.is_closed() {
+                let before = committed.load(Ordering::SeqCst);
+                let removed = match prune(&*pass_side, &id, &order, &table).await {
+                    Ok(plan) => plan.removed().count(),
+                    Err(Error::Stale { .. }) => 0,
                     Err(error) => return Err(Failure::from(error)),
-                }
+                };
+                let raced = removed > 0 && committed.load(Ordering::SeqCst) > before;
+                passes.send_modify(|passes| {
+                    passes.ended += 1;
+                    passes.raced += usize::from(raced);
+                    passes.removed += removed;
+                });
+                yield_now().await;
             }
-            Ok(done)
+            Ok(())
         });
         let mut writer = open(&accessor, &thread, None).await?;
         let mut said = Vec::new();
-        for n in 0..TURNS {
+        for n in 0.. {
             said.push(n.to_string());
             let state = turn(&mut writer, &n.to_string()).await?;
+            turns.fetch_add(1, Ordering::SeqCst);
             check_eq!(ids(&state)?, said, "the messages as they ran, {thread}");
+            if n % 5 == 4 {
+                // However slow the passes are, one of them begins after these turns, and ends before the next ones.
+                let ended = seen.borrow().ended + 2;
+                let Ok(now) = seen.wait_for(|now| now.ended >= ended).await.map(|now| *now) else { break };
+                if n + 1 >= TURNS && now.raced > 0 {
+                    break;
+                }
+                check!(n < MOST, "no pass over {thread} removed anything during a turn: {now:?}");
+            }
         }
-        let done = passes.await??;
+        let done = seen.borrow().removed;
+        drop(seen);
+        passing.await??;
         let left = whole_history(&accessor, &thread).await?;
         let last = left.last().map(|(_, messages)| messages.clone());
         check_eq!(last, Some(said), "the messages of {thread} after {done} checkpoints went");

@@ -6,6 +6,8 @@ use threadkeep::checkpoint::{CheckpointKey, CheckpointTuple, Stored};
 use threadkeep::id::{CheckpointId, ThreadId};
 use threadkeep::saver::{CheckpointSelector, LocalKey, Revision, Rewrite, Saver, ThreadImage};
 use threadkeep::{Error, Result};
+use tokio::sync::watch;
+use tokio::task::yield_now;
 
 use crate::case::{Case, Failure, Outcome, case, check, check_eq};
 use crate::factory::Store;
@@ -443,46 +445,79 @@ async fn a_rewrite_that_shuffles_long_lists_reads_back(store: Store) -> Outcome 
     Ok(())
 }
 
+/// The attempts to remove everything but the head of a thread to which another writer commits.
+#[derive(Debug, Clone, Copy, Default)]
+struct Attempts {
+    /// All of them.
+    ended: u64,
+    /// Those that went through.
+    pruned: u64,
+    /// Those that were refused, because the other writer was faster.
+    refused: u64,
+}
+
+/// Removes everything but the head, which gets its whole list. Returns whether that was refused, or none if there was
+/// nothing to remove.
+async fn prune_to_the_head(saver: &dyn Saver) -> Result<Option<bool>> {
+    let image = image(saver, "t").await?;
+    let Some((_, head)) = image.checkpoints.last_key_value() else { return Ok(None) };
+    if head.parent.is_none() {
+        return Ok(None);
+    }
+    let Ok(whole) = replayed(saver, &head.key()).await else { return Ok(None) };
+    let mut head = head.clone();
+    head.parent = None;
+    head.checkpoint.applied.clear();
+    let value = threadkeep::value::ChannelValue::from_json(&whole)?;
+    head.checkpoint.channels.entry(MESSAGES.into()).and_modify(|e| e.stored = Stored::Snapshot(value));
+    let remove = image.checkpoints.keys().filter(|place| place.1 != head.checkpoint.id).cloned();
+    let plan = Rewrite { remove: remove.collect(), put: vec![head] };
+    match saver.rewrite_thread(&"t".into(), &image.revision, plan).await {
+        Ok(()) => Ok(Some(false)),
+        Err(Error::Stale { .. }) => Ok(Some(true)),
+        Err(error) => Err(error),
+    }
+}
+
 async fn rewrites_and_commits_exclude_each_other(store: Store) -> Outcome {
+    /// Rewrites that had something to remove.
+    const REWRITES: u64 = 60;
+    /// Before there are this many commits, one comes between the read and the rewrite of the other writer.
+    const MOST: u16 = 6_000;
     let (writer, other) = (store.open().await?, store.open().await?);
     let first = Step::first("t", 1).snapshot(MESSAGES, list(["0"])?).commit(&*writer).await?;
+    let (attempts, mut seen) = watch::channel(Attempts::default());
     let pruning = tokio::spawn(async move {
-        // Repeatedly removes everything but the head, which gets its whole list.
-        let mut pruned = 0;
-        for _ in 0..60 {
-            tokio::task::yield_now().await;
-            let image = image(&*other, "t").await?;
-            let Some((_, head)) = image.checkpoints.last_key_value() else { continue };
-            let whole = replayed(&*other, &head.key()).await;
-            let mut head = head.clone();
-            if head.parent.is_none() {
-                continue;
-            }
-            let Ok(whole) = whole else { continue };
-            head.parent = None;
-            head.checkpoint.applied.clear();
-            let value = threadkeep::value::ChannelValue::from_json(&whole)?;
-            head.checkpoint
-                .channels
-                .entry(MESSAGES.into())
-                .and_modify(|e| e.stored = Stored::Snapshot(value));
-            let remove = image.checkpoints.keys().filter(|place| place.1 != head.checkpoint.id).cloned();
-            let plan = Rewrite { remove: remove.collect(), put: vec![head] };
-            match other.rewrite_thread(&"t".into(), &image.revision, plan).await {
-                Ok(()) => pruned += 1,
-                Err(Error::Stale { .. }) => {}
-                Err(error) => return Err(error),
-            }
+        while !attempts.is_closed() {
+            let refused = prune_to_the_head(&*other).await?;
+            attempts.send_modify(|attempts| {
+                attempts.ended += 1;
+                attempts.pruned += u64::from(refused == Some(false));
+                attempts.refused += u64::from(refused == Some(true));
+            });
+            yield_now().await;
         }
-        Ok(pruned)
+        Ok::<_, Error>(())
     });
     let (mut key, mut n): (CheckpointKey, u16) = (first, 1);
-    while n < 300 && !(pruning.is_finished() && n > 20) {
-        n += 1;
-        let step = Step::after(&key, n).sentinel(MESSAGES).runs(says(n, &n.to_string())?);
-        key = step.commit(&*writer).await?;
+    loop {
+        for _ in 0..5 {
+            n += 1;
+            let step = Step::after(&key, n).sentinel(MESSAGES).runs(says(n, &n.to_string())?);
+            key = step.commit(&*writer).await?;
+        }
+        // However slow the other writer is, and however fast: the second attempt from here on has begun after the last
+        // commit, and before the next one.
+        let ended = seen.borrow().ended + 2;
+        let Ok(now) = seen.wait_for(|now| now.ended >= ended).await.map(|now| *now) else { break };
+        if now.pruned + now.refused >= REWRITES && now.pruned > 0 && now.refused > 0 {
+            break;
+        }
+        check!(n < MOST, "beside {n} commits, no rewrite was refused, or none went through: {now:?}");
     }
-    let pruned = pruning.await.map_err(|error| Failure::new(format_args!("{error}")))??;
+    let pruned = seen.borrow().pruned;
+    drop(seen);
+    pruning.await.map_err(|error| Failure::new(format_args!("{error}")))??;
     let texts: Vec<String> = std::iter::once("0".to_owned()).chain((2..=n).map(|n| n.to_string())).collect();
     check_eq!(replayed(&*writer, &key).await?, serde_json::json!(texts), "the list after {pruned} prunes");
     Ok(())

@@ -214,7 +214,8 @@ async fn a_convoy_whose_answer_is_lost_happens_once() {
         let jam = road.jam().await;
         let commits: Vec<_> = (2..6).map(|n| road.commit(road.next(n))).collect();
         road.waiting(4).await;
-        road.proxy.cut(0, cut);
+        // The request before it prepares the statement for four commits.
+        road.proxy.cut(1, cut);
         road.unlock().await;
         for commit in jam.into_iter().chain(commits) {
             commit.await.unwrap().unwrap();
@@ -223,6 +224,9 @@ async fn a_convoy_whose_answer_is_lost_happens_once() {
         for n in 0..6 {
             assert_eq!(road.length(n).await, 3, "{n}");
         }
+        // What was carried out before its answer was lost is there as that one transaction wrote it. What was not has
+        // been committed again, each alone.
+        assert_eq!(road.transactions(2..6).await, if cut == Cut::After { 1 } else { 4 }, "{cut:?}");
     }
 }
 
@@ -270,13 +274,20 @@ async fn a_convoy_that_everybody_left_gives_up_its_place() {
     let jam = road.jam().await;
     let commits: Vec<_> = (2..4).map(|n| road.commit(road.next(n))).collect();
     road.waiting(2).await;
-    let (came, _held) = road.proxy.hold(0);
+    road.proxy.statements();
+    // On a connection that is opened for it: the first request asks who answers, the next one prepares the statement.
+    let (came, _held) = road.proxy.hold(2);
     // Its place goes to the two, whose statement does not reach the server.
     jam[0].abort();
     came.notified().await;
+    let prepared = road.proxy.statements();
+    assert!(matches!(&prepared[..], [_, convoy] if convoy.contains("$48)")), "{prepared:?}");
     for commit in &commits {
         commit.abort();
     }
     road.commit(road.next(4)).await.unwrap().unwrap();
+    for n in 2..4 {
+        assert_eq!(road.length(n).await, 2, "nothing was carried out for it");
+    }
     road.unlock().await;
 }

@@ -5,8 +5,9 @@ use threadkeep_layout::{Manifest, NUMBER_LIMIT, decode_names, encode_names};
 use super::*;
 
 fn runs() -> impl Strategy<Value = Vec<Run>> {
-    let run = (0..NUMBER_LIMIT - 5000, 1..5000_u32).prop_map(|(start, len)| Run { start, len });
-    prop::collection::vec(run, 0..5)
+    // Anywhere, or so near to each other that they meet and overlap.
+    let run = prop_oneof![(0..NUMBER_LIMIT - 5000, 1..5000_u32), (0..60_u32, 1..12_u32)];
+    prop::collection::vec(run.prop_map(|(start, len)| Run { start, len }), 0..5)
 }
 
 fn some_bytes() -> impl Strategy<Value = Bytes> {

@@ -4,7 +4,9 @@ use std::io::Write as _;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
+use rustix::time::{ClockId, clock_gettime};
 use serde_json::json;
 use threadkeep::Error;
 use threadkeep::saver::{CheckpointSelector, Saver, ThreadImage};
@@ -162,9 +164,11 @@ async fn appends_of_many_savers_behind_a_pooler_are_one_history() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn appends_of_two_processes_are_one_history() {
-    // Moments of two processes: the machine's clock. It need not be finer than the order of calls.
+    // Moments of two processes: the time since the machine started, which nobody sets back. It need not be finer than
+    // the order of calls.
     let now = || {
-        let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+        let now = clock_gettime(ClockId::Monotonic);
+        let since = Duration::new(now.tv_sec.try_into().unwrap(), now.tv_nsec.try_into().unwrap());
         u64::try_from(since.as_nanos()).unwrap()
     };
     if let Ok(url) = std::env::var("THREADKEEP_TEST_COMPETE") {
@@ -256,13 +260,21 @@ async fn a_thread_that_is_made_anew_under_a_read_is_read_whole() {
     };
     let [(_, first), (second, anew)] = &lives;
     live(first).await;
+    // The first read prepares the statement for the rows. Later ones are a request for the rows and one for the values.
+    reader.get(&CheckpointSelector::head(&"t".into())).await.unwrap().unwrap();
+    proxy.statements();
     // Between the rows and the values of one read.
+    let between = || {
+        let asked = proxy.statements();
+        assert!(matches!(&asked[..], [values] if values.starts_with("SELECT 0 AS kind")), "{asked:?}");
+    };
     let (come, go) = proxy.hold(1);
     let reading = tokio::spawn({
         let reader = reader.clone();
         async move { reader.get(&CheckpointSelector::head(&"t".into())).await }
     });
     come.notified().await;
+    between();
     live(anew).await;
     go.notify_one();
     let head = reading.await.unwrap().unwrap().unwrap();
@@ -271,9 +283,11 @@ async fn a_thread_that_is_made_anew_under_a_read_is_read_whole() {
     assert_eq!(found, second.messages);
 
     // The same when the thread is gone.
+    proxy.statements();
     let (come, go) = proxy.hold(1);
     let reading = tokio::spawn(async move { reader.get(&CheckpointSelector::head(&"t".into())).await });
     come.notified().await;
+    between();
     writer.delete_thread(&"t".into()).await.unwrap();
     go.notify_one();
     assert_eq!(reading.await.unwrap(), Ok(None));

@@ -50,7 +50,8 @@ fn noticed<T: PartialEq>(found: &Result<T>, expected: &Result<T>) -> bool {
     found == expected || matches!(found, Err(Error::Corrupt { .. } | Error::BrokenLineage { .. }))
 }
 
-fn check(what: &str, column: &str, found: &Seen, expected: &Seen) {
+/// Returns whether something is read in another way.
+fn check(what: &str, column: &str, found: &Seen, expected: &Seen) -> bool {
     assert!(noticed(&found.head, &expected.head), "{what}: head {:?}", found.head);
     assert!(noticed(&found.list, &expected.list), "{what}: list {:?}", found.list);
     assert!(noticed(&found.image, &expected.image), "{what}: image {:?}", found.image);
@@ -62,6 +63,7 @@ fn check(what: &str, column: &str, found: &Seen, expected: &Seen) {
     }
     let gone = keyed && matches!(found.history, Err(Error::NotFound { .. }));
     assert!(gone || noticed(&found.history, &expected.history), "{what}: history {:?}", found.history);
+    found != expected
 }
 
 /// The columns of all tables, and how to change a byte of one: `$1` is its position, `$2` its new value.
@@ -106,13 +108,21 @@ fn casts(kind: &str) -> (&'static str, &'static str) {
     }
 }
 
-async fn flip_each(client: &Client, saver: &PostgresSaver, keys: &[CheckpointKey], expected: &Seen) -> usize {
-    let mut flips = 0;
+/// Returns how many bytes were flipped, and after how many of these something was read in another way.
+async fn flip_each(
+    client: &Client,
+    saver: &PostgresSaver,
+    keys: &[CheckpointKey],
+    expected: &Seen,
+) -> (usize, usize) {
+    let (mut flips, mut seen) = (0, 0);
     for (name, kind) in COLUMNS.into_iter().chain(MORE) {
         let (table, column) = name.split_once('.').unwrap();
         let (send, back) = casts(kind);
         if kind == "bigint[]" {
-            flips += flip_needs(client, saver, keys, expected).await;
+            let (more, more_seen) = flip_needs(client, saver, keys, expected).await;
+            flips += more;
+            seen += more_seen;
             continue;
         }
         let select = format!(
@@ -138,7 +148,7 @@ async fn flip_each(client: &Client, saver: &PostgresSaver, keys: &[CheckpointKey
                 }
                 place = moved.unwrap().get(0);
                 let what = format!("byte {at} of {} in {name}", bytes.len());
-                check(&what, name, &see(saver, keys).await, expected);
+                seen += usize::from(check(&what, name, &see(saver, keys).await, expected));
                 place = client.query_one(&update, &[&bytes, &place]).await.unwrap().get(0);
             }
             if kind == "bytea" && !bytes.is_empty() {
@@ -147,13 +157,14 @@ async fn flip_each(client: &Client, saver: &PostgresSaver, keys: &[CheckpointKey
                     continue;
                 }
                 place = emptied.unwrap().get(0);
-                check(&format!("nothing in {name}"), name, &see(saver, keys).await, expected);
+                let what = format!("nothing in {name}");
+                seen += usize::from(check(&what, name, &see(saver, keys).await, expected));
                 client.query_one(&update, &[&bytes, &place]).await.unwrap();
                 flips += 1;
             }
         }
     }
-    flips
+    (flips, seen)
 }
 
 /// `needs` has no checksum: what it should list and does not is noticed as missing, what it lists in addition does no
@@ -163,13 +174,13 @@ async fn flip_needs(
     saver: &PostgresSaver,
     keys: &[CheckpointKey],
     expected: &Seen,
-) -> usize {
+) -> (usize, usize) {
     let select = "SELECT ctid::text, needs FROM threadkeep_checkpoint WHERE needs IS NOT NULL";
     let update =
         "UPDATE threadkeep_checkpoint SET needs = $1 WHERE ctid = $2::text::tid RETURNING ctid::text";
     let rows = client.query(select, &[]).await.unwrap();
     assert!(!rows.is_empty(), "no row has needs");
-    let mut flips = 0;
+    let (mut flips, mut seen) = (0, 0);
     for row in rows {
         let (mut place, needs): (String, Vec<i64>) = (row.get(0), row.get(1));
         for at in 0..needs.len() {
@@ -177,13 +188,14 @@ async fn flip_needs(
                 let mut damaged = needs.clone();
                 damaged[at] ^= 1 << bit;
                 place = client.query_one(update, &[&damaged, &place]).await.unwrap().get(0);
-                check(&format!("bit {bit} of {at} in needs"), "", &see(saver, keys).await, expected);
+                let what = format!("bit {bit} of {at} in needs");
+                seen += usize::from(check(&what, "", &see(saver, keys).await, expected));
                 place = client.query_one(update, &[&needs, &place]).await.unwrap().get(0);
                 flips += 1;
             }
         }
     }
-    flips
+    (flips, seen)
 }
 
 /// A thread with every kind of row and of stored value; returns the keys of its root namespace.
@@ -216,8 +228,8 @@ async fn a_flipped_byte_anywhere_is_noticed_or_changes_nothing() {
     let client = connect(database.url()).await;
     let expected = see(&saver, &keys).await;
     assert!(expected.image.as_ref().unwrap().checkpoints.len() == 5);
-    let flips = flip_each(&client, &saver, &keys, &expected).await;
-    assert!(flips > 500, "{flips} flips");
+    let (flips, seen) = flip_each(&client, &saver, &keys, &expected).await;
+    assert!(flips > 500 && seen > 100, "{flips} flips, of which {seen} were noticed");
     assert_eq!(see(&saver, &keys).await, expected, "after all is as it was");
 }
 

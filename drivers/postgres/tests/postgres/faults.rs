@@ -198,6 +198,7 @@ async fn a_patient_saver_gets_every_write_done_exactly_once() {
     let proxy = Proxy::before(database.url()).await;
     let maker = open(database.url()).await;
     for kind in KINDS {
+        let mut cuts = 0;
         for cut in [Cut::Before, Cut::After, Cut::Stray] {
             for nth in 0.. {
                 let subject = open(proxy.url()).await;
@@ -211,8 +212,10 @@ async fn a_patient_saver_gets_every_write_done_exactly_once() {
                 if !was_cut {
                     break;
                 }
+                cuts += 1;
             }
         }
+        assert!(cuts >= 2, "{kind} was cut {cuts} times");
     }
 }
 

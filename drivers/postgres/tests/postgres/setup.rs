@@ -1,5 +1,6 @@
 //! How long `setup` waits, and when a program needs it.
 
+use std::pin::pin;
 use std::time::Duration;
 
 use threadkeep::saver::Saver;
@@ -46,12 +47,31 @@ async fn setup_waits_no_longer_than_its_patience_and_is_wanted_only_for_missing_
     let locked = database().await;
     let holder = connect(locked.url()).await;
     holder.batch_execute("BEGIN; LOCK threadkeep_format IN ACCESS EXCLUSIVE MODE").await.unwrap();
-    let refused = error(setup(locked.url(), &hasty())).await;
-    assert!(matches!(&refused, Error::Unavailable { .. }), "{refused}");
-    assert!(!is_wanted(&refused), "{refused}");
-    // Its session waits no longer either.
+    // In its transaction, the holder of the lock would see no session that begins after its first look.
+    let watch = connect(locked.url()).await;
     let waits = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'";
-    let gone = async { while holder.query_one(waits, &[]).await.unwrap().get::<_, i64>(0) > 0 {} };
+    let waiting = async || watch.query_one(waits, &[]).await.unwrap().get::<_, i64>(0);
+    // On a busy machine its patience may end before it comes to the lock.
+    let refused = async {
+        loop {
+            let (options, mut has_waited) = (hasty(), false);
+            let mut refused = pin!(error(setup(locked.url(), &options)));
+            let refused = loop {
+                tokio::select! {
+                    refused = &mut refused => break refused,
+                    sessions = waiting() => has_waited |= sessions > 0,
+                }
+            };
+            assert!(matches!(&refused, Error::Unavailable { .. }), "{refused}");
+            assert!(!is_wanted(&refused), "{refused}");
+            if has_waited {
+                break;
+            }
+        }
+    };
+    tokio::time::timeout(Duration::from_mins(10), refused).await.expect("it does not come to the lock");
+    // Its session waits no longer either.
+    let gone = async { while waiting().await > 0 {} };
     tokio::time::timeout(Duration::from_mins(10), gone).await.unwrap();
     holder.batch_execute("COMMIT").await.unwrap();
     setup(locked.url(), &patient()).await.unwrap();

@@ -1,6 +1,8 @@
 //! A long new thread is written in pieces: complete or absent, whatever fails, and others get their turn in between.
 
-use futures::FutureExt as _;
+use std::future::poll_fn;
+use std::task::Poll;
+
 use threadkeep::deletion::copy_thread;
 use threadkeep::id::ThreadId;
 use threadkeep::saver::{Revision, Rewrite, Saver, ThreadImage};
@@ -189,7 +191,12 @@ async fn a_copy_with_a_failing_statement_never_happened() {
                 // The last COMMIT, or a piece that was discarded.
                 Err(Error::InDoubt { .. }) => {
                     let reopened = store.reopen();
-                    let _ = copy(&reopened).await;
+                    let source = reopened.read_thread(&"t".into()).await.unwrap();
+                    let found = copied(&reopened).await.checkpoints;
+                    assert!(found.is_empty() || found == source.checkpoints, "{how:?} {nth}");
+                    // Refused if it is there.
+                    assert_eq!(copy(&reopened).await.is_ok(), found.is_empty(), "{how:?} {nth}");
+                    assert!(copied(&reopened).await.checkpoints == source.checkpoints, "{how:?} {nth}");
                     reopened.close().await;
                     continue;
                 }
@@ -294,29 +301,73 @@ pub(super) async fn nothing_remains(store: &Opened) {
     tokio::time::timeout(patience, cleared).await.expect("hidden threads are left");
 }
 
+/// When a future is dropped, after it was polled for the last time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum When {
+    /// Before the writer has begun with what was ordered.
+    Queued,
+    /// At once: the writer may be anywhere.
+    AtOnce,
+    /// When the answer is there, and nobody has seen it.
+    Answered,
+}
+
+pub(super) const MOMENTS: [When; 3] = [When::Queued, When::AtOnce, When::Answered];
+
+/// Polls a future this many times, each time when it was woken, and drops it. Returns its result if it has ended by
+/// then. Otherwise everything that it had ordered has been carried out.
+pub(super) async fn dropped<T>(
+    store: &Opened,
+    work: impl Future<Output = T>,
+    (polls, when): (usize, When),
+) -> Option<T> {
+    let mut work = Box::pin(work);
+    let mut lock = None;
+    for poll in 1..=polls {
+        if when == When::Queued {
+            lock = Some(store.lock());
+        }
+        if let Poll::Ready(done) = futures::poll!(&mut work) {
+            return Some(done);
+        }
+        if poll < polls || when == When::Answered {
+            drop(lock.take());
+            woken().await;
+        }
+    }
+    drop(work);
+    // A task orders what is to be cleared up.
+    tokio::task::yield_now().await;
+    drop(lock);
+    store.saver.flush(&COPY.into()).await.unwrap();
+    None
+}
+
+/// Waits until something that this task has polled wakes it.
+async fn woken() {
+    let mut is_woken = false;
+    poll_fn(|_| if std::mem::replace(&mut is_woken, true) { Poll::Ready(()) } else { Poll::Pending }).await;
+}
+
 /// A dropped copy leaves nothing, wherever it was.
 #[tokio::test]
 async fn a_dropped_copy_leaves_nothing() {
     let store = store(2);
     thread(&store, 6).await;
-    for polls in 1.. {
-        let mut copying = Box::pin(copy(&store.saver));
-        let mut done = None;
-        for _ in 0..polls {
-            done = (&mut copying).now_or_never();
-            if done.is_some() {
+    for when in MOMENTS {
+        for polls in 1.. {
+            let done = dropped(&store, copy(&store.saver), (polls, when)).await;
+            nothing_remains(&store).await;
+            // It may have been complete, without anybody who waited for it.
+            store.saver.delete_thread(&COPY.into()).await.unwrap();
+            assert_eq!(store.saver.check().await.unwrap(), [], "{when:?}, {polls} polls");
+            if let Some(done) = done {
+                assert_eq!(done.unwrap(), 11);
+                // Nothing is carried out while a future is polled that is dropped before: six pieces, and the name.
+                assert!(polls > 7 || when != When::Queued, "{polls} polls");
                 break;
             }
-            tokio::time::sleep(std::time::Duration::from_micros(300)).await;
         }
-        drop(copying);
-        nothing_remains(&store).await;
-        if done.is_some() {
-            return;
-        }
-        // It may have been complete, without anybody who waited for it.
-        store.saver.delete_thread(&COPY.into()).await.unwrap();
-        assert_eq!(store.saver.check().await.unwrap(), []);
     }
 }
 

@@ -16,7 +16,7 @@ use threadkeep_conformance::{BoxError, Claim, Factory, Settings};
 
 use super::common::Talk;
 use super::faults::How;
-use super::pieces::{nothing_remains, store, thread};
+use super::pieces::{MOMENTS, When, dropped, nothing_remains, store, thread};
 use super::statements::{patient, rich};
 use crate::{Options, SqliteSaver, Synchronous};
 
@@ -232,36 +232,36 @@ async fn a_rewrite_or_deletion_with_a_failing_statement_is_before_or_after() {
 #[tokio::test]
 async fn a_dropped_rewrite_or_deletion_leaves_nothing() {
     let t = talk();
-    for deletes in [false, true] {
-        for polls in (1..).step_by(2) {
-            let store = store(2);
-            thread(&store, 3).await;
-            let before = read(&store.saver).await;
+    for (deletes, when) in [false, true].into_iter().flat_map(|deletes| MOMENTS.map(|when| (deletes, when))) {
+        let mut made = store(2);
+        thread(&made, 3).await;
+        for polls in 1.. {
+            let before = read(&made.saver).await;
             let after = if deletes {
                 BTreeMap::default()
             } else {
                 before.clone().after(&newest(&before, 2)).checkpoints
             };
-            let mut working = if deletes {
-                store.saver.delete_thread(&t).boxed_local()
+            let working = if deletes {
+                made.saver.delete_thread(&t).boxed_local()
             } else {
-                keep(&store.saver, 2).boxed_local()
+                keep(&made.saver, 2).boxed_local()
             };
-            let mut done = None;
-            for _ in 0..polls {
-                done = (&mut working).now_or_never();
-                if done.is_some() {
-                    break;
-                }
-                tokio::time::sleep(std::time::Duration::from_micros(300)).await;
-            }
-            drop(working);
-            nothing_remains(&store).await;
-            let now = read(&store.saver).await.checkpoints;
-            assert!(now == before.checkpoints || now == after, "dropped after {polls} polls");
-            assert_eq!(store.saver.check().await.unwrap(), []);
-            if done.is_some() {
+            let done = dropped(&made, working, (polls, when)).await;
+            nothing_remains(&made).await;
+            let now = read(&made.saver).await.checkpoints;
+            assert!(now == before.checkpoints || now == after, "{when:?}, dropped after {polls} polls");
+            assert_eq!(made.saver.check().await.unwrap(), []);
+            if let Some(done) = done {
+                done.unwrap();
+                assert!(now == after);
+                // Nothing is carried out while a future is polled that is dropped before.
+                assert!(polls > 2 || when != When::Queued, "{polls} polls");
                 break;
+            }
+            if now == after {
+                made = store(2);
+                thread(&made, 3).await;
             }
         }
     }

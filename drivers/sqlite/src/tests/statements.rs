@@ -50,6 +50,7 @@ impl Opened {
     pub(super) fn lock(&self) -> rusqlite::Connection {
         let conn =
             threadkeep_pages::open(self.dir.path().join("db"), rusqlite::OpenFlags::default()).unwrap();
+        conn.busy_timeout(patient().busy_timeout).unwrap();
         conn.execute_batch("BEGIN IMMEDIATE").unwrap();
         conn
     }

@@ -29,6 +29,8 @@ async fn commit_until_killed(path: &str, threads: usize) {
             }
             saver.commit(step.clone()).await.unwrap();
             talk.accept(&step);
+            let is_in_place = saver.stats().in_place > 0;
+            assert!(threads > 1 || number < 9 || is_in_place, "nothing was committed in place");
             let mut out = std::io::stdout().lock();
             writeln!(out, "ack {} {}", talk.thread, step.checkpoint.id).unwrap();
             out.flush().unwrap();

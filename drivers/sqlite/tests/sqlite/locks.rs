@@ -119,13 +119,15 @@ async fn the_locks_outlive_every_operation() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_store_that_is_closed_during_a_training_holds_no_lock() {
+    /// The bytes of elements from which on a store looks whether there is enough.
+    const LOOK: u64 = 512 * 1024;
     let dir = tempfile::tempdir().unwrap();
     for n in 0..8 {
         let path = dir.path().join(n.to_string());
         let saver = SqliteSaver::open(&path, &Options::default()).unwrap();
         let mut talk = Talk::new("t");
-        // The last one makes it enough for a look, on a thread of its own.
-        for _ in 0..90 {
+        // The last one makes it enough for a look, on a thread of its own, which has just begun.
+        while saver.stats().bytes_stored < LOOK {
             say(&saver, &mut talk, 6_000).await;
         }
         saver.close().await;

@@ -224,7 +224,8 @@ async fn a_migration_may_take_longer_than_an_answer() {
     let target = postgres_target(database.url(), "long", 2);
     // On a busy machine other statements take seconds, too.
     let (limit, longer) = (Duration::from_secs(6), Duration::from_secs(9));
-    let admin = target.open().await.unwrap();
+    // In its transaction, the holder of a lock would see since when others wait as it was at its first look.
+    let (admin, holder) = (target.open().await.unwrap(), target.open().await.unwrap());
     // For the sessions that begin later.
     let limits = "CREATE SCHEMA long; DO $$ BEGIN \
                       EXECUTE format('ALTER DATABASE %I SET statement_timeout = 6000', current_database()); \
@@ -239,10 +240,10 @@ async fn a_migration_may_take_longer_than_an_answer() {
     let upgrade = tokio::spawn(async move { migrate_postgres(&of, &there).await });
     until_stuck(&admin, &upgrade, "advisory", longer).await;
 
-    admin.batch_execute("BEGIN; LOCK TABLE long.threadkeep_gateway_executions").await.unwrap();
+    holder.batch_execute("BEGIN; LOCK TABLE long.threadkeep_gateway_executions").await.unwrap();
     drop(earlier);
     until_stuck(&admin, &upgrade, "relation", longer).await;
-    admin.batch_execute("COMMIT").await.unwrap();
+    holder.batch_execute("COMMIT").await.unwrap();
     tokio::time::timeout(Duration::from_mins(10), upgrade).await.unwrap().unwrap().unwrap();
     let sql = format!("SELECT version FROM {} ORDER BY 1", target.tables().migrations());
     let rows = admin.query_typed(&sql, &[]).await.unwrap();

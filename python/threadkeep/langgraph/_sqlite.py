@@ -192,7 +192,7 @@ async def _asked(conn: Any) -> tuple[str, int]:
 class _Loop(asyncio.SelectorEventLoop):
     """An event loop that drops answers after its end: a connection that cannot be opened sends one more."""
 
-    def call_soon_threadsafe(self, callback: Any, *args: Any, context: Any = None) -> Any:
+    def call_soon_threadsafe(self, callback: Any, *args: Any, context: Any = None) -> Any:  # type: ignore[override]
         with suppress(RuntimeError):
             return super().call_soon_threadsafe(callback, *args, context=context)
         return None

@@ -8,7 +8,7 @@ use pyo3::types::PyDict;
 
 use crate::call::HAND_OVERS;
 use crate::gate::{Gate, Inside, PAUSE};
-use crate::{runtime, store};
+use crate::{runtime, shared};
 
 /// The calls that are running.
 static CALLS: Gate = Gate::new();
@@ -52,7 +52,7 @@ fn before(py: Python<'_>) -> PyResult<()> {
     py.detach(|| {
         // Another thread may be forking: then this waits for it first.
         CALLS.close();
-        runtime.block_on(store::rest());
+        runtime.block_on(shared::rest());
     });
     Ok(())
 }

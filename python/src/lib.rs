@@ -14,6 +14,7 @@ mod put;
 mod raw;
 mod runtime;
 mod shape;
+mod shared;
 mod store;
 
 use pyo3::prelude::*;

@@ -1,7 +1,7 @@
-//! A store as Python holds it: how to open it, and it, opened in this process.
+//! A store as Python holds it.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -9,171 +9,18 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use serde_json::Value as Json;
-use threadkeep::Error;
-use threadkeep::saver::Saver;
 use threadkeep_langgraph::{
-    Caller, Fence, LangGraph, ListRequest, Place, Put, PutWrites, Strategy, after, moved, stored,
+    Caller, Fence, LangGraph, ListRequest, Place, Put, PutWrites, Strategy, moved, stored,
 };
 use threadkeep_memory::MemorySaver;
-use threadkeep_postgres::PostgresSaver;
-use threadkeep_sqlite::SqliteSaver;
 
 use crate::call::Call;
 use crate::codec::Codec;
 use crate::errors::{StaleError, exception};
-use crate::fork::Running;
 use crate::put::{frame, keys, labels, metadata};
 use crate::raw::Output;
 use crate::runtime;
-
-/// Where a store is.
-#[derive(Clone)]
-enum Kind {
-    Memory(MemorySaver),
-    Sqlite(String, threadkeep_sqlite::Options),
-    Postgres(String, threadkeep_postgres::Options),
-}
-
-/// An open store, and how to close it.
-#[derive(Clone)]
-struct Open {
-    graphs: Arc<LangGraph>,
-    closing: Closing,
-}
-
-#[derive(Clone)]
-enum Closing {
-    Memory,
-    Sqlite(Arc<SqliteSaver>),
-    Postgres(Arc<PostgresSaver>),
-}
-
-/// The store of one process.
-#[derive(Default)]
-enum State {
-    #[default]
-    New,
-    /// Opened by a process.
-    Open(u32, Open),
-    /// Closed by a process that was about to fork, and opened again by its next call: what is remembered of the store then.
-    AtRest(u32, Arc<LangGraph>),
-    /// The process was forked, and nobody said so before, with the file open.
-    Torn,
-    Closed,
-}
-
-/// Every store of the process.
-static STORES: Mutex<Vec<Weak<Shared>>> = Mutex::new(Vec::new());
-
-fn stores() -> MutexGuard<'static, Vec<Weak<Shared>>> {
-    STORES.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Closes the files of all stores until their next calls.
-pub(crate) async fn rest() {
-    let all: Vec<_> = stores().iter().filter_map(Weak::upgrade).collect();
-    for shared in all {
-        if let Ok(Some(Open { graphs, closing: Closing::Sqlite(saver) })) = shared.opened() {
-            saver.close().await;
-            *shared.lock() = State::AtRest(std::process::id(), graphs);
-        }
-    }
-}
-
-struct Shared {
-    kind: Kind,
-    fence: Fence,
-    state: Mutex<State>,
-    /// Of two calls that find the store closed, one opens it.
-    opening: tokio::sync::Mutex<()>,
-}
-
-/// A store that nobody closed is closed on the way: a process that forks meanwhile waits for that, too.
-impl Drop for Shared {
-    fn drop(&mut self) {
-        let state = std::mem::take(self.state.get_mut().unwrap_or_else(PoisonError::into_inner));
-        match state {
-            State::Open(process, Open { closing: Closing::Sqlite(saver), .. })
-                if process == std::process::id() =>
-            {
-                if let (Some(running), Ok(runtime)) = (Running::now(), runtime::current()) {
-                    runtime.spawn(async move {
-                        saver.close().await;
-                        drop(running);
-                    });
-                }
-            }
-            State::Open(process, open) if process != std::process::id() => std::mem::forget(open),
-            _ => {}
-        }
-    }
-}
-
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The store, if this process has opened it.
-    fn opened(&self) -> threadkeep::Result<Option<Open>> {
-        let mut state = self.lock();
-        if let State::Open(process, _) | State::AtRest(process, _) = &*state
-            && *process != std::process::id()
-        {
-            // The parent's: its threads do not run in this process, and its locks are not this process's.
-            let torn = matches!(&*state, State::Open(_, Open { closing: Closing::Sqlite(_), .. }));
-            let new = if torn { State::Torn } else { State::New };
-            std::mem::forget(std::mem::replace(&mut *state, new));
-        }
-        match &*state {
-            State::Open(_, open) => Ok(Some(open.clone())),
-            State::New | State::AtRest(..) => Ok(None),
-            State::Torn => Err(unavailable(
-                "the process was forked by a program that did not tell Python (as os.fork does) while the file was open, so \
-                 SQLite holds no locks here; make the saver after the fork",
-            )),
-            State::Closed => Err(unavailable("the saver was closed; make another one")),
-        }
-    }
-
-    /// What was remembered when this process came to rest.
-    fn rested(&self) -> Option<Arc<LangGraph>> {
-        match &*self.lock() {
-            State::AtRest(_, graphs) => Some(graphs.clone()),
-            _ => None,
-        }
-    }
-
-    async fn open(&self) -> threadkeep::Result<Open> {
-        if let Some(open) = self.opened()? {
-            return Ok(open);
-        }
-        let _alone = self.opening.lock().await;
-        if let Some(open) = self.opened()? {
-            return Ok(open);
-        }
-        let (saver, closing): (Arc<dyn Saver>, Closing) = match &self.kind {
-            Kind::Memory(saver) => (Arc::new(saver.clone()), Closing::Memory),
-            Kind::Sqlite(path, options) => {
-                let opened = SqliteSaver::open_async(path, options.clone()).await;
-                let saver = Arc::new(opened.map_err(or_moved).map_err(or_locked)?);
-                (saver.clone(), Closing::Sqlite(saver))
-            }
-            Kind::Postgres(address, options) => {
-                let opened = PostgresSaver::connect(address, options.clone()).await;
-                let saver = Arc::new(opened.map_err(or_set_up)?);
-                (saver.clone(), Closing::Postgres(saver))
-            }
-        };
-        let graphs = match self.rested() {
-            Some(rested) => rested.on(saver),
-            None => LangGraph::new(saver, self.fence),
-        };
-        let open = Open { graphs: Arc::new(graphs), closing };
-        *self.lock() = State::Open(std::process::id(), open.clone());
-        Ok(open)
-    }
-}
+use crate::shared::{Kind, Shared};
 
 /// A checkpoint of LangGraph's own savers, to be put.
 #[pyclass(frozen)]
@@ -192,12 +39,7 @@ impl Store {
                 return Err(PyValueError::new_err(format!("fence is \"fork\" or \"error\", not {other:?}")));
             }
         };
-        let shared =
-            Arc::new(Shared { kind, fence, state: Mutex::default(), opening: tokio::sync::Mutex::default() });
-        let mut stores = stores();
-        stores.retain(|store| store.strong_count() > 0);
-        stores.push(Arc::downgrade(&shared));
-        Ok(Self(shared))
+        Ok(Self(Shared::new(kind, fence)))
     }
 
     /// A call on the open store.
@@ -206,60 +48,8 @@ impl Store {
         F: Future<Output = threadkeep::Result<Output>> + Send + 'static,
     {
         let shared = self.0.clone();
-        Call::new(async move {
-            let running = Running::begin().await;
-            let open = shared.open().await?;
-            // A connection to a server may be open while a process forks: the child does not use it.
-            let running = if matches!(shared.kind, Kind::Postgres(..)) { None } else { Some(running) };
-            let done = call(open.graphs).await;
-            drop(running);
-            done.map_err(or_locked)
-        })
+        Call::new(async move { shared.call(call).await })
     }
-}
-
-fn unavailable(reason: &str) -> Error {
-    Error::Unavailable { saver: "python", reason: reason.to_owned() }
-}
-
-/// Another program's file, that mostly is one of LangGraph's own saver: only the import was changed.
-fn or_moved(error: Error) -> Error {
-    match error {
-        Error::InvalidInput(reason) => Error::InvalidInput(format!(
-            "{reason}; if LangGraph's own saver wrote it, `threadkeep import-langgraph` moves its threads there"
-        )),
-        other => other,
-    }
-}
-
-/// A lock that another process holds for too long, with what waits longer here.
-fn or_locked(mut error: Error) -> Error {
-    if threadkeep_sqlite::is_locked(&error)
-        && let Error::Unavailable { reason, .. } | Error::InDoubt { reason, .. } = &mut error
-    {
-        let more = "; in Python, make the saver from a connection with a longer timeout: \
-             SqliteSaver(sqlite3.connect(path, timeout=30))";
-        reason.push_str(more);
-    }
-    error
-}
-
-/// Missing tables, with what creates them here.
-fn or_set_up(error: Error) -> Error {
-    let is_wanted = threadkeep_postgres::schema::is_wanted(&error);
-    match error {
-        Error::Unavailable { saver, reason } if is_wanted => Error::Unavailable {
-            saver,
-            reason: format!(
-                "{reason}; in Python, saver.setup() does it, awaited on the savers for event loops"
-            ),
-        },
-        other => other,
-    }
-}
-
-fn place(thread: &str, namespace: &str) -> Place {
-    Place::new(thread, namespace)
 }
 
 /// Whose call it is: whether a run's, and the number of the run, or of its thread or task. That is the address of the
@@ -298,47 +88,24 @@ impl Store {
     /// Opens the store; creates its tables.
     fn setup(&self) -> Call {
         let shared = self.0.clone();
-        Call::new(async move {
-            let on_server = match &shared.kind {
-                Kind::Postgres(address, options) => {
-                    threadkeep_postgres::setup(address, options).await?;
-                    true
-                }
-                Kind::Memory(_) | Kind::Sqlite(..) => false,
-            };
-            let _running = Running::begin().await;
-            match shared.open().await {
-                Ok(_) => Ok(Output::Nothing),
-                Err(error) if on_server => Err(after("the tables are there", error)),
-                Err(error) => Err(error),
-            }
-        })
+        Call::new(async move { shared.setup().await.map(|()| Output::Nothing) })
     }
 
     /// Closes the store. Later calls fail.
     fn close(&self) -> Call {
         let shared = self.0.clone();
         Call::new(async move {
-            let _running = Running::begin().await;
-            // A call may be opening it: what is opened is closed.
-            let _alone = shared.opening.lock().await;
-            let open = shared.opened().unwrap_or_default();
-            *shared.lock() = State::Closed;
-            match open.map(|open| open.closing) {
-                Some(Closing::Sqlite(saver)) => saver.close().await,
-                Some(Closing::Postgres(saver)) => saver.close(),
-                Some(Closing::Memory) | None => {}
-            }
+            shared.close().await;
             Ok(Output::Nothing)
         })
     }
 
     /// A call that a put has to wait for first, if its parent is not known.
     fn learn(&self, thread: &str, namespace: &str, parent: &str) -> PyResult<Option<Call>> {
-        let place = place(thread, namespace);
+        let place = Place::new(thread, namespace);
         let parent = place.id(parent).map_err(exception)?;
-        let known = self.0.opened().map_err(exception)?.and_then(|open| {
-            open.graphs.needs(&place, Some(parent), &BTreeMap::new(), &BTreeSet::new(), std::iter::empty())
+        let known = self.0.known().map_err(exception)?.and_then(|graphs| {
+            graphs.needs(&place, Some(parent), &BTreeMap::new(), &BTreeSet::new(), std::iter::empty())
         });
         Ok(known.is_none().then(|| {
             self.call(
@@ -360,7 +127,7 @@ impl Store {
         new_versions: &Bound<'_, PyDict>,
         codec: &Codec,
     ) -> PyResult<Call> {
-        let place = place(thread, namespace);
+        let place = Place::new(thread, namespace);
         let id = |text: &str| place.id(text).map_err(exception);
         let parent = parent.map(id).transpose()?;
         let required = |key: &str| {
@@ -377,8 +144,8 @@ impl Store {
         };
         let new = keys(new_versions)?;
         let all = keys(&given)?;
-        let needed = match self.0.opened().map_err(exception)? {
-            Some(open) => open.graphs.needs(&place, parent, &versions, &new, all.iter().cloned()),
+        let needed = match self.0.known().map_err(exception)? {
+            Some(graphs) => graphs.needs(&place, parent, &versions, &new, all.iter().cloned()),
             // Without a parent nothing is held.
             None => parent.is_none().then(|| all.clone()),
         };
@@ -432,7 +199,7 @@ impl Store {
         path: String,
         codec: &Codec,
     ) -> PyResult<Call> {
-        let place = place(thread, namespace);
+        let place = Place::new(thread, namespace);
         let mut encoded = Vec::with_capacity(writes.len());
         for write in writes {
             // A pair is a list where LangGraph's cache of nodes read it.
@@ -449,7 +216,7 @@ impl Store {
     }
 
     fn get(&self, thread: &str, namespace: &str, id: Option<&str>, caller: Given) -> PyResult<Call> {
-        let place = place(thread, namespace);
+        let place = Place::new(thread, namespace);
         let id = id.map(|id| place.id(id).map_err(exception)).transpose()?;
         let (caller, held) = called_by(caller);
         let call = self.call(move |graphs| async move {
@@ -469,7 +236,7 @@ impl Store {
         filter_json: &[u8],
         caller: Given,
     ) -> PyResult<Call> {
-        let place = place(thread.unwrap_or_default(), "");
+        let place = Place::new(thread.unwrap_or_default(), "");
         let parse = |id: Option<&str>| id.map(|id| place.id(id).map_err(exception)).transpose();
         let request = ListRequest {
             id: parse(id)?,
@@ -493,7 +260,7 @@ impl Store {
         id: Option<&str>,
         channels: BTreeSet<String>,
     ) -> PyResult<Call> {
-        let place = place(thread, namespace);
+        let place = Place::new(thread, namespace);
         let id = id.map(|id| place.id(id).map_err(exception)).transpose()?;
         Ok(self.call(move |graphs| async move {
             graphs.history(&place, id, &channels).await.map(Output::History)
@@ -514,7 +281,7 @@ impl Store {
     /// Deletes a thread that has only these checkpoints, by namespace and id, with writes of these tasks. Returns whether
     /// nothing of it is left.
     fn take_back(&self, thread: &str, put: BTreeMap<(String, String), BTreeSet<String>>) -> PyResult<Call> {
-        let id = |namespace: &str, id: &str| place(thread, namespace).id(id).map_err(exception);
+        let id = |namespace: &str, id: &str| Place::new(thread, namespace).id(id).map_err(exception);
         let put = put.into_iter().map(|((namespace, of), tasks)| {
             let id = id(&namespace, &of)?;
             Ok(((namespace.as_str().into(), id), tasks))
@@ -561,7 +328,7 @@ impl Store {
         values: Vec<(String, String, Vec<u8>)>,
         metadata_json: &[u8],
     ) -> PyResult<MovedPut> {
-        let place = place(thread, namespace);
+        let place = Place::new(thread, namespace);
         let id = place.id(id).map_err(exception)?;
         let parent = parent.map(|parent| place.id(parent).map_err(exception)).transpose()?;
         let given = metadata(metadata_json)?;
@@ -591,7 +358,7 @@ impl Store {
         path: String,
         writes: Vec<(String, String, Vec<u8>)>,
     ) -> PyResult<Call> {
-        let place = place(thread, namespace);
+        let place = Place::new(thread, namespace);
         let id = place.id(id).map_err(exception)?;
         let writes =
             writes.into_iter().map(|(channel, tag, bytes)| Ok((channel, stored(&tag, bytes.into())?)));

@@ -109,7 +109,7 @@ pub use thread_search::{
     ThreadQuery, ThreadSort,
 };
 pub use threads::{
-    CreatedThread, DISPLAY_NAME_MAX_CHARS, NewThread, PINNED_KEY, ThreadRow, ThreadStatus, Threads,
+    AHEAD, CreatedThread, DISPLAY_NAME_MAX_CHARS, NewThread, PINNED_KEY, ThreadRow, ThreadStatus, Threads,
 };
 
 use db::Db;

@@ -18,7 +18,7 @@ pub const DISPLAY_NAME_MAX_CHARS: usize = 256;
 
 /// How far a stored time may be ahead of this process's clock and still count: another process's clock may be ahead,
 /// and so are the frames of a run that shows many at once. A time farther ahead is from before the clock was set back.
-pub(super) const AHEAD: TimeDelta = TimeDelta::seconds(60);
+pub const AHEAD: TimeDelta = TimeDelta::seconds(60);
 
 /// This time, if it is ahead of the present and counts; else the present.
 pub(super) fn later(time: DateTime<Utc>, now: DateTime<Utc>) -> DateTime<Utc> {

@@ -56,9 +56,9 @@ impl Default for BridgeOptions {
     }
 }
 
-/// How far the newest event of a thread may be ahead of this process's clock: another process's clock may be ahead, and
-/// a run may show many at once. It is farther if the clock was set back since, or is not that of the records, as in tests.
-pub(crate) const AHEAD_MS: u64 = 60_000;
+/// How far the newest event of a thread may be ahead of this process's clock, as the records take it. It is farther if the
+/// clock was set back since, or is not that of the records, as in tests.
+pub(crate) const AHEAD_MS: u64 = threadkeep_records::AHEAD.num_milliseconds().unsigned_abs();
 
 /// The id of an event: `<unix ms>-<seq>`. `seq` counts the events of the run from 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -39,8 +39,8 @@ pub struct Options {
     /// [`threadkeep::Error::Unavailable`]. It asks once more when that is over; with zero it asks once. Default: 5
     /// seconds.
     pub busy_timeout: Duration,
-    /// Whether new elements are compressed where that saves space, with a dictionary that is trained once the database
-    /// has enough data. Existing data is readable either way. Default: true.
+    /// Whether new elements are compressed where that saves space, with dictionaries that are trained as the database
+    /// grows. Existing data is readable either way. Default: true.
     pub compression: bool,
     /// See [`Options::piece`].
     #[cfg(test)]

@@ -46,7 +46,7 @@ pub fn element(data: &[u8]) {
         static DB: (TempDir, Db) = {
             let dir = tempfile::tempdir().expect("a temporary directory");
             let db = Db::writer(&dir.path().join("db"), &Options::default()).expect("a database");
-            pack::add_dictionary(&db, &b"{\"type\":\"human\",\"content\":\"hello\"}".repeat(40)).expect("a dictionary");
+            pack::add_dictionary(&db, 1, &b"{\"type\":\"human\",\"content\":\"hello\"}".repeat(40)).expect("a dictionary");
             (dir, db)
         };
     }

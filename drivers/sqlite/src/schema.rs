@@ -46,6 +46,9 @@
 //!   dictionary, their number and a zstd frame made with it. The hash is the first sixteen bytes of the BLAKE3 hash of
 //!   the bytes; it is checked on every read.
 //!
+//! An element is packed with the newest dictionary, and unpacked with the one that it names. A dictionary never changes, and
+//! none is deleted.
+//!
 //! Version 1 had no table `dictionary`; it is added when such a file is opened. Since version 3 every page ends with a
 //! checksum ([`threadkeep_pages`]), so that damage below the tables, which could hide rows, is an error too. A file
 //! created without them stays without, and stays at version 2.

@@ -165,9 +165,14 @@ impl Db {
         self.packer.borrow_mut().unpack(self, place, body, slab)
     }
 
-    /// Looks for dictionaries again when they are needed next.
+    /// Reads dictionaries again when they are needed next.
     pub(crate) fn forget_dictionary(&self) {
         self.packer.borrow_mut().forget();
+    }
+
+    /// Uses the newest dictionary, though another connection may have stored it.
+    pub(crate) fn others_wrote(&self) {
+        self.packer.borrow_mut().others_wrote();
     }
 
     fn pragma(&self, name: &str, value: impl rusqlite::ToSql) -> Result<()> {

@@ -1,4 +1,4 @@
-//! Training the dictionary of a database, once it has enough data, on a thread of its own.
+//! Training the dictionaries of a database, once it has enough data, on a thread of its own.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,17 +17,29 @@ use crate::write::turn::{Command, Message};
 /// Elements of all kinds, spread over threads and lengths: each one whose number has this remainder.
 const SAMPLE: &str = "SELECT key, body FROM element WHERE key % ?1 = ?2 LIMIT ?3";
 
-/// New bytes before the first check whether there is enough.
-const FIRST_LOOK: u64 = 512 * 1024;
-/// A dictionary is trained on at least this many bytes.
-const ENOUGH: usize = 512 * 1024;
 /// A dictionary is trained on at most this many bytes.
 const PLENTY: usize = 6 << 20;
 /// Bytes of one element that are used.
 const LONGEST: usize = 8 * 1024;
 const SAMPLES: u32 = 8000;
-/// A dictionary costs its own bytes once; it pays off after a few hundred messages.
-const DICTIONARY: usize = 48 * 1024;
+
+/// What a dictionary is trained on, and how long it is: it costs its own bytes once.
+struct Stage {
+    /// One element in this many is a sample; if those are not enough, one in the next number.
+    strides: &'static [u32],
+    /// The bytes of the samples are at least this many.
+    enough: usize,
+    /// Bytes of the dictionary.
+    size: usize,
+}
+
+/// A small dictionary soon, because all that is stored before it takes half as much again; it pays off after some fifty
+/// messages of two kilobytes. A large one, which makes messages a fiftieth smaller, once the database has seven megabytes
+/// of elements: after as many more it pays off, too.
+const STAGES: [Stage; 2] = [
+    Stage { strides: &[7, 1], enough: 128 * 1024, size: 16 * 1024 },
+    Stage { strides: &[7], enough: 1024 * 1024, size: 48 * 1024 },
+];
 
 /// Decides when the writer has a dictionary trained.
 pub(crate) struct Trainer {
@@ -49,7 +61,7 @@ impl Drop for Trainer {
 
 impl Trainer {
     pub(crate) fn new(path: PathBuf, options: Options, queue: mpsc::WeakSender<Message>) -> Self {
-        let next = options.compression.then_some(FIRST_LOOK);
+        let next = options.compression.then_some(STAGES[0].enough as u64);
         Self { path, options, queue, next, closed: Arc::default() }
     }
 
@@ -58,24 +70,24 @@ impl Trainer {
         if self.next.is_none_or(|next| stored < next) {
             return;
         }
-        self.next = match pack::has_dictionary(db) {
-            Ok(true) => None,
-            _ => Some(stored.saturating_mul(2)),
-        };
-        if self.next.is_none() {
+        self.next = Some(stored.saturating_mul(2));
+        // What cannot be read now is looked for again.
+        let Ok(newest) = pack::newest_dictionary(db) else { return };
+        let Some(stage) = STAGES.get(newest as usize) else {
+            self.next = None;
             return;
-        }
+        };
         let (path, options, queue) = (self.path.clone(), self.options.clone(), self.queue.clone());
         let closed = self.closed.clone();
         let read = move || {
             let closed = closed.lock().unwrap_or_else(PoisonError::into_inner);
-            if *closed { Ok(None) } else { samples(&path, &options) }
+            if *closed { Ok(None) } else { samples(&path, &options, stage) }
         };
-        let train = move || match read().and_then(trained) {
+        let train = move || match read().and_then(|samples| trained(samples, stage)) {
             Ok(Some(dictionary)) => {
                 // The writer may have been closed meanwhile; the answer is not needed.
                 let (reply, _) = oneshot::channel();
-                let command = Command { work: Work::Dictionary(dictionary), reply };
+                let command = Command { work: Work::Dictionary(newest + 1, dictionary), reply };
                 if let Some(queue) = queue.upgrade() {
                     drop(queue.blocking_send(Message::Work(command)));
                 }
@@ -90,15 +102,12 @@ impl Trainer {
     }
 }
 
-/// What a dictionary for the database at `path` is trained on; none if there is too little data.
-fn samples(path: &Path, options: &Options) -> Result<Option<Vec<Vec<u8>>>> {
+/// What the dictionary of a stage is trained on, of the database at `path`; none if there is too little data.
+fn samples(path: &Path, options: &Options, stage: &Stage) -> Result<Option<Vec<Vec<u8>>>> {
     let db = Db::reader(path, options)?;
-    let mut samples: Vec<Vec<u8>> = Vec::new();
-    let mut size = 0;
-    // Every seventh element if that is enough, else all of them.
-    for stride in [7, 1] {
-        samples.clear();
-        size = 0;
+    for stride in stage.strides {
+        let mut samples: Vec<Vec<u8>> = Vec::new();
+        let mut size = 0;
         db.each(SAMPLE, rusqlite::params![stride, 0, SAMPLES], |row| {
             let place = RowKey::new("element", integer(row, 0)?);
             let mut bytes = db.unpack(place, blob(row, 1)?, None)?.to_vec();
@@ -109,17 +118,17 @@ fn samples(path: &Path, options: &Options) -> Result<Option<Vec<Vec<u8>>>> {
             }
             Ok(())
         })?;
-        if size >= 2 * ENOUGH {
-            break;
+        if size >= stage.enough {
+            return Ok(Some(samples));
         }
     }
-    Ok((size >= ENOUGH).then_some(samples))
+    Ok(None)
 }
 
-/// A dictionary, if there is something to train it on.
-fn trained(samples: Option<Vec<Vec<u8>>>) -> Result<Option<Vec<u8>>> {
+/// The dictionary of a stage, if there is something to train it on.
+fn trained(samples: Option<Vec<Vec<u8>>>, stage: &Stage) -> Result<Option<Vec<u8>>> {
     let Some(samples) = samples else { return Ok(None) };
-    let dictionary = zstd::dict::from_samples(&samples, DICTIONARY);
+    let dictionary = zstd::dict::from_samples(&samples, stage.size);
     dictionary.map(Some).map_err(|error| unavailable(format!("zstd: {error}")))
 }
 

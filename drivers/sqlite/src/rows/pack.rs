@@ -1,4 +1,4 @@
-//! The stored bytes of elements: compressed where that saves space, with the database's dictionary if it has one.
+//! The stored bytes of elements: compressed where that saves space, with the database's newest dictionary if it has one.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -13,6 +13,7 @@ use crate::rows::seal::{RowKey, seal, unseal};
 use crate::sql::{Db, blob, integer};
 
 const NEWEST: &str = "SELECT key, body FROM dictionary ORDER BY key DESC LIMIT 1";
+const NEWEST_KEY: &str = "SELECT ifnull(max(key), 0) FROM dictionary";
 const FIND: &str = "SELECT key, body FROM dictionary WHERE key = ?1";
 const ALL: &str = "SELECT key, body FROM dictionary";
 const ADD: &str = "INSERT INTO dictionary (key, body) VALUES (?1, ?2)";
@@ -22,13 +23,15 @@ const RAW: u8 = 0;
 const ZSTD: u8 = 1;
 const ZSTD_WITH_DICTIONARY: u8 = 2;
 
-/// The number of a dictionary.
-type DictionaryKey = u32;
+/// The number of a dictionary, from 1 on.
+pub(crate) type DictionaryKey = u32;
 
 /// Packs and unpacks the elements of one connection.
 pub(crate) struct Packer {
     enabled: bool,
     with: Option<With>,
+    /// Another connection may have stored a newer dictionary.
+    look: bool,
     dictionaries: HashMap<DictionaryKey, Unpacker>,
 }
 
@@ -41,19 +44,29 @@ struct With {
 impl Packer {
     /// A packer that compresses, or one that can only unpack.
     pub(crate) fn new(enabled: bool) -> Self {
-        Self { enabled, with: None, dictionaries: HashMap::new() }
+        Self { enabled, with: None, look: false, dictionaries: HashMap::new() }
     }
 
-    /// Looks for dictionaries again when they are needed next. One that was stored in a transaction that is rolled back may
-    /// be followed by another one with its number.
+    /// Reads dictionaries again when they are needed next. One that was stored in a transaction that is rolled back may be
+    /// followed by another one with its number.
     pub(crate) fn forget(&mut self) {
         self.with = None;
         self.dictionaries.clear();
     }
 
+    /// Looks for a newer dictionary before it packs again. Those that it has are not read again: a dictionary that was
+    /// committed never changes.
+    pub(crate) fn others_wrote(&mut self) {
+        self.look = true;
+    }
+
     /// The stored form of `bytes`.
     pub(crate) fn pack(&mut self, db: &Db, bytes: &[u8]) -> Result<Vec<u8>> {
         if self.enabled {
+            if std::mem::take(&mut self.look) {
+                let newest = db.one(NEWEST_KEY, [], |row| integer(row, 0))?;
+                self.with.take_if(|with| newest != Some(with.dictionary.map_or(0, i64::from)));
+            }
             let with = match &mut self.with {
                 Some(with) => with,
                 none => none.insert(With::newest(db)?),
@@ -159,15 +172,16 @@ impl With {
     }
 }
 
-/// Whether the database has a dictionary.
-pub(crate) fn has_dictionary(db: &Db) -> Result<bool> {
-    find(db, NEWEST, []).map(|found| found.is_some())
+/// The number of the newest dictionary, 0 if there is none.
+pub(crate) fn newest_dictionary(db: &Db) -> Result<DictionaryKey> {
+    find(db, NEWEST, []).map(|found| found.map_or(0, |(number, _)| number))
 }
 
-/// Stores a dictionary, unless another connection has stored one meanwhile, and uses it from now on.
-pub(crate) fn add_dictionary(db: &Db, bytes: &[u8]) -> Result<()> {
-    if !has_dictionary(db)? {
-        let place = place(1);
+/// Stores a dictionary, unless another connection has stored this or a newer one meanwhile. The newest is used from now
+/// on.
+pub(crate) fn add_dictionary(db: &Db, number: DictionaryKey, bytes: &[u8]) -> Result<()> {
+    if newest_dictionary(db)? < number {
+        let place = place(number);
         db.execute(ADD, params![place.key, seal(place, b"", bytes.to_vec())])?;
     }
     db.forget_dictionary();
@@ -203,7 +217,47 @@ fn failed(error: std::io::Error) -> Error {
 
 #[cfg(test)]
 mod tests {
+    use tempfile::TempDir;
+
     use super::*;
+    use crate::Options;
+
+    fn opened() -> (TempDir, Db, Db) {
+        let dir = tempfile::tempdir().unwrap();
+        let open = || Db::writer(&dir.path().join("db"), &Options::default()).unwrap();
+        let (one, other) = (open(), open());
+        (dir, one, other)
+    }
+
+    #[test]
+    fn the_dictionary_of_another_writer_is_used_and_one_that_is_known_is_not_read_again() {
+        let text =
+            b"a message that is as long as those that are packed with a dictionary, which it resembles";
+        let (_dir, one, other) = opened();
+        let packed_with = |db: &Db| {
+            let body = db.pack(text).unwrap();
+            let place = RowKey::new("element", 1_i64);
+            for db in [&one, &other] {
+                assert_eq!(db.unpack(place, &body, None).unwrap(), text[..]);
+            }
+            (body[0] == ZSTD_WITH_DICTIONARY).then(|| body[1])
+        };
+        assert_eq!([&one, &other].map(packed_with), [None; 2]);
+        for number in 1..=2 {
+            add_dictionary(&one, number.into(), &text.repeat(usize::from(number))).unwrap();
+            add_dictionary(&other, number.into(), b"which comes too late").unwrap();
+            other.others_wrote();
+            assert_eq!([&one, &other].map(packed_with), [Some(number); 2]);
+        }
+        // Nobody reads this.
+        one.execute("UPDATE dictionary SET body = x''", []).unwrap();
+        for db in [&one, &other] {
+            db.others_wrote();
+            assert_eq!(packed_with(db), Some(2));
+        }
+        one.forget_dictionary();
+        one.pack(text).unwrap_err();
+    }
 
     #[test]
     fn pieces_of_a_slab_are_what_was_filled_in_whatever_failed_between() {

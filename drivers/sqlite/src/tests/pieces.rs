@@ -20,7 +20,8 @@ const COPY: &str = "copy";
 
 /// A store whose new threads are written in pieces of this many checkpoints.
 pub(super) fn store(piece: usize) -> Opened {
-    Opened::with(Options { piece, ..patient() })
+    // The tests count transactions, and how often the writer is waited for: no dictionary is trained meanwhile.
+    Opened::with(Options { piece, compression: false, ..patient() })
 }
 
 /// A thread of this many steps with a fork, a second namespace, a note that repeats its parent, and a pending row.

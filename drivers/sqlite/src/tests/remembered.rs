@@ -65,7 +65,7 @@ fn interrupt(text: &str) -> TaskWrites {
 async fn a_dictionary_that_was_rolled_back_is_not_used() {
     let (store, mut talk) = (Opened::new(), Talk::new("t"));
     store.say(&mut talk, 0).await;
-    let dictionary = |text: &str| Work::Dictionary(text.repeat(20).into_bytes());
+    let dictionary = |text: &str| Work::Dictionary(1, text.repeat(20).into_bytes());
     let questions = ["a first question of the model to its user ", "another question, which replaces it "];
     let at = talk.key();
     let put = async |text: &str| store.saver.put_writes(&at, &interrupt(text)).await;

@@ -41,7 +41,8 @@ pub(crate) enum Work {
     Sweep(Vec<u32>),
     /// What nothing in a thread refers to is deleted.
     Tidy(ThreadId),
-    Dictionary(Vec<u8>),
+    /// The dictionary of this number.
+    Dictionary(pack::DictionaryKey, Vec<u8>),
     /// Only a flush.
     Flush,
 }
@@ -78,13 +79,14 @@ impl WriterState {
     pub(crate) fn forget(&mut self) {
         self.threads = Threads::default();
         self.others_wrote();
+        self.db.forget_dictionary();
     }
 
     /// Forgets what is not true any more after another connection has written to the database.
     pub(crate) fn others_wrote(&mut self) {
         self.names = Names::default();
         self.threads.others_wrote();
-        self.db.forget_dictionary();
+        self.db.others_wrote();
     }
 
     /// Executes one command. After an error, its changes must be rolled back; what was remembered of its thread is
@@ -98,7 +100,7 @@ impl WriterState {
             Work::DeleteThread(thread) => self.delete_thread(thread),
             Work::Sweep(numbers) => self.sweep(numbers),
             Work::Tidy(thread) => self.tidy(thread),
-            Work::Dictionary(bytes) => pack::add_dictionary(&self.db, bytes),
+            Work::Dictionary(number, bytes) => pack::add_dictionary(&self.db, *number, bytes),
             Work::Flush => Ok(()),
             Work::Rewrite(thread, expected, rewrite) => self.rewrite(thread, expected, rewrite),
             Work::Stage(piece) => self.stage(piece),

@@ -37,7 +37,7 @@ impl Identity {
             | Work::Clear(_)
             | Work::Sweep(_)
             | Work::Tidy(_)
-            | Work::Dictionary(_)
+            | Work::Dictionary(..)
             | Work::Flush => None,
         }
     }

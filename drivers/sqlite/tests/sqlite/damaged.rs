@@ -12,7 +12,8 @@ use crate::common::{Talk, message};
 const PAGE: usize = threadkeep_pages::PAGE_SIZE as usize;
 
 fn open(path: &Path) -> threadkeep::Result<SqliteSaver> {
-    SqliteSaver::open(path, &Options { readers: 1, ..Options::default() })
+    // What a page damages does not depend on whether a dictionary was trained in time.
+    SqliteSaver::open(path, &Options { readers: 1, compression: false, ..Options::default() })
 }
 
 /// Threads of several pages each, in one file without a log. Returns their ids.

@@ -10,7 +10,9 @@ use threadkeep_sqlite::{Options, SqliteSaver};
 use crate::common::{MESSAGES, Talk, message};
 
 fn two(dir: &Path) -> (SqliteSaver, SqliteSaver) {
-    let open = || SqliteSaver::open(dir.join("db"), &Options::default()).unwrap();
+    // The transaction after a dictionary was trained reads it.
+    let options = Options { compression: false, ..Options::default() };
+    let open = || SqliteSaver::open(dir.join("db"), &options).unwrap();
     (open(), open())
 }
 

@@ -120,7 +120,7 @@ async fn the_locks_outlive_every_operation() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_store_that_is_closed_during_a_training_holds_no_lock() {
     /// The bytes of elements from which on a store looks whether there is enough.
-    const LOOK: u64 = 512 * 1024;
+    const LOOK: u64 = 128 * 1024;
     let dir = tempfile::tempdir().unwrap();
     for n in 0..8 {
         let path = dir.path().join(n.to_string());

@@ -1,8 +1,10 @@
+use rusqlite::OptionalExtension as _;
 use serde_json::json;
 use threadkeep::saver::{CheckpointSelector, Saver};
+use threadkeep::value::Element;
 use threadkeep::{Error, Result};
 
-use super::{samples, trained};
+use super::{STAGES, samples, trained};
 use crate::tests::common::{MESSAGES, Talk};
 use crate::write::commit::Work;
 use crate::{Options, SqliteSaver};
@@ -41,13 +43,15 @@ async fn a_dictionary_is_trained_used_and_needed() {
     let options = Options::default();
     let saver = SqliteSaver::open(&path, &options).unwrap();
     let mut one = Talk::new("t");
-    talk(&saver, &mut one, 0..60).await;
-    assert_eq!(samples(&path, &options).and_then(trained).unwrap(), None, "there is too little to train on");
-    talk(&saver, &mut one, 60..450).await;
-    let dictionary = samples(&path, &options).and_then(trained).unwrap().unwrap();
-    saver.write(Work::Dictionary(dictionary.clone())).await.unwrap();
-    saver.write(Work::Dictionary(b"another, which comes too late".to_vec())).await.unwrap();
-    talk(&saver, &mut one, 450..500).await;
+    let train = |stage| samples(&path, &options, stage).and_then(|samples| trained(samples, stage)).unwrap();
+    talk(&saver, &mut one, 0..40).await;
+    assert_eq!(train(&STAGES[0]), None, "there is too little to train on");
+    talk(&saver, &mut one, 40..200).await;
+    let dictionary = train(&STAGES[0]).unwrap();
+    assert_eq!(train(&STAGES[1]), None, "there is too little for a large one");
+    saver.write(Work::Dictionary(1, dictionary.clone())).await.unwrap();
+    saver.write(Work::Dictionary(1, b"another, which comes too late".to_vec())).await.unwrap();
+    talk(&saver, &mut one, 200..250).await;
     assert!(head(&saver, &one).await.unwrap());
     let sizes = sizes(&path);
     let mean = |codec: u8| {
@@ -79,20 +83,45 @@ async fn a_dictionary_is_trained_used_and_needed() {
     assert!(matches!(head(&saver, &one).await, Err(Error::Corrupt { .. })));
 }
 
+/// The dictionary that the newest message was packed with. Parts of lists are elements of other spaces.
+fn newest(path: &std::path::Path) -> Option<u8> {
+    let conn = rusqlite::Connection::open(path).unwrap();
+    let sql = "SELECT body FROM element WHERE key >> 30 & 3 = 0 ORDER BY key DESC LIMIT 1";
+    let body: Vec<u8> = conn.query_row(sql, [], |row| row.get(0)).optional().unwrap()?;
+    (body[0] == 2).then(|| body[1])
+}
+
+/// One of each size; elements of before each stay readable.
 #[tokio::test]
-async fn a_store_trains_its_dictionary_by_itself() {
+async fn a_store_trains_its_dictionaries_by_itself() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("db");
     let saver = SqliteSaver::open(&path, &Options::default()).unwrap();
     let mut one = Talk::new("t");
     let trained = async {
-        while sizes(&path).last().is_none_or(|(codec, _)| *codec != 2) {
-            let at = one.messages.len();
-            talk(&saver, &mut one, at..at + 50).await;
+        for stage in 1..=STAGES.len() {
+            while newest(&path).is_none_or(|number| usize::from(number) < stage) {
+                let at = one.messages.len();
+                for number in at..at + 30 {
+                    // Longer than what is used of it.
+                    let words =
+                        [message(number), message(number + 1), message(number + 2), message(number + 3)];
+                    one.messages.push(Element::from_json(&json!(words)).unwrap());
+                }
+                talk(&saver, &mut one, at + 30..at + 31).await;
+            }
         }
     };
     tokio::time::timeout(std::time::Duration::from_mins(10), trained).await.expect("no dictionary");
+    saver.close().await;
+    let saver = SqliteSaver::open(&path, &Options::default()).unwrap();
     assert!(head(&saver, &one).await.unwrap());
+    assert_eq!(saver.check().await.unwrap(), []);
+    let conn = rusqlite::Connection::open(&path).unwrap();
+    let mut statement = conn.prepare("SELECT length(body) FROM dictionary ORDER BY key").unwrap();
+    let lengths: Vec<i64> =
+        statement.query_map([], |row| row.get(0)).unwrap().map(std::result::Result::unwrap).collect();
+    assert!(lengths.len() == STAGES.len() && lengths.is_sorted(), "{lengths:?}");
 }
 
 #[tokio::test]

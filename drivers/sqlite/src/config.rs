@@ -36,8 +36,8 @@ pub struct Options {
     /// The number of concurrent reads, each on its own connection. At least 1; default 4.
     pub readers: usize,
     /// How long an operation waits for a lock that another process holds before it is
-    /// [`threadkeep::Error::Unavailable`]. It asks once more when that is over; with zero it asks once. Default: 5
-    /// seconds.
+    /// [`threadkeep::Error::Unavailable`]. It asks once more when that is over; with zero it asks once. More than 24 days
+    /// count as 24 days. Default: 5 seconds.
     pub busy_timeout: Duration,
     /// Whether new elements are compressed where that saves space, with dictionaries that are trained as the database
     /// grows. Existing data is readable either way. Default: true.
@@ -71,6 +71,11 @@ impl Default for Options {
 }
 
 impl Options {
+    /// The busy timeout as SQLite takes it: its milliseconds are an `i32`.
+    pub(crate) fn patience(&self) -> Duration {
+        self.busy_timeout.min(Duration::from_millis(u64::from(i32::MAX.unsigned_abs())))
+    }
+
     /// How many checkpoints of a long thread are written in one transaction.
     #[cfg_attr(not(test), expect(clippy::unused_self, reason = "tests choose another number"))]
     pub(crate) fn piece(&self) -> usize {

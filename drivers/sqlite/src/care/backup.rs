@@ -128,7 +128,7 @@ pub async fn copy_database(from: &Path, to: &Path, patience: Duration) -> Result
 /// Copies a store, and checks every row of the copy.
 pub(crate) async fn copy_store(from: PathBuf, to: &Path, options: Options) -> Result<BackupFile> {
     let copying = BackupFile::made(to, move |unfinished| {
-        copy(&from, unfinished, options.busy_timeout)?;
+        copy(&from, unfinished, options.patience())?;
         let db = Db::reader(&unfinished.copy, &options)?;
         let found = check::check(&db, &Names::default())?.into_iter().find(|finding| !finding.orphan);
         found.map_or(Ok(()), |finding| Err(damaged(&from, finding)))

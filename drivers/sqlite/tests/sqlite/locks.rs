@@ -117,6 +117,26 @@ async fn the_locks_outlive_every_operation() {
     held("a thread is deleted");
 }
 
+/// SQLite counts in milliseconds of an `i32`, and rusqlite panics above that.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_store_may_wait_for_ever() {
+    let dir = tempfile::tempdir().unwrap();
+    let (path, copy) = (dir.path().join("db"), dir.path().join("copy"));
+    let options = Options { busy_timeout: Duration::MAX, ..Options::default() };
+    let mut talk = Talk::new("t");
+    for _ in 0..2 {
+        let saver = SqliteSaver::open(&path, &options).unwrap();
+        say(&saver, &mut talk, 300).await;
+        saver.close().await;
+    }
+    let saver = SqliteSaver::open(&path, &options).unwrap();
+    saver.backup(&copy).await.unwrap();
+    assert_eq!(saver.check().await.unwrap(), []);
+    let restored = SqliteSaver::open(&copy, &options).unwrap();
+    let head = CheckpointSelector::head(&talk.thread);
+    assert_eq!(restored.get(&head).await.unwrap(), saver.get(&head).await.unwrap());
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_store_that_is_closed_during_a_training_holds_no_lock() {
     /// The bytes of elements from which on a store looks whether there is enough.

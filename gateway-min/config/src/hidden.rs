@@ -68,7 +68,11 @@ impl Hidden {
     }
 
     fn with(mut self, pieces: impl IntoIterator<Item = String>) -> Self {
-        self.pieces.extend(pieces.into_iter().filter(|piece| piece.len() >= PIECE_MIN));
+        for piece in pieces.into_iter().filter(|piece| piece.len() >= PIECE_MIN) {
+            // As it is within JSON, where quotes, backslashes and control characters are escaped.
+            let quoted = serde_json::Value::from(piece.as_str()).to_string();
+            self.pieces.extend([quoted[1..quoted.len() - 1].to_owned(), piece]);
+        }
         self.pieces.sort_by(|a, b| b.len().cmp(&a.len()).then_with(|| a.cmp(b)));
         self.pieces.dedup();
         self
@@ -79,20 +83,25 @@ impl Hidden {
         self.pieces.iter().fold(text.to_owned(), |text, piece| text.replace(piece, MASK))
     }
 
-    /// The text, which may have been cut at either side, without them, and without what a cut has left of one there.
+    /// The text, which may have been cut at either side, without them, and without what a cut has left of one there. A
+    /// cut within a character has left replacement characters, which are no part of a secret.
     pub fn from_cut(&self, text: &str) -> String {
         let mut text = self.from(text);
         let parts = |at: fn(&str, usize) -> Option<&str>| {
             let pieces = self.pieces.iter();
             pieces.flat_map(move |piece| (1..piece.len()).filter_map(move |index| at(piece, index)))
         };
-        let ends = parts(|piece, index| piece.get(index..)).filter(|part| text.starts_with(part));
+        let whole = text.trim_start_matches(char::REPLACEMENT_CHARACTER);
+        let start = text.len() - whole.len();
+        let ends = parts(|piece, index| piece.get(index..)).filter(|part| whole.starts_with(part));
         if let Some(length) = ends.map(str::len).max().filter(|length| *length >= PIECE_MIN) {
-            text.replace_range(..length, MASK);
+            text.replace_range(..start + length, MASK);
         }
-        let beginnings = parts(|piece, index| piece.get(..index)).filter(|part| text.ends_with(part));
+        let whole = text.trim_end_matches(char::REPLACEMENT_CHARACTER);
+        let end = whole.len();
+        let beginnings = parts(|piece, index| piece.get(..index)).filter(|part| whole.ends_with(part));
         if let Some(length) = beginnings.map(str::len).max().filter(|length| *length >= PIECE_MIN) {
-            text.replace_range(text.len() - length.., MASK);
+            text.replace_range(end - length.., MASK);
         }
         text
     }
@@ -171,5 +180,38 @@ mod tests {
         assert_eq!(hidden.from_cut("sk-secret-1"), "***");
         assert_eq!(hidden.from_cut("t-1 is short, and so is sk-"), "t-1 is short, and so is sk-");
         assert_eq!(hidden.from_cut(""), "");
+    }
+
+    #[test]
+    fn nothing_is_left_of_a_secret_that_was_cut_within_a_character() {
+        let secret = "key-\u{e4}\u{20ac}\u{1f511}-\u{1f511}\u{20ac}\u{e4}-yek";
+        let hidden = Hidden::of_variables(&variables(&[secret]));
+        // Less than four bytes at a side are shown, as those of any cut.
+        for cut in 4..=secret.len() - 4 {
+            let (before, after) = secret.as_bytes().split_at(cut);
+            let ended = String::from_utf8_lossy(after);
+            assert_eq!(hidden.from_cut(&format!("{ended} was refused")), "*** was refused", "{cut}");
+            let begun = String::from_utf8_lossy(before);
+            assert_eq!(hidden.from_cut(&format!("refused: {begun}")), "refused: ***", "{cut}");
+            assert_eq!(hidden.from_cut(&format!("{ended} and {begun}")), "*** and ***", "{cut}");
+        }
+        // Other texts are left as they are.
+        assert_eq!(hidden.from_cut("\u{fffd}rger \u{fffd} ja\u{fffd}"), "\u{fffd}rger \u{fffd} ja\u{fffd}");
+    }
+
+    #[test]
+    fn nothing_is_left_of_a_secret_within_json() {
+        let secret = "\"sk\\-1\"\nse\tcret\\\"2\u{1}\"";
+        let hidden = Hidden::of_variables(&variables(&[secret, "a\"b"]))
+            .with_url("https://tools.example/mcp?token=key%22%5C3");
+        let said =
+            serde_json::json!({"env": [secret, "se\tcret\\\"2\u{1}\""], "token": "key\"\\3"}).to_string();
+        assert_eq!(hidden.from(&said), r#"{"env":["***","***"],"token":"***"}"#);
+        assert_eq!(hidden.from(&format!("{secret} is none")), "*** is none");
+        let quoted = serde_json::json!(secret).to_string();
+        assert_eq!(hidden.from_cut(&quoted[3..]), r#"***\n***""#);
+        assert_eq!(hidden.from_cut(&quoted[..quoted.len() - 2]), r#""***\n***"#);
+        // Too short, although its escaped form is not.
+        assert_eq!(hidden.from(r#"["a\"b"]"#), r#"["a\"b"]"#);
     }
 }

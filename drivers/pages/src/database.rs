@@ -6,7 +6,8 @@
 //!   moving the log into the file. SQLite takes the page size from it and reads it again later, as part of the first
 //!   page.
 //! * The first page is read before SQLite knows of a log that has just been created. SQLite learns of the log from that
-//!   page, and reads it again through the log.
+//!   page, and reads it again through the log. Not if the file is opened as immutable: then it is read once, and
+//!   checked.
 //! * Every other read is of a page that no process is writing: a page that is being written has a newer version in the
 //!   log, which is read instead, or is locked. So the file does not end within it either.
 

@@ -111,6 +111,36 @@ fn a_changed_byte_in_any_page_is_an_error_or_is_not_read() {
     }
 }
 
+/// SQLite looks for no log of such a file, so it does not read the first page again.
+#[test]
+fn a_changed_byte_in_the_first_page_of_an_immutable_file_is_an_error() {
+    for size in [PAGE, LARGEST] {
+        let place = Folder::new();
+        let conn = place.fill_pages(size);
+        let good = all(&conn).unwrap();
+        drop(conn);
+        let immutable = || {
+            let name = format!("file:{}?immutable=1", place.path().display());
+            all(&open(name, OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_URI)?)
+        };
+        let bytes = std::fs::read(place.path()).unwrap();
+        assert_eq!(bytes[18..20], [2, 2], "it has had a log");
+        // Without byte 20: the header would say that the pages have no checksums.
+        let header = (0..100).filter(|at| *at != 20);
+        for at in header.chain((100..size - 8).step_by(61)).chain(size - 8..size) {
+            let mut damaged = bytes.clone();
+            damaged[at] ^= 1 << (at % 8);
+            std::fs::write(place.path(), damaged).unwrap();
+            let read = immutable();
+            // SQLite has its own words for a file that is no database, and for a size that pages cannot have.
+            let is_refused = read.as_ref().is_err_and(|error| at < 18 || is_damage(error));
+            assert!(is_refused, "byte {at} of pages of {size}: {:?}", read.err());
+        }
+        std::fs::write(place.path(), bytes).unwrap();
+        assert_eq!(immutable().as_ref(), Ok(&good));
+    }
+}
+
 /// The text of a key.
 fn text(conn: &Connection, key: i64) -> rusqlite::Result<String> {
     conn.query_row("SELECT text FROM t WHERE key = ?1", [key], |row| row.get(0))

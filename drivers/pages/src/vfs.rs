@@ -42,7 +42,8 @@ pub(crate) struct OpenFile {
     /// Of a database: what is known of its pages.
     pub(crate) pages: database::Pages,
     /// Of a database: whether this connection reads through a log, so that every read is of a snapshot that it has
-    /// locked.
+    /// locked. From the start if the file is opened as immutable: SQLite takes it for one that nobody writes, and looks
+    /// for no log.
     pub(crate) through_log: bool,
     /// Of a database: the index of its log in shared memory, once it is mapped.
     pub(crate) index: Option<NonNull<u8>>,
@@ -132,13 +133,15 @@ unsafe extern "C" fn open(
         return code;
     }
     let exchanged = if flags & ffi::SQLITE_OPEN_MAIN_DB != 0 {
+        // SAFETY: the name is that of a database, as SQLite gives it to `xOpen`.
+        let immutable = unsafe { ffi::sqlite3_uri_boolean(name, c"immutable".as_ptr(), 0) } != 0;
         // SAFETY: the file was just opened and is not shared yet.
-        unsafe { exchange(file, None, &database::METHODS, database::methods) }
+        unsafe { exchange(file, None, immutable, &database::METHODS, database::methods) }
     } else if flags & ffi::SQLITE_OPEN_WAL != 0 {
         // SAFETY: the name is that of a log, as SQLite gives it to `xOpen`.
         let database = NonNull::new(unsafe { ffi::sqlite3_database_file_object(name) });
         // SAFETY: the file was just opened and is not shared yet.
-        unsafe { exchange(file, database, &log::METHODS, log::methods) }
+        unsafe { exchange(file, database, false, &log::METHODS, log::methods) }
     } else {
         Some(())
     };
@@ -157,6 +160,7 @@ unsafe extern "C" fn open(
 unsafe fn exchange(
     file: *mut sqlite3_file,
     database: Option<NonNull<sqlite3_file>>,
+    through_log: bool,
     methods: &'static OnceLock<Methods>,
     ours: impl FnOnce(&sqlite3_io_methods) -> sqlite3_io_methods,
 ) -> Option<()> {
@@ -172,7 +176,7 @@ unsafe fn exchange(
     if !std::ptr::eq(methods.real, table) {
         return None;
     }
-    let state = OpenFile { real, pages: database::Pages::Unknown, through_log: false, index: None, database };
+    let state = OpenFile { real, pages: database::Pages::Unknown, through_log, index: None, database };
     // SAFETY: our VFS asked SQLite for this much more memory than the default.
     let place = unsafe { file.byte_add(offset()) };
     // SAFETY: the memory is ours, large enough and aligned.

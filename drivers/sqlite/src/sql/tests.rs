@@ -20,6 +20,27 @@ fn a_statement_with_a_bound_limit_is_prepared_once() {
     }
 }
 
+#[test]
+fn a_resting_file_with_a_damaged_first_page_is_not_opened() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("a?b#c%41");
+    drop(Db::writer(&path, &Options::default()).unwrap());
+    let opened = || {
+        let file = resting_file(&path).unwrap();
+        Db::of_resting_file(&file, &Options::default()).and_then(|db| db.check_format())
+    };
+    let good = std::fs::read(&path).unwrap();
+    for at in (24..usize::from(threadkeep_pages::PAGE_SIZE)).step_by(97) {
+        let mut damaged = good.clone();
+        damaged[at] ^= 1;
+        std::fs::write(&path, damaged).unwrap();
+        let opened = opened();
+        assert!(matches!(opened, Err(Error::Corrupt { .. })), "byte {at}: {opened:?}");
+    }
+    std::fs::write(&path, good).unwrap();
+    opened().unwrap();
+}
+
 /// A page of the list of threads costs the same wherever it begins.
 #[test]
 fn a_page_of_threads_looks_at_no_thread_before_it() {

@@ -69,13 +69,15 @@ pub fn plan_prune(image: &ThreadImage, prune: &Prune, table: &ChannelTable) -> R
         _ => BTreeSet::new(),
     };
     let wanted = |place: &LocalKey| {
+        // By this reason a report knows the heads, so it goes before the others.
+        if prune.keep != Keep::Nothing && heads.get(&place.0) == Some(&place.1) {
+            return Some(Reason::Head);
+        }
         if prune.protect.contains(&place.1) {
             return Some(Reason::Protected);
         }
         match prune.keep {
-            Keep::Nothing => None,
-            _ if heads.get(&place.0) == Some(&place.1) => Some(Reason::Head),
-            Keep::Latest => None,
+            Keep::Nothing | Keep::Latest => None,
             Keep::Last(_) => newest.contains(place).then_some(Reason::Kept),
             Keep::Since(moment) => (place.1.unix_ms() >= moment).then_some(Reason::Kept),
         }

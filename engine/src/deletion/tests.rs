@@ -4,7 +4,7 @@ use std::cell::Cell;
 
 use serde_json::json;
 
-use super::{Boundary, Keep, Prune, RetentionPolicy, plan_prune, plan_retention};
+use super::{Boundary, Keep, Prune, Reason, RetentionPolicy, plan_prune, plan_retention};
 use crate::channel::{ChannelTable, Schema};
 use crate::checkpoint::{ChannelEntry, Checkpoint, CheckpointTuple, Stored};
 use crate::id::{CheckpointId, Namespace, ThreadId, Version};
@@ -82,4 +82,21 @@ fn a_plan_for_a_long_thread_is_not_quadratic() {
         let plan = plan_retention(image, &policy, table).unwrap();
         assert!(plan.rewrite.remove.len() >= image.checkpoints.len() / 2 - 2);
     });
+}
+
+/// Reports name the heads by this reason. With nothing kept there is none, and only its protection keeps the newest.
+#[test]
+fn a_protected_head_stays_as_the_head() {
+    let table = Schema::thread_state().compile(ChannelMode::Delta, 3).unwrap();
+    let image = thread(4);
+    for (keep, reason) in [
+        (Keep::Latest, Reason::Head),
+        (Keep::Last(2), Reason::Head),
+        (Keep::Since(0), Reason::Head),
+        (Keep::Nothing, Reason::Protected),
+    ] {
+        let prune = Prune { protect: [id(3)].into(), ..Prune::keeping(keep) };
+        let plan = plan_prune(&image, &prune, &table).unwrap();
+        assert_eq!(plan.verdicts[0], ((Namespace::root(), id(3)), reason), "{keep:?}");
+    }
 }

@@ -115,7 +115,7 @@ impl ImportCommand {
                 shown(&self.path)
             )));
         }
-        let mut progress = Progress::new("files imported", files.len() as u64);
+        let mut progress = Progress::new("files done", files.len() as u64);
         let (mut threads, mut total, mut there, mut wrong, mut stopped) = (0_usize, 0, 0, 0, Ok(()));
         for file in &files {
             stopped = progress.interrupted();
@@ -215,26 +215,36 @@ impl ImportCommand {
             }
             reserved => reserved?,
         };
-        // The record first: a thread without one is everybody's.
-        let (imported, created) = match self.create_record(records, &thread, record).await {
-            Ok(created) => (written(target, thread.clone(), wanted, rewrite).await, created),
+        // Programs that know no records may begin the thread at any time. The record first: a thread without one is
+        // everybody's.
+        let (imported, created) = match exists(target, &thread).await {
+            Ok(true) => (Ok(Imported::ThereAlready(thread.clone(), wanted)), false),
+            Ok(false) => match self.create_record(records, &thread, record).await {
+                Ok(created) => (written(target, thread.clone(), wanted, rewrite).await, created),
+                Err(error) => (Err(error), false),
+            },
             Err(error) => (Err(error), false),
         };
-        let is_in_doubt = matches!(imported, Err(OpsError::InDoubt(_)));
-        let left = if created && imported.is_err() && !is_in_doubt {
-            take_back(target, records, reservation).await.err()
-        } else {
-            // After an error it is tried again in the background, and the lease ends.
-            let _ = reservation.release().await;
-            None
+        let left = match &imported {
+            // The record says whose the file's thread is, and this is another one.
+            Ok(Imported::ThereAlready(..)) if created => {
+                let deleted = records.delete_thread(reservation).await;
+                deleted.err().map(|left| format!(", which the import created, is left: {left}"))
+            }
+            Err(error) if created && !matches!(error, OpsError::InDoubt(_)) => {
+                let taken = take_back(target, records, reservation).await;
+                taken.err().map(|left| format!(" is left, without checkpoints: {left}; delete the thread"))
+            }
+            _ => {
+                // After an error it is tried again in the background, and the lease ends.
+                let _ = reservation.release().await;
+                None
+            }
         };
         if let Some(left) = left {
+            let thread = one_line(thread.as_str());
             // Nobody may be reading stderr.
-            let _ = writeln!(
-                io::stderr(),
-                "the gateway's record of thread {} is left, without checkpoints: {left}; delete the thread",
-                one_line(thread.as_str())
-            );
+            let _ = writeln!(io::stderr(), "the gateway's record of thread {thread}{left}");
         }
         imported
     }

@@ -83,19 +83,25 @@ impl<'a> Asked<'a> {
     }
 }
 
-/// Refuses protected ids that no thread has, because a typo would protect nothing.
+/// Refuses protected ids that no thread has, because a typo would protect nothing. If a thread cannot be read, it may have
+/// them.
 async fn check_protected(target: &Target, threads: &Threads, protect: &BTreeSet<CheckpointId>) -> Result<()> {
     let mut missing = protect.clone();
     if missing.is_empty() {
         return Ok(());
     }
-    for thread in target.threads(threads).await?.0 {
+    let (selected, unlisted) = target.threads(threads).await?;
+    let mut all_read = unlisted.is_none();
+    for thread in selected {
         let query = ListQuery { namespace: None, load: Load::None, ..ListQuery::new(&thread) };
         let mut newest = Newest::new(&**target.saver(), query);
         loop {
             let page = match newest.next().await.map_err(OpsError::from) {
-                // What is in a damaged thread stays in any case.
-                Err(error) if error.is_of_one_thread() => break,
+                // What is in a damaged thread stays in any case, and may be what is missing.
+                Err(error) if error.is_of_one_thread() => {
+                    all_read = false;
+                    break;
+                }
                 page => page?,
             };
             if page.is_empty() || missing.is_empty() {
@@ -106,7 +112,7 @@ async fn check_protected(target: &Target, threads: &Threads, protect: &BTreeSet<
             }
         }
     }
-    let Some(id) = missing.first() else { return Ok(()) };
+    let Some(id) = missing.first().filter(|_| all_read) else { return Ok(()) };
     let thread = match &threads.named()[..] {
         [thread] => option("--thread", thread.as_str()),
         _ => "--thread ID".to_owned(),

@@ -217,6 +217,20 @@ async fn a_damaged_thread_is_passed_over_and_is_an_error() {
     assert_eq!(lengths(&Busy { damaged: false, ..store }).await, [1, 4, 1]);
 }
 
+/// It may be in the thread that cannot be read.
+#[tokio::test]
+async fn a_protected_checkpoint_of_a_damaged_thread_does_not_end_the_pass() {
+    let store = Busy { damaged: true, ..filled().await };
+    let home = tempfile::tempdir().unwrap();
+    let image = store.store.read_thread(&BUSY.into()).await.unwrap();
+    let id = image.checkpoints.keys().next().unwrap().1.to_string();
+    let prune = ["prune", "apply", "--all", "--keep", "latest", "--yes", "--protect", &id];
+    let (result, _) = carried_out(&store, home.path(), "memory", &prune).await;
+    let error = result.unwrap_err().to_string();
+    assert!(error.starts_with("1 of "), "{error}");
+    assert_eq!(lengths(&Busy { damaged: false, ..store }).await, [1, 4, 1]);
+}
+
 #[tokio::test]
 async fn a_damaged_subagent_does_not_keep_the_others_from_being_checked() {
     let store = Busy { damaged: true, ..filled().await };
@@ -331,6 +345,36 @@ async fn an_import_that_was_not_written_leaves_no_record() {
     let (result, row) = imported(Import::Refused).await;
     assert!(result.unwrap_err().to_string().contains("the disk is full"));
     assert_eq!(row, None);
+}
+
+/// As the savers of Python do on the same store: they know no records, and so no reservation.
+#[tokio::test]
+async fn a_thread_that_another_program_began_during_an_import_gets_no_record_of_the_file() {
+    for import in [Import::AnothersAfterLook, Import::AnothersBeforeWrite] {
+        let (result, row) = imported(import).await;
+        let error = result.unwrap_err().to_string();
+        assert!(error.contains("nothing was imported: thread imported already exists; "), "{error}");
+        assert_eq!(row, None);
+    }
+}
+
+/// The advice of a record with another owner is to delete the thread.
+#[tokio::test]
+async fn a_thread_that_began_before_an_import_had_its_id_is_seen_before_the_record() {
+    let store = Busy { import: Import::AnothersAfterLook, ..filled().await };
+    let home = tempfile::tempdir().unwrap();
+    let records = Records::open(&home.path().join(DATABASE_FILE), RecordsOptions::default()).await.unwrap();
+    let new = NewThread { thread_id: IMPORTED.to_owned(), ..NewThread::default() };
+    records.threads().create(new).await.unwrap();
+    let file = home.path().join("a.ndjson").display().to_string();
+    let export = ["export", "--thread", "a", "--out", &file];
+    carried_out(&store, home.path(), "sqlite", &export).await.0.unwrap();
+    let import = ["import", &file, "--as", IMPORTED, "--owner", "bob"];
+    let error = carried_out(&store, home.path(), "sqlite", &import).await.0.unwrap_err().to_string();
+    assert!(error.contains("already exists") && !error.contains("another owner"), "{error}");
+    assert!(records.threads().get(IMPORTED, None).await.unwrap().is_some(), "it is not the import's");
+    assert_eq!(store.read_thread(&IMPORTED.into()).await.unwrap().checkpoints.len(), 1);
+    records.close().await;
 }
 
 /// The one that fails would take back the record that the other one counts on, and its thread would be everybody's.

@@ -53,6 +53,10 @@ pub(super) enum Import {
     AnswerLost,
     /// Somebody else makes a thread of that id meanwhile, and the answer is lost.
     AnothersInstead,
+    /// Somebody else makes a thread of that id as soon as it was seen that there is none.
+    AnothersAfterLook,
+    /// Somebody else makes a thread of that id just before the write.
+    AnothersBeforeWrite,
     /// It is not written, and the answer is lost.
     Lost,
     /// The disk is full.
@@ -88,7 +92,12 @@ impl Saver for Busy {
         if self.reads_fail && query.thread.as_str() == BUSY && query.load != Load::None {
             return Err(Error::Stale { thread: query.thread.clone() });
         }
-        self.store.list(query).await
+        let listed = self.store.list(query).await?;
+        let is_import = query.thread.as_str() == IMPORTED;
+        if is_import && listed.is_empty() && matches!(self.import, Import::AnothersAfterLook) {
+            accessor(self).create(&query.thread, Map::new()).await?;
+        }
+        Ok(listed)
     }
 
     async fn put_writes(&self, at: &CheckpointKey, task: &TaskWrites) -> Result<()> {
@@ -145,7 +154,13 @@ impl Saver for Busy {
             gate.1.notified().await;
         }
         match self.import {
-            Import::Written => return self.store.rewrite_thread(thread, expected, rewrite).await,
+            Import::Written | Import::AnothersAfterLook => {
+                return self.store.rewrite_thread(thread, expected, rewrite).await;
+            }
+            Import::AnothersBeforeWrite => {
+                accessor(self).create(thread, Map::new()).await?;
+                return self.store.rewrite_thread(thread, expected, rewrite).await;
+            }
             Import::AnswerLost => self.store.rewrite_thread(thread, expected, rewrite).await?,
             Import::AnothersInstead => {
                 accessor(self).create(thread, Map::new()).await?;

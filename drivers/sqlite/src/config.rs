@@ -53,6 +53,11 @@ pub struct Options {
     pub(crate) faults: std::sync::Arc<crate::tests::faults::Faults>,
 }
 
+/// A patience as SQLite takes it: its milliseconds are an `i32`.
+pub(crate) fn bounded(patience: Duration) -> Duration {
+    patience.min(Duration::from_millis(u64::from(i32::MAX.unsigned_abs())))
+}
+
 impl Default for Options {
     fn default() -> Self {
         Self {
@@ -71,9 +76,9 @@ impl Default for Options {
 }
 
 impl Options {
-    /// The busy timeout as SQLite takes it: its milliseconds are an `i32`.
+    /// The busy timeout as SQLite takes it.
     pub(crate) fn patience(&self) -> Duration {
-        self.busy_timeout.min(Duration::from_millis(u64::from(i32::MAX.unsigned_abs())))
+        bounded(self.busy_timeout)
     }
 
     /// How many checkpoints of a long thread are written in one transaction.

@@ -19,7 +19,7 @@ use crate::care::check::{self, Finding};
 use crate::care::space::{self, FileSize, Vacuum};
 use crate::care::{scopes, sweep};
 use crate::config::Options;
-use crate::error::{SAVER, unavailable};
+use crate::error::{CANNOT_OPEN, SAVER, unavailable};
 use crate::read::pool::Readers;
 use crate::read::queries;
 use crate::rows::{checkpoints, directory, element};
@@ -66,12 +66,13 @@ impl SqliteSaver {
     /// not a database; [`threadkeep::Error::Unavailable`] if it cannot be opened or is locked.
     pub fn open(path: impl AsRef<Path>, options: &Options) -> Result<Self> {
         let path = path.as_ref();
+        let place = absolute(path)?;
         let db = Db::writer(path, options)?;
         let counters = Arc::<Counters>::default();
         let readers = Readers::open(path, options, counters.clone())?;
-        let writer = Arc::new(Turns::start(db, (path, options), counters.clone())?);
+        let writer = Arc::new(Turns::start(db, (&place, options), counters.clone())?);
         writer.begin_to_clear();
-        Ok(Self { path: path.to_owned(), options: options.clone(), readers, writer, counters })
+        Ok(Self { path: place, options: options.clone(), readers, writer, counters })
     }
 
     /// Opens an existing database that cannot be written, because of permissions or a read-only file system: it can be
@@ -81,10 +82,11 @@ impl SqliteSaver {
     /// As [`Self::open`].
     pub fn open_read_only(path: impl AsRef<Path>, options: &Options) -> Result<Self> {
         let path = path.as_ref();
+        let place = absolute(path)?;
         let counters = Arc::<Counters>::default();
         let readers = Readers::open_alone(path, options, counters.clone())?;
         let writer = Arc::new(Turns::refusing());
-        Ok(Self { path: path.to_owned(), options: options.clone(), readers, writer, counters })
+        Ok(Self { path: place, options: options.clone(), readers, writer, counters })
     }
 
     /// [`Self::open`] on a blocking thread.
@@ -232,7 +234,20 @@ impl SqliteSaver {
                 return self.rewrite_in_pieces(thread, expected, rewrite).await;
             }
         }
-        self.write(Work::Rewrite(thread.clone(), expected.clone(), Box::new(rewrite))).await
+        let may_remove_all = rewrite.put.is_empty();
+        let work = Work::Rewrite(thread.clone(), expected.clone(), Box::new(rewrite));
+        if may_remove_all { self.write_and_clear(work).await } else { self.write(work).await }
+    }
+
+    /// Executes a command that may delete a thread, and deletes what is left of its rows.
+    async fn write_and_clear(&self, work: Work) -> Result<()> {
+        let mut unfinished =
+            Unfinished { turns: &self.writer, order: Some(Work::Clear(Clearing::default())) };
+        let written = self.write(work).await;
+        unfinished.order = None;
+        written?;
+        self.writer.clear().await;
+        Ok(())
     }
 
     pub(crate) async fn write(&self, work: Work) -> Result<()> {
@@ -287,13 +302,7 @@ impl Saver for SqliteSaver {
     }
 
     async fn delete_thread(&self, thread: &ThreadId) -> Result<()> {
-        let mut unfinished =
-            Unfinished { turns: &self.writer, order: Some(Work::Clear(Clearing::default())) };
-        let deleted = self.write(Work::DeleteThread(thread.clone())).await;
-        unfinished.order = None;
-        deleted?;
-        self.writer.clear().await;
-        Ok(())
+        self.write_and_clear(Work::DeleteThread(thread.clone())).await
     }
 
     async fn threads(&self, after: Option<&ThreadId>, limit: usize) -> Result<Vec<ThreadId>> {
@@ -314,6 +323,12 @@ impl Saver for SqliteSaver {
     fn capabilities(&self) -> Capabilities {
         Capabilities { name: SAVER, durable: true, shared_elements: true }
     }
+}
+
+/// Where a database is, for what opens it again later: the program may have changed its directory by then.
+fn absolute(path: &Path) -> Result<PathBuf> {
+    std::path::absolute(path)
+        .map_err(|error| unavailable(format!("{}: {CANNOT_OPEN} ({error})", path.display())))
 }
 
 /// Whether a rewrite of a thread could hold the writer for long: it reads every row.

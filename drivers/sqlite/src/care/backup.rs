@@ -15,7 +15,7 @@ use tempfile::{Builder, TempPath};
 use threadkeep::{Error, Result};
 
 use super::check;
-use crate::config::Options;
+use crate::config::{Options, bounded};
 use crate::error::{from_sqlite, unavailable};
 use crate::rows::names::Names;
 use crate::sql::{Db, patiently, resting_file};
@@ -107,7 +107,8 @@ impl BackupFile {
 }
 
 /// Copies any SQLite database that may be in use, for a new file at `to`, readable only by the user. The copy holds what
-/// was committed at one moment, has no log, and has passed SQLite's own check. [`BackupFile::keep`] gives it its name.
+/// was committed at one moment, has no log, and has passed SQLite's own check. [`BackupFile::keep`] gives it its name. A
+/// patience of more than 24 days counts as 24 days.
 ///
 /// # Errors
 /// [`Error::InvalidInput`] if there is a file at `to`; [`Error::Corrupt`] if the database is damaged;
@@ -128,7 +129,7 @@ pub async fn copy_database(from: &Path, to: &Path, patience: Duration) -> Result
 /// Copies a store, and checks every row of the copy.
 pub(crate) async fn copy_store(from: PathBuf, to: &Path, options: Options) -> Result<BackupFile> {
     let copying = BackupFile::made(to, move |unfinished| {
-        copy(&from, unfinished, options.patience())?;
+        copy(&from, unfinished, options.busy_timeout)?;
         let db = Db::reader(&unfinished.copy, &options)?;
         let found = check::check(&db, &Names::default())?.into_iter().find(|finding| !finding.orphan);
         found.map_or(Ok(()), |finding| Err(damaged(&from, finding)))
@@ -163,6 +164,7 @@ fn source(from: &Path, patience: Duration) -> rusqlite::Result<Connection> {
 
 fn copy(from: &Path, unfinished: &Unfinished, patience: Duration) -> Result<()> {
     let Unfinished { file, copy, to, stopped } = unfinished;
+    let patience = bounded(patience);
     let name = from.display().to_string();
     let failed = |error| from_sqlite(&name, &error);
     let source = source(from, patience).map_err(failed)?;

@@ -2,10 +2,12 @@
 
 use std::path::Path;
 
-use threadkeep::saver::Saver;
+use threadkeep::id::ThreadId;
+use threadkeep::saver::{Revision, Rewrite, Saver};
+use threadkeep::value::Element;
 
 use super::common::{Talk, message};
-use super::pieces::store;
+use super::pieces::{MOMENTS, dropped, nothing_remains, store};
 use super::statements::Opened;
 use crate::write::commit::Work;
 use crate::{Options, SqliteSaver};
@@ -76,4 +78,57 @@ async fn a_damaged_page_of_a_deleted_thread_keeps_only_its_own_rows() {
     assert!(found.iter().any(|finding| finding.to_string().contains(&named)), "{found:?}");
     assert!(found.iter().all(|finding| finding.scope.is_none() && !finding.orphan), "{found:?}");
     saver.close().await;
+}
+
+/// The number of elements in the database.
+fn elements(path: &Path) -> i64 {
+    let conn = rusqlite::Connection::open(path).unwrap();
+    conn.query_row("SELECT count(*) FROM element", [], |row| row.get(0)).unwrap()
+}
+
+/// A thread that a store with pieces of 32 rewrites in one transaction, but does not delete in one; and what removes all of
+/// it.
+async fn middling(store: &Opened, id: &str) -> (ThreadId, Revision, Rewrite) {
+    let mut talk = Talk::new(id);
+    for number in 1..180 {
+        talk.messages.push(Element::from_json(&message(number, 99)).unwrap());
+    }
+    store.say(&mut talk, 0).await;
+    let image = store.saver.read_thread(&talk.thread).await.unwrap();
+    let remove = image.checkpoints.into_keys().collect();
+    (talk.thread, image.revision, Rewrite { remove, ..Rewrite::default() })
+}
+
+#[tokio::test]
+async fn a_rewrite_that_removes_all_of_a_thread_leaves_no_rows() {
+    let store = store(32);
+    let path = store.dir.path().join("db");
+    let (first, revision, all) = middling(&store, "a").await;
+    assert!((129..=256).contains(&elements(&path)), "neither short nor long");
+    store.saver.write(Work::Rewrite(first, revision, Box::new(all))).await.unwrap();
+    assert_eq!(left(&path).len(), 1, "a single transaction deletes the first piece");
+    let (second, revision, all) = middling(&store, "b").await;
+    store.saver.rewrite_thread(&second, &revision, all).await.unwrap();
+    assert_eq!((left(&path), elements(&path)), (Vec::new(), 0));
+    assert_eq!(store.saver.threads(None, 9).await.unwrap(), []);
+    assert_eq!(store.saver.check().await.unwrap(), []);
+    store.saver.close().await;
+}
+
+#[tokio::test]
+async fn a_dropped_rewrite_that_removes_all_of_a_thread_leaves_no_rows() {
+    for when in MOMENTS {
+        for polls in 1.. {
+            let store = store(32);
+            let (thread, revision, all) = middling(&store, "t").await;
+            let removing = store.saver.rewrite_thread(&thread, &revision, all);
+            let done = dropped(&store, removing, (polls, when)).await;
+            nothing_remains(&store).await;
+            assert_eq!(store.saver.check().await.unwrap(), [], "{when:?}, dropped after {polls} polls");
+            if let Some(done) = done {
+                done.unwrap();
+                break;
+            }
+        }
+    }
 }

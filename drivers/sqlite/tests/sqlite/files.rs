@@ -3,12 +3,18 @@
 #![cfg(unix)]
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
 
+use rusqlite::Connection;
 use threadkeep::Error;
 use threadkeep::saver::{Flush, ListQuery, Saver, StepCommit};
 use threadkeep_sqlite::{Options, SqliteSaver};
 
 use crate::common::{Talk, message};
+
+/// The directory of the store, in the process that changes its own.
+const PLACE: &str = "THREADKEEP_TEST_FILES_PLACE";
 
 async fn say(saver: &SqliteSaver, talk: &mut Talk) -> threadkeep::Result<()> {
     let step = talk.say(&message(talk.messages.len(), 300));
@@ -83,4 +89,45 @@ async fn a_store_that_is_reached_through_a_link_is_where_it_was() {
     say(&saver, &mut talk).await.unwrap();
     std::fs::rename(&path, dir.path().join("elsewhere")).unwrap();
     assert_gone(say(&saver, &mut talk).await, "the file that the link names");
+}
+
+/// A backup and a training open the file again. The directory is that of a process, so this is the test again in one of its
+/// own.
+#[tokio::test]
+async fn a_store_is_where_it_was_opened_when_its_program_changes_the_directory() {
+    let Some(place) = std::env::var_os(PLACE).map(PathBuf::from) else {
+        let dir = tempfile::tempdir().unwrap();
+        let test = "files::a_store_is_where_it_was_opened_when_its_program_changes_the_directory";
+        let output = Command::new(std::env::current_exe().unwrap())
+            .args([test, "--exact", "--nocapture"])
+            .env(PLACE, dir.path())
+            .current_dir(dir.path())
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&output.stdout);
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success() && said.contains("1 passed"), "{said}{errors}");
+        return;
+    };
+    let options = Options::default();
+    let saver = SqliteSaver::open("db", &options).unwrap();
+    let mut talk = Talk::new("t");
+    say(&saver, &mut talk).await.unwrap();
+    let second = SqliteSaver::open_async("db", options.clone()).await.unwrap();
+    let reading = SqliteSaver::open_read_only("db", &options).unwrap();
+    std::fs::create_dir("elsewhere").unwrap();
+    std::env::set_current_dir("elsewhere").unwrap();
+    for (number, saver) in [&saver, &second, &reading].into_iter().enumerate() {
+        saver.backup(place.join(format!("copy-{number}"))).await.unwrap();
+    }
+    let trained = async {
+        let conn = Connection::open(place.join("db")).unwrap();
+        let count = "SELECT count(*) FROM dictionary";
+        while conn.query_row(count, [], |row| row.get::<_, i64>(0)).unwrap() == 0 {
+            let step = talk.say(&message(talk.messages.len(), 6_000));
+            saver.commit(step.clone()).await.unwrap();
+            talk.accept(&step);
+        }
+    };
+    tokio::time::timeout(Duration::from_mins(10), trained).await.expect("no dictionary");
 }

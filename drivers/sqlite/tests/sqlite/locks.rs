@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use rusqlite::{Connection, OpenFlags};
 use threadkeep::saver::{CheckpointSelector, ListQuery, Rewrite, Saver};
-use threadkeep_sqlite::{Options, SqliteSaver};
+use threadkeep_sqlite::{Options, SqliteSaver, copy_database};
 
 use crate::common::{Talk, message};
 
@@ -131,6 +131,7 @@ async fn a_store_may_wait_for_ever() {
     }
     let saver = SqliteSaver::open(&path, &options).unwrap();
     saver.backup(&copy).await.unwrap();
+    copy_database(&path, &dir.path().join("another"), Duration::MAX).await.unwrap().keep().unwrap();
     assert_eq!(saver.check().await.unwrap(), []);
     let restored = SqliteSaver::open(&copy, &options).unwrap();
     let head = CheckpointSelector::head(&talk.thread);

@@ -149,10 +149,39 @@ impl Target {
     /// and a certificate that is trusted.
     pub(crate) fn parse(address: &str, patience: Duration) -> Result<Self> {
         let mut target = Address::parse(address)?.target()?;
-        if target.config.get_connect_timeout().is_none() && !patience.is_zero() {
-            target.config.connect_timeout(patience);
+        if !patience.is_zero() {
+            if target.config.get_connect_timeout().is_none() {
+                target.config.connect_timeout(patience);
+            }
+            limit_silence(&mut target.config, patience);
         }
         Ok(target)
+    }
+}
+
+/// The longest time that a connection may get no sign of the other side: about that of the system, if data is under way.
+const LONGEST_SILENCE: Duration = Duration::from_mins(15);
+/// The signs that may be asked for in vain, in that time.
+const PROBES: u32 = 4;
+
+/// Lets a connection fail once the machine of the other side has not been heard of for the patience, where the address
+/// does not say how long: if a pooler's machine is lost, new connections lead to the same server through another one, and
+/// an answer that can never come would be waited for as a slow one. Sockets of Unix ignore it.
+fn limit_silence(config: &mut tokio_postgres::Config, patience: Duration) {
+    let limit = patience.clamp(Duration::from_secs(1), LONGEST_SILENCE);
+    // The system counts these in whole seconds, and accepts no zero.
+    let pause = (limit / (PROBES + 1)).max(Duration::from_secs(1));
+    if config.get_tcp_user_timeout().is_none() {
+        config.tcp_user_timeout(limit);
+    }
+    if config.get_keepalives_idle() == tokio_postgres::Config::new().get_keepalives_idle() {
+        config.keepalives_idle(pause);
+    }
+    if config.get_keepalives_interval().is_none() {
+        config.keepalives_interval(pause);
+    }
+    if config.get_keepalives_retries().is_none() {
+        config.keepalives_retries(PROBES);
     }
 }
 
@@ -325,6 +354,30 @@ mod tests {
         for address in ["postgres://u@a,b/d?target_session_attrs=read-write", "postgres://u@a,b/d"] {
             assert!(Target::parse(address, Duration::ZERO).is_ok(), "{address}");
         }
+    }
+
+    #[test]
+    fn a_connection_to_a_lost_machine_fails_after_the_patience_unless_the_address_says_when() {
+        let (seconds, minutes) = (Duration::from_secs, Duration::from_mins);
+        let read = |query: &str, patience: Duration| {
+            let config = Target::parse(&format!("postgres://u@h/d{query}"), patience).unwrap().config;
+            let keepalives = (config.get_keepalives_interval(), config.get_keepalives_retries());
+            (config.get_tcp_user_timeout().copied(), config.get_keepalives_idle(), keepalives)
+        };
+        for (patience, limit, pause) in [
+            (seconds(10), seconds(10), seconds(2)),
+            (Duration::from_millis(100), seconds(1), seconds(1)),
+            (Duration::MAX, minutes(15), minutes(3)),
+        ] {
+            assert_eq!(read("", patience), (Some(limit), pause, (Some(pause), Some(4))), "{patience:?}");
+        }
+        let own = "?tcp_user_timeout=7&keepalives_idle=6&keepalives_interval=5&keepalives_count=3";
+        for patience in [seconds(10), Duration::ZERO] {
+            assert_eq!(read(own, patience), (Some(seconds(7)), seconds(6), (Some(seconds(5)), Some(3))));
+        }
+        assert_eq!(read("", Duration::ZERO), (None, Duration::from_hours(2), (None, None)));
+        let none = Target::parse("postgres://u@h/d?keepalives=0", seconds(10)).unwrap().config;
+        assert!(!none.get_keepalives());
     }
 
     #[test]

@@ -14,7 +14,7 @@ use tokio_postgres::types::Type;
 use crate::aside::aside;
 use crate::element::Space;
 use crate::error::{BUSY, Trouble, unavailable};
-use crate::history::Mark;
+use crate::history::{Mark, Since};
 use crate::keys;
 use crate::pool::Param;
 use crate::record::Kept;
@@ -23,7 +23,7 @@ use crate::sql::Statement;
 use crate::store::Store;
 use crate::view::Values;
 
-/// How often a read may find that its thread was deleted or rewritten between its two statements.
+/// How often a read may find that its thread was deleted, rewritten or lost between its two statements.
 pub(crate) const ROUNDS: usize = 8;
 
 impl Store {
@@ -114,7 +114,7 @@ impl Store {
     }
 
     /// Loads the values that `make` needs and runs it on them. None if the thread was deleted or rewritten since the
-    /// snapshot: then elements may be gone, or their numbers reused.
+    /// snapshot, or the server lost a write that it has: then elements may be gone, or their numbers reused.
     pub(crate) async fn with_values<T: Send + 'static>(
         &self,
         thread: &ThreadId,
@@ -136,7 +136,7 @@ impl Store {
             return Ok(made);
         }
         let loaded = self.elements(thread, &wanted).await?;
-        if epoch(&loaded) != epoch(&snapshot) {
+        if !continues(&loaded, &snapshot) {
             return Ok(None);
         }
         let size = size + loaded.elements.len();
@@ -179,8 +179,17 @@ pub(crate) fn revision(mark: Mark) -> Revision {
     Revision::new([&epoch[..], &revision, mark.nonce.as_bytes()].concat())
 }
 
-fn epoch(snapshot: &Snapshot) -> Option<i64> {
-    snapshot.thread.as_ref().map(|row| row.history.mark.epoch)
+/// Whether what was found later has the elements of a snapshot, under the same numbers.
+fn continues(found: &Snapshot, snapshot: &Snapshot) -> bool {
+    match (&found.thread, &snapshot.thread) {
+        (None, None) => true,
+        (Some(found), Some(then)) => {
+            let (found, then) = (&found.history, then.history.moment());
+            found.mark.epoch == then.mark.epoch
+                && matches!(found.since(&then), Since::Contained | Since::TooLongAgo)
+        }
+        _ => false,
+    }
 }
 
 /// Checks that no head is missing among the newest checkpoints: those after `floor`, or all.

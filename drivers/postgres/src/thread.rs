@@ -7,7 +7,7 @@
 
 use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use lru::LruCache;
 use threadkeep::id::{ChannelName, Namespace, ThreadId, Version};
@@ -108,11 +108,30 @@ impl ThreadState {
 /// How long a deletion can be distinguished from a loss: somewhat less than the server keeps graves.
 const GRAVES: Duration = Duration::from_hours(5);
 
+/// When something was learned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Learned {
+    at: Instant,
+    /// The other one may not count the time that the machine sleeps.
+    clock: SystemTime,
+}
+
+impl Learned {
+    fn now() -> Self {
+        Self { at: Instant::now(), clock: SystemTime::now() }
+    }
+
+    /// Whether a grave of that time may be gone.
+    fn is_older_than_graves(&self) -> bool {
+        self.at.elapsed() > GRAVES || self.clock.elapsed().is_ok_and(|age| age > GRAVES)
+    }
+}
+
 /// What this process knows to be flushed of a thread.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Known {
     /// The last moment, and when it was learned.
-    flushed: Option<(Moment, Instant)>,
+    flushed: Option<(Moment, Learned)>,
     /// The last moment that was acknowledged without a flush, if it may not be flushed: no flushed history that was
     /// found since contains it, and no later write was flushed. If the server lost it, a flush reports that.
     unflushed: Option<Moment>,
@@ -144,7 +163,7 @@ impl Known {
         match self.flushed {
             None => Agreement::Agrees,
             Some((then, learned)) => match missing(then) {
-                Agreement::IfBuried(_) if learned.elapsed() > GRAVES => Agreement::Agrees,
+                Agreement::IfBuried(_) if learned.is_older_than_graves() => Agreement::Agrees,
                 agreement => agreement,
             },
         }
@@ -157,7 +176,7 @@ impl Known {
 
     /// Learns that a history of the thread is flushed. What it does not contain remains unflushed.
     fn learn_flushed(&mut self, history: &History) {
-        self.flushed = Some((history.moment(), Instant::now()));
+        self.flushed = Some((history.moment(), Learned::now()));
         let contains = |then: &Moment| matches!(history.since(then), Since::Contained | Since::TooLongAgo);
         self.unflushed = self.unflushed.filter(|then| !contains(then));
     }
@@ -204,7 +223,7 @@ impl Slot {
     pub(crate) fn acknowledged(&self, moment: Moment) {
         self.learn(|known| {
             if moment.mark.is_flushed() {
-                (known.flushed, known.unflushed) = (Some((moment, Instant::now())), None);
+                (known.flushed, known.unflushed) = (Some((moment, Learned::now())), None);
             } else {
                 known.unflushed = Some(moment);
             }
@@ -226,7 +245,7 @@ impl Slot {
             // What is known of another life, or of a later moment, is worth more.
             let before = |then: Moment| then.life == moment.life && then.mark.revision < moment.mark.revision;
             if known.flushed.is_none_or(|(then, _)| before(then)) {
-                known.flushed = Some((moment, Instant::now()));
+                known.flushed = Some((moment, Learned::now()));
             }
         });
     }
@@ -392,6 +411,21 @@ mod tests {
         }
         assert!(threads.0.lock().unwrap().slots.len() <= THREADS);
         assert!(threads.existing(&"2999".into()).is_some() && threads.existing(&"0".into()).is_none());
+    }
+
+    /// The time in which the machine sleeps is missing in one of them.
+    #[test]
+    fn a_deletion_is_not_called_a_loss_once_its_grave_may_be_gone_by_either_time() {
+        let moment = History::first(Flush::Now).moment();
+        let after =
+            |learned: Learned| Known { flushed: Some((moment, learned)), ..Known::default() }.compare(None);
+        let now = Learned::now();
+        assert_eq!(after(now), Agreement::IfBuried(moment));
+        let clock = now.clock.checked_sub(2 * GRAVES).unwrap();
+        assert_eq!(after(Learned { clock, ..now }), Agreement::Agrees);
+        // A clock that was set back says nothing.
+        let clock = now.clock.checked_add(2 * GRAVES).unwrap();
+        assert_eq!(after(Learned { clock, ..now }), Agreement::IfBuried(moment));
     }
 
     /// Without what is known to be flushed, or not to be, a flush would acknowledge what the server has lost.

@@ -9,13 +9,15 @@ use std::time::Duration;
 use rustix::time::{ClockId, clock_gettime};
 use serde_json::json;
 use threadkeep::Error;
+use threadkeep::id::IdSource;
 use threadkeep::saver::{CheckpointSelector, Saver, ThreadImage};
 use threadkeep_postgres::PostgresSaver;
 use threadkeep_testing::pgbouncer;
 use tokio::sync::Notify;
 
+use crate::common::damage::connect;
 use crate::common::proxy::Proxy;
-use crate::common::talk::{MESSAGES, Talk};
+use crate::common::talk::{MESSAGES, Talk, message};
 use crate::common::{database, open};
 
 /// An acknowledged append: its message, and its start and end.
@@ -291,4 +293,54 @@ async fn a_thread_that_is_made_anew_under_a_read_is_read_whole() {
     writer.delete_thread(&"t".into()).await.unwrap();
     go.notify_one();
     assert_eq!(reading.await.unwrap(), Ok(None));
+}
+
+/// A server loses what was not flushed, and another process may write elements of the same numbers in its place.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_thread_whose_newest_write_is_lost_under_a_read_is_read_whole() {
+    let tables = ["thread", "head", "checkpoint", "element"];
+    let each = |statements: &str| tables.map(|table| statements.replace("{t}", table)).concat();
+    let at = CheckpointSelector::head(&"t".into());
+    for goes_on in [false, true] {
+        let database = database().await;
+        let proxy = Proxy::before(database.url()).await;
+        let (reader, writer) = (Arc::new(open(proxy.url()).await), open(database.url()).await);
+        let server = connect(database.url()).await;
+        let mut talk = Talk::new("t");
+        for n in 0..2 {
+            if n == 1 {
+                // What is on the disk.
+                server.batch_execute(&each("CREATE TABLE kept_{t} AS TABLE threadkeep_{t};")).await.unwrap();
+            }
+            let step = talk.say(&message(n, 80));
+            writer.commit(step.clone()).await.unwrap();
+            talk.accept(&step);
+        }
+        // The first read prepares the statement for the rows.
+        let lost = reader.get(&at).await.unwrap().unwrap();
+        proxy.statements();
+        // Between the rows and the values of one read.
+        let (come, go) = proxy.hold(1);
+        let reading = tokio::spawn({
+            let (reader, at) = (reader.clone(), at.clone());
+            async move { reader.get(&at).await }
+        });
+        come.notified().await;
+        let asked = proxy.statements();
+        assert!(matches!(&asked[..], [values] if values.starts_with("SELECT 0 AS kind")), "{asked:?}");
+        let lose = each("DELETE FROM threadkeep_{t}; INSERT INTO threadkeep_{t} TABLE kept_{t};");
+        server.batch_execute(&lose).await.unwrap();
+        let other = open(database.url()).await;
+        let left = other.get(&at).await.unwrap().unwrap();
+        if goes_on {
+            let mut talk = Talk { ids: IdSource::default(), ..Talk::new("t") };
+            talk.resume(&left);
+            other.commit(talk.say(&message(2, 80))).await.unwrap();
+        }
+        let expected = other.get(&at).await.unwrap().unwrap();
+        assert_eq!(expected == left, !goes_on);
+        assert!(expected != lost);
+        go.notify_one();
+        assert_eq!(reading.await.unwrap(), Ok(Some(expected)));
+    }
 }

@@ -215,6 +215,7 @@ async fn what_is_no_longer_kept_is_replaced_by_the_state() {
     let shown = &events[1]["params"]["data"]["messages"];
     assert_eq!(shown[0]["content"], "wait");
     assert!(is_end(events.last().unwrap()));
+    in_order(&events);
 }
 
 #[tokio::test]
@@ -229,6 +230,7 @@ async fn a_run_that_ended_long_ago_is_its_state_and_its_end() {
         let gateway = gateway.reopen(mode).await;
         let again = rest(&mut follow(&gateway, None).await).await;
         assert_eq!(methods(&again), ["checkpoints", "values", "lifecycle"]);
+        in_order(&again);
         let (end, old) = (again.last().unwrap(), failed.last().unwrap());
         assert_eq!(end["event_id"], old["event_id"]);
         assert_eq!(end["params"]["data"], old["params"]["data"]);
@@ -262,6 +264,25 @@ async fn a_question_is_asked_in_the_stream_and_its_answer_goes_on() {
         assert_eq!(streamed(&more), "You said: blue");
         assert!(more[0]["event_id"].as_str().unwrap().starts_with(&run));
         assert_eq!(more.last().unwrap()["params"]["data"]["event"], "completed");
+    }
+}
+
+#[tokio::test]
+async fn a_client_that_has_the_first_of_two_questions_gets_the_second() {
+    let call =
+        |id: &str, text: &str| json!({"name": "ask_clarification", "id": id, "args": {"question": text}});
+    let calls = [call("c", "Which colour?"), call("d", "When?")];
+    let script = json!({"rules": [{"answers": [{"tool_calls": calls}]}]});
+    for mode in MODES {
+        let gateway = Setup { script: script.clone(), ..Setup::on("memory", mode) }.start().await;
+        command(&gateway, "t", "run.start", ask("paint")).await.ok();
+        let events = rest(&mut follow(&gateway, None).await).await;
+        in_order(&events);
+        let [.., first, second, end] = events.as_slice() else { panic!("{events:?}") };
+        assert_eq!(first["params"]["data"]["payload"]["question"], "Which colour?");
+        assert_eq!(second["params"]["data"]["payload"]["question"], "When?");
+        let more = rest(&mut follow(&gateway, Some(seq(first))).await).await;
+        assert_eq!(more, [second.clone(), end.clone()]);
     }
 }
 

@@ -1,5 +1,7 @@
 //! An event of the thread protocol: its place in the order of the thread, and its text.
 
+use std::ops::Range;
+
 use bytes::Bytes;
 use serde_json::{Value, json};
 
@@ -8,11 +10,15 @@ use crate::streams::bridge::EventId;
 /// The first millisecond that is counted, 2026-01-01 UTC: sequence numbers stay below 2^53 until 2095, so that JavaScript
 /// clients can hold them.
 const EPOCH_MS: u64 = 1_767_225_600_000;
-/// Events per frame. A frame with more, a message with very many tool calls, has the same number for the last ones.
+/// Events per frame, and what they are for, in the order in which they are sent. What does not fit into its range, as in a
+/// message with very many tool calls or at a run with more than eight questions, has the number of the range's last one.
 const SLOTS: u64 = 128;
-
-/// The slots that a frame does not use: what follows the last frame of a run.
-const ASKED: u64 = SLOTS - 2;
+/// Slot 0 is that the run is at work; these are that agents are, the outer ones first.
+const STARTED: Range<u64> = 1..4;
+/// The frame's own events, and the ends of what the run left open.
+const OWN: Range<u64> = STARTED.end..ASKED.start;
+/// What follows the last frame of a run. The last two slots of an earlier frame are for the state before the next one.
+const ASKED: Range<u64> = ENDED - 8..ENDED;
 const ENDED: u64 = SLOTS - 1;
 
 /// The place of a frame among those of its thread, as a number: whichever process follows the run finds the same one, and
@@ -36,9 +42,9 @@ impl Place {
         self.0.saturating_sub(1)
     }
 
-    /// The number of the frame's event in this slot, from 0.
-    fn slot(self, slot: u64) -> u64 {
-        self.0 + slot.min(ASKED - 1)
+    /// The number of the event in this slot of the range, from 0.
+    fn slot(self, range: &Range<u64>, slot: u64) -> u64 {
+        self.0 + (range.start + slot).min(range.end - 1)
     }
 }
 
@@ -80,11 +86,27 @@ impl<'a> Speaker<'a> {
         Self { run, place: Place::of(frame), unix_ms: frame.unix_ms }
     }
 
-    /// The event in this slot of the frame. Events of one frame differ in their slots.
+    /// The event in this slot of the frame, from 0. Events of one frame differ in their slots.
     pub(super) fn say(&self, slot: u64, method: &'static str, namespace: &[String], data: Data) -> Said {
-        let seq = self.place.slot(slot);
-        let id =
-            if slot < ASKED { format!("{}:{seq}", self.run) } else { format!("{}:{seq}.{slot}", self.run) };
+        self.within(&OWN, slot, method, namespace, data)
+    }
+
+    /// That an agent is at work, before what the frame says. The slot is how many agents there are around it.
+    pub(super) fn started(&self, slot: u64, namespace: &[String], data: Data) -> Said {
+        self.within(&STARTED, slot, "lifecycle", namespace, data)
+    }
+
+    fn within(
+        &self,
+        range: &Range<u64>,
+        slot: u64,
+        method: &'static str,
+        namespace: &[String],
+        data: Data,
+    ) -> Said {
+        let seq = self.place.slot(range, slot);
+        let fits = slot < range.end - range.start;
+        let id = if fits { format!("{}:{seq}", self.run) } else { format!("{}:{seq}.{slot}", self.run) };
         Said { method, namespace: namespace.to_vec(), node: None, data, seq, id, unix_ms: self.unix_ms }
     }
 
@@ -95,26 +117,26 @@ impl<'a> Speaker<'a> {
         Said { method: "lifecycle", namespace: Vec::new(), node: None, data, seq, id, unix_ms: self.unix_ms }
     }
 
-    /// What is known of the thread's state before the frame.
+    /// What is known of the thread's state before the frame: `checkpoints`, then `values`.
     pub(super) fn snapshot(&self, method: &'static str, checkpoint: &str, data: Data) -> Said {
         let id = format!("{checkpoint}:{method}");
-        let (seq, namespace) = (self.place.before(), Vec::new());
-        Said { method, namespace, node: None, data, seq, id, unix_ms: self.unix_ms }
+        let seq = self.place.before().saturating_sub(u64::from(method == "checkpoints"));
+        Said { method, namespace: Vec::new(), node: None, data, seq, id, unix_ms: self.unix_ms }
     }
 
-    /// What the run asks at its end.
-    pub(super) fn ask(&self, question: &str, data: Value) -> Said {
+    /// What the run asks at its end. The slot is the question's, from 0.
+    pub(super) fn ask(&self, slot: u64, question: &str, data: Value) -> Said {
         let id = format!("{}:input:{question}", self.run);
-        self.last("input.requested", ASKED, id, data)
+        self.last("input.requested", self.place.slot(&ASKED, slot), id, data)
     }
 
     /// The run's end.
     pub(super) fn end(&self, data: Value) -> Said {
-        self.last("lifecycle", ENDED, format!("{}:end", self.run), data)
+        self.last("lifecycle", self.place.0 + ENDED, format!("{}:end", self.run), data)
     }
 
-    fn last(&self, method: &'static str, slot: u64, id: String, data: Value) -> Said {
-        let (seq, data) = (self.place.0 + slot, Data::Json(data));
+    fn last(&self, method: &'static str, seq: u64, id: String, data: Value) -> Said {
+        let data = Data::Json(data);
         Said { method, namespace: Vec::new(), node: None, data, seq, id, unix_ms: self.unix_ms }
     }
 }

@@ -199,9 +199,9 @@ impl Following {
             data["checkpoint"] = json!({ "id": left.key.id.to_string() });
         }
         self.said.extend(translator.end(&speaker));
-        let asks = questions.into_iter().map(|asked| {
+        let asks = questions.into_iter().zip(0..).map(|(asked, slot)| {
             let data = json!({ "interrupt_id": asked.id, "payload": asked.payload });
-            speaker.ask(&asked.id, data)
+            speaker.ask(slot, &asked.id, data)
         });
         self.said.extend(asks);
         self.said.push_back(speaker.end(data));

@@ -8,13 +8,14 @@ use threadkeep_agent::model::is_cut_off;
 use super::block::{Block, blocks, call_chunk};
 use super::event::{Data, Said, Speaker};
 
-/// The slots of a frame: the end of the message before, the start, and three for each piece.
+/// The slots of a frame: the end of the message before, the start, and three for each piece or two for each whole block.
 const CLOSING: u64 = 0;
 const START: u64 = 2;
 const PIECES: u64 = 3;
 const PER_PIECE: u64 = 3;
+const PER_BLOCK: u64 = 2;
 /// Where the ends of messages begin that the run left open.
-const LEFT_OPEN: u64 = 100;
+const LEFT_OPEN: u64 = 82;
 
 /// The messages of a run's stream. There is one at a time at each node.
 #[derive(Debug, Default)]
@@ -234,7 +235,7 @@ fn whole(saying: &mut Saying<'_>, role: &str, message: &Value, metadata: &Value)
     for (index, block) in blocks(message).into_iter().enumerate() {
         saying.block_start(slot, index, &block);
         saying.block_finish(slot + 1, index, &block);
-        slot += PER_PIECE;
+        slot += PER_BLOCK;
     }
     saying.finish(slot, &message["usage_metadata"], &message["response_metadata"]["finish_reason"]);
 }

@@ -4,7 +4,7 @@ use bytes::Bytes;
 use serde_json::{Value, json};
 use threadkeep::id::Clock;
 
-use super::event::{Data, Place, Said};
+use super::event::{Data, Place, Said, Speaker};
 use super::filter::Filter;
 use super::translate::Translator;
 use crate::http::extract::read;
@@ -180,9 +180,11 @@ fn a_message_whose_beginning_is_lost_is_said_when_it_is_complete() {
 fn what_a_stopped_run_left_open_ends_with_it() {
     let frames = frames(0, &[chunk("m", "Hel", json!({})), ("values|tools:t", json!({}))]);
     let mut translator = translator();
-    said(&mut translator, &frames);
-    let speaker = super::event::Speaker::of("r", frames[1].id);
+    let mut events = said(&mut translator, &frames);
+    let speaker = Speaker::of("r", frames[1].id);
     let ended = translator.end(&speaker);
+    events.extend(ended.clone());
+    in_order(&events);
     assert_eq!(
         shown(&ended),
         [
@@ -288,6 +290,43 @@ fn a_call_is_shown_with_its_result_and_with_who_works_within_it() {
         ]
     );
     assert_eq!(said.iter().filter(|said| said.method == "tasks").count(), 5);
+    in_order(&said);
+}
+
+#[test]
+fn each_question_of_a_run_has_a_number_of_its_own_before_the_end() {
+    let id = EventId { unix_ms: 1_800_000_000_000, seq: 31 };
+    let speaker = Speaker::of("r", id);
+    let asked = |count: u64| {
+        let ask = |n: u64| speaker.ask(n, &format!("q{n}"), json!({}));
+        let mut events = vec![speaker.say(1000, "messages", &[], Data::Json(json!({})))];
+        events.extend((0..count).map(ask));
+        events.push(speaker.end(json!({})));
+        events
+    };
+    for count in [1, 2, 8] {
+        in_order(&asked(count));
+    }
+    let nine = asked(9);
+    let [.., eighth, ninth, end] = nine.as_slice() else { panic!("{nine:?}") };
+    assert_eq!(eighth.seq, ninth.seq, "no more fit");
+    assert_ne!(eighth.id, ninth.id);
+    let next = Speaker::of("s", EventId { unix_ms: id.unix_ms + 1, seq: 0 }).running(json!({}));
+    in_order(&[ninth.clone(), end.clone(), next]);
+}
+
+#[test]
+fn the_state_after_a_gap_lies_between_the_frames_and_its_checkpoint_comes_first() {
+    let frames = frames(6, &[("custom|tools:1", json!({})), ("custom|tools:1", json!({}))]);
+    let before = Speaker::of("r", frames[0].id);
+    let speaker = Speaker::of("", frames[1].id);
+    let mut events = vec![before.say(1000, "messages", &[], Data::Json(json!({})))];
+    let state = |method| speaker.snapshot(method, "c", Data::Json(json!({})));
+    events.extend(["checkpoints", "values"].map(state));
+    events.extend(translator().frame(&frames[1]));
+    let methods: Vec<_> = events.iter().map(|event| event.method).collect();
+    assert_eq!(methods, ["messages", "checkpoints", "values", "lifecycle", "lifecycle", "custom"]);
+    in_order(&events);
 }
 
 /// An event of a channel at a place.

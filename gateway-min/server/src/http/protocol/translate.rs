@@ -21,8 +21,8 @@ pub(super) const GRAPH: &str = "lead_agent";
 
 /// Slots of the events that are not a frame's only one.
 const VALUES: u64 = 1;
-const PASSED_ON: u64 = 90;
-const ENTERED: u64 = 110;
+const PASSED_ON: u64 = 80;
+const LEFT: u64 = 98;
 
 /// The place of an agent in the tree: empty for the run's own.
 type Namespace = Vec<String>;
@@ -158,7 +158,7 @@ impl Translator {
             said.extend(self.messages.end(speaker, self.failed.as_deref()));
         }
         let status = if self.failed.is_some() { "failed" } else { "interrupted" };
-        for (place, slot) in std::mem::take(&mut self.entered).into_iter().zip(ENTERED..) {
+        for (place, slot) in std::mem::take(&mut self.entered).into_iter().zip(LEFT..) {
             said.push(speaker.say(slot, "lifecycle", &place, Data::Json(json!({ "event": status }))));
         }
         said
@@ -221,6 +221,7 @@ impl Translator {
 
     /// The start or the end of a task. That of a tool's is the start or the end of the call too, and of the agent within it.
     fn task(&mut self, speaker: &Speaker<'_>, place: Namespace, event: &Event, said: &mut Vec<Said>) {
+        let mut left = None;
         if let Some(task) = tool::task(&event.data) {
             let within: Namespace = place.iter().cloned().chain([format!("tools:{}", task.id)]).collect();
             if let Some(call) = task.started() {
@@ -233,17 +234,18 @@ impl Translator {
                 said.push(speaker.say(0, "tools", &within, Data::Json(ended)));
                 if self.entered.remove(&within) {
                     let data = Data::Json(json!({ "event": status }));
-                    said.push(speaker.say(ENTERED, "lifecycle", &within, data));
+                    left = Some(speaker.say(LEFT, "lifecycle", &within, data));
                 }
             }
         }
         said.push(speaker.say(PASSED_ON, "tasks", &place, Data::Text(event.data.clone())));
+        said.extend(left);
         self.settled.insert(place);
     }
 
     /// Says that agents are at work within calls whose frames were not seen before.
     fn enter(&mut self, speaker: &Speaker<'_>, place: &[String], said: &mut Vec<Said>) {
-        for (depth, slot) in (1..=place.len()).zip(ENTERED..) {
+        for (depth, slot) in (1..=place.len()).zip(0..) {
             let at = &place[..depth];
             if !self.entered.insert(at.to_vec()) {
                 continue;
@@ -254,7 +256,7 @@ impl Translator {
                 data.insert("graph_name".to_owned(), call.graph().into());
                 data.insert("cause".to_owned(), json!({ "type": "toolCall", "tool_call_id": call.id }));
             }
-            said.push(speaker.say(slot, "lifecycle", at, Data::Json(data.into())));
+            said.push(speaker.started(slot, at, Data::Json(data.into())));
         }
     }
 }

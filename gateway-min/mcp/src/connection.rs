@@ -22,6 +22,7 @@ use tokio::sync::Notify;
 
 use crate::http::Client;
 use crate::listed::well_formed;
+use crate::pipes::Pipes;
 
 /// How long a server over HTTP has to accept a connection.
 const HTTP_CONNECT: Duration = Duration::from_secs(10);
@@ -101,7 +102,7 @@ impl Connection {
                 directory: ".".into(),
             };
             let (mut program, stdin, stdout) = guard.spawn(&program)?;
-            return match listener.serve((stdout, stdin)).await {
+            return match listener.serve(Pipes::new(stdout, stdin)).await {
                 Ok(service) => Ok(Self { service, changed, _program: Some(program) }),
                 Err(error) => {
                     program.ended().await;

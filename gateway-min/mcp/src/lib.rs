@@ -4,6 +4,7 @@ mod connection;
 mod http;
 mod listed;
 mod logged;
+mod pipes;
 mod schema;
 mod server;
 mod servers;

@@ -146,6 +146,19 @@ async fn a_line_without_an_end_does_not_fill_the_memory() {
     assert!(error.contains("did not answer within 3 seconds") || error.contains("failed"), "{error}");
 }
 
+/// Its answers were queued without an end, and its pipe was never closed.
+#[tokio::test]
+async fn a_server_that_asks_on_without_reading_is_given_up() {
+    let mut scene = Scene::new(
+        r#"ready; hear; n=0; while printf '{"jsonrpc":"2.0","id":%s,"method":"ping"}\n' $n; do n=$((n+1)); done; sleep 1000"#,
+    );
+    scene.configured.get_mut("s").unwrap().timeout_seconds = 600;
+    let tools = scene.connected().await;
+    let error = call(&tools[0], json!({"what": "it"})).await.unwrap_err().to_string();
+    assert!(error.starts_with("the call of the server 's' failed: "), "{error}");
+    scene.until_nobody_is_left().await;
+}
+
 /// The client offers neither sampling, elicitation nor roots when it connects, and refuses them as the protocol says. The call
 /// during which the server asks goes on.
 #[tokio::test]

@@ -47,15 +47,25 @@ impl Records {
         detached(async move { records.delete_reserved(reservation).await }).await
     }
 
-    /// Deletes a run that has ended, and its events. Their numbers are not given again.
+    /// Deletes a run of the thread that has ended, and its events. Their numbers are not given again. The work continues
+    /// if the future is dropped.
+    ///
+    /// Events outside the database are removed after the commit. If an attempt was cut off between the two, or could not
+    /// remove them, another one does, although it finds no run.
     ///
     /// # Errors
-    /// [`RecordsError::NotFound`]; [`RecordsError::Conflict`] if the run is active.
-    pub async fn delete_run(&self, run_id: &str) -> Result<(), RecordsError> {
-        let id = run_id.to_owned();
-        let deleted = self.db.write_of_run(run_id, move |tx| {
+    /// [`RecordsError::NotFound`]; [`RecordsError::Conflict`] if the run is active; that of the removal of its events.
+    pub async fn delete_run(&self, thread_id: &str, run_id: &str) -> Result<(), RecordsError> {
+        let (records, thread_id, run_id) = (self.clone(), thread_id.to_owned(), run_id.to_owned());
+        detached(async move { records.delete_ended(&thread_id, &run_id).await }).await
+    }
+
+    async fn delete_ended(&self, thread_id: &str, run_id: &str) -> Result<(), RecordsError> {
+        let (thread, id) = (thread_id.to_owned(), run_id.to_owned());
+        let deleted = self.db.write(thread_id, move |tx| {
             Box::pin(async move {
-                let run = query(select_run!("run_id = $1 AND operation_kind = 'run'")).bind(&id);
+                let sql = select_run!("run_id = $1 AND thread_id = $2 AND operation_kind = 'run'");
+                let run = query(sql).bind(&id).bind(&thread);
                 let run: RunRow =
                     tx.fetch_optional(run).await?.ok_or_else(|| RecordsError::run_not_found(&id))?;
                 if run.status.is_active() {
@@ -64,17 +74,19 @@ impl Records {
                         holder: run.operation_kind,
                     });
                 }
-                tx.execute(keep_numbers(&run.thread_id)).await?;
+                tx.execute(keep_numbers(&thread)).await?;
                 let events = query("DELETE FROM run_events WHERE thread_id = $1 AND run_id = $2");
-                tx.execute(events.bind(&run.thread_id).bind(&id)).await?;
+                tx.execute(events.bind(&thread).bind(&id)).await?;
                 tx.execute(query("DELETE FROM run_frames WHERE run_id = $1").bind(&id)).await?;
                 tx.execute(query("DELETE FROM runs WHERE run_id = $1").bind(&id)).await?;
-                Ok(run)
+                Ok(())
             })
         });
-        let run = deleted.await?;
-        self.events.forget_run(&run.thread_id, run_id).await;
-        Ok(())
+        let deleted = deleted.await;
+        if deleted.as_ref().err().is_none_or(RecordsError::is_not_found) {
+            self.events.forget_run(thread_id, run_id).await?;
+        }
+        deleted
     }
 
     async fn delete_reserved(&self, reservation: Reservation) -> Result<DeletedThread, RecordsError> {

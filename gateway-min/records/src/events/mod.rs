@@ -41,6 +41,9 @@ pub const TRACE_CATEGORY: &str = "trace";
 /// The category of the messages that a conversation shows.
 pub const MESSAGE_CATEGORY: &str = "message";
 
+/// With this the ids of synthetic runs begin ([`SeedRun`]).
+pub const SEED_PREFIX: &str = "checkpoint-seed-";
+
 const EVENT_TYPE_MAX_CHARS: usize = 32;
 const CATEGORY_MAX_CHARS: usize = 16;
 
@@ -82,7 +85,7 @@ impl NewEvent {
 /// The events of a synthetic run, which has no row: used to fill a feed from checkpoints.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SeedRun {
-    /// For example `checkpoint-seed-<thread>-0`.
+    /// [`SEED_PREFIX`] and more, for example `checkpoint-seed-<thread>-0`.
     pub run_id: String,
     /// In feed order.
     pub events: Vec<NewEvent>,
@@ -371,17 +374,18 @@ impl Events {
         }))
     }
 
-    /// Removes what is stored outside the database for a run whose row is deleted.
-    pub(super) async fn forget_run(&self, thread_id: &str, run_id: &str) {
+    /// Removes what is stored outside the database for a run that has no row any more. Synthetic runs never had one, and
+    /// keep theirs.
+    pub(super) async fn forget_run(&self, thread_id: &str, run_id: &str) -> Result<(), RecordsError> {
+        if run_id.starts_with(SEED_PREFIX) {
+            return Ok(());
+        }
         match &self.feed {
             Feed::Memory(feed) => feed.forget_run(thread_id, run_id).await,
             Feed::Database => {}
-            Feed::Files(feed) => {
-                if let Err(error) = feed.forget_run(thread_id, run_id).await {
-                    tracing::error!(thread_id, run_id, %error, "the events of a deleted run remain");
-                }
-            }
+            Feed::Files(feed) => feed.forget_run(thread_id, run_id).await?,
         }
+        Ok(())
     }
 
     fn prepare(&self, events: Vec<NewEvent>) -> Result<Vec<PreparedEvent>, RecordsError> {

@@ -535,9 +535,9 @@ async fn a_cancelled_run_leaves_the_queue_and_gives_nobody_the_thread() {
     enqueue(records, "t", &["r2", "r3", "r4"]).await;
     records.runs().request_cancel("r3", CancelAction::Rollback).await.unwrap();
     assert_eq!(records.runs().start("r3").await.unwrap(), StartOutcome::Cancelled(CancelAction::Rollback));
-    assert!(records.delete_run("r3").await.unwrap_err().is_conflict(), "it has not ended");
+    assert!(records.delete_run("t", "r3").await.unwrap_err().is_conflict(), "it has not ended");
     assert_eq!(finish(records, "r3").await, None);
-    records.delete_run("r3").await.unwrap();
+    records.delete_run("t", "r3").await.unwrap();
     assert_eq!(holder(records, "t").await.as_deref(), Some("r1"));
     // A run whose cancellation is only recorded gets the thread and passes it on.
     records.runs().request_cancel("r2", CancelAction::Interrupt).await.unwrap();

@@ -76,10 +76,10 @@ async fn numbers_of_a_deleted_run_are_never_given_again() {
             next += 2;
             records.runs().finish(run_id, &end(RunStatus::Success)).await.unwrap();
             for run_id in deleted {
-                records.delete_run(run_id).await.unwrap();
+                records.delete_run("t", run_id).await.unwrap();
             }
         }
-        records.delete_run("r6").await.unwrap();
+        records.delete_run("t", "r6").await.unwrap();
         let seed = SeedRun {
             run_id: "checkpoint-seed-t-0".to_owned(),
             events: vec![NewEvent::new("llm.human.input", MESSAGE_CATEGORY, json!({}))],
@@ -351,7 +351,7 @@ async fn the_deletion_of_a_run_waits_for_an_append_that_has_found_it() {
         let records = &fixture.records;
         full_thread(records, "t").await;
         let append = records.events().hold_to_delete("t").await.unwrap();
-        let mut deleting = Box::pin(records.delete_run("t-r0"));
+        let mut deleting = Box::pin(records.delete_run("t", "t-r0"));
         let early = tokio::time::timeout(Duration::from_millis(50), &mut deleting).await;
         assert!(early.is_err(), "{backend:?}: {early:?}");
         drop(append);
@@ -359,6 +359,53 @@ async fn the_deletion_of_a_run_waits_for_an_append_that_has_found_it() {
         assert_eq!(events(records, "t", "t-r0").await, 0, "{backend:?}");
         assert_eq!(events(records, "t", "t-r1").await, 2, "{backend:?}");
     }
+}
+
+/// An attempt that was cut off after its commit has deleted the row only.
+#[tokio::test]
+async fn a_repeated_deletion_of_a_run_removes_the_events_that_were_left() {
+    for backend in [EventBackend::Memory, EventBackend::Jsonl] {
+        let fixture = fixture_with(backend).await;
+        let records = &fixture.records;
+        create_thread(records, "t").await;
+        let messages = || vec![NewEvent::new("llm.human.input", MESSAGE_CATEGORY, json!({})); 2];
+        let seed = SeedRun { run_id: format!("{SEED_PREFIX}t-0"), events: messages() };
+        assert!(records.events().seed("t", vec![seed]).await.unwrap());
+        for run_id in ["r1", "r2"] {
+            start(records, "t", run_id).await;
+            records.events().append("t", run_id, messages()).await.unwrap();
+            records.runs().finish(run_id, &end(RunStatus::Success)).await.unwrap();
+        }
+        sql(records, "DELETE FROM runs WHERE run_id = 'r1'").await;
+        assert_eq!(events(records, "t", "r1").await, 2, "{backend:?}");
+        for (thread_id, run_id) in [("t", "r1"), ("other", "r2"), ("t", "checkpoint-seed-t-0")] {
+            let error = records.delete_run(thread_id, run_id).await.unwrap_err();
+            assert!(error.is_not_found(), "{backend:?}: {error}");
+        }
+        assert!(!records.events().has_remains("other").await, "{backend:?}");
+        assert_eq!(events(records, "t", "r1").await, 0, "{backend:?}");
+        assert_eq!(events(records, "t", "r2").await, 2, "{backend:?}");
+        assert_eq!(events(records, "t", "checkpoint-seed-t-0").await, 2, "{backend:?}: it never had a row");
+        records.delete_run("t", "r2").await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_run_whose_events_could_not_be_removed_is_deleted_again() {
+    let fixture = fixture_with(EventBackend::Jsonl).await;
+    let records = &fixture.records;
+    full_thread(records, "t").await;
+    let file = fixture.place.event_directory().join("t.jsonl");
+    let away = file.with_extension("away");
+    std::fs::rename(&file, &away).unwrap();
+    std::fs::create_dir(&file).unwrap();
+    let error = records.delete_run("t", "t-r0").await.unwrap_err();
+    assert!(error.is_unavailable(), "{error}");
+    std::fs::remove_dir(&file).unwrap();
+    std::fs::rename(&away, &file).unwrap();
+    assert!(records.delete_run("t", "t-r0").await.unwrap_err().is_not_found());
+    assert_eq!(events(records, "t", "t-r0").await, 0);
+    assert_eq!(events(records, "t", "t-r1").await, 2);
 }
 
 /// Another client waits for the id of a thread that is being deleted, 100 times.

@@ -172,3 +172,36 @@ async fn a_deletion_whose_future_is_dropped_goes_on() {
     until_free(&records, "t").await;
     assert!(dump(&records).await.is_empty());
 }
+
+/// Only of events outside the database can it leave a part.
+#[tokio::test]
+async fn the_deletion_of_a_run_whose_future_is_dropped_goes_on() {
+    for backend in [EventBackend::Memory, EventBackend::Database, EventBackend::Jsonl] {
+        let fixture = fixture_with(backend).await;
+        let records = &fixture.records;
+        create_thread(records, "t").await;
+        let mut dropped = 0;
+        loop {
+            let run_id = format!("r{dropped}");
+            start(records, "t", &run_id).await;
+            let events = vec![NewEvent::new("x", "trace", json!(null)); 3];
+            records.events().append("t", &run_id, events).await.unwrap();
+            records.runs().finish(&run_id, &end(RunStatus::Success)).await.unwrap();
+            let outcome = DropAfter::waits(records.delete_run("t", &run_id), dropped).await;
+            let events = EventQuery::new("t", &run_id);
+            soon(async {
+                while records.runs().get(&run_id).await.unwrap().is_some()
+                    || !records.events().list(&events).await.unwrap().is_empty()
+                {
+                    tokio::task::yield_now().await;
+                }
+            })
+            .await;
+            if let Some(result) = outcome {
+                break result.unwrap();
+            }
+            dropped += 1;
+        }
+        assert!(dropped > 0, "{backend:?}: it never waited");
+    }
+}

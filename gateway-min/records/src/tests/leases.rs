@@ -430,7 +430,7 @@ async fn frames_go_with_their_run_and_thread_and_those_left_behind_some_time_aft
         }
         there
     };
-    records.delete_run("deleted").await.unwrap();
+    records.delete_run("deleted", "deleted").await.unwrap();
     let reservation = records.runs().reserve("threads", WriterKind::Delete).await.unwrap();
     records.delete_thread(reservation).await.unwrap();
     records.runs().forget_frames("other", "other").await.unwrap();

@@ -99,10 +99,16 @@ async fn cancel_many(
             active.filter(|run| wanted(run.status) && own(run)).map(|run| run.run_id).collect()
         }
     };
-    for run_id in run_ids {
-        // A run that has ended by now needs no cancelling.
-        app.runs.cancel(&run_id, action).await.map_err(failed)?;
-    }
+    // A separate task, so that a client that disconnects leaves no recorded cancellation that the run does not know of.
+    let runs = Arc::clone(&app.runs);
+    let task = app.threads.spawn(async move {
+        for run_id in run_ids {
+            // A run that has ended by now needs no cancelling.
+            runs.cancel(&run_id, action).await?;
+        }
+        Ok::<_, RecordsError>(())
+    });
+    task.await.or_internal(CANCEL_FAILED)?.map_err(failed)?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -116,12 +122,14 @@ async fn delete_run(
     State(app): State<Arc<App>>,
     ApiPath(path): ApiPath<RunPath>,
 ) -> Result<StatusCode, ApiError> {
-    let run = run_of(&app, &path).await?;
-    if !run.status.is_active() {
+    let thread_id = path.thread_id.as_str();
+    let run = app.records.runs().get(&path.run_id).await.or_internal(DELETE_FAILED)?;
+    if run.is_some_and(|run| run.thread_id == thread_id && !run.status.is_active()) {
         // Its record has ended, but it may still be writing.
         app.runs.ended(&path.run_id).await.or_internal(DELETE_FAILED)?;
     }
-    match app.records.delete_run(&path.run_id).await {
+    // Also without a record: an attempt that was cut off may have left its events.
+    match app.records.delete_run(thread_id, &path.run_id).await {
         Ok(()) => Ok(StatusCode::NO_CONTENT),
         Err(RecordsError::Conflict { .. }) => {
             Err(ApiError::conflict(format!("Run {} is active. Cancel it first.", path.run_id)))

@@ -27,6 +27,8 @@ use crate::streams::DELETED;
 use crate::streams::bridge::{HEARTBEAT, Subscription};
 use threadkeep_records::{CancelAction, CancelOutcome, RunRow, RunStatus};
 
+const CANCEL_FAILED: &str = "Failed to cancel run";
+
 /// The routes of this file.
 pub(crate) fn routes() -> OpenApiRouter<Arc<App>> {
     OpenApiRouter::new()
@@ -136,8 +138,11 @@ async fn cancel(
 }
 
 async fn cancel_now(app: &App, run_id: &str, action: CancelAction) -> Result<(), ApiError> {
-    let outcome = app.runs.cancel(run_id, action).await;
-    match outcome.or_internal("Failed to cancel run")? {
+    // A separate task, so that a client that disconnects leaves no recorded cancellation that the run does not know of.
+    let (runs, id) = (Arc::clone(&app.runs), run_id.to_owned());
+    let task = app.threads.spawn(async move { runs.cancel(&id, action).await });
+    let outcome = task.await.or_internal(CANCEL_FAILED)?;
+    match outcome.or_internal(CANCEL_FAILED)? {
         CancelOutcome::Accepted | CancelOutcome::AlreadyInterrupted => Ok(()),
         CancelOutcome::AlreadyTerminal(status) => {
             Err(ApiError::conflict(format!("Run {run_id} is not cancellable (status: {})", status.as_str())))

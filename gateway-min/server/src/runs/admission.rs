@@ -19,8 +19,8 @@ use super::worker::{self, RunSpec};
 use crate::auth::Principal;
 use crate::streams::bridge::Subscription;
 use threadkeep_records::{
-    Admission, Entity, MultitaskStrategy, NewEvent, NewRun, NewThread, RecordsError, RunRow, SeedRun,
-    persistently,
+    Admission, Entity, MultitaskStrategy, NewEvent, NewRun, NewThread, RecordsError, RunRow, SEED_PREFIX,
+    SeedRun, persistently,
 };
 
 /// The key of a run's metadata that says how it repeats a turn, and its value for an edited question.
@@ -332,7 +332,7 @@ impl Runs {
         let Some(Json::Array(messages)) = messages.map_err(CreateError::HeadUnreadable)?.flatten() else {
             return Ok(Vec::new());
         };
-        Ok(seed_runs(&format!("checkpoint-seed-{thread_id}"), messages))
+        Ok(seed_runs(&format!("{SEED_PREFIX}{thread_id}"), messages))
     }
 
     /// Fills the feed of a thread that has a row.

@@ -12,7 +12,8 @@ const UNREAD: u32 = 2;
 
 impl Runs {
     /// Records the cancellation of a run in the database and notifies the task that works on it, if it belongs to this
-    /// process; another process polls for it.
+    /// process; another process polls for it. Requests do this in a separate task: dropped between the two, the run would
+    /// not know of it.
     pub(crate) async fn cancel(
         &self,
         run_id: &str,

@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use axum::http::Method;
 use serde_json::{Value, json};
+use threadkeep_agent::model::scripted::gate;
 use threadkeep_testing::DropAfter;
 
-use crate::support::{Answer, Gateway, Setup, question, texts};
+use crate::support::{Answer, Gateway, Setup, connect, question, texts};
 
 /// These follow what happens next, and have no end.
 const ENDLESS: [&str; 2] =
@@ -221,4 +222,49 @@ async fn a_request_that_is_dropped_anywhere_leaves_nothing_behind() {
         operations.as_object().unwrap().keys().filter(|name| *name != "parameters").count()
     });
     assert_eq!(tried.len() + ENDLESS.len(), all.sum::<usize>(), "{tried:?}");
+}
+
+/// Without leases nothing looks at the row of a run at work: the request itself has to reach it.
+#[tokio::test]
+async fn a_run_whose_cancellation_is_recorded_ends_although_the_request_was_dropped() {
+    for together in [false, true] {
+        for left in 0.. {
+            let name = format!("dropped-{together}-{left}");
+            let script = json!({"rules": [{"answers": [{"text": "never", "gate": {"name": name}}]}]});
+            let gateway = Setup { script, ..Setup::on("sqlite", "full") }.start().await;
+            gateway.create("t").await;
+            let run = gateway.start_run("t", "wait").await;
+            gate(&name).reached().await;
+            let (path, body) = if together {
+                ("/api/runs/cancel".to_owned(), Some(json!({"thread_id": "t", "run_ids": [run]})))
+            } else {
+                (format!("/api/threads/t/runs/{run}/cancel"), None)
+            };
+            let answer = DropAfter::waits(gateway.call(Method::POST, &path, body), left).await;
+            // The writer has carried out by then what the dropped request has given it.
+            gateway.patch("/api/threads/t", json!({"metadata": {"a": 1}})).await.ok();
+            let row = || {
+                let sql = "SELECT status, cancel_action IS NOT NULL FROM runs WHERE run_id = ?1";
+                let row = connect(&gateway.data().join("gateway.db"))
+                    .query_row(sql, [&run], |row| Ok((row.get::<_, String>(0)?, row.get::<_, bool>(1)?)));
+                row.unwrap()
+            };
+            let (_, is_recorded) = row();
+            assert!(is_recorded || answer.is_none());
+            if is_recorded {
+                let ended = async {
+                    while row().0 != "interrupted" {
+                        tokio::time::sleep(Duration::from_millis(20)).await;
+                    }
+                };
+                tokio::time::timeout(PATIENCE, ended)
+                    .await
+                    .unwrap_or_else(|_| panic!("dropped at {left}: the run works on"));
+            }
+            if let Some(answer) = answer {
+                assert_eq!(answer.status, if together { 204 } else { 202 });
+                break;
+            }
+        }
+    }
 }

@@ -276,13 +276,15 @@ impl JsonlFeed {
 
     /// Removes the events of one run. The others keep their numbers, and no number is assigned again.
     pub(super) async fn forget_run(&self, thread_id: &str, run_id: &str) -> Result<(), RecordsError> {
-        if !self.exists(thread_id).await {
-            return Ok(());
-        }
-        let held = self.hold(thread_id).await?;
+        // The thread may be deleted meanwhile: no file is created for it.
+        let held = self.hold_to_delete(thread_id).await?;
         self.forget_starts(thread_id);
         let run_id = run_id.to_owned();
-        blocking(move || held.file.retain(|event| event.run_id != run_id)).await
+        blocking(move || {
+            let Deleting { file, _stripe } = held;
+            file.map_or(Ok(()), |file| file.retain(|event| event.run_id != run_id))
+        })
+        .await
     }
 
     /// Waits for the appends of this process that are under way, also for those whose callers are gone.

@@ -57,13 +57,13 @@ async fn a_run_has_one_receipt_though_the_place_of_its_start_changes() {
         events.append("t", "next", vec![event("run.start"), event("run.delivery")]).await.unwrap();
         events.append("t", "next", vec![event("x")]).await.unwrap();
         if here {
-            fixture.records.delete_run("r").await.unwrap();
+            fixture.records.delete_run("t", "r").await.unwrap();
         } else {
             let other = fixture
                 .place
                 .try_open(RecordsOptions { event_backend: EventBackend::Jsonl, ..RecordsOptions::default() });
             let other = other.await.unwrap();
-            other.delete_run("r").await.unwrap();
+            other.delete_run("t", "r").await.unwrap();
             other.close().await;
         }
         assert_eq!(events.append_if_absent("t", "next", event("run.delivery")).await.unwrap(), None);

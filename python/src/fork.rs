@@ -20,16 +20,16 @@ impl Running {
     /// Waits while the process forks.
     pub(crate) async fn begin() -> Self {
         loop {
-            match Self::now() {
-                Some(running) => return running,
+            match CALLS.enter() {
+                Some(inside) => return Self(inside),
                 None => tokio::time::sleep(PAUSE).await,
             }
         }
     }
 
-    /// Unless the process forks.
-    pub(crate) fn now() -> Option<Self> {
-        CALLS.enter().map(Self)
+    /// At once, for what a call leaves to be done: a process that is about to fork waits for that, too.
+    pub(crate) fn now() -> Self {
+        Self(CALLS.stay())
     }
 }
 
@@ -54,6 +54,10 @@ fn before(py: Python<'_>) -> PyResult<()> {
         CALLS.close();
         runtime.block_on(shared::rest());
     });
+    // Another thread may have dropped a store meanwhile, which is being closed.
+    while !CALLS.is_empty() {
+        py.detach(|| CALLS.wait());
+    }
     Ok(())
 }
 

@@ -34,14 +34,30 @@ impl Gate {
         self.moved(|inside| (inside & CLOSED == 0).then_some(inside + 1)).then(|| Inside(self))
     }
 
+    /// Enters, also if the gate is closed: for what has to be done before it counts as empty.
+    pub(crate) fn stay(&'static self) -> Inside {
+        self.0.fetch_add(1, Ordering::AcqRel);
+        Inside(self)
+    }
+
     /// Waits until the gate is open, closes it, and waits until nothing is inside.
     pub(crate) fn close(&self) {
         while !self.moved(|inside| (inside & CLOSED == 0).then_some(inside | CLOSED)) {
             sleep(PAUSE);
         }
-        while self.0.load(Ordering::Acquire) != CLOSED {
+        self.wait();
+    }
+
+    /// Waits until nothing is inside.
+    pub(crate) fn wait(&self) {
+        while !self.is_empty() {
             sleep(PAUSE);
         }
+    }
+
+    /// Whether nothing is inside.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.load(Ordering::Acquire) & !CLOSED == 0
     }
 
     /// Whether it is closed.

@@ -83,7 +83,9 @@ impl Drop for Shared {
             State::Open(process, Open { closing: Closing::Sqlite(saver), .. })
                 if process == std::process::id() =>
             {
-                if let (Some(running), Ok(runtime)) = (Running::now(), runtime::current()) {
+                // Counted although the process may be waiting for the last call, which drops the store.
+                let running = Running::now();
+                if let Ok(runtime) = runtime::current() {
                     runtime.spawn(async move {
                         saver.close().await;
                         drop(running);
@@ -112,21 +114,29 @@ impl Shared {
     }
 
     /// Does something with the open store. A process that forks meanwhile waits for that.
-    pub(crate) async fn call<F, T>(&self, call: impl FnOnce(Arc<LangGraph>) -> F) -> threadkeep::Result<T>
+    pub(crate) async fn call<F, T>(
+        self: Arc<Self>,
+        call: impl FnOnce(Arc<LangGraph>) -> F,
+    ) -> threadkeep::Result<T>
     where
         F: Future<Output = threadkeep::Result<T>>,
     {
-        let running = Running::begin().await;
-        let open = self.open().await?;
+        let mut running = Some(Running::begin().await);
+        // Dropped while the call counts, also if it fails: the last call of a store closes it.
+        let shared = self;
+        let open = shared.open().await?;
         // A connection to a server may be open while a process forks: the child does not use it.
-        let running = if matches!(self.kind, Kind::Postgres(..)) { None } else { Some(running) };
+        if matches!(shared.kind, Kind::Postgres(..)) {
+            running = None;
+        }
         let done = call(open.graphs).await;
+        drop(shared);
         drop(running);
         done.map_err(or_locked)
     }
 
     /// Opens the store; creates its tables.
-    pub(crate) async fn setup(&self) -> threadkeep::Result<()> {
+    pub(crate) async fn setup(self: Arc<Self>) -> threadkeep::Result<()> {
         let on_server = match &self.kind {
             Kind::Postgres(address, options) => {
                 threadkeep_postgres::setup(address, options).await?;
@@ -135,7 +145,9 @@ impl Shared {
             Kind::Memory(_) | Kind::Sqlite(..) => false,
         };
         let _running = Running::begin().await;
-        match self.open().await {
+        // Dropped first, as in a call.
+        let shared = self;
+        match shared.open().await {
             Ok(_) => Ok(()),
             Err(error) if on_server => Err(after("the tables are there", error)),
             Err(error) => Err(error),

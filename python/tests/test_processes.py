@@ -283,6 +283,35 @@ def test_a_process_forks_after_a_saver_that_nobody_closed(tmp_path: Path) -> Non
         assert len(list(saver.list(None))) == 20
 
 
+def test_a_process_forks_while_the_last_call_of_a_dropped_saver_runs(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoints.db"
+
+    def child() -> None:
+        with SqliteSaver.from_conn_string(str(path)) as saver:
+            put(saver, at(str(os.getpid())), made({"a": "x" * 100_000}))
+            assert holds_locks(os.getpid())
+
+    for number in range(10):
+        loop = asyncio.new_event_loop()
+        saver = SqliteSaver(path)
+        checkpoint = made({"a": "x" * 100_000})
+        task = loop.create_task(saver.aput(at(f"parent {number}"), checkpoint, {"step": 1}, {"a": 1}))
+        # The call begins.
+        loop.call_soon(loop.stop)
+        loop.run_forever()
+        task.cancel()
+        loop.run_until_complete(asyncio.gather(task, return_exceptions=True))
+        # Nobody but the call refers to the store.
+        del saver, task
+        process = multiprocessing.get_context("fork").Process(target=child)
+        process.start()
+        process.join(PATIENCE)
+        loop.close()
+        assert process.exitcode == 0
+    with SqliteSaver.from_conn_string(str(path)) as saver:
+        assert len(list(saver.list(None))) == 20
+
+
 def test_a_process_forks_while_its_threads_use_the_saver(open_saver: Opener, kind: str) -> None:
     with open_saver() as saver:
         stop = threading.Event()

@@ -324,6 +324,10 @@ impl LangGraph {
     /// Stores what waited for a checkpoint. What cannot be stored goes on waiting, for a repeated put.
     async fn settle(&self, key: &CheckpointKey) -> Result<()> {
         for (caller, waiting) in self.waiting.of(key) {
+            // Somebody else may have stored them since, and newer ones of the same task after them.
+            if !self.waiting.has(key, Some(&waiting)) {
+                continue;
+            }
             // Another run may have come first to a checkpoint whose put failed at what waited.
             self.called_by(caller).store_writes(key, &waiting).await?;
             self.waiting.left(key, &waiting);
@@ -338,13 +342,12 @@ impl LangGraph {
     /// [`Error::InvalidInput`] if too many writes wait already. The saver's.
     pub async fn put_writes(&self, put: &PutWrites) -> Result<()> {
         let key = put.place.key(put.id);
-        match self.store_writes(&key, put).await {
-            Err(Error::NotFound { .. }) => {}
-            done => {
-                done?;
-                // A put of the checkpoint may have failed before it had stored what waited for it.
-                let stored = |error| after(&format!("the writes of task {} are stored", put.task), error);
-                return self.settle(&key).await.map_err(stored);
+        // A put of the checkpoint may have failed before it had stored what waited for it. That came earlier: stored
+        // after these, it would take their place.
+        if !self.waiting.has(&key, None) {
+            match self.store_writes(&key, put).await {
+                Err(Error::NotFound { .. }) => {}
+                done => return done,
             }
         }
         self.waiting.wait(&key, self.caller, put.clone(), Instant::now())?;

@@ -86,6 +86,13 @@ impl WaitingRoom {
         self.lock().writes.get(key).into_iter().flatten().map(|(_, waiter)| waiter.clone()).collect()
     }
 
+    /// Whether writes wait for a checkpoint: these, or any if `None`.
+    pub(crate) fn has(&self, key: &CheckpointKey, put: Option<&Arc<PutWrites>>) -> bool {
+        let this = self.lock();
+        let mut waiting = this.writes.get(key).into_iter().flatten();
+        waiting.any(|(_, (_, one))| put.is_none_or(|put| Arc::ptr_eq(one, put)))
+    }
+
     /// Writes that waited are stored.
     pub(crate) fn left(&self, key: &CheckpointKey, put: &Arc<PutWrites>) {
         let mut this = self.lock();

@@ -24,6 +24,8 @@ use tokio::sync::Notify;
 pub(crate) enum Meanwhile {
     /// The store fails a put of writes.
     PutWritesFails,
+    /// A put of writes waits before it stores them.
+    PutWritesWaits,
     /// The store fails a put of ordinary writes.
     PutOrdinaryFails,
     /// The store fails a change of the thread `z`, the last one.
@@ -52,7 +54,8 @@ pub(crate) struct Beside {
     pub(crate) gets: AtomicUsize,
     /// How many paths of delta channels were read.
     pub(crate) paths: AtomicUsize,
-    /// A get has read and waits, with [`Meanwhile::GetWaits`].
+    /// A get has read and waits, with [`Meanwhile::GetWaits`], or a put of writes waits, with
+    /// [`Meanwhile::PutWritesWaits`].
     pub(crate) read: Notify,
     /// It goes on.
     pub(crate) goes_on: Notify,
@@ -123,6 +126,10 @@ impl Saver for Beside {
     }
 
     async fn put_writes(&self, at: &CheckpointKey, task: &TaskWrites) -> Result<()> {
+        if self.comes(Meanwhile::PutWritesWaits) {
+            self.read.notify_one();
+            self.goes_on.notified().await;
+        }
         if self.saver.get(&CheckpointSelector::at(at)).await?.is_some()
             && self.comes(Meanwhile::PutWritesFails)
         {
@@ -237,12 +244,17 @@ impl Lab {
     }
 
     pub(crate) async fn write_to(&self, n: u8, task: &str, channels: &[&str]) -> Result<()> {
+        self.write_values(n, task, &channels.iter().map(|channel| (*channel, task)).collect::<Vec<_>>()).await
+    }
+
+    /// Writes of a task: channels and values.
+    pub(crate) async fn write_values(&self, n: u8, task: &str, writes: &[(&str, &str)]) -> Result<()> {
         let put = PutWrites {
             place: self.place.clone(),
             id: self.id(n),
             task: task.to_owned(),
             path: String::new(),
-            writes: channels.iter().map(|channel| ((*channel).to_owned(), text(task))).collect(),
+            writes: writes.iter().map(|(channel, value)| ((*channel).to_owned(), text(value))).collect(),
         };
         self.graphs.put_writes(&put).await
     }

@@ -44,6 +44,34 @@ async fn writes_that_waited_for_a_checkpoint_outlive_a_store_that_fails() {
 }
 
 #[tokio::test]
+async fn of_special_writes_of_a_task_the_last_stay_although_the_first_waited() {
+    for first in ["fail", "are being stored"] {
+        let lab = Lab::new();
+        lab.put(0).await.unwrap();
+        lab.write(1, "b").await.unwrap();
+        lab.write_values(1, "a", &[("__error__", "first")]).await.unwrap();
+        if first == "fail" {
+            lab.meanwhile(Meanwhile::PutWritesFails);
+            assert!(matches!(lab.put(1).await, Err(Error::InDoubt { .. })));
+            lab.write_values(1, "a", &[("__error__", "last")]).await.unwrap();
+        } else {
+            lab.meanwhile(Meanwhile::PutWritesWaits);
+            let written = async {
+                lab.beside.read.notified().await;
+                lab.write_values(1, "a", &[("__error__", "last")]).await.unwrap();
+                lab.beside.goes_on.notify_one();
+            };
+            let (put, ()) = tokio::join!(lab.put(1), written);
+            put.unwrap();
+        }
+        let found = lab.graphs.get(&lab.place, Some(lab.id(1))).await.unwrap().unwrap();
+        let (_, _, value) = found.writes.into_iter().find(|(task, ..)| task == "a").unwrap();
+        assert_eq!(value, text("last"), "the first {first}");
+        assert_eq!(lab.tasks(1).await, ["a", "b"], "the first {first}");
+    }
+}
+
+#[tokio::test]
 async fn a_call_that_fails_after_its_first_step_says_what_was_done() {
     let lab = Lab::new();
     lab.put(0).await.unwrap();

@@ -120,6 +120,7 @@ fn to_delta(
     for name in table.delta_channels() {
         let Some(entry) = tuple.checkpoint.channels.get_mut(name) else { continue };
         let above = parent.and_then(|parent| Some((parent, parent.checkpoint.channels.get(name)?)));
+        let given = |parent| replay.gives(parent, &tuple.checkpoint.applied, name, values);
         let (stored, counters) = match above {
             // No counters to continue: there is no parent, or it does not have the channel.
             None => (None, None),
@@ -131,11 +132,7 @@ fn to_delta(
                 let since = if held.stored == Stored::Sentinel { counted } else { Counters::default() };
                 let due = advance(since, held.version != entry.version, table.frequency());
                 match due {
-                    Due::Counters(counters)
-                        if replay.gives(parent, &tuple.checkpoint.applied, name, values)? =>
-                    {
-                        (Some(Stored::Sentinel), Some(counters))
-                    }
+                    Due::Counters(counters) if given(parent)? => (Some(Stored::Sentinel), Some(counters)),
                     _ => (None, None),
                 }
             }
@@ -143,6 +140,10 @@ fn to_delta(
         let sentinel = stored == Some(Stored::Sentinel);
         entry.stored = match (stored, values.get(name)) {
             (Some(stored), _) if !(sentinel && complete) => stored,
+            // What rows do not lead to is no snapshot: no history may be replayed across it.
+            (_, Some(value)) if parent.is_some_and(|parent| !given(parent).unwrap_or(false)) => {
+                Stored::Value(value.clone())
+            }
             (_, Some(value)) => Stored::Snapshot(value.clone()),
             (stored, None) => stored.unwrap_or_else(|| entry.stored.clone()),
         };

@@ -133,21 +133,35 @@ pub(crate) async fn materialize(
     tuples.into_iter().map(|tuple| complete(table, tuple, load, &replayed)).collect()
 }
 
-/// The oldest checkpoint that the path of the first one serves, too: the path extends past nearer snapshots. It does not
-/// extend past values that are stored for another reason, in full mode or by a program with other reducers: what led to
-/// them need not be replayed, and perhaps cannot be. LangGraph's snapshots are such values, too.
+/// The oldest checkpoint that the path of the first one serves, too: the path extends past nearer snapshots, from parent to
+/// parent on the page. What is not on the page, because it was filtered out, may be a value at which a path must end.
 fn reach(page: &[CheckpointTuple], channels: &BTreeSet<ChannelName>) -> CheckpointId {
     let first = &page[0];
     if foreign::may_follow(first) {
         return first.checkpoint.id;
     }
-    let holds_value = |tuple: &&CheckpointTuple| {
-        let entries = channels.iter().filter_map(|channel| tuple.checkpoint.channels.get(channel));
-        entries.into_iter().any(|entry| matches!(entry.stored, Stored::Value(_)))
-    };
-    let line = page.iter().filter(|tuple| tuple.namespace == first.namespace);
-    let served = line.take_while(|tuple| !holds_value(tuple));
-    served.last().unwrap_or(first).checkpoint.id
+    let mut oldest = first;
+    for tuple in &page[1..] {
+        if tuple.namespace == first.namespace && oldest.parent == Some(tuple.checkpoint.id) {
+            if channels.iter().any(|channel| begins(tuple, channel)) {
+                break;
+            }
+            oldest = tuple;
+        }
+    }
+    oldest.checkpoint.id
+}
+
+/// Whether no rows lead to the value of a channel, so that no path may extend past it: it was stored in full mode or by a
+/// program with other reducers, or the checkpoint applied nothing. One whose ancestors were deleted is such a one; a note
+/// on a snapshot is taken for one. What led to the values of LangGraph's checkpoints is not replayed either.
+fn begins(tuple: &CheckpointTuple, channel: &ChannelName) -> bool {
+    let entry = tuple.checkpoint.channels.get(channel);
+    entry.is_some_and(|entry| match entry.stored {
+        Stored::Value(_) => true,
+        Stored::Snapshot(_) => tuple.checkpoint.applied.is_empty(),
+        Stored::Sentinel | Stored::Held => false,
+    })
 }
 
 /// Values by checkpoint and channel.

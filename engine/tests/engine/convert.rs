@@ -13,7 +13,7 @@ use threadkeep::deletion::{Boundary, Keep, Prune, prune};
 use threadkeep::id::{CheckpointId, IdSource, ThreadId};
 use threadkeep::metadata::{DURATION_NODE, Source};
 use threadkeep::mode::ChannelMode::{self, Delta, Full};
-use threadkeep::saver::Saver;
+use threadkeep::saver::{Rewrite, Saver};
 use threadkeep::state::{HistoryQuery, StateAccessor, Update};
 use threadkeep::step::{Durability, StepWriter};
 use threadkeep::verify::verify_image;
@@ -189,6 +189,48 @@ async fn a_full_process_reads_a_converted_thread_and_only_that() {
     assert_eq!(done, Conversion { checkpoints: 8, changed: 8, left: 0 });
     assert_eq!(states(&full).await, expected, "the whole history");
     step(&mut StepWriter::open(&full, &thread(), None).await.unwrap(), &[9]).await;
+}
+
+/// Where ancestors of a snapshot were deleted, as the Python savers delete those of a run, its rows are gone, and those of the
+/// checkpoint that it follows now lead elsewhere. A page may also lack the snapshot.
+#[tokio::test]
+async fn a_page_is_not_replayed_across_a_snapshot_whose_ancestors_were_deleted() {
+    for mode in [Delta, Full] {
+        let saver: Arc<dyn Saver> = Arc::new(MemorySaver::new());
+        let made = accessor(&saver, mode, 3);
+        for id in 0..14 {
+            step(&mut StepWriter::open(&made, &thread(), None).await.unwrap(), &[id]).await;
+        }
+        let expected = states(&made).await;
+        let image = saver.read_thread(&thread()).await.unwrap();
+        let line: Vec<_> = image.checkpoints.iter().collect();
+        let is_snapshot = |at: &usize| {
+            mode == Full || matches!(line[*at].1.checkpoint.channels["messages"].stored, Stored::Snapshot(_))
+        };
+        let at = (5..10).find(is_snapshot).unwrap();
+        let mut grafted = line[at].1.clone();
+        grafted.parent = Some(line[at - 4].1.checkpoint.id);
+        grafted.checkpoint.applied.clear();
+        let filtered_out = grafted.checkpoint.id;
+        let remove = line[at - 3..at].iter().map(|(place, _)| (*place).clone()).collect();
+        let rewrite = Rewrite { remove, put: vec![grafted] };
+        saver.rewrite_thread(&thread(), &image.revision, rewrite).await.unwrap();
+
+        let delta = accessor(&saver, Delta, 3);
+        convert(&*saver, &thread(), delta.table()).await.unwrap();
+        let left = states(&delta).await;
+        assert_eq!(left.len(), 11);
+        assert!(left.iter().all(|(id, state)| expected[id] == *state), "{mode}");
+        // The steps of the grafted checkpoint's neighbours, without its own.
+        for step in 0..14 {
+            let filter = json!({ "step": step }).as_object().unwrap().clone();
+            let query = HistoryQuery { filter, ..HistoryQuery::default() };
+            for state in delta.history(&thread(), query).await.unwrap() {
+                assert_eq!(state.values().unwrap(), expected[&state.key.id], "{mode}");
+            }
+        }
+        assert!(left.contains_key(&filtered_out));
+    }
 }
 
 /// Writers that read the head before it was rewritten, and continue afterwards.

@@ -14,14 +14,19 @@ use crate::sql::{Db, blob, integer};
 use crate::write::commit::Work;
 use crate::write::turn::{Command, Message};
 
-/// Elements of all kinds, spread over threads and lengths: each one whose number has this remainder.
-const SAMPLE: &str = "SELECT key, body FROM element WHERE key % ?1 = ?2 LIMIT ?3";
+/// Elements of all kinds, spread over threads: one in ?1 of those after ?2. Of long ones little would be used.
+const SAMPLE: &str = "SELECT key, body FROM element \
+     WHERE key > ?2 AND key % ?1 = 0 AND length(body) <= ?3 ORDER BY key LIMIT ?4";
 
-/// A dictionary is trained on at most this many bytes.
+/// A dictionary is trained on about this many bytes at most.
 const PLENTY: usize = 6 << 20;
 /// Bytes of one element that are used.
 const LONGEST: usize = 8 * 1024;
-const SAMPLES: u32 = 8000;
+/// Elements that are stored in more bytes are not read.
+const LONG: u32 = 64 * 1024;
+const SAMPLES: usize = 8000;
+/// Elements that are read at once.
+const PAGE: u32 = 100;
 
 /// What a dictionary is trained on, and how long it is: it costs its own bytes once.
 struct Stage {
@@ -107,17 +112,22 @@ fn samples(path: &Path, options: &Options, stage: &Stage) -> Result<Option<Vec<V
     let db = Db::reader(path, options)?;
     for stride in stage.strides {
         let mut samples: Vec<Vec<u8>> = Vec::new();
-        let mut size = 0;
-        db.each(SAMPLE, rusqlite::params![stride, 0, SAMPLES], |row| {
-            let place = RowKey::new("element", integer(row, 0)?);
-            let mut bytes = db.unpack(place, blob(row, 1)?, None)?.to_vec();
-            bytes.truncate(LONGEST);
-            if size < PLENTY {
-                size += bytes.len();
-                samples.push(bytes);
+        let (mut size, mut last) = (0, 0);
+        loop {
+            let (mut read, after) = (0, last);
+            db.each(SAMPLE, rusqlite::params![stride, after, LONG, PAGE], |row| {
+                read += 1;
+                last = integer(row, 0)?;
+                let bytes = db.unpack(RowKey::new("element", last), blob(row, 1)?, None)?;
+                let sample = bytes[..bytes.len().min(LONGEST)].to_vec();
+                size += sample.len();
+                samples.push(sample);
+                Ok(())
+            })?;
+            if read < PAGE || samples.len() >= SAMPLES || size >= PLENTY {
+                break;
             }
-            Ok(())
-        })?;
+        }
         if size >= stage.enough {
             return Ok(Some(samples));
         }

@@ -69,6 +69,22 @@ async fn turn(gateway: &Gateway, thread: &str, more: Value) -> BTreeMap<&'static
     }
 }
 
+/// Stores enough for a dictionary, and waits until it is stored: a command with a flush, by another thread. The next one
+/// needs fifty times as much.
+async fn has_a_dictionary(gateway: &Gateway) {
+    gateway.create("long").await;
+    let mut before = None;
+    for turns in 0.. {
+        let text = format!("{turns} {}", "of many long questions ".repeat(200));
+        gateway.post("/api/threads/long/runs/wait", question(&text)).await.ok();
+        let commands = counters(gateway).await["sqlite_commands"];
+        // The first turn has commands of its own.
+        if commands > *before.get_or_insert(commands) + 3 * turns {
+            break;
+        }
+    }
+}
+
 /// One flush of the checkpoints, one of the records; `durability: sync` waits for each superstep and the admission.
 #[tokio::test]
 async fn a_turn_flushes_twice_and_does_the_same_work_however_long_its_thread_is() {
@@ -82,10 +98,7 @@ async fn a_turn_flushes_twice_and_does_the_same_work_however_long_its_thread_is(
         // A third of that passes between two looks for leases of dead processes, which are statements as well.
         let sections = json!({"database": database, "run_ownership": {"lease_seconds": 86_400}});
         let gateway = Setup { sections, ..Setup::on("sqlite", mode) }.start().await;
-        // With one long message a store has too little for a dictionary, and looks again when it has twice as much: none is
-        // trained while turns are counted.
-        gateway.create("long").await;
-        gateway.post("/api/threads/long/runs/wait", question(&"long ".repeat(80_000))).await.ok();
+        has_a_dictionary(&gateway).await;
         gateway.create("t").await;
         let updates = || json!({"stream_mode": ["updates", "messages-tuple"]});
         let (mut costs, mut decoded) = (Vec::new(), Vec::new());

@@ -120,7 +120,9 @@ fn to_delta(
     for name in table.delta_channels() {
         let Some(entry) = tuple.checkpoint.channels.get_mut(name) else { continue };
         let above = parent.and_then(|parent| Some((parent, parent.checkpoint.channels.get(name)?)));
-        let given = |parent| replay.gives(parent, &tuple.checkpoint.applied, name, values);
+        // Whether rows lead to the value: those of the parent, or none are needed.
+        let given =
+            parent.map_or(Ok(true), |parent| replay.gives(parent, &tuple.checkpoint.applied, name, values));
         let (stored, counters) = match above {
             // No counters to continue: there is no parent, or it does not have the channel.
             None => (None, None),
@@ -132,7 +134,7 @@ fn to_delta(
                 let since = if held.stored == Stored::Sentinel { counted } else { Counters::default() };
                 let due = advance(since, held.version != entry.version, table.frequency());
                 match due {
-                    Due::Counters(counters) if given(parent)? => (Some(Stored::Sentinel), Some(counters)),
+                    Due::Counters(counters) if given.clone()? => (Some(Stored::Sentinel), Some(counters)),
                     _ => (None, None),
                 }
             }
@@ -140,11 +142,9 @@ fn to_delta(
         let sentinel = stored == Some(Stored::Sentinel);
         entry.stored = match (stored, values.get(name)) {
             (Some(stored), _) if !(sentinel && complete) => stored,
-            // What rows do not lead to is no snapshot: no history may be replayed across it.
-            (_, Some(value)) if parent.is_some_and(|parent| !given(parent).unwrap_or(false)) => {
-                Stored::Value(value.clone())
-            }
-            (_, Some(value)) => Stored::Snapshot(value.clone()),
+            (_, Some(value)) if given == Ok(true) => Stored::Snapshot(value.clone()),
+            // No history may be replayed across it, so it is no snapshot.
+            (_, Some(value)) => Stored::Value(value.clone()),
             (stored, None) => stored.unwrap_or_else(|| entry.stored.clone()),
         };
         if let (Some(counters), Stored::Sentinel) = (counters, &entry.stored) {

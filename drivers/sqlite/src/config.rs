@@ -76,11 +76,6 @@ impl Default for Options {
 }
 
 impl Options {
-    /// The busy timeout as SQLite takes it.
-    pub(crate) fn patience(&self) -> Duration {
-        bounded(self.busy_timeout)
-    }
-
     /// How many checkpoints of a long thread are written in one transaction.
     #[cfg_attr(not(test), expect(clippy::unused_self, reason = "tests choose another number"))]
     pub(crate) fn piece(&self) -> usize {

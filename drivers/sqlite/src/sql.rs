@@ -14,7 +14,7 @@ use rusqlite::types::ValueRef;
 use rusqlite::{Connection, ErrorCode, OpenFlags, Params, Row};
 use threadkeep::{Error, Result};
 
-use crate::config::{Options, Synchronous};
+use crate::config::{Options, Synchronous, bounded};
 use crate::error::{GONE, from_sqlite, in_doubt, io_failed, unavailable};
 use crate::rows::pack::{Packer, Slab};
 use crate::rows::seal::RowKey;
@@ -100,7 +100,7 @@ impl Db {
     pub(crate) fn writer(path: &Path, options: &Options) -> Result<Self> {
         let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE;
         let mut db = Self::open(path, options, flags)?;
-        crate::schema::prepare(&db.conn, &db.store, options.patience())?;
+        crate::schema::prepare(&db.conn, &db.store, db.busy_timeout)?;
         db.pragma("journal_size_limit", WAL_LIMIT)?;
         db.beside = db.files_beside()?;
         #[cfg(test)]
@@ -133,7 +133,7 @@ impl Db {
         let db = Self {
             conn,
             store,
-            busy_timeout: options.patience(),
+            busy_timeout: bounded(options.busy_timeout),
             beside: Vec::new(),
             packer: RefCell::new(Packer::new(options.compression)),
             rows_read: Cell::new(0),
@@ -141,7 +141,7 @@ impl Db {
             faults: None,
         };
         db.conn.set_prepared_statement_cache_capacity(STATEMENTS);
-        db.conn.busy_timeout(options.patience()).map_err(|error| db.error(&error))?;
+        db.conn.busy_timeout(db.busy_timeout).map_err(|error| db.error(&error))?;
         // Else SQLite prepares a statement with a bound limit again at every use.
         db.conn
             .set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true)

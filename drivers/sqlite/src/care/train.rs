@@ -24,7 +24,6 @@ const PLENTY: usize = 6 << 20;
 const LONGEST: usize = 8 * 1024;
 /// Elements that are stored in more bytes are not read.
 const LONG: u32 = 64 * 1024;
-const SAMPLES: usize = 8000;
 /// Elements that are read at once.
 const PAGE: u32 = 100;
 
@@ -124,7 +123,7 @@ fn samples(path: &Path, options: &Options, stage: &Stage) -> Result<Option<Vec<V
                 samples.push(sample);
                 Ok(())
             })?;
-            if read < PAGE || samples.len() >= SAMPLES || size >= PLENTY {
+            if read < PAGE || size >= PLENTY {
                 break;
             }
         }

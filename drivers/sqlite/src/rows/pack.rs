@@ -64,8 +64,8 @@ impl Packer {
     pub(crate) fn pack(&mut self, db: &Db, bytes: &[u8]) -> Result<Vec<u8>> {
         if self.enabled {
             if std::mem::take(&mut self.look) {
-                let newest = db.one(NEWEST_KEY, [], |row| integer(row, 0))?;
-                self.with.take_if(|with| newest != Some(with.dictionary.map_or(0, i64::from)));
+                let newest = newest_dictionary(db)?;
+                self.with.take_if(|with| with.dictionary.unwrap_or(0) != newest);
             }
             let with = match &mut self.with {
                 Some(with) => with,
@@ -174,7 +174,7 @@ impl With {
 
 /// The number of the newest dictionary, 0 if there is none.
 pub(crate) fn newest_dictionary(db: &Db) -> Result<DictionaryKey> {
-    find(db, NEWEST, []).map(|found| found.map_or(0, |(number, _)| number))
+    db.one(NEWEST_KEY, [], |row| number(integer(row, 0)?)).map(Option::unwrap_or_default)
 }
 
 /// Stores a dictionary, unless another connection has stored this or a newer one meanwhile. The newest is used from now
@@ -201,10 +201,13 @@ pub(crate) fn each_broken_dictionary(db: &Db, mut look: impl FnMut(RowKey, Error
 
 fn find(db: &Db, sql: &str, params: impl rusqlite::Params) -> Result<Option<(DictionaryKey, Vec<u8>)>> {
     db.one(sql, params, |row| {
-        let place = RowKey::new("dictionary", integer(row, 0)?);
-        let number = u32::try_from(place.key).map_err(|_| place.corrupt("the key is out of range"))?;
-        Ok((number, unseal(place, b"", blob(row, 1)?)?.to_vec()))
+        let number = number(integer(row, 0)?)?;
+        Ok((number, unseal(place(number), b"", blob(row, 1)?)?.to_vec()))
     })
+}
+
+fn number(key: i64) -> Result<DictionaryKey> {
+    key.try_into().map_err(|_| RowKey::new("dictionary", key).corrupt("the key is out of range"))
 }
 
 fn place(number: DictionaryKey) -> RowKey {

@@ -136,32 +136,37 @@ pub(crate) async fn materialize(
 /// The oldest checkpoint that the path of the first one serves, too: the path extends past nearer snapshots, from parent to
 /// parent on the page. What is not on the page, because it was filtered out, may be a value at which a path must end.
 fn reach(page: &[CheckpointTuple], channels: &BTreeSet<ChannelName>) -> CheckpointId {
-    let first = &page[0];
-    if foreign::may_follow(first) {
-        return first.checkpoint.id;
-    }
-    let mut oldest = first;
-    for tuple in &page[1..] {
-        if tuple.namespace == first.namespace && oldest.parent == Some(tuple.checkpoint.id) {
-            if channels.iter().any(|channel| begins(tuple, channel)) {
-                break;
+    let mut lineage = vec![&page[0]];
+    if !foreign::may_follow(lineage[0]) {
+        for tuple in &page[1..] {
+            let child = lineage[lineage.len() - 1];
+            if tuple.namespace == child.namespace && child.parent == Some(tuple.checkpoint.id) {
+                lineage.push(tuple);
             }
-            oldest = tuple;
         }
     }
-    oldest.checkpoint.id
+    let begins_at = |at: &usize| {
+        let parent = lineage.get(at + 1).copied();
+        channels.iter().any(|channel| begins(lineage[*at], parent, channel))
+    };
+    let end = (1..lineage.len()).find(begins_at).unwrap_or(lineage.len());
+    lineage[end - 1].checkpoint.id
 }
 
 /// Whether no rows lead to the value of a channel, so that no path may extend past it: it was stored in full mode or by a
-/// program with other reducers, or the checkpoint applied nothing. One whose ancestors were deleted is such a one; a note
-/// on a snapshot is taken for one. What led to the values of LangGraph's checkpoints is not replayed either.
-fn begins(tuple: &CheckpointTuple, channel: &ChannelName) -> bool {
-    let entry = tuple.checkpoint.channels.get(channel);
-    entry.is_some_and(|entry| match entry.stored {
+/// program with other reducers, or the checkpoint applied nothing. One whose ancestors were deleted is such a one. A note
+/// applies nothing either, but repeats its parent's version, which names the same value. What led to the values of
+/// LangGraph's checkpoints is not replayed.
+fn begins(tuple: &CheckpointTuple, parent: Option<&CheckpointTuple>, channel: &ChannelName) -> bool {
+    let Some(entry) = tuple.checkpoint.channels.get(channel) else { return false };
+    let before = parent.and_then(|parent| parent.checkpoint.channels.get(channel));
+    match entry.stored {
         Stored::Value(_) => true,
-        Stored::Snapshot(_) => tuple.checkpoint.applied.is_empty(),
+        Stored::Snapshot(_) => {
+            tuple.checkpoint.applied.is_empty() && before.is_none_or(|before| before.version != entry.version)
+        }
         Stored::Sentinel | Stored::Held => false,
-    })
+    }
 }
 
 /// Values by checkpoint and channel.

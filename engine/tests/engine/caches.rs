@@ -20,7 +20,7 @@ use threadkeep::saver::{
     Capabilities, CheckpointSelector, DeltaHistory, ListQuery, Load, Revision, Rewrite, Saver, StepCommit,
     ThreadImage,
 };
-use threadkeep::state::{StateAccessor, StateSnapshot, Update};
+use threadkeep::state::{HistoryQuery, StateAccessor, StateSnapshot, Update};
 use threadkeep::step::{Durability, StepWriter};
 use threadkeep::value::{ChannelValue, ListValue};
 use threadkeep_memory::MemorySaver;
@@ -290,6 +290,35 @@ async fn a_page_of_history_is_one_walk_of_the_saver() {
     let path = store.saver.delta_history(head, &messages(), reach).await;
     assert_eq!(store.behind.take().walks, 1);
     assert_eq!(path, store.behind.inner.delta_history(head, &messages(), reach).await);
+}
+
+/// A note on a snapshot applies nothing, but repeats the version: the rows of its ancestors lead to its value.
+#[tokio::test]
+async fn a_page_of_history_with_notes_on_snapshots_is_one_walk() {
+    let behind = Arc::new(Counting::default());
+    let accessor = accessor(behind.clone(), ChannelMode::Delta, 3);
+    let thread = ThreadId::from("t");
+    accessor.create(&thread, Map::new()).await.unwrap();
+    let mut made = BTreeMap::new();
+    for _ in 0..12 {
+        let state = say(&accessor, &thread, None).await;
+        let note = accessor.annotate(&state, Map::new()).await.unwrap();
+        made.extend([state, note].map(|state| (state.key.id, state.values().unwrap())));
+    }
+    let image = behind.read_thread(&thread).await.unwrap();
+    let is_snapshot = |tuple: &CheckpointTuple| {
+        let entry = tuple.checkpoint.channels.get("messages");
+        entry.is_some_and(|entry| matches!(entry.stored, Stored::Snapshot(_)))
+    };
+    let notes = image.checkpoints.values().filter(|tuple| tuple.checkpoint.applied.is_empty());
+    let on_snapshots = notes.filter(|note| is_snapshot(note)).count();
+    assert!(on_snapshots > 2, "{on_snapshots}");
+    behind.take();
+    let page = accessor.history(&thread, HistoryQuery { limit: Some(24), ..HistoryQuery::default() }).await;
+    assert_eq!(behind.take().walks, 1);
+    let page: BTreeMap<_, _> =
+        page.unwrap().into_iter().map(|state| (state.key.id, state.values().unwrap())).collect();
+    assert_eq!(page, made);
 }
 
 #[tokio::test]

@@ -81,19 +81,26 @@ impl Summarizer {
     }
 }
 
-/// The last messages, about `most` tokens of them, as a transcript for another model. If the last one alone has more,
-/// its beginning: a model that is shown nothing would judge nothing.
+/// The last messages as a transcript for another model, about `most` tokens of what it shows: no calls, so a result
+/// may be without its call. If the last one alone has more, its beginning: a model that is shown nothing would judge
+/// nothing.
 pub(crate) fn transcript(messages: &[Json], most: u64) -> Vec<String> {
-    let start = start_of_tail(messages, ContextSize::Tokens(most), None);
-    match messages.last() {
-        Some(last) if start == messages.len() => {
-            let bytes = usize::try_from(most.saturating_mul(BYTES_PER_TOKEN)).unwrap_or(usize::MAX);
-            let mut line = line(last);
-            line.truncate(line.floor_char_boundary(bytes));
-            vec![line]
+    let mut left = usize::try_from(most.saturating_mul(BYTES_PER_TOKEN)).unwrap_or(usize::MAX);
+    let mut lines = Vec::new();
+    for message in messages.iter().rev() {
+        let mut line = line(message);
+        if line.len() > left {
+            if lines.is_empty() {
+                line.truncate(line.floor_char_boundary(left));
+                lines.push(line);
+            }
+            break;
         }
-        _ => messages[start..].iter().map(line).collect(),
+        left -= line.len();
+        lines.push(line);
     }
+    lines.reverse();
+    lines
 }
 
 /// A message as a line of a transcript for another model.
@@ -265,6 +272,17 @@ mod tests {
         let beginning = format!("tool: x{}", "\u{e9}".repeat(16));
         assert_eq!(transcript(&[message("human"), long.clone()], 10), [beginning]);
         assert_eq!(transcript(&[message("human"), long], 1000).len(), 2);
+    }
+
+    #[test]
+    fn a_transcript_is_as_long_as_what_it_shows() {
+        let short = "tool: 12345678901234";
+        let results = [message("ai"), json!({"type": "tool", "content": "x".repeat(1000)}), message("tool")];
+        assert_eq!(transcript(&results, 10), [short], "the other result of the answer is too long");
+        let calls = json!([{"name": "write_file", "args": {"content": "x".repeat(1000)}}]);
+        let wrote = json!({"type": "ai", "content": "Yes", "tool_calls": calls});
+        let shown = ["human: 12345678901234", "ai: Yes"];
+        assert_eq!(transcript(&[message("human"), wrote], 10), shown, "a call is not shown");
     }
 
     #[tokio::test]

@@ -8,7 +8,7 @@ use threadkeep::step::{Durability, Task};
 
 use super::conversation::{calls, kept};
 use super::{Agent, Conversation, Stepped, TOOLS, earlier_summary, next_step};
-use crate::model::{ChunkAssembler, ModelRequest, message};
+use crate::model::{ChunkAssembler, ModelRequest, capped, message};
 use crate::tools::dangling;
 use crate::tools::loop_detection::{self, Finding, STOP_REASON, Verdict, WARNING_NAME, WARNINGS_MAX};
 use crate::{Added, AgentError, Origin, Session, TaskInput, View, prompt, title};
@@ -68,6 +68,10 @@ impl Agent {
         }
         conversation.turn.extend(answered.map(|_| kept(answer.clone())));
         let next = vec![NodeName::from(TOOLS); calls(&answer).len()];
+        if next.is_empty() {
+            let capped = capped(answer["response_metadata"]["finish_reason"].as_str());
+            stop_reason = stop_reason.or(capped.map(str::to_owned));
+        }
         let mut update = Map::from_iter([("messages".to_owned(), json!([answer]))]);
         update.append(&mut writes);
         if let Some(title) = self.title(session, conversation, next.is_empty()).await? {

@@ -235,6 +235,25 @@ async fn a_turn_begins_with_its_question_also_after_a_summary() {
 }
 
 #[tokio::test]
+async fn a_run_whose_last_answer_the_provider_cut_off_says_so() {
+    let call = json!([{"name": "count"}]);
+    for (answers, expected) in [
+        (json!([{"text": "Yes", "finish_reason": "length"}]), Some("model_length_capped")),
+        (json!([{"text": "Yes", "finish_reason": "content_filter"}]), Some("safety_capped")),
+        (json!([{"text": "Yes"}]), None),
+        (json!([{"tool_calls": call, "finish_reason": "length"}, {"text": "Yes"}]), None),
+    ] {
+        let mut toolbox = Toolbox::new();
+        toolbox.add(Arc::new(Counting(Arc::default())));
+        let agent = Agent::new(model(&answers), toolbox, ToolContext::new("t", "r", "/nonexistent"));
+        let accessor = accessor(ChannelMode::Full);
+        let (ended, _) = run(&agent, &accessor, &mut Storing { fails_for: "" }, Some("go")).await;
+        let stop_reason = expected.map(str::to_owned);
+        assert_eq!(ended.unwrap(), Ended::Done { stop_reason, fallback: None }, "{answers}");
+    }
+}
+
+#[tokio::test]
 async fn a_run_that_was_cancelled_before_its_first_step_stores_nothing() {
     for mode in MODES {
         let accessor = accessor(mode);

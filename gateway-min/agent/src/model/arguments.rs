@@ -13,7 +13,16 @@ pub(super) const CUT_OFF: &str =
 
 /// Whether a provider that gives this reason ended an answer, and so its last call, before the end.
 pub fn is_cut_off(finish_reason: Option<&str>) -> bool {
-    matches!(finish_reason, Some("length" | "model_length" | "max_tokens" | "content_filter"))
+    capped(finish_reason).is_some()
+}
+
+/// Why a run stopped early whose last answer the provider ended before the end, for this reason.
+pub(crate) fn capped(finish_reason: Option<&str>) -> Option<&'static str> {
+    match finish_reason? {
+        "length" | "model_length" | "max_tokens" => Some("model_length_capped"),
+        "content_filter" => Some("safety_capped"),
+        _ => None,
+    }
 }
 
 /// The arguments of a call of the tool `name`, from the text that the model wrote. The last call of an answer that

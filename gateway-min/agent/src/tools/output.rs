@@ -43,20 +43,35 @@ impl HeadAndTail {
         self.dropped += excess;
     }
 
-    /// The text, with a notice in place of what was dropped. Invalid UTF-8 becomes U+FFFD.
+    /// The text, with a notice in place of what was dropped. Invalid UTF-8 becomes U+FFFD, but nothing is shown of a
+    /// character of which a part was dropped.
     pub fn into_text(mut self) -> String {
         let tail = self.tail.make_contiguous();
         if self.dropped == 0 {
             self.head.extend_from_slice(tail);
             return String::from_utf8_lossy(&self.head).into_owned();
         }
+        let (begun, rest) = (begun(&self.head), rest(tail));
+        self.head.truncate(self.head.len() - begun);
         format!(
             "{}\n[output cut: {} bytes omitted]\n{}",
             String::from_utf8_lossy(&self.head),
-            self.dropped,
-            String::from_utf8_lossy(tail)
+            self.dropped + begun + rest,
+            String::from_utf8_lossy(&tail[rest..])
         )
     }
+}
+
+/// How many bytes at the end begin a character that goes on after them.
+fn begun(bytes: &[u8]) -> usize {
+    let end = bytes.utf8_chunks().last().map_or(&[][..], |chunk| chunk.invalid());
+    let goes_on = std::str::from_utf8(end).is_err_and(|error| error.error_len().is_none());
+    if goes_on { end.len() } else { 0 }
+}
+
+/// How many bytes at the beginning may end a character that began before them.
+fn rest(bytes: &[u8]) -> usize {
+    bytes.iter().take(3).take_while(|byte| matches!(byte, 0x80..=0xbf)).count()
 }
 
 #[cfg(test)]
@@ -81,6 +96,20 @@ mod tests {
             kept.push(&[byte]);
         }
         assert_eq!(kept.into_text(), "abcdefghij\n[output cut: 6 bytes omitted]\nqrstuvwxyz");
+    }
+
+    #[test]
+    fn nothing_is_left_of_a_character_within_which_the_middle_begins_or_ends() {
+        for before in 0..4 {
+            let whole = "x".repeat(before) + &"\u{1f600}".repeat(20);
+            let mut kept = HeadAndTail::new(100);
+            kept.push(whole.as_bytes());
+            let text = kept.into_text();
+            let (head, omitted) = text.split_once("\n[output cut: ").unwrap();
+            let (omitted, tail) = omitted.split_once(" bytes omitted]\n").unwrap();
+            assert!(whole.starts_with(head) && whole.ends_with(tail), "{text}");
+            assert_eq!(head.len() + omitted.parse::<usize>().unwrap() + tail.len(), whole.len(), "{text}");
+        }
     }
 
     proptest! {

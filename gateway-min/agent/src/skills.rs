@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::{self, Read as _};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -30,8 +30,8 @@ pub struct Skill {
     pub text: String,
 }
 
-/// The skills in a directory, in the order of their names: the files `<name>.md` and `<name>/SKILL.md`. A directory that does
-/// not exist has none. Blocks.
+/// The skills in a directory, in the order of their names: the files `<name>.md` and `<name>/SKILL.md`, the latter if there
+/// are both. A directory that does not exist has none. Blocks.
 ///
 /// The description is `description:` at the file's beginning, between two lines `---`, or else its first line of text.
 pub fn read_all(directory: &Path) -> Vec<Skill> {
@@ -44,14 +44,19 @@ pub fn read_all(directory: &Path) -> Vec<Skill> {
             return Vec::new();
         }
     };
+    let mut paths: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
+    // Of a file and a directory with one name the directory comes first.
+    paths.sort();
     let mut found = Vec::new();
-    for entry in entries.flatten() {
-        let path = entry.path();
-        let file = if path.is_dir() { path.join("SKILL.md") } else { path.clone() };
+    for path in paths {
+        // What follows a point in a directory's name is no extension, but makes it none of a skill: `review.old`.
+        let (file, name) = if path.is_dir() {
+            (path.join("SKILL.md"), path.file_name())
+        } else {
+            (path.clone(), path.file_stem())
+        };
         let is_skill = file.extension().is_some_and(|extension| extension == "md");
-        let Some(name) =
-            path.file_stem().and_then(|name| name.to_str()).filter(|name| is_skill && is_name(name))
-        else {
+        let Some(name) = name.and_then(|name| name.to_str()).filter(|name| is_skill && is_name(name)) else {
             continue;
         };
         match read(&file) {
@@ -217,6 +222,25 @@ mod tests {
         ] {
             assert_eq!(description(text), "Reviews code", "{text:?}");
         }
+    }
+
+    #[test]
+    fn a_directory_beside_that_of_a_skill_does_not_take_its_place() {
+        let directory = tempfile::tempdir().unwrap();
+        let stored = [("review.old", "Old"), ("review", "New"), ("review.md", "Other"), ("x.off", "x")];
+        for (name, text) in stored {
+            let path = directory.path().join(name);
+            if name.ends_with(".md") {
+                fs::write(path, text).unwrap();
+            } else {
+                fs::create_dir(&path).unwrap();
+                fs::write(path.join("SKILL.md"), text).unwrap();
+            }
+        }
+        let found = read_all(directory.path());
+        let found: Vec<(&str, &str)> =
+            found.iter().map(|skill| (skill.name.as_str(), skill.text.as_str())).collect();
+        assert_eq!(found, [("review", "New")]);
     }
 
     /// An absent directory has no skills.

@@ -55,16 +55,24 @@ pub fn metadata(metadata: &Metadata) -> Map<String, Value> {
     map
 }
 
-/// Whether a key names a credential.
+/// Whether a key names a credential. The names of headers are written with hyphens: `X-Api-Key`.
 pub fn is_secret(key: &str) -> bool {
-    let key = key.to_ascii_lowercase();
+    let key = key.to_ascii_lowercase().replace('-', "_");
     let endings = ["secrets", "secret", "token", "password", "api_key", "apikey", "authorization"];
     endings.iter().any(|ending| key.ends_with(ending))
 }
 
 fn remove_secrets(map: &mut Map<String, Value>) {
     map.retain(|key, _| !is_secret(key));
-    map.values_mut().filter_map(Value::as_object_mut).for_each(remove_secrets);
+    map.values_mut().for_each(remove_secrets_within);
+}
+
+fn remove_secrets_within(value: &mut Value) {
+    match value {
+        Value::Object(map) => remove_secrets(map),
+        Value::Array(list) => list.iter_mut().for_each(remove_secrets_within),
+        _ => {}
+    }
 }
 
 /// Gives a message every field of its type, and removes the image data of a hidden one, which no client shows.
@@ -219,6 +227,14 @@ mod tests {
             json!({"source": "loop", "step": 3, "parents": {}, "svc_checkpoint_channel_mode": "delta",
                    "run_id": "r", "nested": {"kept": 1}})
         );
+    }
+
+    #[test]
+    fn metadata_loses_the_credentials_in_lists_and_those_named_as_headers() {
+        let mut stored = Metadata::new(Source::Loop, 3);
+        let list = json!([{"api_key": "s1", "a": 1}, [{"sent": {"X-Api-Key": "s2", "b": 2}}], "c"]);
+        stored.extra = Map::from_iter([("list".to_owned(), list)]).into();
+        assert_eq!(metadata(&stored)["list"], json!([{"a": 1}, [{"sent": {"b": 2}}], "c"]));
     }
 
     #[test]

@@ -31,14 +31,14 @@ mod tests {
     fn redaction_replaces_the_values_of_secret_keys_at_any_depth() {
         let config = json!({
             "context": {"secrets": {"ERP_TOKEN": "s1"}, "github_token": "s2", "model_name": "m"},
-            "list": [{"API_KEY": "s3", "n": 1}, "text"],
+            "list": [{"API_KEY": "s3", "x-api-key": "s6", "n": 1}, "text"],
             "Authorization": "s4", "client_secret": {"a": "s5"}, "max_tokens": 5, "recursion_limit": 7,
         });
         assert_eq!(
             redact(&config),
             json!({
                 "context": {"secrets": "[redacted]", "github_token": "[redacted]", "model_name": "m"},
-                "list": [{"API_KEY": "[redacted]", "n": 1}, "text"],
+                "list": [{"API_KEY": "[redacted]", "x-api-key": "[redacted]", "n": 1}, "text"],
                 "Authorization": "[redacted]", "client_secret": "[redacted]", "max_tokens": 5, "recursion_limit": 7,
             })
         );

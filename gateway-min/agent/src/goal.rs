@@ -276,9 +276,10 @@ impl Agent {
         };
         let (goal, goes_on) = evaluated(&goal, &verdict, &run);
         if goes_on {
+            // As it is recorded: a judge may write at any length.
+            let missing = goal["last_evaluation"]["reason"].as_str().unwrap_or_default();
             let told = format!(
-                "The goal is not reached yet: {objective}\n\nWhat is missing: {}\n\nGo on by yourself until it is reached.",
-                verdict.reason
+                "The goal is not reached yet: {objective}\n\nWhat is missing: {missing}\n\nGo on by yourself until it is reached."
             );
             let messages = json!([message::hidden(CONTINUATION, told)]);
             return Ok(Pursuit::GoOn(Map::from_iter([

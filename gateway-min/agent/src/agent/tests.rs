@@ -234,6 +234,32 @@ async fn a_turn_begins_with_its_question_also_after_a_summary() {
     }
 }
 
+/// It stays in the conversation, which each model call reads.
+#[tokio::test]
+async fn what_a_judge_says_is_missing_is_cut_also_in_the_conversation() {
+    let verdict = json!({"satisfied": false, "blocker": "goal_not_met_yet", "reason": "x".repeat(5000)});
+    let script = json!({"rules": [
+        {"when": {"caller": "middleware:goal"}, "answers": [{"text": verdict.to_string()}]},
+        {"answers": [{"text": "First."}, {"text": "Second."}]},
+    ]});
+    let model = ScriptedModel::from_json("m", &script.to_string()).unwrap();
+    let context = ToolContext::new("t", "r", "/nonexistent");
+    let agent = Agent::new(RetryingModel::new(Arc::new(model)), Toolbox::new(), context);
+    let accessor = accessor(ChannelMode::Full);
+    let mut writer = StepWriter::open(&accessor, &ThreadId::from("t"), None).await.unwrap();
+    let mut observer = Storing { fails_for: "" };
+    let mut session = Session::new(RunTerms::new("r", 10), &mut writer, &mut observer);
+    let goal = json!({"objective": "Ship it", "status": "active", "max_continuations": 1});
+    let messages = json!([message::human("go")]);
+    let input = Map::from_iter([("messages".to_owned(), messages), ("goal".to_owned(), goal)]);
+    agent.work(&mut session, Some(input.into()), || async { Ok(false) }).await.unwrap();
+    let messages = conversation(session.writer.state()).unwrap();
+    let kinds: Vec<&str> = messages.iter().map(message::kind).collect();
+    assert_eq!(kinds, ["human", "ai", "human", "ai"]);
+    let told = message::text(&messages[2]);
+    assert_eq!(told.matches('x').count(), 1000, "{told}");
+}
+
 #[tokio::test]
 async fn a_run_whose_last_answer_the_provider_cut_off_says_so() {
     let call = json!([{"name": "count"}]);

@@ -30,8 +30,8 @@ pub struct Skill {
     pub text: String,
 }
 
-/// The skills in a directory, in the order of their names: the files `<name>.md` and `<name>/SKILL.md`, the latter if there
-/// are both. A directory that does not exist has none. Blocks.
+/// The skills in a directory, in the order of their names: the files `<name>.md` and `<name>/SKILL.md`, the latter if
+/// there are both. A directory that does not exist has none. Blocks.
 ///
 /// The description is `description:` at the file's beginning, between two lines `---`, or else its first line of text.
 pub fn read_all(directory: &Path) -> Vec<Skill> {

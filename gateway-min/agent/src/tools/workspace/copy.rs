@@ -6,10 +6,14 @@ use std::path::Path;
 
 use cap_std::ambient_authority;
 use cap_std::fs::{Dir, DirEntry};
+use threadkeep_files::create_private_dir;
 
-/// Copies the directories and files of `from` to `to`, which must not exist; `false` if there is nothing to copy. Links
-/// and special files are skipped: a link may lead outside the directory, or back into `from`. So is what disappears
-/// meanwhile: the items of a batch work in the directory of their thread, and replace files there. Blocks.
+use super::is_temporary;
+
+/// Copies the directories and files of `from` to `to`, which must not exist, and which only its owner may enter;
+/// `false` if there is nothing to copy. Links and special files are skipped: a link may lead outside the directory, or
+/// back into `from`. So is what a call is writing or what disappears meanwhile: the items of a batch work in the
+/// directory of their thread, and replace files there. Blocks.
 ///
 /// # Errors
 /// The file system's; nothing of `to` remains.
@@ -17,7 +21,7 @@ pub fn copy(from: &Path, to: &Path) -> io::Result<bool> {
     if !from.try_exists()? {
         return Ok(false);
     }
-    let copied = fs::create_dir_all(to).and_then(|()| {
+    let copied = create_private_dir(to).and_then(|()| {
         let open = |path| Dir::open_ambient_dir(path, ambient_authority());
         copy_into(&open(from)?, &open(to)?)
     });
@@ -45,6 +49,9 @@ fn copy_entries(entries: impl Iterator<Item = io::Result<DirEntry>>, from: &Dir,
 
 fn copy_entry(entry: &DirEntry, from: &Dir, to: &Dir) -> io::Result<()> {
     let (kind, name) = (entry.file_type()?, entry.file_name());
+    if is_temporary(&name) {
+        return Ok(());
+    }
     if kind.is_dir() {
         let inside = entry.open_dir()?;
         to.create_dir(&name)?;
@@ -57,7 +64,22 @@ fn copy_entry(entry: &DirEntry, from: &Dir, to: &Dir) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
     use super::*;
+
+    #[test]
+    fn a_copy_is_for_its_owner_alone_and_has_no_file_that_a_call_was_writing() {
+        let dir = tempfile::tempdir().unwrap();
+        let (from, to) = (dir.path().join("from"), dir.path().join("to"));
+        fs::create_dir(&from).unwrap();
+        fs::write(from.join("file"), "text").unwrap();
+        fs::write(from.join(format!(".{}.tmp", "a".repeat(32))), "te").unwrap();
+        assert!(copy(&from, &to).unwrap());
+        assert_eq!(fs::metadata(&to).unwrap().permissions().mode() & 0o777, 0o700);
+        let copied: Vec<_> = fs::read_dir(&to).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        assert_eq!(copied, ["file"]);
+    }
 
     #[test]
     fn files_and_directories_are_copied_and_links_are_not() {

@@ -84,8 +84,8 @@ pub use commits::Commits;
 pub use deletion::DeletedThread;
 pub use error::{Entity, RecordsError};
 pub use events::{
-    EventBackend, EventQuery, EventRow, Events, MAX_TRACE_CONTENT, MESSAGE_CATEGORY, NewEvent, SEED_PREFIX,
-    SeedRun, TRACE_CATEGORY,
+    BRANCH_SEED_PREFIX, EventBackend, EventQuery, EventRow, Events, MAX_TRACE_CONTENT, MESSAGE_CATEGORY,
+    NewEvent, SEED_PREFIX, SeedRun, TRACE_CATEGORY,
 };
 pub use executions::{
     CHILD_PREFIX, ExecutionEnd, ExecutionKind, ExecutionRow, ExecutionStatus, ExecutionTokens, Executions,

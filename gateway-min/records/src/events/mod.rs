@@ -41,8 +41,11 @@ pub const TRACE_CATEGORY: &str = "trace";
 /// The category of the messages that a conversation shows.
 pub const MESSAGE_CATEGORY: &str = "message";
 
-/// With this the ids of synthetic runs begin ([`SeedRun`]).
+/// With this the ids of synthetic runs ([`SeedRun`]) begin that a thread gets from its own head.
 pub const SEED_PREFIX: &str = "checkpoint-seed-";
+
+/// With this the ids of those begin that a branch gets from its source.
+pub const BRANCH_SEED_PREFIX: &str = "branch-seed-";
 
 const EVENT_TYPE_MAX_CHARS: usize = 32;
 const CATEGORY_MAX_CHARS: usize = 16;
@@ -85,7 +88,7 @@ impl NewEvent {
 /// The events of a synthetic run, which has no row: used to fill a feed from checkpoints.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SeedRun {
-    /// [`SEED_PREFIX`] and more, for example `checkpoint-seed-<thread>-0`.
+    /// [`SEED_PREFIX`] or [`BRANCH_SEED_PREFIX`] and more, for example `checkpoint-seed-<thread>-0`.
     pub run_id: String,
     /// In feed order.
     pub events: Vec<NewEvent>,
@@ -377,7 +380,7 @@ impl Events {
     /// Removes what is stored outside the database for a run that has no row any more. Synthetic runs never had one, and
     /// keep theirs.
     pub(super) async fn forget_run(&self, thread_id: &str, run_id: &str) -> Result<(), RecordsError> {
-        if run_id.starts_with(SEED_PREFIX) {
+        if [SEED_PREFIX, BRANCH_SEED_PREFIX].iter().any(|prefix| run_id.starts_with(prefix)) {
             return Ok(());
         }
         match &self.feed {

@@ -390,6 +390,23 @@ async fn a_repeated_deletion_of_a_run_removes_the_events_that_were_left() {
     }
 }
 
+/// A branch shows what its source said under the ids of runs that it never had.
+#[tokio::test]
+async fn a_deletion_of_a_run_that_a_branch_never_had_leaves_its_events() {
+    for backend in [EventBackend::Memory, EventBackend::Database, EventBackend::Jsonl] {
+        let fixture = fixture_with(backend).await;
+        let records = &fixture.records;
+        create_thread(records, "t").await;
+        let run_id = "branch-seed-t-0";
+        let said = vec![NewEvent::new("llm.human.input", MESSAGE_CATEGORY, json!({})); 2];
+        let seed = SeedRun { run_id: run_id.to_owned(), events: said };
+        assert!(records.events().seed("t", vec![seed]).await.unwrap());
+        let error = records.delete_run("t", run_id).await.unwrap_err();
+        assert!(error.is_not_found(), "{backend:?}: {error}");
+        assert_eq!(events(records, "t", run_id).await, 2, "{backend:?}");
+    }
+}
+
 #[tokio::test]
 async fn a_run_whose_events_could_not_be_removed_is_deleted_again() {
     let fixture = fixture_with(EventBackend::Jsonl).await;

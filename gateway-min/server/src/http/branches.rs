@@ -31,7 +31,7 @@ use crate::runs::admission::seed_runs;
 use crate::threads::branch::{self, TurnEnd};
 use crate::threads::lineage::{self, Base};
 use threadkeep_records::{
-    DISPLAY_NAME_MAX_CHARS, NewThread, RecordsError, ThreadRow, WriterKind, persistently,
+    BRANCH_SEED_PREFIX, DISPLAY_NAME_MAX_CHARS, NewThread, RecordsError, ThreadRow, WriterKind, persistently,
 };
 
 const FIND_FAILED: &str = "Failed to find branch checkpoint";
@@ -261,7 +261,7 @@ async fn branch_files(app: &App, from: &ThreadId, to: &ThreadId) -> &'static str
 /// Fills the event feed with the conversation before the branch, and returns the outcome.
 async fn seed(app: &App, branch: &ThreadId, head: &StateSnapshot) -> &'static str {
     let runs = match head.json(MESSAGES_CHANNEL) {
-        Ok(Some(Value::Array(messages))) => seed_runs(&format!("branch-seed-{branch}"), messages),
+        Ok(Some(Value::Array(messages))) => seed_runs(&format!("{BRANCH_SEED_PREFIX}{branch}"), messages),
         _ => Vec::new(),
     };
     if runs.is_empty() {

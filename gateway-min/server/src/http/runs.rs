@@ -30,6 +30,7 @@ use crate::runs::admission::{CreateError, Created, OnThread};
 use crate::runs::request::OnDisconnect;
 use crate::runs::resume::ResumeError;
 use crate::streams::bridge::HEARTBEAT;
+use threadkeep_config::Config;
 use threadkeep_records::{RecordsError, RunQuery, RunRow, RunStatus, ThreadRow};
 
 /// The maximum number of runs in a list.
@@ -139,6 +140,13 @@ pub(super) enum Follow {
     No,
 }
 
+/// The gateway's configuration, against which the request is checked.
+async fn checked(app: &App, body: &RunBody) -> Result<Arc<Config>, ApiError> {
+    let config = app.config.current_async().await;
+    body.check(|name| config.model(name).is_some())?;
+    Ok(config)
+}
+
 /// Checks the request against the gateway's configuration, and creates the run.
 pub(super) async fn start(
     app: &Arc<App>,
@@ -149,8 +157,7 @@ pub(super) async fn start(
     follow: Follow,
     idempotency_key: Option<String>,
 ) -> Result<Created, ApiError> {
-    let config = app.config.current_async().await;
-    body.check(|name| config.model(name).is_some())?;
+    let config = checked(app, &body).await?;
     let limits = RunLimits {
         max_recursion_limit: config.max_recursion_limit.into(),
         max_running: u32::try_from(app.admission.capacity()).unwrap_or(u32::MAX),
@@ -222,12 +229,13 @@ fn refused(error: CreateError) -> ApiError {
 /// The thread of a stateless run: the one that its configuration names, or a new one.
 ///
 /// # Errors
-/// 404 for another user's thread.
+/// Those of [`RunBody::check`], which comes first by the contract; 404 for another user's thread.
 pub(super) async fn stateless_thread(
     app: &App,
     caller: &Principal,
     body: &RunBody,
 ) -> Result<ThreadId, ApiError> {
+    checked(app, body).await?;
     let Some(named) = body.thread_id() else { return Ok(Uuid::new_v4().to_string().into()) };
     let thread = ThreadId::from(named);
     check_thread(app, caller, &thread).await?;

@@ -177,6 +177,28 @@ async fn another_users_thread_is_not_found_on_any_route() {
     }
 }
 
+/// A reserved key and an unknown model come before whose the thread is, and malformed messages after it.
+#[tokio::test]
+async fn a_stateless_request_is_checked_in_the_order_of_the_contract() {
+    let guarded = Guarded::start(Setup::default()).await;
+    let (ann, bob) = (guarded.caller("ann", Role::User), guarded.caller("bob", Role::User));
+    ann.post("/api/threads", json!({"thread_id": "t"})).await.ok();
+    let message = json!({"messages": [{"role": "wizard", "content": "x"}]});
+    let mut body = json!({"input": message, "config": {"configurable": {"thread_id": "t"}}});
+    for path in ["/api/runs", "/api/runs/stream", "/api/runs/wait"] {
+        bob.post(path, body.clone()).await.refused(404, "Thread t not found");
+    }
+    body["context"] = json!({"model_name": "gpt-9"});
+    for path in ["/api/runs", "/api/runs/stream", "/api/runs/wait"] {
+        let refused = bob.post(path, body.clone()).await;
+        refused.refused(400, "Model 'gpt-9' is not in the configured model allowlist");
+    }
+    body["metadata"] = json!({"auth_token": "hunter2"});
+    for path in ["/api/runs", "/api/runs/stream", "/api/runs/wait"] {
+        assert_eq!(bob.post(path, body.clone()).await.status, 422, "{path}");
+    }
+}
+
 /// Metadata may have the size of a body.
 #[tokio::test]
 async fn a_request_asks_whose_a_thread_is_without_reading_its_metadata() {

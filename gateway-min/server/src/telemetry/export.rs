@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use axum::http::HeaderMap;
 use opentelemetry_http::{Bytes, HttpClient, HttpError, Request, Response};
 use threadkeep_agent::model::is_loopback;
 use tokio::runtime::Handle;
@@ -22,6 +23,8 @@ const ANSWER_BYTES: usize = 64 * 1024;
 #[derive(Debug)]
 pub(super) struct Collector {
     client: reqwest::Client,
+    /// What each request has besides.
+    headers: HeaderMap,
     /// Exports run on a thread without a runtime.
     runtime: Handle,
     /// Its address for the log.
@@ -31,7 +34,7 @@ pub(super) struct Collector {
 }
 
 impl Collector {
-    pub(super) fn new(endpoint: &str, runtime: Handle) -> Result<Self, TelemetryError> {
+    pub(super) fn new(endpoint: &str, headers: HeaderMap, runtime: Handle) -> Result<Self, TelemetryError> {
         let url = reqwest::Url::parse(endpoint)
             .map_err(|error| TelemetryError::Endpoint(format!("not a valid URL: {error}")))?;
         let port = url.port_or_known_default();
@@ -46,7 +49,7 @@ impl Collector {
             client = client.no_proxy();
         }
         let client = client.build()?;
-        Ok(Self { client, runtime, shown, port, away: AtomicBool::new(false) })
+        Ok(Self { client, headers, runtime, shown, port, away: AtomicBool::new(false) })
     }
 
     fn answered(&self) {
@@ -90,7 +93,11 @@ async fn body(mut answer: reqwest::Response) -> reqwest::Result<Bytes> {
 
 #[async_trait]
 impl HttpClient for Collector {
-    async fn send_bytes(&self, request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
+    async fn send_bytes(&self, mut request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
+        // Here, because the exporter decodes what it is given, and puts what the environment has over it.
+        for (name, value) in &self.headers {
+            request.headers_mut().insert(name.clone(), value.clone());
+        }
         // Without its address, which may come from the environment.
         let sent = match reqwest::Request::try_from(request) {
             Ok(request) => self.runtime.spawn(send(self.client.clone(), request)).await?,

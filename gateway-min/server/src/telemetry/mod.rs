@@ -14,6 +14,7 @@ pub(crate) mod spans;
 
 use std::time::Duration;
 
+use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use opentelemetry::KeyValue;
 use opentelemetry::trace::TracerProvider as _;
 use opentelemetry_otlp::{SpanExporter, WithExportConfig as _, WithHttpConfig as _};
@@ -79,16 +80,11 @@ impl Traces {
             return Ok(None);
         }
         let endpoint = endpoint(settings, environment);
-        let collector = Collector::new(&endpoint, runtime.clone())?;
+        let collector = Collector::new(&endpoint, headers(settings, environment), runtime.clone())?;
         let exporter = SpanExporter::builder()
             .with_http()
             .with_http_client(collector)
             .with_endpoint(endpoint)
-            .with_headers(
-                headers(settings, environment)
-                    .map(|(name, value)| (name, value.expose().to_owned()))
-                    .collect(),
-            )
             .build()
             .map_err(|error| TelemetryError::Endpoint(error.to_string()))?;
         let share = Sampler::TraceIdRatioBased(settings.sample_ratio);
@@ -131,16 +127,22 @@ fn resource(settings: &Settings, environment: &Environment) -> Resource {
     }
 }
 
-/// The headers from the configuration and from the environment.
-fn headers<'a>(
-    settings: &'a Settings,
-    environment: &'a Environment,
-) -> impl Iterator<Item = (String, Secret)> + 'a {
+/// The headers from the environment and from the configuration, which counts if both have one of the same name.
+fn headers(settings: &Settings, environment: &Environment) -> HeaderMap {
     let variables = ["OTEL_EXPORTER_OTLP_TRACES_HEADERS", "OTEL_EXPORTER_OTLP_HEADERS"];
     let text = variables.iter().find_map(|name| environment.non_empty(name)).unwrap_or_default();
     let listed = listed(text).map(|(name, value)| (name, Secret::new(value)));
     let configured = settings.headers.iter().map(|(name, value)| (name.clone(), value.clone()));
-    configured.chain(listed)
+    let mut headers = HeaderMap::new();
+    for (name, value) in listed.chain(configured) {
+        if let (Ok(name), Ok(mut value)) =
+            (HeaderName::try_from(name), HeaderValue::try_from(value.expose()))
+        {
+            value.set_sensitive(true);
+            headers.insert(name, value);
+        }
+    }
+    headers
 }
 
 /// The names and values of a variable such as `a=1,b=two%20words`.
@@ -242,11 +244,13 @@ mod tests {
     #[test]
     fn headers_of_the_environment_are_added() {
         let configured = Settings { headers: [("a".to_owned(), Secret::new("1"))].into(), ..settings(None) };
-        let environment = Environment::from_iter([("OTEL_EXPORTER_OTLP_HEADERS", "b=2, c=x=y,broken")]);
-        let found: Vec<(String, String)> = headers(&configured, &environment)
-            .map(|(name, value)| (name, value.expose().to_owned()))
-            .collect();
-        assert_eq!(found, [("a", "1"), ("b", "2"), ("c", "x=y")].map(|(n, v)| (n.to_owned(), v.to_owned())));
+        let environment = Environment::from_iter([("OTEL_EXPORTER_OTLP_HEADERS", "A=3,b=2, c=x=y,broken")]);
+        let found = headers(&configured, &environment);
+        let mut shown: Vec<(&str, &str)> =
+            found.iter().map(|(name, value)| (name.as_str(), value.to_str().unwrap())).collect();
+        shown.sort_unstable();
+        assert_eq!(shown, [("a", "1"), ("b", "2"), ("c", "x=y")], "the configured one counts");
+        assert!(found.values().all(HeaderValue::is_sensitive));
     }
 
     #[test]
@@ -262,8 +266,7 @@ mod tests {
             assert_eq!(decoded(text), expected);
         }
         let environment = Environment::from_iter([("OTEL_EXPORTER_OTLP_HEADERS", "a=Basic%20MTIz")]);
-        let (_, value) = headers(&settings(None), &environment).next().unwrap();
-        assert_eq!(value.expose(), "Basic MTIz");
+        assert_eq!(headers(&settings(None), &environment)["a"], "Basic MTIz");
     }
 
     #[test]

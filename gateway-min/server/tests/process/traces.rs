@@ -269,6 +269,24 @@ async fn a_turn_is_a_tree_of_spans_that_tells_nothing_of_what_was_said() {
 
 // The collector answers while the test waits for the gateway to end.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_configured_header_is_sent_as_it_is_whatever_the_environment_has() {
+    let (collector, address) = Collector::start().await;
+    let dir = configured(json!({"enabled": true, "endpoint": address, "headers": {"x-token": "a%20b"}}));
+    let key = key(dir.path());
+    let mut command = command(dir.path());
+    command.env("OTEL_EXPORTER_OTLP_HEADERS", "x-token=theirs,x-more=c%20d");
+    let mut gateway = Gateway::start_by(&mut command);
+    create_thread(&gateway, &key).await;
+    stop(&mut gateway);
+    assert!(!collector.spans_once(|spans| !spans.is_empty()).await.is_empty());
+    for (headers, _) in collector.0.lock().unwrap().iter() {
+        assert_eq!(headers["x-token"], "a%20b");
+        assert_eq!(headers["x-more"], "c d");
+    }
+}
+
+// The collector answers while the test waits for the gateway to end.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_is_sent_unless_it_is_switched_on() {
     let (collector, address) = Collector::start().await;
     let dir = configured(json!({"endpoint": address}));

@@ -65,10 +65,18 @@ impl<'a> Edits<'a> {
         }
     }
 
-    /// Removes an entry, with its line or its comma.
+    /// Removes an entry, with its line or its comma. A comment beside it stays, on that line.
     pub(super) fn remove(&mut self, within: &Mapping, entry: &Pair) {
         let place = match within.style {
-            Style::Block { .. } => line_start(self.text, entry.at.start)..next_line(self.text, entry.end),
+            Style::Block { .. } => {
+                let end = next_line(self.text, entry.end);
+                let comment = self.text[entry.end..end].trim_start();
+                if comment.starts_with('#') {
+                    entry.at.start..end - comment.len()
+                } else {
+                    line_start(self.text, entry.at.start)..end
+                }
+            }
             Style::Flow { .. } => {
                 let (before, behind) = (&self.text[..entry.at.start], &self.text[entry.end..]);
                 let rest = behind.trim_start();

@@ -126,6 +126,27 @@ title:
 }
 
 #[test]
+fn the_comment_beside_a_key_that_goes_stays() {
+    let flat = "checkpoint_delta_snapshot_frequency";
+    for (old, cadence) in [
+        (
+            format!("database:\n  {flat}: 7   # ticket 17\n  checkpoint_delta: {{snapshot_frequency: 5}}\n"),
+            Cadence::Dropped,
+        ),
+        (format!("database:\n  checkpoint_delta: {{}}\n  {flat}: 7   # ticket 17"), Cadence::Moved),
+        (
+            format!("database:\r\n  checkpoint_delta:\r\n    other: 1\r\n  {flat}: \"7\" # ticket 17\r\n"),
+            Cadence::Moved,
+        ),
+    ] {
+        let found = new(&old);
+        assert_eq!(found.cadence, Some(cadence), "{old}");
+        let lines: Vec<&str> = found.text.lines().collect();
+        assert!(lines.contains(&"  # ticket 17") && !found.text.contains(flat), "{old}\n---\n{}", found.text);
+    }
+}
+
+#[test]
 fn files_of_every_layout_are_upgraded() {
     for old in [
         "",

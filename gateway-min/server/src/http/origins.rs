@@ -76,10 +76,15 @@ impl Origins {
     }
 }
 
-/// The origin of an entry as browsers send it: in lower case, without the slash that ends a copied address. `None` for
-/// what they never send, which would let nobody in.
+/// The port that browsers leave out of an origin of each scheme.
+const USUAL_PORTS: [(&str, &str); 2] = [("http://", ":80"), ("https://", ":443")];
+
+/// The origin of an entry as browsers send it: in lower case, without the usual port, and without the slash that ends a
+/// copied address. `None` for what they never send, which would let nobody in.
 fn origin(entry: &str) -> Option<HeaderValue> {
-    let origin = entry.strip_suffix('/').unwrap_or(entry).to_ascii_lowercase();
+    let entry = entry.strip_suffix('/').unwrap_or(entry).to_ascii_lowercase();
+    let usual = USUAL_PORTS.iter().find(|(scheme, _)| entry.starts_with(*scheme));
+    let origin = usual.and_then(|(_, port)| entry.strip_suffix(*port)).unwrap_or(&entry);
     let is_place = |place: &str| !place.is_empty() && !place.contains(['/', '*']);
     let is_origin = origin == "null"
         || origin.split_once("://").is_some_and(|(scheme, place)| !scheme.is_empty() && is_place(place));
@@ -206,6 +211,22 @@ mod tests {
         assert_eq!(listed, ["https://a.example", "http://b.example:3000", "null"]);
         assert!(!found.any);
         assert!(origins("https://a.example, *").any);
+    }
+
+    #[test]
+    fn the_usual_port_of_an_origin_is_left_out_as_browsers_do() {
+        for (entry, listed) in [
+            ("https://a.example:443", Some("https://a.example")),
+            ("http://A.example:80/", Some("http://a.example")),
+            ("http://[::1]:80", Some("http://[::1]")),
+            ("https://a.example:80", Some("https://a.example:80")),
+            ("http://a.example:443", Some("http://a.example:443")),
+            ("https://[::443]", Some("https://[::443]")),
+            ("https://:443", None),
+        ] {
+            let found = origins(entry);
+            assert_eq!(found.listed.first().map(|origin| origin.to_str().unwrap()), listed, "{entry}");
+        }
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! without events is as after a restart: its next run fills the feed from the head. Only the last number of a lost feed
 //! is kept, from which the thread continues.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 
 use serde_json::Value;
 use tokio::sync::Mutex;
@@ -159,7 +159,7 @@ struct Feed {
     rows: VecDeque<EventRow>,
     bytes: usize,
     last_seq: i64,
-    /// The number of the first event of each run that has any.
+    /// The number of the first event of each run that has any, and of some whose events are dropped.
     began: HashMap<String, i64>,
     /// When it was last written: its key in [`Feeds::by_age`].
     written: u64,
@@ -243,6 +243,11 @@ impl Feeds {
             let size = bytes(&row);
             feed.bytes -= size;
             self.bytes -= size;
+        }
+        // Those of runs without an event are not needed. Not at each event: this goes through all of them.
+        if feed.began.len() > 2 * feed.rows.len() {
+            let left: HashSet<&str> = feed.rows.iter().map(|row| row.run_id.as_str()).collect();
+            feed.began.retain(|run_id, _| left.contains(run_id.as_str()));
         }
     }
 
@@ -347,6 +352,19 @@ mod tests {
         assert_eq!(numbers(&feeds, "a"), [6], "larger than the limit, and kept");
         feeds.push("a", "r", None, event("x"));
         assert_eq!(numbers(&feeds, "a"), [7]);
+    }
+
+    #[test]
+    fn a_thread_alone_forgets_the_runs_whose_events_it_has_dropped() {
+        let mut feeds = Feeds::new(3 * one());
+        for run in 10..99 {
+            for _ in 0..2 {
+                feeds.push("a", &run.to_string(), None, event("x"));
+            }
+        }
+        let feed = &feeds.by_thread["a"];
+        assert!(feed.began.len() <= 2 * feed.rows.len(), "{:?}", feed.began);
+        assert_eq!(feeds.rows_of_run("a", "98").count(), 2);
     }
 
     #[test]

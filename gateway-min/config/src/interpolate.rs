@@ -84,6 +84,8 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::models::ModelKind;
+    use crate::testing::Project;
 
     fn run(tree: &Value, variables: &[(&str, &str)]) -> Result<(Value, FromEnvironment), ConfigError> {
         let Value::Object(mut sections) = tree.clone() else { panic!("a mapping") };
@@ -129,6 +131,26 @@ mod tests {
             "{error}"
         );
         assert!(error.contains("models[0].api_key"), "{error}");
+    }
+
+    /// An empty path of skills would be the project root, with every file in it.
+    #[test]
+    fn an_empty_variable_leaves_out_what_may_be_left_out() {
+        let yaml = "\
+skills: {path: $EMPTY}
+summarization: {summary_prompt: $EMPTY}
+acp_agents: {a: {command: c, description: d, model: $EMPTY}}
+models:
+  - {name: m, use: openai, model: x, base_url: $EMPTY, api_base: \"http://h/v1\"}
+  - {name: n, use: openai, model: x, base_url: $EMPTY}
+  - {name: s, use: scripted, model: s, script: $EMPTY}
+";
+        let config = Project::with_config(yaml).load_with(&[("EMPTY", "")]).unwrap().config;
+        assert_eq!((config.skills.path, config.summarization.summary_prompt), (None, None));
+        assert_eq!(config.acp_agents["a"].model, None);
+        let addresses = [0, 1].map(|at| config.models[at].base_url.as_deref());
+        assert_eq!(addresses, [Some("http://h/v1"), None]);
+        assert_eq!(config.models[2].kind, ModelKind::Scripted { script: None });
     }
 
     #[test]

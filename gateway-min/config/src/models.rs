@@ -146,7 +146,7 @@ impl Model {
         let default = Self::demo();
         let time = (Bound::Excluded(0.0), Bound::Included(f64::from(LONGEST_SECONDS)));
         let class = node.required_text("use");
-        let (base_url, api_base) = (node.text("base_url"), node.text("api_base"));
+        let (base_url, api_base) = (node.nonempty_text("base_url"), node.nonempty_text("api_base"));
         if base_url.is_some() && api_base.is_some() {
             node.problem("api_base", "is an alias of base_url; set only one of them");
         }
@@ -210,7 +210,7 @@ pub(super) fn read(root: &Node<'_>, config_dir: &Path) -> Vec<Model> {
 fn read_kind(node: &Node<'_>, class: &str, config_dir: &Path) -> ModelKind {
     let name = class.rsplit([':', '.']).next().unwrap_or(class);
     if class == SCRIPTED {
-        ModelKind::Scripted { script: node.text("script").map(|script| config_dir.join(script)) }
+        ModelKind::Scripted { script: node.nonempty_text("script").map(|script| config_dir.join(script)) }
     } else {
         let speaks_openai = class == OPENAI || (name.ends_with(OPENAI_CLASS) && !name.ends_with(AZURE_CLASS));
         // A missing `use` has already been reported.

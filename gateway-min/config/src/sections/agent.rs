@@ -276,7 +276,7 @@ impl Summarization {
                 default.trim_tokens_to_summarize,
                 1..,
             ),
-            summary_prompt: node.text("summary_prompt"),
+            summary_prompt: node.nonempty_text("summary_prompt"),
             skill_file_read_tool_names: node.texts("skill_file_read_tool_names"),
         }
     }

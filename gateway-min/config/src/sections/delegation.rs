@@ -140,7 +140,7 @@ impl AcpAgent {
             args: node.texts("args").unwrap_or_default(),
             env,
             description: node.required_text("description"),
-            model: node.text("model"),
+            model: node.nonempty_text("model"),
             auto_approve_permissions: node.bool("auto_approve_permissions", false),
             timeout_seconds: node.int("timeout_seconds", 1800, 1..),
         }

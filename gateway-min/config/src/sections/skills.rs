@@ -14,7 +14,7 @@ pub struct Skills {
 
 impl Skills {
     pub(crate) fn read(root: &Node<'_>) -> Self {
-        Self { path: root.section("skills").text("path").map(PathBuf::from) }
+        Self { path: root.section("skills").nonempty_text("path").map(PathBuf::from) }
     }
 }
 

@@ -321,15 +321,27 @@ impl LangGraph {
         self.settle(key).await.map_err(|error| after(&format!("checkpoint {} is stored", key.id), error))
     }
 
-    /// Stores what waited for a checkpoint. What cannot be stored goes on waiting, for a repeated put.
+    /// Stores what waited for a checkpoint, in the order of its arrival. What cannot be stored goes on waiting, for a
+    /// repeated put.
     async fn settle(&self, key: &CheckpointKey) -> Result<()> {
-        for (caller, waiting) in self.waiting.of(key) {
-            // Somebody else may have stored them since, and newer ones of the same task after them.
-            if !self.waiting.has(key, Some(&waiting)) {
-                continue;
+        let Some(turn) = self.waiting.turn(key) else { return Ok(()) };
+        let mut failed = match turn.try_lock() {
+            Some(mut failed) => {
+                *failed = None;
+                failed
             }
+            None => turn.lock().await,
+        };
+        // Many may have waited for one who failed. One after the other they would try for very long.
+        if let Some(error) = &*failed {
+            return Err(error.clone());
+        }
+        while let Some((caller, waiting)) = self.waiting.first(key, &turn) {
             // Another run may have come first to a checkpoint whose put failed at what waited.
-            self.called_by(caller).store_writes(key, &waiting).await?;
+            if let Err(error) = self.called_by(caller).store_writes(key, &waiting).await {
+                *failed = Some(error.clone());
+                return Err(error);
+            }
             self.waiting.left(key, &waiting);
         }
         Ok(())
@@ -339,30 +351,35 @@ impl LangGraph {
     /// them before it returns.
     ///
     /// # Errors
-    /// [`Error::InvalidInput`] if too many writes wait already. The saver's.
+    /// [`Error::InvalidInput`] if it does not exist and too many writes wait already. The saver's.
     pub async fn put_writes(&self, put: &PutWrites) -> Result<()> {
         let key = put.place.key(put.id);
         // A put of the checkpoint may have failed before it had stored what waited for it. That came earlier: stored
         // after these, it would take their place.
-        if !self.waiting.has(&key, None) {
+        if !self.waiting.has(&key) {
             match self.store_writes(&key, put).await {
                 Err(Error::NotFound { .. }) => {}
                 done => return done,
             }
         }
-        self.waiting.wait(&key, self.caller, put.clone(), Instant::now())?;
-        self.settle_if_there(&key).await.map_err(|error| {
-            after(&format!("the writes of task {} wait in memory for their checkpoint", put.task), error)
-        })
+        let Err(full) = self.waiting.wait(&key, self.caller, put.clone(), Instant::now()) else {
+            return self.settle_if_there(&key).await.map(drop).map_err(|error| {
+                after(&format!("the writes of task {} wait in memory for their checkpoint", put.task), error)
+            });
+        };
+        // Where the checkpoint exists they need no room, once what came earlier is stored.
+        if self.settle_if_there(&key).await? { self.store_writes(&key, put).await } else { Err(full) }
     }
 
-    /// Stores what waits for a checkpoint that may have been put meanwhile, by a put that found nobody waiting.
-    async fn settle_if_there(&self, key: &CheckpointKey) -> Result<()> {
+    /// Stores what waits for a checkpoint that may have been put meanwhile, by a put that found nobody waiting. Returns
+    /// whether it exists.
+    async fn settle_if_there(&self, key: &CheckpointKey) -> Result<bool> {
         let load = CheckpointSelector::at(key).loading(Load::None);
-        match self.saver.get(&load).await? {
-            Some(_) => self.settle(key).await,
-            None => Ok(()),
+        let is_there = self.saver.get(&load).await?.is_some();
+        if is_there {
+            self.settle(key).await?;
         }
+        Ok(is_there)
     }
 
     /// Forgets what is known of a thread. What waits for its checkpoints was acknowledged: it goes only with the thread.

@@ -1,6 +1,6 @@
 //! Writes that arrived before their checkpoint: LangGraph hands both to executors, which may reorder them.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -23,23 +23,34 @@ pub(crate) struct WaitingRoom(Mutex<Waiting>);
 /// Writes that wait, and who put them.
 type Waiter = (Caller, Arc<PutWrites>);
 
+/// Held by who stores what waits for a checkpoint, with the error of the last one who did, if that failed. Of two at one
+/// time, one could store an older write after the other has stored a newer one.
+pub(crate) type Turn = Arc<futures::lock::Mutex<Option<Error>>>;
+
 #[derive(Default)]
 struct Waiting {
-    writes: HashMap<CheckpointKey, Vec<(Instant, Waiter)>>,
+    queues: HashMap<CheckpointKey, Queue>,
     bytes: usize,
+}
+
+/// What waits for a checkpoint, in the order of its arrival. It ends once nothing waits.
+#[derive(Default)]
+struct Queue {
+    writes: VecDeque<(Instant, Waiter)>,
+    turn: Turn,
 }
 
 impl Waiting {
     /// Drops writes.
-    fn drop_if(&mut self, gone: impl Fn(&CheckpointKey, Instant) -> bool) {
-        for (key, waiting) in &mut self.writes {
-            waiting.retain(|(since, (_, put))| {
-                let stays = !gone(key, *since);
+    fn drop_if(&mut self, gone: impl Fn(&CheckpointKey, &Turn, Instant) -> bool) {
+        for (key, Queue { writes, turn }) in &mut self.queues {
+            writes.retain(|(since, (_, put))| {
+                let stays = !gone(key, turn, *since);
                 self.bytes -= if stays { 0 } else { size(put) };
                 stays
             });
         }
-        self.writes.retain(|_, waiting| !waiting.is_empty());
+        self.queues.retain(|_, queue| !queue.writes.is_empty());
     }
 }
 
@@ -67,7 +78,10 @@ impl WaitingRoom {
         let mut this = self.lock();
         let size = size(&put);
         if this.bytes + size > BYTES {
-            this.drop_if(|_, since| now.duration_since(since) >= PATIENCE);
+            // What is being stored stays: what is put now would be stored beside it.
+            this.drop_if(|_, turn, since| {
+                Arc::strong_count(turn) == 1 && now.duration_since(since) >= PATIENCE
+            });
         }
         if this.bytes + size > BYTES {
             return Err(Error::InvalidInput(format!(
@@ -77,38 +91,49 @@ impl WaitingRoom {
             )));
         }
         this.bytes += size;
-        this.writes.entry(key.clone()).or_default().push((now, (caller, Arc::new(put))));
+        let queue = this.queues.entry(key.clone()).or_default();
+        queue.writes.push_back((now, (caller, Arc::new(put))));
         Ok(())
     }
 
-    /// The writes that wait for a checkpoint, in the order of their arrival. Each waits until it [left](Self::left).
-    pub(crate) fn of(&self, key: &CheckpointKey) -> Vec<Waiter> {
-        self.lock().writes.get(key).into_iter().flatten().map(|(_, waiter)| waiter.clone()).collect()
+    /// Whether writes wait for a checkpoint.
+    pub(crate) fn has(&self, key: &CheckpointKey) -> bool {
+        self.lock().queues.contains_key(key)
     }
 
-    /// Whether writes wait for a checkpoint: these, or any if `None`.
-    pub(crate) fn has(&self, key: &CheckpointKey, put: Option<&Arc<PutWrites>>) -> bool {
+    /// What has to be held to store what waits for a checkpoint; `None` if nothing does.
+    pub(crate) fn turn(&self, key: &CheckpointKey) -> Option<Turn> {
+        self.lock().queues.get(key).map(|queue| queue.turn.clone())
+    }
+
+    /// The writes that came first of those that wait since before the turn was asked for; `None` if none is left. They
+    /// wait until they [left](Self::left).
+    pub(crate) fn first(&self, key: &CheckpointKey, turn: &Turn) -> Option<Waiter> {
         let this = self.lock();
-        let mut waiting = this.writes.get(key).into_iter().flatten();
-        waiting.any(|(_, (_, one))| put.is_none_or(|put| Arc::ptr_eq(one, put)))
+        // Another turn is of those that came when all of this one were gone.
+        let queue = this.queues.get(key).filter(|queue| Arc::ptr_eq(&queue.turn, turn))?;
+        queue.writes.front().map(|(_, waiter)| waiter.clone())
     }
 
-    /// Writes that waited are stored.
+    /// Writes that came [first](Self::first) are stored.
     pub(crate) fn left(&self, key: &CheckpointKey, put: &Arc<PutWrites>) {
         let mut this = self.lock();
-        let Some(waiting) = this.writes.get_mut(key) else { return };
-        // Somebody else may have stored them, too.
-        let Some(at) = waiting.iter().position(|(_, (_, one))| Arc::ptr_eq(one, put)) else { return };
-        waiting.remove(at);
-        if waiting.is_empty() {
-            this.writes.remove(key);
+        let Some(queue) = this.queues.get_mut(key) else { return };
+        // They may be gone with their thread, and others wait.
+        let are_first = queue.writes.front().is_some_and(|(_, (_, first))| Arc::ptr_eq(first, put));
+        if !are_first {
+            return;
+        }
+        queue.writes.pop_front();
+        if queue.writes.is_empty() {
+            this.queues.remove(key);
         }
         this.bytes -= size(put);
     }
 
     /// Drops what waits for checkpoints of a thread, which was deleted.
     pub(crate) fn forget(&self, thread: &ThreadId) {
-        self.lock().drop_if(|key, _| key.thread == *thread);
+        self.lock().drop_if(|key, ..| key.thread == *thread);
     }
 }
 
@@ -137,20 +162,29 @@ mod tests {
             let put = large(&place, key(n).id);
             (0..100).take_while(|_| room.wait(&key(n), Caller::default(), put.clone(), at).is_ok()).count()
         };
+        let len = |n| room.lock().queues.get(&key(n)).map_or(0, |queue| queue.writes.len());
         assert_eq!(fill(1, then), 63);
         // They came moments ago.
         assert_eq!(fill(2, then + PATIENCE / 2), 0);
-        assert_eq!(room.of(&key(1)).len(), 63);
+        assert_eq!(len(1), 63);
+        // They are being stored.
+        let turn = room.turn(&key(1)).unwrap();
+        assert_eq!(fill(2, then + PATIENCE), 0);
+        drop(turn);
         assert_eq!(fill(2, then + PATIENCE), 63);
-        assert_eq!(room.of(&key(1)).len(), 0);
-        for (_, put) in room.of(&key(2)).iter().take(3) {
-            room.left(&key(2), put);
-            room.left(&key(2), put);
+        assert_eq!(len(1), 0);
+        let turn = room.turn(&key(2)).unwrap();
+        for _ in 0..3 {
+            let (_, put) = room.first(&key(2), &turn).unwrap();
+            room.left(&key(2), &put);
+            room.left(&key(2), &put);
         }
-        assert_eq!(room.of(&key(2)).len(), 60);
+        assert_eq!(len(2), 60);
         room.forget(&other.thread);
         assert_eq!(fill(3, then + PATIENCE), 3);
         room.forget(&place.thread);
-        assert!(room.lock().writes.is_empty() && room.lock().bytes == 0);
+        assert!(room.lock().queues.is_empty() && room.lock().bytes == 0);
+        assert_eq!(fill(2, then), 63);
+        assert!(room.first(&key(2), &turn).is_none(), "they came after those of this turn were gone");
     }
 }

@@ -1,11 +1,13 @@
 //! A store beside which others do things, and calls on it.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::pin::pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use futures::FutureExt;
 use serde_json::json;
 use threadkeep::checkpoint::{CheckpointKey, CheckpointTuple, Stored, TaskWrites};
 use threadkeep::id::{ChannelName, CheckpointId, ThreadId};
@@ -214,6 +216,15 @@ impl Lab {
 
     pub(crate) fn id(&self, n: u8) -> CheckpointId {
         self.place.id(&format!("1ef4f797-8335-6428-8001-0000000000{n:02x}")).unwrap()
+    }
+
+    /// Begins a call while another one waits in the store, and lets that go on. The call has to wait for it.
+    pub(crate) async fn begun_while_one_waits<T>(&self, call: impl Future<Output = T>) -> T {
+        self.beside.read.notified().await;
+        let mut call = pin!(call);
+        assert!(call.as_mut().now_or_never().is_none(), "it waits for the other one");
+        self.beside.goes_on.notify_one();
+        call.await
     }
 
     /// Checkpoint `n`, after the one before it. The first one has a value of the channel `d`, the others count its changes.

@@ -56,19 +56,73 @@ async fn of_special_writes_of_a_task_the_last_stay_although_the_first_waited() {
             lab.write_values(1, "a", &[("__error__", "last")]).await.unwrap();
         } else {
             lab.meanwhile(Meanwhile::PutWritesWaits);
-            let written = async {
-                lab.beside.read.notified().await;
-                lab.write_values(1, "a", &[("__error__", "last")]).await.unwrap();
-                lab.beside.goes_on.notify_one();
-            };
-            let (put, ()) = tokio::join!(lab.put(1), written);
-            put.unwrap();
+            let last = lab.write_values(1, "a", &[("__error__", "last")]);
+            let (put, written) = tokio::join!(lab.put(1), lab.begun_while_one_waits(last));
+            put.and(written).unwrap();
         }
         let found = lab.graphs.get(&lab.place, Some(lab.id(1))).await.unwrap().unwrap();
         let (_, _, value) = found.writes.into_iter().find(|(task, ..)| task == "a").unwrap();
         assert_eq!(value, text("last"), "the first {first}");
         assert_eq!(lab.tasks(1).await, ["a", "b"], "the first {first}");
     }
+}
+
+#[tokio::test]
+async fn of_two_who_store_what_waited_one_waits_for_the_other() {
+    for other in ["a put", "a write"] {
+        let lab = Lab::new();
+        lab.put(0).await.unwrap();
+        for value in ["first", "last"] {
+            lab.write_values(1, "a", &[("__error__", value)]).await.unwrap();
+        }
+        lab.meanwhile(Meanwhile::PutWritesWaits);
+        let call = async { if other == "a put" { lab.put(1).await } else { lab.write(1, "b").await } };
+        let (put, called) = tokio::join!(lab.put(1), lab.begun_while_one_waits(call));
+        put.and(called).unwrap();
+        let found = lab.graphs.get(&lab.place, Some(lab.id(1))).await.unwrap().unwrap();
+        let errors: Vec<_> = found.writes.iter().filter(|(task, ..)| task == "a").collect();
+        assert_eq!(errors, [&("a".to_owned(), "__error__".to_owned(), text("last"))], "beside {other}");
+        assert_eq!(found.writes.len(), if other == "a put" { 1 } else { 2 });
+    }
+}
+
+#[tokio::test]
+async fn who_waited_for_one_that_failed_to_store_what_waited_does_not_try_again() {
+    let lab = Lab::new();
+    lab.put(0).await.unwrap();
+    lab.write(1, "a").await.unwrap();
+    lab.meanwhile(Meanwhile::PutWritesWaits);
+    let call = async {
+        // The one that waits will fail.
+        lab.meanwhile(Meanwhile::PutWritesFails);
+        lab.write(1, "b").await
+    };
+    let (put, written) = tokio::join!(lab.put(1), lab.begun_while_one_waits(call));
+    assert!(matches!(put, Err(Error::InDoubt { .. })), "{put:?}");
+    let error = written.unwrap_err();
+    assert!(error.to_string().contains("the writes of task b wait in memory"), "{error}");
+    assert!(lab.tasks(1).await.is_empty());
+    lab.put(1).await.unwrap();
+    assert_eq!(lab.tasks(1).await, ["a", "b"]);
+}
+
+#[tokio::test]
+async fn writes_of_a_checkpoint_that_exists_need_no_room_to_wait_in() {
+    let lab = Lab::new();
+    lab.put(0).await.unwrap();
+    lab.write(1, "a").await.unwrap();
+    let large = "x".repeat(1 << 20);
+    while lab.write_values(9, "a", &[("d", large.as_str())]).await.is_ok() {}
+    while lab.write(9, "a").await.is_ok() {}
+    let error = lab.write(1, "b").await.unwrap_err();
+    assert!(matches!(error, Error::InvalidInput(_)), "the checkpoint does not exist: {error}");
+    lab.meanwhile(Meanwhile::PutWritesFails);
+    assert!(matches!(lab.put(1).await, Err(Error::InDoubt { .. })), "the write of a still waits");
+    lab.meanwhile(Meanwhile::PutWritesFails);
+    let error = lab.write(1, "b").await.unwrap_err();
+    assert!(matches!(error, Error::Unavailable { .. }), "nothing was written: {error}");
+    lab.write(1, "b").await.unwrap();
+    assert_eq!(lab.tasks(1).await, ["a", "b"]);
 }
 
 #[tokio::test]

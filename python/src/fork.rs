@@ -3,8 +3,11 @@
 //! which locks that process holds. A child with its parent's notes takes none, and is nobody for other programs, who then
 //! delete the log that it writes to.
 
+use std::cell::Cell;
+
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
+use threadkeep::Error;
 
 use crate::call::HAND_OVERS;
 use crate::gate::{Gate, Inside, PAUSE};
@@ -13,17 +16,30 @@ use crate::{runtime, shared};
 /// The calls that are running.
 static CALLS: Gate = Gate::new();
 
+thread_local! {
+    /// How often this thread has brought the stores to rest and did not let them go on yet.
+    static RESTS: Cell<usize> = const { Cell::new(0) };
+}
+
 /// A call that is running: the process does not fork meanwhile.
 pub(crate) struct Running(#[expect(dead_code, reason = "held until the call ends")] Inside);
 
 impl Running {
     /// Waits while the process forks.
-    pub(crate) async fn begin() -> Self {
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`] in the thread that forks: it would wait for itself. Python may run there meanwhile: other
+    /// functions that are called before a fork, handlers of signals, and destructors, whenever memory is collected.
+    pub(crate) async fn begin() -> threadkeep::Result<Self> {
         loop {
-            match CALLS.enter() {
-                Some(inside) => return Self(inside),
-                None => tokio::time::sleep(PAUSE).await,
+            if let Some(inside) = CALLS.enter() {
+                return Ok(Self(inside));
             }
+            if RESTS.get() > 0 {
+                let reason = "this thread forks the process, or closes a connection; make the call later";
+                return Err(Error::Unavailable { saver: "python", reason: reason.to_owned() });
+            }
+            tokio::time::sleep(PAUSE).await;
         }
     }
 
@@ -49,9 +65,16 @@ pub(crate) fn watch(py: Python<'_>) -> PyResult<()> {
 #[pyfunction]
 fn before(py: Python<'_>) -> PyResult<()> {
     let runtime = runtime::current()?;
+    let rests = RESTS.get();
+    if rests > 0 {
+        // It is at rest already: a destructor that runs meanwhile closes a connection, too.
+        RESTS.set(rests + 1);
+        return Ok(());
+    }
     py.detach(|| {
         // Another thread may be forking: then this waits for it first.
         CALLS.close();
+        RESTS.set(1);
         runtime.block_on(shared::rest());
     });
     // Another thread may have dropped a store meanwhile, which is being closed.
@@ -63,11 +86,16 @@ fn before(py: Python<'_>) -> PyResult<()> {
 
 #[pyfunction]
 fn after_in_parent() {
-    CALLS.open();
+    let rests = RESTS.get();
+    RESTS.set(rests.saturating_sub(1));
+    // Another thread may have closed it, where this one could not be brought to rest.
+    if rests == 1 {
+        CALLS.open();
+    }
 }
 
-/// Calls functions as if the process forked meanwhile: no call is running, and no SQLite file is open. They must not call
-/// a store: that would wait for them.
+/// Calls functions as if the process forked meanwhile: no call is running, and no SQLite file is open. They may close
+/// stores. Other calls fail, and must not be waited for.
 #[pyfunction]
 pub(crate) fn at_rest(py: Python<'_>, functions: Vec<Bound<'_, PyAny>>) -> PyResult<()> {
     before(py)?;
@@ -78,6 +106,7 @@ pub(crate) fn at_rest(py: Python<'_>, functions: Vec<Bound<'_, PyAny>>) -> PyRes
 
 #[pyfunction]
 fn after_in_child() -> PyResult<()> {
+    RESTS.set(0);
     CALLS.reset();
     HAND_OVERS.reset();
     runtime::draw_own_numbers()

@@ -121,7 +121,7 @@ impl Shared {
     where
         F: Future<Output = threadkeep::Result<T>>,
     {
-        let mut running = Some(Running::begin().await);
+        let mut running = Some(Running::begin().await?);
         // Dropped while the call counts, also if it fails: the last call of a store closes it.
         let shared = self;
         let open = shared.open().await?;
@@ -144,19 +144,22 @@ impl Shared {
             }
             Kind::Memory(_) | Kind::Sqlite(..) => false,
         };
-        let _running = Running::begin().await;
-        // Dropped first, as in a call.
-        let shared = self;
-        match shared.open().await {
-            Ok(_) => Ok(()),
+        let opened = async move {
+            let _running = Running::begin().await?;
+            // Dropped first, as in a call.
+            let shared = self;
+            shared.open().await.map(drop)
+        };
+        match opened.await {
             Err(error) if on_server => Err(after("the tables are there", error)),
-            Err(error) => Err(error),
+            opened => opened,
         }
     }
 
     /// Closes the store. Later calls fail.
     pub(crate) async fn close(&self) {
-        let _running = Running::begin().await;
+        // In the thread that forks, no file is open, and no call is running.
+        let _running = Running::begin().await.unwrap_or_else(|_| Running::now());
         // A call may be opening it: what is opened is closed.
         let _alone = self.opening.lock().await;
         let open = self.opened().unwrap_or_default();

@@ -364,6 +364,66 @@ def test_a_process_forks_while_its_threads_use_the_saver(open_saver: Opener, kin
             assert read(saver, at(f"child {number}")).checkpoint["channel_values"] == {"a": number}
 
 
+AT_REST = """
+import os, sqlite3, sys
+sys.path.insert(0, sys.argv[2])
+beside = []
+
+def call_others():
+    # What Python runs on a thread that has brought the savers to rest: a destructor, say, or the handler of a signal.
+    for saver in beside[:1]:
+        try:
+            saver.get_tuple(at())
+        except UnavailableError as error:
+            assert "this thread forks" in str(error), error
+            print("refused", flush=True)
+    for saver in beside[1:]:
+        saver.close()
+
+# Is called after what the package registers when it is imported.
+os.register_at_fork(before=call_others)
+from kit import at, made, put, read
+from threadkeep import UnavailableError
+from threadkeep.langgraph import SqliteSaver
+
+class Connection(sqlite3.Connection):
+    def close(self):
+        if beside:
+            # Closes a connection to another file.
+            SqliteSaver(sqlite3.connect(sys.argv[1] + ".third")).close()
+            call_others()
+        super().close()
+
+for way in ("connection", "fork"):
+    beside[:] = [SqliteSaver(sys.argv[1] + name) for name in (".one", ".two")]
+    for saver in beside:
+        put(saver, at(way), made({"a": way}))
+    if way == "connection":
+        SqliteSaver(sqlite3.connect(sys.argv[1], factory=Connection)).close()
+    elif (child := os.fork()) == 0:
+        os._exit(0)
+    else:
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    # Nothing waits for the end of the rest any more.
+    saver, closed = beside
+    assert read(saver, at(way)).checkpoint["channel_values"] == {"a": way}
+    try:
+        closed.get_tuple(at(way))
+    except UnavailableError as error:
+        assert "was closed" in str(error), error
+        print("closed", flush=True)
+    beside.clear()
+    saver.close()
+"""
+
+
+def test_a_thread_that_brought_savers_to_rest_does_not_wait_for_itself(tmp_path: Path) -> None:
+    command = [sys.executable, *MAY_FORK, "-c", AT_REST, str(tmp_path / "checkpoints.db"), str(Path(__file__).parent)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    assert done.stdout.split() == ["refused", "closed"] * 2
+
+
 def test_an_interrupt_comes_after_the_call_is_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with SqliteSaver.from_conn_string(str(tmp_path / "checkpoints.db")) as saver:
         hears, says = os.pipe()

@@ -95,11 +95,14 @@ fn after_in_parent() {
 }
 
 /// Calls functions as if the process forked meanwhile: no call is running, and no SQLite file is open. They may close
-/// stores. Other calls fail, and must not be waited for.
+/// stores. Other calls fail, and must not be waited for. All are called, also if one raises: the first exception is raised.
 #[pyfunction]
 pub(crate) fn at_rest(py: Python<'_>, functions: Vec<Bound<'_, PyAny>>) -> PyResult<()> {
     before(py)?;
-    let done = functions.into_iter().try_for_each(|function| function.call0().map(drop));
+    let mut done = Ok(());
+    for function in functions {
+        done = done.and(function.call0().map(drop));
+    }
     after_in_parent();
     done
 }

@@ -27,6 +27,7 @@ from kit import apatiently, at, made, patiently, put, read, threadkeep
 from threadkeep import ConflictError, UnavailableError
 from threadkeep._core import at_rest
 from threadkeep.langgraph import AsyncPostgresSaver, AsyncSqliteSaver, PostgresSaver, SqliteSaver
+from threadkeep.langgraph._sqlite import _in_loop
 
 # Long: all cores may be busy.
 PATIENCE = 600
@@ -362,6 +363,40 @@ def test_a_process_forks_while_its_threads_use_the_saver(open_saver: Opener, kin
             assert number == 2 or all(len(found.pending_writes or []) == 1 for found in stored)
         for number in range(12 if kind != "memory" else 0):
             assert read(saver, at(f"child {number}")).checkpoint["channel_values"] == {"a": number}
+
+
+def test_an_interrupt_comes_after_a_connection_is_closed() -> None:
+    came = threading.Event()
+    early: list[bool] = []
+
+    async def close() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        # An interrupt that does not wait for it would come now.
+        early.append(came.wait(0.2))
+
+    old = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            try:
+                _in_loop(close())
+            finally:
+                came.set()
+    finally:
+        signal.signal(signal.SIGINT, old)
+    assert early == [False]
+
+
+def test_what_is_closed_at_rest_is_closed_although_another_close_fails() -> None:
+    closed: list[int] = []
+
+    def fails() -> None:
+        raise ValueError("the first")
+
+    with pytest.raises(ValueError, match="the first"):
+        at_rest([fails, partial(closed.append, 1)])
+    assert closed == [1]
+    at_rest([partial(closed.append, 2)])
+    assert closed == [1, 2]
 
 
 AT_REST = """

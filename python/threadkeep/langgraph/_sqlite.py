@@ -6,11 +6,11 @@ import asyncio
 import os
 import sqlite3
 import sys
+from _thread import start_new_thread
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
-from concurrent.futures import Future
 from contextlib import asynccontextmanager, closing, contextmanager, suppress
 from pathlib import Path
-from threading import Thread
+from threading import Lock
 from typing import Any, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -202,7 +202,10 @@ def _in_loop(coroutine: Coroutine[Any, Any, _T]) -> _T:
     """Runs a coroutine in an event loop of its own, on another thread. The caller's loop does not run while its thread
     waits here. A connection of aiosqlite has a thread of its own, which answers any loop.
     """
-    done: Future[_T] = Future()
+    results: list[_T] = []
+    errors: list[BaseException] = []
+    interrupts: list[BaseException] = []
+    running = Lock()
 
     def run() -> None:
         try:
@@ -210,15 +213,24 @@ def _in_loop(coroutine: Coroutine[Any, Any, _T]) -> _T:
             with closing(_Loop()) as loop:
                 result = loop.run_until_complete(coroutine)
         except BaseException as error:
-            done.set_exception(error)
+            errors.append(error)
         else:
-            done.set_result(result)
+            results.append(result)
+        running.release()
 
-    # Not by an executor, whose lock a thread that forks holds while it waits for what is at rest here.
-    thread = Thread(target=run)
-    thread.start()
-    thread.join()
-    return done.result()
+    running.acquire()
+    # Not by an executor, whose lock a thread that forks holds while it waits for what is at rest here. Not by `threading`: a
+    # start or a join that is interrupted does not say whether the thread runs.
+    start_new_thread(run, ())
+    while not results and not errors:
+        try:
+            running.acquire()
+        except BaseException as error:
+            # Raised once it is over: a connection may be closing, and until then no saver may have its file open.
+            interrupts.append(error)
+    for error in [*interrupts, *errors]:
+        raise error
+    return results[0]
 
 
 def _closed(path: str, close: Callable[[], object]) -> str:

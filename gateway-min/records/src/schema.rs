@@ -53,6 +53,7 @@ const STEPS: &[Step] = &[
     step!("0015", "uncounted_items"),
     step!("0016", "events_given"),
     step!("0017", "finished_before"),
+    step!("0018", "edits"),
 ];
 
 /// Upgrades a SQLite database to the newest schema: applies all missing migrations or, after an error, none. Concurrent

@@ -310,8 +310,8 @@ macro_rules! insertion {
         concat!(
             "INSERT INTO runs (run_id, thread_id, assistant_id, user_id, status, operation_kind, waiting, \
              idempotency_key, model_name, multitask_strategy, metadata_json, kwargs_json, first_human_message, \
-             follow_up_to_run_id, owner_worker_id, lease_expires_at, created_at, updated_at) \
-             SELECT $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $17 \
+             follow_up_to_run_id, owner_worker_id, lease_expires_at, created_at, updated_at, edits) \
+             SELECT $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $17, $19 \
              WHERE $6 <> 'run' OR EXISTS (SELECT 1 FROM threads_meta WHERE thread_id = $2 AND ",
             visible!("$18"),
             ")",
@@ -353,4 +353,5 @@ fn bound(sql: &'static str, row: &RowToInsert<'_>) -> Sql {
         .bind(row.lease.map(|lease| time_text(lease.end(row.now))))
         .bind(time_text(row.now))
         .bind(&run.visible_to)
+        .bind(run.edits)
 }

@@ -10,7 +10,7 @@ use chrono::{DateTime, Utc};
 use super::admission::mark_cancelled;
 use super::{
     CancelAction, CancelOutcome, DecideOutcome, FinishOutcome, MESSAGE_PREVIEW_MAX_CHARS, RunEnd, RunRow,
-    RunStatus, RunTotals, Runs, StartOutcome, select_run,
+    RunStatus, RunTotals, Runs, StartOutcome, restores, select_run,
 };
 use crate::codec::{cut, object_text, time_text};
 use crate::error::RecordsError;
@@ -45,19 +45,21 @@ macro_rules! owned {
 }
 
 /// The run `$1` can end, or be decided to end, with the status in this parameter: unless that was decided before, a
-/// cancelled run does not end as a success, and one whose rollback was accepted does not end before that is settled, as
-/// the second parameter says. Only the process in the third one ends it: another one may have taken it over.
+/// cancelled run does not end as a success, and one that restores the state from before it has no other end before that
+/// is settled, as the second parameter says. Only the process in the third one ends it: another one may have taken it
+/// over.
 macro_rules! endable {
     ($status:literal, $settled:literal, $owner:literal) => {
         concat!(
             "run_id = $1 AND operation_kind = 'run' AND status IN ('pending', 'running') AND ",
             owned!($owner),
-            " AND (cancel_action IS NULL OR decided_status IS NOT NULL \
-             OR (",
+            " AND (decided_status IS NOT NULL OR CASE WHEN ",
             $status,
-            " <> 'success' AND (cancel_action <> 'rollback' OR ",
+            " = 'success' THEN cancel_action IS NULL ELSE ",
             $settled,
-            ")))"
+            " OR NOT ",
+            restores!(),
+            " END)"
         )
     };
 }
@@ -178,8 +180,8 @@ impl Runs {
     /// Stores how a running run will end. It keeps its thread until [`Runs::finish`], so that its remaining writes come
     /// before anyone else's; clients still see it as running. A cancelled run cannot be decided as a `success`, and one
     /// that is to be rolled back not at all before that is [settled](RunEnd::rollback_settled), so that no accepted
-    /// cancellation is lost to a run that was just finishing or failing; a decided run accepts no cancellation. Only the
-    /// run's owner decides.
+    /// cancellation is lost to a run that was just finishing or failing; a decided run accepts no cancellation. Nor is an
+    /// [edit](super::NewRun::edits) decided otherwise than as a `success` before that. Only the run's owner decides.
     ///
     /// # Errors
     /// [`RecordsError::NotFound`]; [`RecordsError::Invalid`] if `end.status` is an active one.
@@ -315,6 +317,8 @@ async fn refusal(tx: &mut WriteTx<'_>, run_id: &str, owner: Option<&str>) -> Res
         _ if !run.status.is_active() => Ok(Refusal::Terminal(run.status)),
         _ if run.owner_worker_id.as_deref() != owner => Ok(Refusal::TakenOver),
         Some(action) => Ok(Refusal::Cancelled(action)),
+        // An edit: as if that had been asked for.
+        None if run.owes_restore() => Ok(Refusal::Cancelled(CancelAction::Rollback)),
         None => Err(DatabaseError::Internal(format!("run {run_id} changed meanwhile; try again")).into()),
     }
 }

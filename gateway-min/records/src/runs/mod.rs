@@ -143,6 +143,8 @@ pub struct NewRun {
     pub first_human_message: Option<String>,
     /// The run that this one continues.
     pub follow_up_to_run_id: Option<String>,
+    /// Whether it repeats a turn with an edited question: unless it succeeds, the state from before it is restored.
+    pub edits: bool,
     /// Whether its admission is acknowledged to someone who does not follow the run, or may be asked for again: then it
     /// survives a power loss. Otherwise it does once the run has ended.
     pub acknowledged: bool,
@@ -212,6 +214,8 @@ pub struct RunRow {
     pub totals: RunTotals,
     /// The run that this one continues.
     pub follow_up_to_run_id: Option<String>,
+    /// See [`NewRun::edits`].
+    pub edits: bool,
     /// The process that works on it, if there may be several.
     pub owner_worker_id: Option<String>,
     /// Until when that process is known to be alive; `None` without leases.
@@ -236,7 +240,7 @@ macro_rules! run_columns_but_metadata {
         "run_id, thread_id, assistant_id, user_id, status, operation_kind, waiting, idempotency_key, model_name, \
          multitask_strategy, error, stop_reason, message_count, first_human_message, \
          last_ai_message, total_input_tokens, total_output_tokens, total_tokens, llm_call_count, \
-         lead_agent_tokens, subagent_tokens, middleware_tokens, token_usage_by_model, follow_up_to_run_id, \
+         lead_agent_tokens, subagent_tokens, middleware_tokens, token_usage_by_model, follow_up_to_run_id, edits, \
          owner_worker_id, lease_expires_at, cancel_action, cancel_requested_at, decided_status, left_checkpoint, \
          created_at, updated_at"
     };
@@ -259,7 +263,32 @@ macro_rules! select_run {
 }
 pub(crate) use select_run;
 
+/// Unless it succeeds, the active run ends only once the state from before it is restored: its rollback was accepted,
+/// or it works on an edit. What has not started has written nothing.
+macro_rules! restores {
+    () => {
+        "(COALESCE(cancel_action, '') = 'rollback' OR (edits AND status = 'running'))"
+    };
+}
+pub(crate) use restores;
+
+/// The active run owes a restore, which whoever has the run carries out before its end ([`RunRow::owes_restore`]).
+macro_rules! owes_restore {
+    () => {
+        concat!("(NOT waiting AND decided_status IS NULL AND ", crate::runs::restores!(), ")")
+    };
+}
+pub(crate) use owes_restore;
+
 impl RunRow {
+    /// Whether the state from before this run has to be restored if it cannot go on: its process or its task is gone.
+    /// What is decided is settled, and a decided success keeps what the run has written.
+    pub fn owes_restore(&self) -> bool {
+        let asked = self.cancel_action == Some(CancelAction::Rollback);
+        let restores = asked || (self.edits && self.status == RunStatus::Running);
+        self.status.is_active() && !self.waiting && self.decided_status.is_none() && restores
+    }
+
     /// The status shown to clients: a run is `interrupted` as soon as its cancellation was accepted, while the stored
     /// status keeps the thread until the run has ended.
     pub fn reported_status(&self) -> RunStatus {
@@ -303,6 +332,7 @@ impl FromRow for RunRow {
                 executions: Vec::new(),
             },
             follow_up_to_run_id: cells.opt_text("follow_up_to_run_id")?,
+            edits: cells.flag("edits")?,
             owner_worker_id: cells.opt_text("owner_worker_id")?,
             lease_expires_at: cells.opt_time("lease_expires_at")?,
             cancel_action: cells.opt_name("cancel_action")?,

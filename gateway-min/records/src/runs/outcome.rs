@@ -47,8 +47,9 @@ pub struct RunEnd {
     pub display_name: Option<String>,
     /// See [`RunRow::left_checkpoint`](super::RunRow::left_checkpoint); `None` keeps the stored one.
     pub left_checkpoint: Option<String>,
-    /// Whether a rollback of the run, if it was requested, is carried out or known to be impossible, or has nothing to
-    /// restore. Without this a run whose rollback was accepted does not end.
+    /// Whether a rollback of the run, if it was requested or the run is an [edit](super::NewRun::edits), is carried out or
+    /// known to be impossible, or has nothing to restore. Without this a run whose rollback was accepted does not end, and
+    /// an edit only as a `success`.
     pub rollback_settled: bool,
     /// The time of its last frame. That may be a little ahead of the clock: then the run ends at this time. One that is
     /// a minute ahead or more does not count.
@@ -78,8 +79,8 @@ impl RunEnd {
 pub enum DecideOutcome {
     /// The outcome is stored.
     Decided,
-    /// The run was cancelled and cannot end as a `success`; nothing changed. Carry out the cancellation and decide on
-    /// another outcome.
+    /// The run was cancelled and cannot end as a `success`, or has to be rolled back first, as an edit that fails; nothing
+    /// changed. Carry out the cancellation and decide on another outcome.
     CancelRequested(CancelAction),
     /// The run had already ended with this status, possibly ended by another process; nothing changed. It no longer
     /// belongs to this process: write nothing for it.
@@ -96,8 +97,8 @@ pub enum FinishOutcome {
         /// The first waiting run, which now holds the thread; start it.
         promoted: Option<String>,
     },
-    /// The run was cancelled and cannot end as a `success`; nothing changed. Carry out the cancellation and finish the
-    /// run with another status.
+    /// The run was cancelled and cannot end as a `success`, or has to be rolled back first, as an edit that fails; nothing
+    /// changed. Carry out the cancellation and finish the run with another status.
     CancelRequested(CancelAction),
     /// The run had already ended with this status; nothing changed.
     AlreadyTerminal(RunStatus),

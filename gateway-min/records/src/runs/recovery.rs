@@ -5,7 +5,7 @@ use tokio::time::Instant;
 
 use super::lifecycle::promote_waiting;
 use super::seen::MARK;
-use super::{RunRow, Runs, SeenLeases, run_columns};
+use super::{RunRow, Runs, SeenLeases, owes_restore, run_columns};
 use crate::codec::time_text;
 use crate::error::RecordsError;
 use crate::query::{Builder, Sql, query};
@@ -27,8 +27,9 @@ pub struct Recovered {
     pub runs: Vec<RunRow>,
     /// The threads that dead writers had reserved, which are now free.
     pub released: Vec<String>,
-    /// Runs of dead processes whose rollback was requested and not carried out. They are this process's now, and still
-    /// hold their threads: restore the state before them, and finish them.
+    /// Runs of dead processes that [owe a restore](RunRow::owes_restore): their rollback was requested and not carried
+    /// out, or they are edits. They are this process's now, and still hold their threads: restore the state before
+    /// them, and finish them. Where nobody asked for it, they have the error and the stop reason to end with.
     pub rollbacks: Vec<RunRow>,
     /// The runs that waited for dead operations and now hold their threads; their workers are alive.
     pub promoted: Vec<String>,
@@ -69,7 +70,7 @@ impl Runs {
     /// * Runs become `error` with [`RECOVERY_ERROR`], or [`LEASE_EXPIRED_ERROR`] if they had a lease, and
     ///   [`RECOVERY_STOP_REASON`], including waiting ones; but a run with a [decided](Runs::decide) outcome ends with
     ///   that.
-    /// * A run that is to be rolled back is taken over, not ended ([`Recovered::rollbacks`]).
+    /// * A run that [owes a restore](RunRow::owes_restore) is taken over, not ended ([`Recovered::rollbacks`]).
     /// * Reservations are removed.
     /// * Threads on which no run works any more get the status that results from their last run that has ended, if that
     ///   is one of these. Any other thread that is `running` without a holder gets the status that follows from its last
@@ -120,11 +121,15 @@ impl Runs {
         );
         dead.push(&mut sql);
         let release = sql.with(" RETURNING thread_id").build();
-        let mut sql = self.db.builder(
-            "UPDATE runs SET owner_worker_id = $2, lease_expires_at = $3, updated_at = $4 \
-             WHERE operation_kind = 'run' AND status IN ('pending', 'running') AND cancel_action = 'rollback' \
-             AND decided_status IS NULL AND NOT waiting AND ",
-        );
+        let mut sql = self.db.builder(concat!(
+            "UPDATE runs SET owner_worker_id = $2, lease_expires_at = $3, updated_at = $4, \
+             stop_reason = CASE WHEN cancel_action = 'rollback' THEN stop_reason ELSE $7 END, \
+             error = CASE WHEN cancel_action = 'rollback' THEN error \
+             WHEN lease_expires_at IS NULL THEN $5 ELSE $6 END \
+             WHERE operation_kind = 'run' AND status IN ('pending', 'running') AND ",
+            owes_restore!(),
+            " AND "
+        ));
         dead.push(&mut sql);
         let lease = self.lease.as_deref();
         let take_over = sql
@@ -132,15 +137,19 @@ impl Runs {
             .build()
             .bind(lease.map(|lease| lease.owner.as_str()))
             .bind(lease.map(|lease| time_text(lease.end(self.db.clock.now()))))
-            .bind(&now);
-        let mut sql = self.db.builder(
+            .bind(&now)
+            .bind(RECOVERY_ERROR)
+            .bind(error_of_leased)
+            .bind(RECOVERY_STOP_REASON);
+        let mut sql = self.db.builder(concat!(
             "UPDATE runs SET status = COALESCE(decided_status, 'error'), waiting = FALSE, updated_at = $2, \
              stop_reason = CASE WHEN decided_status IS NULL THEN $5 ELSE stop_reason END, \
              error = CASE WHEN decided_status IS NOT NULL THEN error \
              WHEN lease_expires_at IS NULL THEN $3 ELSE $4 END \
-             WHERE operation_kind = 'run' AND status IN ('pending', 'running') \
-             AND (COALESCE(cancel_action, '') <> 'rollback' OR decided_status IS NOT NULL OR waiting) AND ",
-        );
+             WHERE operation_kind = 'run' AND status IN ('pending', 'running') AND NOT ",
+            owes_restore!(),
+            " AND "
+        ));
         dead.push(&mut sql);
         let end = sql
             .with(concat!(" RETURNING ", run_columns!()))

@@ -28,6 +28,7 @@ async fn admitted_run_reads_back() {
         kwargs: json!({"input": {"messages": []}, "config": null}),
         first_human_message: Some("é".repeat(2001)),
         follow_up_to_run_id: Some("r0".to_owned()),
+        edits: true,
         acknowledged: true,
     };
     let admission = owner.runs().admit(new, Reject).await.unwrap();
@@ -47,6 +48,7 @@ async fn admitted_run_reads_back() {
         stop_reason: None,
         totals: RunTotals { first_human_message: Some("é".repeat(2000)), ..RunTotals::default() },
         follow_up_to_run_id: Some("r0".to_owned()),
+        edits: true,
         owner_worker_id: Some("w".to_owned()),
         lease_expires_at: Some(fixture.clock.now() + chrono::TimeDelta::seconds(30)),
         cancel_action: None,

@@ -320,6 +320,39 @@ async fn a_run_ends_only_once_its_rollback_is_settled() {
     assert_eq!(runs.decide("s", &end(RunStatus::Error)).await.unwrap(), DecideOutcome::Decided);
 }
 
+/// No end that is not a success drops the old turn, whoever writes it.
+#[tokio::test]
+async fn an_edit_fails_only_once_its_restore_is_settled() {
+    let fixture = fixture().await;
+    let (records, runs) = (&fixture.records, fixture.records.runs());
+    create_thread(records, "t").await;
+    let admit = async |run_id: &str| {
+        let edit = NewRun { edits: true, ..new_run("t", run_id) };
+        runs.admit(edit, MultitaskStrategy::Reject).await.unwrap();
+    };
+    admit("r").await;
+    runs.start("r").await.unwrap();
+    let before = dump(records).await;
+    for status in [RunStatus::Error, RunStatus::Interrupted] {
+        let refused = runs.decide("r", &end(status)).await.unwrap();
+        assert_eq!(refused, DecideOutcome::CancelRequested(CancelAction::Rollback), "{status}");
+        let refused = runs.finish("r", &end(status)).await.unwrap();
+        assert_eq!(refused, FinishOutcome::CancelRequested(CancelAction::Rollback), "{status}");
+    }
+    assert_eq!(dump(records).await, before);
+    assert_eq!(runs.decide("r", &settled(RunStatus::Error)).await.unwrap(), DecideOutcome::Decided);
+    runs.finish("r", &end(RunStatus::Error)).await.unwrap();
+    assert_eq!(run(records, "r").await.status, RunStatus::Error);
+    // A success keeps the new turn, and one that has not started has written none.
+    admit("s").await;
+    runs.start("s").await.unwrap();
+    runs.finish("s", &end(RunStatus::Success)).await.unwrap();
+    assert_eq!(run(records, "s").await.status, RunStatus::Success);
+    admit("p").await;
+    runs.finish("p", &end(RunStatus::Interrupted)).await.unwrap();
+    assert_eq!(run(records, "p").await.status, RunStatus::Interrupted);
+}
+
 #[tokio::test]
 async fn run_cancelled_before_its_start_does_not_start() {
     let fixture = fixture().await;

@@ -318,3 +318,49 @@ async fn the_owner_without_a_name_ends_its_runs_alone_too() {
         assert_eq!(finished, FinishOutcome::Finished { promoted: None }, "{thread_id}");
     }
 }
+
+/// A new turn that did not succeed gives way to the old one, whichever process finds that its own is gone.
+#[tokio::test]
+async fn an_edit_of_a_dead_process_is_taken_over_until_its_old_turn_is_back() {
+    let fixture = fixture().await;
+    let (dead, live) = (fixture.owner("dead").await, fixture.owner("live").await);
+    let edit = |thread_id: &str, run_id: &str| NewRun { edits: true, ..new_run(thread_id, run_id) };
+    for thread_id in ["running", "interrupted", "succeeded", "failed", "pending"] {
+        create_thread(&dead, thread_id).await;
+        dead.runs().admit(edit(thread_id, thread_id), MultitaskStrategy::Reject).await.unwrap();
+        if thread_id != "pending" {
+            let started = dead.runs().start(thread_id).await.unwrap();
+            assert!(matches!(started, StartOutcome::Started { .. }));
+        }
+    }
+    dead.runs().admit(edit("running", "waiting"), MultitaskStrategy::Enqueue).await.unwrap();
+    live.runs().request_cancel("interrupted", CancelAction::Interrupt).await.unwrap();
+    dead.runs().decide("succeeded", &end(RunStatus::Success)).await.unwrap();
+    dead.runs().decide("failed", &settled(RunStatus::Error)).await.unwrap();
+    let ids = |runs: &[RunRow]| runs.iter().map(|row| row.run_id.clone()).collect::<BTreeSet<_>>();
+    let owing = BTreeSet::from(["running", "interrupted"].map(str::to_owned));
+
+    let found = live.runs().recover_owner(fixture.clock.now(), "dead").await.unwrap();
+    assert_eq!(ids(&found.rollbacks), owing);
+    let ended = ["succeeded", "failed", "pending", "waiting"].map(str::to_owned);
+    assert_eq!(ids(&found.runs), BTreeSet::from(ended));
+    assert_eq!(run(&live, "succeeded").await.status, RunStatus::Success);
+    for row in &found.rollbacks {
+        assert_eq!((row.status, row.owner_worker_id.as_deref()), (RunStatus::Running, Some("live")));
+        let dies_of = (row.error.as_deref(), row.stop_reason.as_deref());
+        assert_eq!(dies_of, (Some(RECOVERY_ERROR), Some("orphan_recovered")));
+    }
+    // That process dies too.
+    fixture.clock.advance_seconds(31);
+    let again =
+        dead.runs().recover_expired(fixture.clock.now(), TimeDelta::zero(), &mut watched()).await.unwrap();
+    assert_eq!((ids(&again.rollbacks), again.runs.len()), (owing.clone(), 0));
+    for run_id in &owing {
+        assert_eq!(run(&dead, run_id).await.error.as_deref(), Some(LEASE_EXPIRED_ERROR));
+        assert_eq!(holder(&dead, run_id).await.as_ref(), Some(run_id));
+        let late = live.runs().finish(run_id, &settled(RunStatus::Error)).await.unwrap();
+        assert_eq!(late, FinishOutcome::TakenOver);
+        let finished = dead.runs().finish(run_id, &settled(RunStatus::Error)).await.unwrap();
+        assert_eq!(finished, FinishOutcome::Finished { promoted: None });
+    }
+}

@@ -314,7 +314,7 @@ pub(super) async fn dump(records: &Records) -> Vec<String> {
              message_count, first_human_message, last_ai_message, total_input_tokens, total_output_tokens, \
              total_tokens, llm_call_count, lead_agent_tokens, subagent_tokens, middleware_tokens, \
              token_usage_by_model, follow_up_to_run_id, owner_worker_id, lease_expires_at, cancel_action, \
-             cancel_requested_at, decided_status, left_checkpoint, followed, created_at, updated_at",
+             cancel_requested_at, decided_status, left_checkpoint, followed, edits, created_at, updated_at",
             "runs",
         ),
         (

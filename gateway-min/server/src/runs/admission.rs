@@ -135,6 +135,7 @@ impl Runs {
             metadata: request.metadata.clone(),
             kwargs: request.kwargs.clone(),
             first_human_message: first_human(&request.input),
+            edits: request.metadata.get(REPLAY_KIND).is_some_and(|kind| kind == EDIT),
             acknowledged: acknowledged || request.options.durability == Durability::Sync,
             ..NewRun::default()
         };
@@ -211,7 +212,7 @@ impl Runs {
             },
             checkpoint: request.checkpoint,
             durability: request.options.durability,
-            edits: request.metadata.get(REPLAY_KIND).is_some_and(|kind| kind == EDIT),
+            edits: new.edits,
             input: request.input,
             metadata: metadata.clone(),
         };

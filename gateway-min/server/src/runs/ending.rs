@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::Runs;
 use threadkeep_records::{
-    CancelAction, FinishOutcome, RecordsError, RunEnd, RunStatus, persistently, until_available,
+    FinishOutcome, RecordsError, RunEnd, RunRow, RunStatus, persistently, until_available,
 };
 
 /// The error of a run whose task panicked, or could not write its records.
@@ -27,7 +27,7 @@ impl Runs {
     }
 
     /// Ends the row of a run whose task panicked or could not write its records, unless it has ended: as its task
-    /// would have, if that is known. One whose rollback was accepted is rolled back.
+    /// would have, if that is known. One that [owes a restore](RunRow::owes_restore) is rolled back.
     ///
     /// While the database is unavailable, the row stays active. One with a lease is ended by any process when that
     /// expires, and may be another's by then; one without a lease has only this process, which tries until it stops, or
@@ -67,10 +67,8 @@ impl Runs {
                     // The process that has taken it over ends it.
                     return Ok(());
                 }
-                let rolls_back =
-                    row.cancel_action == Some(CancelAction::Rollback) && row.decided_status.is_none();
-                if rolls_back && row.status.is_active() && !row.waiting {
-                    self.roll_back(vec![row]);
+                if row.owes_restore() {
+                    self.roll_back(vec![RunRow { error: Some(DIED.to_owned()), ..row }]);
                     return Ok(());
                 }
                 let (status, error) = match row.decided_status {

@@ -1,5 +1,5 @@
-//! Rollbacks that were requested of a process, or a task, that is gone: the process that has the run then carries them
-//! out.
+//! Rollbacks of runs whose process, or task, is gone, if they were requested, or the run is an edit, whose old turn
+//! comes back: the process that has the run then carries them out.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -9,14 +9,16 @@ use serde_json::Map;
 use threadkeep::Error;
 use threadkeep::deletion::RUN_ID_KEY;
 use threadkeep::id::{CheckpointId, TaskId, ThreadId};
-use threadkeep::metadata::ROLLED_BACK_KEY;
+use threadkeep::metadata::{Metadata, ROLLED_BACK_KEY};
 use threadkeep::saver::Load;
 use threadkeep::state::{HistoryQuery, StateAccessor, StateSnapshot};
-use threadkeep_records::{FinishOutcome, RecordsError, RunEnd, RunRow};
+use threadkeep_agent::duration::RUN_DURATIONS;
+use threadkeep_records::{CancelAction, FinishOutcome, RecordsError, RunEnd, RunRow, RunStatus};
 use tokio::time::Instant;
 
 use super::Runs;
 use super::control::RunGuard;
+use super::ending::DIED;
 use super::error::RunError;
 use super::worker::{ROLLED_BACK, rolling_back};
 
@@ -50,8 +52,15 @@ impl Runs {
     async fn roll_back_one(self: &Arc<Self>, row: RunRow, guard: RunGuard) {
         let _lock = self.threads.lock(&row.thread_id).await;
         guard.control.begun();
+        let asked = row.cancel_action == Some(CancelAction::Rollback);
+        let named = |head: Option<CheckpointId>| Some(head.map(|id| id.to_string()).unwrap_or_default());
         let (error, left) = match self.restore_when_possible(&row).await {
-            Ok(head) => (ROLLED_BACK.to_owned(), Some(head.map(|id| id.to_string()).unwrap_or_default())),
+            Ok(Undone::Succeeded(head)) => (None, named(Some(head))),
+            Ok(Undone::Restored(head)) if asked => (Some(ROLLED_BACK.to_owned()), named(head)),
+            // Nobody asked for that: it ends with what it died of.
+            Ok(Undone::Restored(head)) => {
+                (Some(row.error.clone().unwrap_or_else(|| DIED.to_owned())), named(head))
+            }
             // It is another process's, or will be: that one rolls it back.
             Err(error @ RunError::TakenOver) => {
                 return tracing::warn!(run_id = row.run_id, %error, "not rolled back");
@@ -62,22 +71,27 @@ impl Runs {
             Err(error) => {
                 tracing::error!(run_id = row.run_id, %error, "cannot roll back a run whose process or task is gone");
                 let run_id = &row.run_id;
-                (
-                    format!("Run {run_id} could not be rolled back, and what it committed is kept: {error}"),
-                    None,
-                )
+                let kept =
+                    format!("Run {run_id} could not be rolled back, and what it committed is kept: {error}");
+                (Some(kept), None)
             }
         };
         let end = RunEnd {
-            totals: row.totals,
+            status: if error.is_some() { RunStatus::Error } else { RunStatus::Success },
+            stop_reason: row.stop_reason.filter(|_| error.is_some()),
+            error,
+            display_name: None,
             left_checkpoint: left,
             rollback_settled: true,
-            ..RunEnd::failed(&error)
+            not_before: None,
+            totals: row.totals,
         };
         match self.finish(&row.run_id, &end).await {
             Ok(FinishOutcome::TakenOver) => {
                 tracing::warn!(run_id = row.run_id, "another process rolls the run back again");
             }
+            // A success that is cancelled before it is stored is none.
+            Ok(FinishOutcome::CancelRequested(_)) => self.bury(&row.run_id, None).await,
             Ok(_) => {}
             Err(error) => {
                 tracing::error!(run_id = row.run_id, %error, "cannot end a run that was rolled back");
@@ -87,7 +101,7 @@ impl Runs {
     }
 
     /// Restores the state before the run, again while the store is unavailable or another writer is in the way.
-    async fn restore_when_possible(&self, row: &RunRow) -> Result<Option<CheckpointId>, RunError> {
+    async fn restore_when_possible(&self, row: &RunRow) -> Result<Undone, RunError> {
         let (until, mut pause) = (Instant::now() + PATIENCE, PAUSE);
         loop {
             match self.restore_before(row).await {
@@ -104,9 +118,8 @@ impl Runs {
         }
     }
 
-    /// Returns the head that is left, a new one; `None` if the thread has no checkpoint.
-    async fn restore_before(&self, row: &RunRow) -> Result<Option<CheckpointId>, RunError> {
-        // An edited cadence keeps runs from starting; this one has run, and its rollback was accepted.
+    async fn restore_before(&self, row: &RunRow) -> Result<Undone, RunError> {
+        // An edited cadence keeps runs from starting; this one has run, and what it owes was accepted with it.
         let accessor = self.threads.accessor();
         let thread = ThreadId::from(row.thread_id.as_str());
         let mut head = accessor.known_head(&thread).await?;
@@ -114,11 +127,12 @@ impl Runs {
         if !self.still_has(&row.run_id).await? {
             return Err(RunError::TakenOver);
         }
-        let before = match (Before::find(accessor, &thread, &row.run_id).await?, head.id()) {
-            (Some(before), _) => before,
+        let before = match (Wrote::find(accessor, &thread, row).await?, head.id()) {
+            (Wrote::All(undone), _) => return Ok(undone),
+            (Wrote::Since(before), _) => before,
             // Its process may be about to write. It finds another head then.
-            (None, Some(head)) => Before { head: Some(head), since: Vec::new() },
-            (None, None) => return Ok(None),
+            (Wrote::Nothing, Some(head)) => Before { head: Some(head), since: Vec::new() },
+            (Wrote::Nothing, None) => return Ok(Undone::Restored(None)),
         };
         let noted = self.records.runs().finished_before(&row.run_id).await?;
         let finished_before = |task: TaskId| match &noted {
@@ -128,7 +142,7 @@ impl Runs {
         let point = accessor.captured_at(&thread, before.head, finished_before).await?;
         let extra = point.snapshot().map(|state| rolling_back(&row.run_id, state));
         accessor.restore(&mut head, &point, extra.unwrap_or_default()).await?;
-        Ok(head.id())
+        Ok(Undone::Restored(head.id()))
     }
 
     /// Whether the run is active, and this process's.
@@ -139,6 +153,23 @@ impl Runs {
     }
 }
 
+/// What comes of a run that owes a restore. With the head that is left; none if the thread has no checkpoint.
+enum Undone {
+    /// The state before it is restored.
+    Restored(Option<CheckpointId>),
+    /// It had succeeded, and what it has written stays.
+    Succeeded(CheckpointId),
+}
+
+/// What a run has written: while it held the thread, all newer checkpoints were its own.
+enum Wrote {
+    Nothing,
+    /// Its last checkpoint: nothing is left to do.
+    All(Undone),
+    /// Checkpoints since this state.
+    Since(Before),
+}
+
 /// The state before a run.
 struct Before {
     /// The head; none if the thread had no checkpoint.
@@ -147,16 +178,10 @@ struct Before {
     since: Vec<TaskId>,
 }
 
-impl Before {
-    /// None if the run has written nothing: while it held the thread, all newer checkpoints were its own.
-    ///
+impl Wrote {
     /// # Errors
-    /// [`Error::InvalidInput`] if an operator's prune has removed that state since; the accessor's.
-    async fn find(
-        accessor: &StateAccessor,
-        thread: &ThreadId,
-        run_id: &str,
-    ) -> threadkeep::Result<Option<Self>> {
+    /// [`Error::InvalidInput`] if an operator's prune has removed the state before the run since; the accessor's.
+    async fn find(accessor: &StateAccessor, thread: &ThreadId, row: &RunRow) -> threadkeep::Result<Self> {
         let (mut before, mut first) = (None, None::<StateSnapshot>);
         loop {
             let query = HistoryQuery { before, limit: Some(PAGE), filter: Map::new(), load: Load::None };
@@ -164,21 +189,43 @@ impl Before {
             let ended = page.len() < PAGE;
             for state in page {
                 before = Some(state.key.id);
-                // A rollback of it that was cut off may have written its checkpoint.
                 let is_of_run =
-                    |key: &str| state.metadata.extra.get(key).is_some_and(|named| named == run_id);
-                if is_of_run(RUN_ID_KEY) || is_of_run(ROLLED_BACK_KEY) {
-                    first = Some(state);
-                    continue;
+                    |key: &str| state.metadata.extra.get(key).is_some_and(|named| *named == row.run_id);
+                let (is_own, restores) = (is_of_run(RUN_ID_KEY), is_of_run(ROLLED_BACK_KEY));
+                if !is_own && !restores {
+                    return Self::since(first, before);
                 }
-                return first.map(|first| Self::of(first, before)).transpose();
+                if first.is_none() {
+                    // Its process died between the restore, which is one write, and the end of its row.
+                    if restores {
+                        return Ok(Self::All(Undone::Restored(before)));
+                    }
+                    if row.cancel_action.is_none() && is_note_of(&state.metadata, &row.run_id) {
+                        return Ok(Self::All(Undone::Succeeded(state.key.id)));
+                    }
+                }
+                first = Some(state);
             }
             if ended {
-                return first.map(|first| Self::of(first, None)).transpose();
+                return Self::since(first, None);
             }
         }
     }
 
+    /// With the run's first checkpoint, if there is one, and the one that is older.
+    fn since(first: Option<StateSnapshot>, head: Option<CheckpointId>) -> threadkeep::Result<Self> {
+        first.map_or(Ok(Self::Nothing), |first| Before::of(first, head).map(Self::Since))
+    }
+}
+
+/// Whether this is the note of a run on itself, which is written only once its success is decided: a power loss may
+/// take the decision, and leave the note.
+fn is_note_of(metadata: &Metadata, run_id: &str) -> bool {
+    let noted = metadata.extra.object(RUN_DURATIONS);
+    metadata.is_duration_only() && noted.is_some_and(|runs| runs.get(run_id).is_some())
+}
+
+impl Before {
     /// With the run's first checkpoint, and the one that is older.
     fn of(first: StateSnapshot, head: Option<CheckpointId>) -> threadkeep::Result<Self> {
         // The first checkpoint of a thread has no parent, and it alone is before step 0. This one has lost its parent

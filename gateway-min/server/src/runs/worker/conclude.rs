@@ -24,7 +24,8 @@ pub(super) struct End {
     pub(super) status: RunStatus,
     error: Option<String>,
     stop_reason: Option<String>,
-    /// Whether a rollback, if it was requested, is carried out, impossible, or has nothing to restore.
+    /// Whether a rollback, if it was requested or the run is an edit, is carried out, impossible, or has nothing to
+    /// restore.
     rollback_settled: bool,
 }
 
@@ -80,7 +81,10 @@ impl Worker<'_> {
                 End { error: Some(reason), stop_reason, ..End::new(RunStatus::Error) }
             }
         };
-        self.undo_edit(accessor, &end).await;
+        if !self.undo_edit(accessor, &mut end).await? {
+            self.leave();
+            return Ok(());
+        }
         self.note_workspace_changes().await;
         let mut decided = match self.reporter.journal.close_and_decide(&self.row_end(&end)).await {
             Some(decided) => decided,
@@ -93,7 +97,10 @@ impl Worker<'_> {
                 return Ok(());
             };
             end = cancelled;
-            self.undo_edit(accessor, &end).await;
+            if !self.undo_edit(accessor, &mut end).await? {
+                self.leave();
+                return Ok(());
+            }
             decided = self.decide(&end).await?;
         }
         if matches!(decided, DecideOutcome::AlreadyTerminal(_) | DecideOutcome::TakenOver) {
@@ -165,15 +172,28 @@ impl Worker<'_> {
         End { error: Some(LEASE_EXPIRED_ERROR.to_owned()), ..End::new(RunStatus::Error) }
     }
 
-    /// Restores the old turn if the edited turn that should replace it does not finish.
-    async fn undo_edit(&mut self, accessor: Option<&StateAccessor>, end: &End) {
-        if !self.spec.edits || end.status == RunStatus::Success || self.restored {
-            return;
+    /// Restores the old turn if the edited turn that should replace it does not finish. `false` if another process has
+    /// ended the run or taken it over: that one restores.
+    ///
+    /// # Errors
+    /// Whose the run is cannot be read. Its row ends with no failure before the restore, so who ends it restores.
+    async fn undo_edit(
+        &mut self,
+        accessor: Option<&StateAccessor>,
+        end: &mut End,
+    ) -> Result<bool, RecordsError> {
+        if !self.spec.edits || end.status == RunStatus::Success {
+            return Ok(true);
         }
-        // What another process has ended or taken over no longer belongs to this one.
-        if persistently(|| self.runs.still_has(&self.spec.run_id)).await.unwrap_or(false) {
+        if !self.restored {
+            if !persistently(|| self.runs.still_has(&self.spec.run_id)).await? {
+                return Ok(false);
+            }
             self.restore(accessor).await;
         }
+        // Where that is not possible, what was committed is kept.
+        end.rollback_settled = true;
+        Ok(true)
     }
 
     /// Restores the state before the run; `false` if that is not possible. Followers of an edit are shown the restored

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use serde_json::json;
+use chrono::TimeDelta;
+use serde_json::{Value as Json, json};
 use threadkeep::checkpoint::TaskWrites;
 use threadkeep::deletion::{Boundary, Keep, Prune, prune};
 use threadkeep::id::ThreadId;
@@ -11,28 +12,53 @@ use threadkeep::saver::Load;
 use threadkeep::state::Update;
 use threadkeep::step::StepWriter;
 use threadkeep_agent::Interrupts;
-use threadkeep_records::{CancelAction, MultitaskStrategy, NewRun, RunRow, RunStatus, RunTotals};
+use threadkeep_agent::duration::{self, RunNotes};
+use threadkeep_agent::model::scripted::gate;
+use threadkeep_records::{
+    CancelAction, MultitaskStrategy, NewRun, RECOVERY_ERROR, RunRow, RunStatus, RunTotals,
+};
 
-use super::super::{Gateway, ask, everywhere, frames, options};
+use super::super::{Gateway, MODES, ask, everywhere, frames, from, options};
 use super::saver::Fault;
-use super::{faulty, goes_on, said};
+use super::{count, edit, faulty, goes_on, said};
+use crate::runs::ending::DIED;
 use crate::runs::request::{RunOptions, RunRequest, StreamMode};
+use crate::runs::worker::rolling_back;
 
 /// A run that has written a message and is to be rolled back, whose process is gone.
 async fn left(gateway: &Gateway) -> RunRow {
+    worked(gateway, false).await;
     let runs = gateway.app.records.runs();
-    let run = NewRun { run_id: "gone".into(), thread_id: "t".into(), ..NewRun::default() };
+    runs.request_cancel("gone", CancelAction::Rollback).await.unwrap();
+    runs.get("gone").await.unwrap().unwrap()
+}
+
+/// A run that has written a message, perhaps as an edit, and whose process is gone.
+async fn worked(gateway: &Gateway, edits: bool) {
+    let runs = gateway.app.records.runs();
+    let run = NewRun { run_id: "gone".into(), thread_id: "t".into(), edits, ..NewRun::default() };
     runs.admit(run, MultitaskStrategy::Reject).await.unwrap();
     runs.start("gone").await.unwrap();
     runs.progress("gone", &RunTotals { total_tokens: 7, ..RunTotals::default() }).await.unwrap();
+    write(gateway, "more", json!({"run_id": "gone"})).await;
+}
+
+/// Writes a message with this metadata.
+async fn write(gateway: &Gateway, text: &str, extra: Json) {
     let accessor = gateway.app.threads.accessor();
-    let message = json!([{"type": "human", "content": "more", "id": "more"}]);
-    let extra = json!({"run_id": "gone"}).as_object().unwrap().clone();
+    let message = json!([{"type": "human", "content": text, "id": text}]);
+    let extra = extra.as_object().unwrap().clone();
     let writes = vec![accessor.write("messages", message, false).unwrap()];
     let update = Update { at: None, node: "model".into(), writes, extra };
     accessor.update(&ThreadId::from("t"), update).await.unwrap();
-    runs.request_cancel("gone", CancelAction::Rollback).await.unwrap();
-    runs.get("gone").await.unwrap().unwrap()
+}
+
+/// Ends what a process left, as the next one does at its start. Returns the row of its edit, once it has ended.
+async fn restarted(gateway: &Gateway) -> RunRow {
+    let records = &gateway.app.records;
+    let found = records.runs().recover_orphans(records.now(), TimeDelta::zero()).await.unwrap();
+    let [row] = <[RunRow; 1]>::try_from(found.rollbacks).unwrap();
+    rolled_back(gateway, row).await
 }
 
 /// Takes the run over, and waits for its end.
@@ -227,5 +253,133 @@ async fn followers_of_a_rollback_that_is_taken_over_see_its_end() {
             ["first", "You said: first"]
         );
         assert!(!gateway.row("gone").await.status.is_active());
+    }
+}
+
+/// The spec's edit that ends without success: here because its process died.
+#[tokio::test]
+async fn an_edit_whose_process_is_gone_gives_way_to_the_old_turn() {
+    for on in everywhere() {
+        let (gateway, _) = faulty(on, "none").await;
+        let before = gateway.head().await.unwrap();
+        worked(&gateway, true).await;
+        let row = restarted(&gateway).await;
+        assert_eq!((row.status, row.error.as_deref()), (RunStatus::Error, Some(RECOVERY_ERROR)), "{on:?}");
+        assert_eq!((row.stop_reason.as_deref(), row.totals.total_tokens), (Some("orphan_recovered"), 7));
+        assert_eq!(said(&gateway.head().await.unwrap()), ["first", "You said: first"], "{on:?}");
+        let left = gateway.app.threads.left_by(&row, &Load::All).await.unwrap().unwrap();
+        assert_eq!(left.values().unwrap(), before.values().unwrap(), "{on:?}");
+        goes_on(&gateway).await;
+    }
+}
+
+/// The process died after it had restored the old turn, and before the run's row ended.
+#[tokio::test]
+async fn an_edit_is_undone_once() {
+    for on in everywhere() {
+        let (gateway, _) = faulty(on, "none").await;
+        let (accessor, thread) = (gateway.app.threads.accessor(), ThreadId::from("t"));
+        let mut known = accessor.known_head(&thread).await.unwrap();
+        let point = accessor.capture(&mut known).await.unwrap();
+        worked(&gateway, true).await;
+        let mut known = accessor.known_head(&thread).await.unwrap();
+        let extra = rolling_back("gone", point.snapshot().unwrap());
+        accessor.restore(&mut known, &point, extra).await.unwrap();
+        let (head, written) = (gateway.head().await.unwrap(), count(&gateway).await);
+        let row = restarted(&gateway).await;
+        assert_eq!((row.status, row.error.as_deref()), (RunStatus::Error, Some(RECOVERY_ERROR)), "{on:?}");
+        assert_eq!(row.left_checkpoint, Some(head.key.id.to_string()), "{on:?}");
+        assert_eq!((gateway.head().await.unwrap().key, count(&gateway).await), (head.key, written), "{on:?}");
+        goes_on(&gateway).await;
+    }
+}
+
+/// Only a run whose success is decided writes its note. A power loss may take the decision; a rollback that was
+/// accepted since is carried out.
+#[tokio::test]
+async fn an_edit_that_had_succeeded_before_its_process_died_keeps_its_turn() {
+    for on in everywhere() {
+        for asked in [false, true] {
+            let (gateway, _) = faulty(on, "none").await;
+            worked(&gateway, true).await;
+            let (accessor, thread) = (gateway.app.threads.accessor(), ThreadId::from("t"));
+            let notes = RunNotes { durations: [("gone".to_owned(), 1)].into(), ..RunNotes::default() };
+            let noted = duration::note(accessor, &thread, None, &notes).await.unwrap().unwrap();
+            if asked {
+                let runs = gateway.app.records.runs();
+                runs.request_cancel("gone", CancelAction::Rollback).await.unwrap();
+            }
+            let row = restarted(&gateway).await;
+            let (error, left) = (row.error.as_deref(), said(&gateway.head().await.unwrap()));
+            if asked {
+                assert_eq!((row.status, error), (RunStatus::Error, Some("Rolled back by user")), "{on:?}");
+                assert_eq!(left, ["first", "You said: first"], "{on:?}");
+            } else {
+                assert_eq!((row.status, error, row.stop_reason), (RunStatus::Success, None, None), "{on:?}");
+                assert_eq!(row.left_checkpoint, Some(noted.key.id.to_string()), "{on:?}");
+                assert_eq!(left, ["first", "You said: first", "more"], "{on:?}");
+            }
+            goes_on(&gateway).await;
+        }
+    }
+}
+
+/// Somebody else took the run for lost, and wrote to its thread.
+#[tokio::test]
+async fn an_edit_is_not_undone_below_what_somebody_else_wrote() {
+    for on in everywhere() {
+        let (gateway, _) = faulty(on, "none").await;
+        worked(&gateway, true).await;
+        write(&gateway, "newer", json!({})).await;
+        let row = restarted(&gateway).await;
+        assert_eq!(row.status, RunStatus::Error, "{on:?}");
+        let kept = ["first", "You said: first", "more", "newer"];
+        assert_eq!(said(&gateway.head().await.unwrap()), kept, "{on:?}");
+        goes_on(&gateway).await;
+    }
+}
+
+#[tokio::test]
+async fn an_edit_whose_task_panics_gives_way_to_the_old_turn() {
+    for on @ (saver, mode) in everywhere() {
+        let name = format!("edit-panics-{saver}-{mode}");
+        let (gateway, faults) = faulty(on, &name).await;
+        let base = gateway.head().await.unwrap();
+        gateway.run(ask("second")).await;
+        let before = said(&gateway.head().await.unwrap());
+        let created = gateway.create(edit(from(&base, ask("wait")))).await.unwrap();
+        gate(&name).reached().await;
+        while said(&gateway.head().await.unwrap()).last().map(String::as_str) != Some("wait") {
+            tokio::task::yield_now().await;
+        }
+        faults.before_write(async { panic!("a saver that panics") });
+        gate(&name).open();
+        let row = gateway.row(&created.run.run_id).await;
+        assert_eq!((row.status, row.error.as_deref()), (RunStatus::Error, Some(DIED)), "{on:?}");
+        assert_eq!(said(&gateway.head().await.unwrap()), before, "{on:?}");
+        goes_on(&gateway).await;
+    }
+}
+
+/// Whose a failed edit is cannot be read in any of three attempts.
+#[tokio::test]
+async fn a_failed_edit_whose_row_cannot_be_read_gives_way_to_the_old_turn() {
+    for mode in MODES {
+        let name = format!("edit-unread-{mode}");
+        let (gateway, _) = faulty(("sqlite", mode), &name).await;
+        let base = gateway.head().await.unwrap();
+        gateway.run(ask("second")).await;
+        let before = said(&gateway.head().await.unwrap());
+        let created = gateway.create(edit(from(&base, ask("break")))).await.unwrap();
+        gate(&name).reached().await;
+        gateway.app.records.fail_reads(3);
+        gate(&name).open();
+        // The row is read once these have failed.
+        created.stream.ended().await;
+        assert!(!gateway.app.records.fail_statement(0), "the reads failed");
+        let row = gateway.row(&created.run.run_id).await;
+        assert_eq!(row.status, RunStatus::Error, "{mode}");
+        assert_eq!(said(&gateway.head().await.unwrap()), before, "{mode}");
+        goes_on(&gateway).await;
     }
 }

@@ -1,5 +1,6 @@
 //! What accompanies an agent's model calls: limits, ledgers, reminders.
 
+use async_trait::async_trait;
 use serde_json::{Map, Value as Json};
 use threadkeep::id::IdSource;
 use threadkeep::state::StateSnapshot;
@@ -11,7 +12,14 @@ use crate::AgentError;
 ///
 /// A middleware keeps nothing between calls that a restart must not lose: what it needs is in the state or in the
 /// messages.
+#[async_trait]
 pub trait Middleware: Send + Sync {
+    /// Before [`before_model`](Self::before_model), and when an answer is stored; `turn` is the current turn. The time to
+    /// exchange with other processes what the calls go by. What fails must not end the run.
+    async fn exchange(&self, turn: &[Json]) {
+        let _ = turn;
+    }
+
     /// Before a model call.
     ///
     /// # Errors

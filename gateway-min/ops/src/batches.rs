@@ -328,6 +328,7 @@ mod tests {
             max_running_items: 1,
             max_attempts: 1,
             execution_spec: JsonObject::new(),
+            budget_id: None,
             items: vec![item],
         };
         let row = records.batches().submit(new).await.unwrap().batch;

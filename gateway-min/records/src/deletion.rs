@@ -120,6 +120,7 @@ impl Records {
                 tx.execute(query("DELETE FROM executions WHERE thread_id = $1").bind(&thread)).await?;
                 let batches = query("DELETE FROM subagent_batches WHERE thread_id = $1");
                 tx.execute(batches.bind(&thread)).await?;
+                tx.execute(query("DELETE FROM token_budgets WHERE thread_id = $1").bind(&thread)).await?;
                 let threads = query("DELETE FROM threads_meta WHERE thread_id = $1").bind(&thread);
                 let thread = tx.execute(threads).await? > 0;
                 Ok(*doing.get_or_init(|| DeletedThread { thread, runs, events }))

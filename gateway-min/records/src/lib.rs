@@ -12,6 +12,7 @@
 //! | `subagent_batches` | `id`; unique: `user_id` and `submission_key` | durable batches of delegations | [`Batches`]; [`Records::delete_thread`] |
 //! | `subagent_batch_items` | `id`; unique: `batch_id` and `item_key`, `batch_id` and `position` | their items | [`Batches`]; [`Records::delete_thread`] |
 //! | `subagent_batch_remains` | `child_thread` | threads of deleted items that may have been at work, until a worker has looked at them | [`Batches`]; [`Records::delete_thread`] |
+//! | `token_budgets` | `id` | what runs with batches have used of their limits of tokens | [`Batches::budget`]; [`Records::delete_thread`] |
 //! | `subagents` | `name` | the definitions of managed subagents, if `agent_storage.backend` is `db` | [`Subagents`] |
 //! | `run_events` | (`thread_id`, `seq`) | the event feed, if `run_events.backend` is `db` | [`Events`]; [`Records::delete_thread`] |
 //!
@@ -75,9 +76,9 @@ use std::sync::Arc;
 use chrono::{DateTime, TimeDelta, Utc};
 
 pub use batches::{
-    BatchItemRow, BatchItemStatus, BatchRow, BatchStatus, Batches, Claim, Claimed, ClaimedItem, Ended,
-    ITEM_CANCELLED, ItemCounts, ItemEnd, ItemResult, LEASE_EXPIRED, LEASE_EXPIRED_LAST, Launch, NewBatch,
-    NewBatchItem, RetryOutcome, SubmittedBatch, UncountedItem, UsedSoFar, worker_name,
+    BatchItemRow, BatchItemStatus, BatchRow, BatchStatus, Batches, BudgetTokens, Claim, Claimed, ClaimedItem,
+    Ended, ITEM_CANCELLED, ItemCounts, ItemEnd, ItemResult, LEASE_EXPIRED, LEASE_EXPIRED_LAST, Launch,
+    NewBatch, NewBatchItem, RetryOutcome, SubmittedBatch, UncountedItem, UsedSoFar, worker_name,
 };
 pub use codec::{Clock, JsonObject, UnknownName};
 pub use commits::Commits;

@@ -54,6 +54,7 @@ const STEPS: &[Step] = &[
     step!("0016", "events_given"),
     step!("0017", "finished_before"),
     step!("0018", "edits"),
+    step!("0019", "token_budgets"),
 ];
 
 /// Upgrades a SQLite database to the newest schema: applies all missing migrations or, after an error, none. Concurrent

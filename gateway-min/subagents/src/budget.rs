@@ -3,18 +3,23 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use async_trait::async_trait;
 use serde_json::{Map, Value as Json, json};
 use threadkeep_agent::model::message;
 use threadkeep_agent::summary::Cut;
 use threadkeep_agent::{After, AgentError, Before, Middleware, Tokens, View};
 use threadkeep_config::TokenBudget;
 
+use crate::batches::Sharing;
 use crate::contract::StopReason;
 
 /// The name of the message that warns a model of its budget.
 const WARNING_NAME: &str = "budget_warning";
 /// The key of a question's metadata with what the messages of its turn used that a summary has replaced.
 pub(crate) const SUMMARIZED: &str = "summarized_token_usage";
+/// The key of a question's metadata with the id of the first answer to it, which a summary has replaced. It begins as the
+/// other keys do that only the runtime may write.
+const FIRST_ANSWER: &str = "subagent_first_answer";
 
 /// Tokens that an agent and its subagents have used. Budgets are a tree: what a subagent uses counts for the agent that
 /// delegated to it as well.
@@ -23,16 +28,29 @@ pub struct Budget {
     settings: TokenBudget,
     used: Mutex<Spent>,
     parent: Option<Arc<Budget>>,
+    /// For a run that may have batches, which its limit binds, too.
+    sharing: Option<Sharing>,
 }
 
 #[derive(Debug, Default)]
 struct Spent {
     tokens: Tokens,
+    /// What the run's batches have used, as far as it is known.
+    batches: Tokens,
     /// What this process has spent of it.
     own: Tokens,
     warned: bool,
     /// Whether what was used before has been counted.
     goes_on: bool,
+}
+
+impl Spent {
+    /// What counts against the limit.
+    fn all(&self) -> Tokens {
+        let mut all = self.tokens;
+        all += self.batches;
+        all
+    }
 }
 
 /// Where a budget stands.
@@ -71,7 +89,32 @@ impl Share {
 impl Budget {
     /// A budget with these settings, within its parent's.
     pub fn new(settings: TokenBudget, parent: Option<Arc<Budget>>) -> Arc<Self> {
-        Arc::new(Self { settings, used: Mutex::default(), parent })
+        Arc::new(Self { settings, used: Mutex::default(), parent, sharing: None })
+    }
+
+    /// The budget of a run, which binds its batches if it may have any.
+    pub(crate) fn of_run(settings: TokenBudget, sharing: Option<Sharing>) -> Arc<Self> {
+        Arc::new(Self { settings, used: Mutex::default(), parent: None, sharing })
+    }
+
+    /// Exchanges with the batches of the run what it and they have used. `turn` is the run's, if the caller has it.
+    pub(crate) async fn exchange(&self, turn: Option<&[Json]>) {
+        let mut of_run = self;
+        while let Some(above) = of_run.parent.as_deref() {
+            of_run = above;
+        }
+        let Some(sharing) = &of_run.sharing else { return };
+        if let Some(batches) = sharing.exchange(of_run.used(), turn).await {
+            let mut spent = of_run.used.lock().unwrap_or_else(PoisonError::into_inner);
+            spent.batches = most(spent.batches, batches);
+        }
+    }
+
+    /// The run has submitted a batch in this turn.
+    pub(crate) async fn submitted(&self, turn: &[Json]) {
+        if let Some(sharing) = &self.sharing {
+            sharing.submitted(turn).await;
+        }
     }
 
     /// Counts tokens, here and in every budget above.
@@ -104,12 +147,7 @@ impl Budget {
     /// Counts what is known to be used, unless it has counted that much already: here alone.
     pub(crate) fn at_least(&self, used: Tokens) {
         let mut spent = self.used.lock().unwrap_or_else(PoisonError::into_inner);
-        let known = spent.tokens;
-        spent.tokens = Tokens {
-            input: known.input.max(used.input),
-            output: known.output.max(used.output),
-            total: known.total.max(used.total),
-        };
+        spent.tokens = most(spent.tokens, used);
     }
 
     /// What this process has spent of it.
@@ -122,14 +160,14 @@ impl Budget {
         less(self.spent(), earlier)
     }
 
-    /// What is used of it.
+    /// What is used of it, without what batches of its run have used.
     pub(crate) fn used(&self) -> Tokens {
         self.used.lock().unwrap_or_else(PoisonError::into_inner).tokens
     }
 
     /// The limit that is used up, of this budget or of one above it.
     fn exhausted(&self) -> Option<Share> {
-        let share = self.highest(self.used.lock().unwrap_or_else(PoisonError::into_inner).tokens);
+        let share = self.highest(self.used.lock().unwrap_or_else(PoisonError::into_inner).all());
         let exhausted = self.settings.enabled && share.part() >= self.settings.hard_stop_threshold;
         exhausted.then_some(share).or_else(|| self.parent.as_deref()?.exhausted())
     }
@@ -161,7 +199,7 @@ impl Budget {
             return Standing::Exhausted(share);
         }
         let mut spent = self.used.lock().unwrap_or_else(PoisonError::into_inner);
-        match self.due(spent.tokens) {
+        match self.due(spent.all()) {
             Some(share) if !spent.warned => {
                 spent.warned = true;
                 Standing::Warn(share)
@@ -183,6 +221,15 @@ impl Budget {
         let due = self.due(last)?;
         spent.warned = true;
         earlier.and_then(|earlier| self.due(earlier)).is_none().then_some(due)
+    }
+}
+
+/// Of each kind the larger number.
+pub(crate) fn most(tokens: Tokens, other: Tokens) -> Tokens {
+    Tokens {
+        input: tokens.input.max(other.input),
+        output: tokens.output.max(other.output),
+        total: tokens.total.max(other.total),
     }
 }
 
@@ -210,12 +257,23 @@ pub(crate) fn used_in(turn: &[Json]) -> Tokens {
     })
 }
 
+/// The id of a turn's first answer, also if a summary has replaced it.
+pub(crate) fn first_answer(turn: &[Json]) -> Option<&str> {
+    turn.iter().find_map(|message| match message::kind(message) {
+        "human" => message["additional_kwargs"][FIRST_ANSWER].as_str(),
+        "ai" => message["id"].as_str(),
+        _ => None,
+    })
+}
+
 /// Keeps in a turn's question what these messages of the turn used, which a summary replaces: a run that goes on with the
-/// turn would have that much more to spend.
+/// turn would have that much more to spend. The same with the first answer, by which the turn's batches know their limit.
 fn keep(question: &mut Json, removed: &[Json]) {
     let mut used = used_in(std::slice::from_ref(question));
     used += used_in(removed);
-    if used == Tokens::default() {
+    let first = first_answer(std::slice::from_ref(question)).or_else(|| first_answer(removed));
+    let first = first.map(str::to_owned);
+    if used == Tokens::default() && first.is_none() {
         return;
     }
     if let Json::Object(message) = question {
@@ -223,8 +281,13 @@ fn keep(question: &mut Json, removed: &[Json]) {
         if !kwargs.is_object() {
             *kwargs = json!({});
         }
-        kwargs[SUMMARIZED] =
-            json!({"input_tokens": used.input, "output_tokens": used.output, "total_tokens": used.total});
+        if used != Tokens::default() {
+            kwargs[SUMMARIZED] =
+                json!({"input_tokens": used.input, "output_tokens": used.output, "total_tokens": used.total});
+        }
+        if let Some(first) = first {
+            kwargs[FIRST_ANSWER] = json!(first);
+        }
     }
 }
 
@@ -276,7 +339,12 @@ impl Budgeting {
     }
 }
 
+#[async_trait]
 impl Middleware for Budgeting {
+    async fn exchange(&self, turn: &[Json]) {
+        self.budget.exchange(self.of_turn.then_some(turn)).await;
+    }
+
     fn before_model(&self, view: &View<'_>) -> Result<Before, AgentError> {
         self.budget.go_on_from(used_in(view.turn));
         if !self.begun.swap(true, Ordering::Relaxed) {
@@ -503,6 +571,23 @@ mod tests {
         let mut question = json!({"type": "human"});
         Budgeting::knowing(Budget::new(settings(1000), None)).summarized(&mut question, &[answer(7)]);
         assert_eq!(question, json!({"type": "human"}));
+    }
+
+    #[test]
+    fn a_summary_keeps_by_which_answer_a_turn_began() {
+        let silent = |id: &str| json!({"type": "ai", "id": id});
+        let mut turn = vec![json!({"type": "human"}), silent("a"), silent("b"), silent("c")];
+        let guard = Budgeting::new(Budget::new(settings(1000), None));
+        for _ in 0..2 {
+            assert_eq!(first_answer(&turn), Some("a"), "{turn:?}");
+            let (question, rest) = turn.split_at_mut(1);
+            guard.summarized(&mut question[0], &rest[..1]);
+            turn.remove(1);
+        }
+        assert_eq!(first_answer(&turn), Some("a"), "{turn:?}");
+        assert!(turn[0]["additional_kwargs"].get(SUMMARIZED).is_none());
+        assert_eq!(first_answer(&[json!({"type": "human"})]), None);
+        assert!(crate::owned::is_owned(FIRST_ANSWER), "no client says which limit a turn has");
     }
 
     #[test]

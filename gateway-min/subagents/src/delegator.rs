@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use threadkeep::id::ThreadId;
 use threadkeep::state::{StateAccessor, StateSnapshot};
-use threadkeep_agent::tools::WorkUsage;
+use threadkeep_agent::tools::{ToolContext, WorkUsage};
 use threadkeep_agent::{Agent, AgentBuilder};
 use threadkeep_config::{Config, ConfigHandle, ReceiptsRenderMode};
 use threadkeep_records::{Delegating, ExecutionKind, ExecutionRow, Records, RecordsError};
@@ -12,7 +12,7 @@ use tokio::sync::OnceCell;
 use tokio_util::sync::CancellationToken;
 
 use crate::admission::Admission;
-use crate::batches::{BATCHES_PROMPT, BatchStatusTool, BatchTask, Batching, CancelBatch};
+use crate::batches::{BATCHES_PROMPT, BatchStatusTool, BatchTask, Batching, CancelBatch, Sharing};
 use crate::budget::{Budget, Budgeting};
 use crate::catalog::Catalog;
 use crate::evidence::{Receipting, Showing};
@@ -72,7 +72,11 @@ impl Delegator {
         allowed: Option<&[String]>,
     ) -> Result<(), StoreError> {
         let config = self.config.current_async().await;
-        let budget = limit_tokens(agent, &config);
+        let sharing = self.batches.as_ref().map(|_| {
+            let ToolContext { thread_id, run_id, .. } = &agent.tool_context;
+            Sharing::new(self.records.batches().clone(), thread_id, run_id)
+        });
+        let budget = limit(agent, &config, sharing);
         let Some(limits) = limits else { return Ok(()) };
         let available = self.catalog.available(&config, allowed).await?;
         if !available.offers_delegation() {
@@ -94,6 +98,7 @@ impl Delegator {
             agent.prompt.sections.push(BATCHES_PROMPT.to_owned());
             toolbox.add(Arc::new(BatchTask {
                 delegator: Arc::clone(self),
+                accessor: accessor.clone(),
                 batching: Arc::clone(batching),
                 available: available.clone(),
                 model: agent.model.name().to_owned(),
@@ -240,7 +245,12 @@ fn is_uncounted(row: &ExecutionRow) -> bool {
 
 /// Gives a lead agent its token budget, if the configuration has one (service reference, "Subagent settings").
 pub fn limit_tokens(agent: &mut Agent, config: &Config) -> Option<Arc<Budget>> {
-    let budget = config.token_budget.enabled.then(|| Budget::new(config.token_budget, None))?;
+    limit(agent, config, None)
+}
+
+/// The same for a run that may have batches, with which it shares the budget.
+fn limit(agent: &mut Agent, config: &Config, sharing: Option<Sharing>) -> Option<Arc<Budget>> {
+    let budget = config.token_budget.enabled.then(|| Budget::of_run(config.token_budget, sharing))?;
     agent.middleware.push(Arc::new(Budgeting::new(Arc::clone(&budget))));
     Some(budget)
 }

@@ -113,12 +113,19 @@ pub(crate) fn signed(tokens: ExecutionTokens) -> Tokens {
     }
 }
 
+/// Tokens as executions count them; none are negative.
+pub(crate) fn unsigned(tokens: Tokens) -> ExecutionTokens {
+    let count = |tokens: i64| u64::try_from(tokens).unwrap_or_default();
+    ExecutionTokens {
+        input_tokens: count(tokens.input),
+        output_tokens: count(tokens.output),
+        total_tokens: count(tokens.total),
+    }
+}
+
 /// Adds tokens, none of which are negative.
 pub(crate) fn add(sum: &mut ExecutionTokens, tokens: Tokens) {
-    let count = |tokens: i64| u64::try_from(tokens).unwrap_or_default();
-    sum.input_tokens += count(tokens.input);
-    sum.output_tokens += count(tokens.output);
-    sum.total_tokens += count(tokens.total);
+    *sum += unsigned(tokens);
 }
 
 /// How many tool results follow the last answer.

@@ -218,7 +218,10 @@ impl Task {
             Some(ContextMode::Isolated) | None => None,
         };
         let failure = |error| Failure::before_work(error, is_own(context, entry));
-        self.counted.get_or_try_init(|| self.count(context)).await.map_err(failure)?;
+        if let Some(budget) = &self.budget {
+            let counting = || count_earlier(&self.delegator, &self.accessor, budget, context);
+            self.counted.get_or_try_init(counting).await.map_err(failure)?;
+        }
         let opened = self.open(context, &definition, entry, description).await.map_err(failure)?;
         let row = &opened.row;
         // An execution that goes on after a restart keeps what it began with.
@@ -264,26 +267,6 @@ impl Task {
             }
             None => Err(refusal),
         }
-    }
-
-    /// Counts what an earlier run has used, if this one goes on with its calls: a restart gives no budget back.
-    async fn count(&self, context: &ToolContext) -> Result<(), ExecutionError> {
-        let (Some(budget), Some(answer)) = (&self.budget, answer(context)) else { return Ok(()) };
-        let entries = ledger::entries(context.state.as_deref())?;
-        let calls = ledger::executions_of(&context.thread_id, &entries, &answer);
-        let of_answer = |id: &String| {
-            calls.contains(id)
-                || entries.iter().any(|entry| entry.id == *id && answer["id"] == *entry.message_id)
-        };
-        let mut used = budget::used_in(&turn(context)?);
-        for row in self.delegator.records.executions().unsettled(&context.thread_id).await? {
-            if !row.delivered && of_answer(&row.execution_id) {
-                let state = self.accessor.get(&ThreadId::from(row.child_thread.as_str()), None).await?;
-                used += execution::used(state.as_ref())?;
-            }
-        }
-        budget.go_on_from(used);
-        Ok(())
     }
 
     /// The row of the execution, which a restart finds again by the same id.
@@ -386,8 +369,34 @@ pub(crate) fn answer(context: &ToolContext) -> Option<Json> {
     messages.as_array()?.iter().rfind(|message| message::kind(message) == "ai").cloned()
 }
 
+/// Counts what an earlier run has used of the budget, if this one goes on with its calls: a restart gives none back.
+pub(crate) async fn count_earlier(
+    delegator: &Delegator,
+    accessor: &StateAccessor,
+    budget: &Budget,
+    context: &ToolContext,
+) -> Result<(), ExecutionError> {
+    let Some(answer) = answer(context) else { return Ok(()) };
+    let entries = ledger::entries(context.state.as_deref())?;
+    let calls = ledger::executions_of(&context.thread_id, &entries, &answer);
+    let of_answer = |id: &String| {
+        calls.contains(id) || entries.iter().any(|entry| entry.id == *id && answer["id"] == *entry.message_id)
+    };
+    let turn = turn(context)?;
+    let mut used = budget::used_in(&turn);
+    for row in delegator.records.executions().unsettled(&context.thread_id).await? {
+        if !row.delivered && of_answer(&row.execution_id) {
+            let state = accessor.get(&ThreadId::from(row.child_thread.as_str()), None).await?;
+            used += execution::used(state.as_ref())?;
+        }
+    }
+    budget.go_on_from(used);
+    budget.exchange(Some(&turn)).await;
+    Ok(())
+}
+
 /// The messages since the user's last one.
-fn turn(context: &ToolContext) -> threadkeep::Result<Vec<Json>> {
+pub(crate) fn turn(context: &ToolContext) -> threadkeep::Result<Vec<Json>> {
     let messages = context.state.as_ref().map(|state| state.json("messages")).transpose()?.flatten();
     let Some(Json::Array(mut messages)) = messages else { return Ok(Vec::new()) };
     let begin = messages.iter().rposition(message::is_from_user).unwrap_or_default();

@@ -22,6 +22,7 @@ impl Agent {
         conversation: &mut Conversation,
     ) -> Result<Stepped, AgentError> {
         let step = next_step(session.writer.state());
+        self.exchange(&conversation.turn).await;
         let mut shown = Vec::new();
         for middleware in &self.middleware {
             let before = middleware.before_model(&view(session, &conversation.turn, None))?;
@@ -88,7 +89,14 @@ impl Agent {
         session.observer.task_ended(step, &task, Ok(&update));
         session.writer.finish_task(task, writes, Durability::WithCommit).await?;
         session.commit(Source::Loop, next).await?;
+        self.exchange(&conversation.turn).await;
         Ok(Stepped::On { stop_reason, fallback })
+    }
+
+    async fn exchange(&self, turn: &[Json]) {
+        for middleware in &self.middleware {
+            middleware.exchange(turn).await;
+        }
     }
 
     /// Streams an answer of the model to its end. `None` if the run was cancelled meanwhile.

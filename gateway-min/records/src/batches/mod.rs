@@ -14,6 +14,7 @@
 //! one returns, but on what it has left in the tables. All of a transaction have the same time, that of its begin: an end
 //! that waits for the row counts from when it was sent, unless another process has claimed the item before it gets the row.
 
+mod budget;
 mod claim;
 mod control;
 mod finish;
@@ -30,6 +31,7 @@ use super::db::Db;
 use super::error::{Entity, RecordsError};
 use super::query::{Builder, Dialect, Sql};
 
+pub use budget::BudgetTokens;
 pub use claim::{Claim, Claimed, ClaimedItem};
 pub use control::RetryOutcome;
 pub use finish::{Ended, ItemEnd, ItemResult};

@@ -40,6 +40,8 @@ pub struct NewBatch {
     pub max_attempts: u32,
     /// What a worker needs to know.
     pub execution_spec: JsonObject,
+    /// The limit of tokens that binds it with all other batches that have the same; `None` if it has none or its own.
+    pub budget_id: Option<String>,
     /// The items, in their order; their keys differ.
     pub items: Vec<NewBatchItem>,
 }
@@ -97,8 +99,8 @@ impl Batches {
         let insert = query(
             "INSERT INTO subagent_batches (id, user_id, thread_id, run_id, tool_call_id, submission_key, title, \
              subagent_type, status, total_items, max_live_items, max_running_items, max_attempts, execution_spec, \
-             created_at, updated_at) \
-             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16) \
+             created_at, updated_at, budget_id) \
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17) \
              ON CONFLICT DO NOTHING",
         );
         let insert = insert
@@ -117,7 +119,8 @@ impl Batches {
             .bind(i64::from(new.max_attempts))
             .bind(object_text(&new.execution_spec))
             .bind(&now)
-            .bind(&now);
+            .bind(&now)
+            .bind(new.budget_id.as_ref().unwrap_or(&new.id));
         let is_new = tx.execute(insert).await? > 0;
         if is_new {
             let mut items = new.items.iter().enumerate().peekable();

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use chrono::TimeDelta;
 
 use super::lease::push_holds;
-use super::{Batches, Claim, Lock, Now};
+use super::{Batches, BudgetTokens, Claim, Lock, Now};
 use crate::codec::{Cells, object_text, page_offset};
 use crate::error::RecordsError;
 use crate::execution_rows::sum;
@@ -58,8 +58,8 @@ impl FromRow for Found {
 }
 
 impl Batches {
-    /// Stores what attempts at items of a batch have used by now, and returns the tokens of the whole batch. An attempt
-    /// whose claim does not hold any more changes nothing.
+    /// Stores what attempts at items of a batch have used by now, and returns what is used of the limit that binds the batch,
+    /// by all batches that share it and by their run. An attempt whose claim does not hold any more changes nothing.
     ///
     /// # Errors
     /// [`RecordsError::Unavailable`], [`RecordsError::Corrupt`].
@@ -67,7 +67,7 @@ impl Batches {
         &self,
         batch_id: &str,
         used: Vec<UsedSoFar>,
-    ) -> Result<ExecutionTokens, RecordsError> {
+    ) -> Result<BudgetTokens, RecordsError> {
         let (this, batch_id) = (self.clone(), batch_id.to_owned());
         let db = self.db.unflushed();
         let stored = db.write_rows(move |tx| {
@@ -80,8 +80,8 @@ impl Batches {
                     statements.push(this.count_used(claim, row, usage, &now));
                     statements.push(this.store_used(claim, row, usage, &now));
                 }
-                statements.push(this.sum_of(&batch_id));
-                let ran = tx.run_and_commit::<ExecutionTokens>(statements).await?;
+                statements.push(this.budget_of(&batch_id));
+                let ran = tx.run_and_commit::<BudgetTokens>(statements).await?;
                 Ok(ran
                     .into_iter()
                     .next_back()

@@ -20,7 +20,7 @@ pub(crate) struct Tables {
 }
 
 /// The table names used in statements.
-const NAMES: [&str; 11] = [
+const NAMES: [&str; 12] = [
     "threads_meta",
     "runs",
     "run_events",
@@ -31,6 +31,7 @@ const NAMES: [&str; 11] = [
     "subagent_batches",
     "subagent_batch_items",
     "subagent_batch_remains",
+    "token_budgets",
     MIGRATIONS,
 ];
 

@@ -22,6 +22,7 @@ pub(super) fn batch(id: &str, items: usize, live: u32, running: u32) -> NewBatch
         max_running_items: running,
         max_attempts: 2,
         execution_spec: object(json!({"secret": 1})),
+        budget_id: None,
         items: (0..items).map(|n| item(&format!("k{n}"))).collect(),
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use chrono::TimeDelta;
 
-use super::batches::{LEASE, batch, claim, execution, failed, submit, succeeded};
+use super::batches::{LEASE, batch, begin_run, claim, execution, failed, submit, succeeded};
 use super::support::*;
 use crate::*;
 
@@ -26,7 +26,7 @@ async fn the_tokens_of_a_batch_are_those_of_its_executions_each_once() {
     let row = launched(&first).await;
     let so_far = async |claim: &Claim, n| {
         let used = UsedSoFar { claim: claim.clone(), row: row.clone(), usage: usage(n) };
-        batches.used_so_far("b", vec![used]).await.unwrap()
+        batches.used_so_far("b", vec![used]).await.unwrap().batches
     };
     assert_eq!(so_far(&first, 5).await.input_tokens, 10, "that of the batch");
     so_far(&first, 10).await;
@@ -59,6 +59,48 @@ async fn the_tokens_of_a_batch_are_those_of_its_executions_each_once() {
         "as its executions say"
     );
     assert_eq!(batches.tokens("unknown").await.unwrap(), ExecutionTokens::default());
+}
+
+/// Batches with one limit and the runs of their turn; a deletion leaves nothing of that.
+#[tokio::test]
+async fn batches_with_one_limit_and_their_run_know_what_all_have_used() {
+    let fixture = fixture().await;
+    let (records, batches) = (&fixture.records, fixture.records.batches());
+    let tokens = |n: u64| ExecutionTokens { input_tokens: n, output_tokens: 0, total_tokens: n };
+    let shared = |id: &str| NewBatch { budget_id: Some("t:a".into()), ..batch(id, 1, 1, 1) };
+    let (run, other) = (("t", "r"), ("t", "another"));
+    begin_run(records, "t", "r").await;
+    assert_eq!(batches.budget("t:a", run, None).await.unwrap(), None, "no batch has it");
+    for new in [shared("b"), shared("c"), batch("own", 1, 1, 1)] {
+        submit(records, new).await;
+    }
+    let used = async |id: &str, n: u64| {
+        let claim = claim(records, id, id, 1).await.remove(0).claim;
+        let row = batches.launch(&claim, LEASE, execution(&fixture, &claim)).await.unwrap().unwrap();
+        let usage = BTreeMap::from([("m".to_owned(), tokens(n))]);
+        let found = batches.used_so_far(id, vec![UsedSoFar { claim, row, usage }]).await.unwrap();
+        (found.run.total_tokens, found.batches.total_tokens)
+    };
+    assert_eq!(used("b", 5).await, (0, 5));
+    let stored = batches.budget("t:a", run, Some(tokens(12))).await.unwrap();
+    assert_eq!(stored, Some(BudgetTokens { run: tokens(12), batches: tokens(5) }));
+    assert_eq!(used("c", 30).await, (12, 35));
+    assert_eq!(used("own", 100).await, (0, 100));
+    // A run that goes on from an earlier checkpoint gives nothing back.
+    let stored = batches.budget("t:a", run, Some(tokens(7))).await.unwrap().unwrap();
+    assert_eq!((stored.run, stored.batches), (tokens(12), tokens(35)));
+    // One that is not active stores nothing, and reads.
+    let stored = batches.budget("t:a", other, Some(tokens(900))).await.unwrap().unwrap();
+    assert_eq!((stored.run, stored.batches), (tokens(12), tokens(35)));
+    let reopened = fixture.reopen(EventBackend::Database).await;
+    assert_eq!(reopened.batches().budget("t:a", run, None).await.unwrap(), Some(stored));
+    records.runs().finish("r", &end(RunStatus::Success)).await.unwrap();
+    let deletion = records.runs().reserve("t", WriterKind::Delete).await.unwrap();
+    records.delete_thread(deletion).await.unwrap();
+    // A newer thread with the id begins without it.
+    submit(records, NewBatch { run_id: "r2".into(), ..shared("d") }).await;
+    let found = batches.budget("t:a", ("t", "r2"), None).await.unwrap();
+    assert_eq!(found, Some(BudgetTokens::default()));
 }
 
 /// An attempt that somebody else ended is found until it is counted, and counted once.

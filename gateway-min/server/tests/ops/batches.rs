@@ -27,6 +27,7 @@ async fn submitted(store: &Store) -> Records {
         max_running_items: 2,
         max_attempts: 1,
         execution_spec: JsonObject::new(),
+        budget_id: None,
         items: vec![item("a"), item("b")],
     };
     // Only a run that is active submits one.

@@ -1,9 +1,10 @@
-//! The token budgets of batches. A run's limit binds the sum of the items of its batches: in every process that works on
-//! them, and over restarts.
+//! The token budgets of batches. A run's limit binds the sum of what it uses itself, of its subagents and of the items of
+//! all its batches: in every process that works on them, and over restarts.
 //!
-//! The row of a batch has that sum. Of a batch with a limit it is written after every answer of an item's model, and before
-//! the work on an item begins, together with what the item has used before: in one transaction, which returns what all
-//! processes have used. So the excess is at most the model calls under way.
+//! The row of a batch has the sum of its items. Of a batch with a limit it is written after every answer of an item's model,
+//! and before the work on an item begins, together with what the item has used before: in one transaction, which returns
+//! what all processes have used for the run. So the excess is at most the model calls under way. What the run itself writes
+//! is in `sharing`.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -13,7 +14,7 @@ use threadkeep_records::{
 };
 
 use super::spec::RunBudget;
-use crate::budget::Budget;
+use crate::budget::{Budget, most};
 use crate::progress::signed;
 
 /// The budgets of the batches that this process works on.
@@ -52,7 +53,7 @@ impl Budgets {
 pub(super) struct Account {
     batches: Batches,
     batch_id: String,
-    /// What the run had used when it submitted the batch.
+    /// What the run had used when it submitted the batch. It has written what it used since.
     before: ExecutionTokens,
     budget: Arc<Budget>,
     /// What is not in the batch's row yet, by execution and attempt.
@@ -81,9 +82,9 @@ impl Account {
         }
         let spent = self.budget.spent();
         match self.batches.used_so_far(&self.batch_id, next.values().cloned().collect()).await {
-            Ok(sum) => {
-                let mut used = signed(self.before);
-                used += signed(sum);
+            Ok(found) => {
+                let mut used = most(signed(self.before), signed(found.run));
+                used += signed(found.batches);
                 // What this process has spent while it was written is in no row yet.
                 used += self.budget.spent_since(spent);
                 self.budget.at_least(used);
@@ -167,11 +168,11 @@ mod tests {
     use threadkeep_agent::Tokens;
     use threadkeep_config::TokenBudget;
     use threadkeep_records::{
-        Delegating, ExecutionKind, JsonObject, Launch, NewExecution, Records, RecordsOptions,
+        Delegating, ExecutionKind, JsonObject, Launch, NewBatch, NewExecution, Records, RecordsOptions,
     };
 
     use super::*;
-    use crate::batches::{begin_run, new_batch};
+    use crate::batches::{Sharing, begin_run, new_batch};
 
     fn tokens(total: u64) -> BTreeMap<String, ExecutionTokens> {
         let tokens = ExecutionTokens { input_tokens: total, output_tokens: 0, total_tokens: total };
@@ -183,10 +184,19 @@ mod tests {
     }
 
     async fn launched(records: &Records, number: usize) -> (BatchRow, Vec<(Claim, ExecutionRow)>) {
-        let batches = records.batches();
         begin_run(records).await;
-        batches.submit(new_batch(number)).await.unwrap();
-        let claimed = batches.claim("b", "w", TimeDelta::hours(1), number, true).await.unwrap().unwrap();
+        records.batches().submit(new_batch(number)).await.unwrap();
+        claimed(records, "b", number).await
+    }
+
+    /// Claims and launches this number of items of a batch.
+    async fn claimed(
+        records: &Records,
+        batch_id: &str,
+        number: usize,
+    ) -> (BatchRow, Vec<(Claim, ExecutionRow)>) {
+        let batches = records.batches();
+        let claimed = batches.claim(batch_id, "w", TimeDelta::hours(1), number, true).await.unwrap().unwrap();
         let mut rows = Vec::new();
         for item in claimed.items {
             let execution = NewExecution {
@@ -233,7 +243,7 @@ mod tests {
         other.has_used(tokens(5)).await;
         assert_eq!((one.used(), other.used()), (spent(122), spent(127)));
         // An answer that cannot be written now.
-        records.fail_with("SELECT id, input_tokens", 1);
+        records.fail_with("AS run_input_tokens", 1);
         one.budget().spend(spent(20));
         one.has_used(tokens(130)).await;
         assert_eq!(one.used(), spent(142), "it knows its own");
@@ -245,6 +255,52 @@ mod tests {
         let again = of(&rows[0]);
         again.begin(tokens(131)).await.unwrap();
         assert_eq!(again.used(), spent(148), "once");
+    }
+
+    /// Two batches of a run have one limit, with what the run uses after their submission; another run's has its own.
+    #[tokio::test]
+    async fn the_batches_of_a_run_share_its_limit() {
+        let records = Records::open_memory(RecordsOptions::default()).await.unwrap();
+        let batches = records.batches();
+        begin_run(&records).await;
+        let run = RunBudget { settings: TokenBudget::default(), used: tokens(12)["m"] };
+        let mut items = Vec::new();
+        for (id, budget_id) in [("b", Some("t:a")), ("c", Some("t:a")), ("d", None)] {
+            let budget_id = budget_id.map(str::to_owned);
+            let new = NewBatch { id: id.into(), submission_key: id.into(), budget_id, ..new_batch(1) };
+            batches.submit(new).await.unwrap();
+            let (batch, mut rows) = claimed(&records, id, 1).await;
+            let (claim, row) = rows.remove(0);
+            let account = Budgets::new(batches.clone()).of(&batch, Some(&run)).unwrap();
+            items.push(ItemBudget::new(account, claim, row));
+        }
+        for item in &items {
+            item.begin(BTreeMap::new()).await.unwrap();
+        }
+        items[0].budget().spend(spent(100));
+        items[0].has_used(tokens(100)).await;
+        let of_run = Sharing::new(batches.clone(), "t", "r");
+        let turn = [json!({"type": "human"}), json!({"type": "ai", "id": "a"})];
+        assert_eq!(of_run.exchange(spent(12), Some(&turn)).await, Some(spent(100)));
+        assert_eq!(of_run.exchange(spent(40), None).await, Some(spent(100)));
+        items[1].budget().spend(spent(5));
+        items[1].has_used(tokens(5)).await;
+        items[2].budget().spend(spent(3));
+        items[2].has_used(tokens(3)).await;
+        assert_eq!((items[1].used(), items[2].used()), (spent(145), spent(15)));
+        // A run that goes on with the turn in another process; a turn that is answered again has another limit.
+        let next = Sharing::new(batches.clone(), "t", "r");
+        assert_eq!(next.exchange(spent(40), None).await, None, "a subagent does not know the turn");
+        assert_eq!(next.exchange(spent(40), Some(&turn)).await, Some(spent(105)));
+        let other = [json!({"type": "human"}), json!({"type": "ai", "id": "e"})];
+        assert_eq!(Sharing::new(batches.clone(), "t", "r").exchange(spent(1), Some(&other)).await, None);
+        // What cannot be read now is read with the next call.
+        records.fail_with("AS run_input_tokens", 1);
+        assert_eq!(next.exchange(spent(41), None).await, None);
+        assert_eq!(next.exchange(spent(41), None).await, Some(spent(105)));
+        items[2].has_used(tokens(3)).await;
+        items[0].has_used(tokens(100)).await;
+        assert_eq!(items[0].used(), spent(146));
     }
 
     /// Items of one process share a budget as long as one of them is at work.

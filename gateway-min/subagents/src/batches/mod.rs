@@ -13,6 +13,7 @@
 //! | `subagent` | the subagent that works on it |
 //! | `ended` | how the attempt ends |
 //! | `budgets` | the limits of tokens that bind a batch in all processes |
+//! | `sharing` | what a run knows of what its batches have used of its limit, and they of the run |
 //! | `uncounted` | counts what attempts used that nobody ended |
 //!
 //! Delivery is at least once: an item whose process died is worked on again, where its subagent stopped. An attempt
@@ -23,6 +24,7 @@ mod ended;
 mod endings;
 mod item;
 mod leases;
+mod sharing;
 mod spec;
 mod subagent;
 mod submission;
@@ -36,6 +38,7 @@ use threadkeep_config::SubagentBatches;
 use tokio::sync::Notify;
 
 pub(crate) use budgets::ItemBudget;
+pub(crate) use sharing::Sharing;
 pub(crate) use tools::{BATCHES_PROMPT, BatchStatusTool, BatchTask, CancelBatch};
 pub use worker::BatchWorker;
 
@@ -67,6 +70,7 @@ fn new_batch(items: usize) -> threadkeep_records::NewBatch {
         max_running_items: at_once,
         max_attempts: 1,
         execution_spec: JsonObject::new(),
+        budget_id: None,
         items: (0..items).map(item).collect(),
     }
 }

@@ -5,17 +5,21 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use serde::Deserialize;
 use serde_json::{Map, Value as Json, json};
+use threadkeep::state::StateAccessor;
 use threadkeep_agent::model::{ToolSpec, message};
 use threadkeep_agent::tools::{Tool, ToolContext, ToolError, ToolOutput, ToolStatus};
-use threadkeep_records::{BatchRow, ExecutionTokens, NewBatch, RecordsError, persistently};
+use threadkeep_records::{BatchRow, NewBatch, RecordsError, persistently};
 
 use super::Batching;
+use super::sharing::budget_id;
 use super::spec::{RunBudget, Spec};
 use super::submission::Args;
 use crate::budget::Budget;
 use crate::catalog::{Available, Unavailable};
 use crate::delegator::Delegator;
-use crate::task::answer;
+use crate::execution::ExecutionError;
+use crate::progress::unsigned;
+use crate::task::{answer, count_earlier, turn};
 
 /// What the lead agent's prompt says of batches.
 pub(crate) const BATCHES_PROMPT: &str = "Submit many similar tasks together with the tool `batch_task`, one item for each. \
@@ -28,6 +32,7 @@ const NOT_FOUND: &str = "Batch not found.";
 /// Submits a batch.
 pub(crate) struct BatchTask {
     pub(crate) delegator: Arc<Delegator>,
+    pub(crate) accessor: StateAccessor,
     pub(crate) batching: Arc<Batching>,
     pub(crate) available: Available,
     /// The configured name of the run's model.
@@ -158,7 +163,13 @@ impl BatchTask {
         let batches = self.delegator.records.batches();
         let is_own = is_own(context);
         let unsubmitted = |error: RecordsError| Unsubmitted::of(&error, is_own);
-        let batch = match self.prepare(context, args).await {
+        let prepared = match self.count(context, is_own).await {
+            Ok(()) => self.prepare(context, args).await,
+            // An earlier run may have stored the batch, and the next one finds it.
+            Err(error) if error.may_pass() => return Err(Unsubmitted::InDoubt(error.to_string())),
+            Err(error) => Err(failed(&error)),
+        };
+        let batch = match prepared {
             // A submission whose answer was lost is found again by its key.
             Ok(new) => persistently(|| batches.submit(new.clone())).await.map_err(unsubmitted)?.batch,
             Err(refusal) if is_own => return Err(refusal.into()),
@@ -169,6 +180,9 @@ impl BatchTask {
                 found.map_err(unsubmitted)?.ok_or(refusal)?
             }
         };
+        if let (Some(budget), Ok(turn)) = (&self.budget, turn(context)) {
+            budget.submitted(&turn).await;
+        }
         self.batching.wake();
         let text = format!(
             "Batch {} submitted with {} items. They are worked on in the background.",
@@ -181,6 +195,14 @@ impl BatchTask {
             "subagent_batch_total_items": batch.total_items,
         }));
         Ok(ToolOutput { additional_kwargs, ..ToolOutput::text(text) })
+    }
+
+    /// Counts what an earlier run has used of the budget, if this one goes on with its calls: the batch gets what is left.
+    async fn count(&self, context: &ToolContext, is_own: bool) -> Result<(), ExecutionError> {
+        match &self.budget {
+            Some(budget) if !is_own => count_earlier(&self.delegator, &self.accessor, budget, context).await,
+            _ => Ok(()),
+        }
     }
 
     /// The batch to store.
@@ -210,6 +232,9 @@ impl BatchTask {
             .budget
             .as_ref()
             .map(|budget| RunBudget { settings: config.token_budget, used: unsigned(budget.used()) });
+        // All batches of the turn share its limit.
+        let turn = turn(context).map_err(|error| failed(&error))?;
+        let budget_id = budget.as_ref().and_then(|_| budget_id(&context.thread_id, &turn));
         let spec = Spec {
             definition: (**definition).clone(),
             model: self.model.clone(),
@@ -228,6 +253,7 @@ impl BatchTask {
             max_running_items: windows.running,
             max_attempts: settings.max_attempts,
             execution_spec: spec.to_json(),
+            budget_id,
             items: args.items().map_err(|error| failed(&error))?,
         })
     }
@@ -236,15 +262,6 @@ impl BatchTask {
 /// The hexadecimal digits of an id.
 fn hex(id: &str) -> String {
     id.chars().filter(char::is_ascii_hexdigit).collect()
-}
-
-fn unsigned(tokens: threadkeep_agent::Tokens) -> ExecutionTokens {
-    let count = |tokens: i64| u64::try_from(tokens).unwrap_or_default();
-    ExecutionTokens {
-        input_tokens: count(tokens.input),
-        output_tokens: count(tokens.output),
-        total_tokens: count(tokens.total),
-    }
 }
 
 fn metadata(json: Json) -> Map<String, Json> {

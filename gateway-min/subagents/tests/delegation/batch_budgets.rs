@@ -3,17 +3,18 @@
 use std::time::Duration;
 
 use serde_json::{Value as Json, json};
+use threadkeep_agent::Ended;
 use threadkeep_agent::model::scripted::gate;
-use threadkeep_records::{BatchItemStatus, BatchStatus};
+use threadkeep_records::{BatchItemStatus, BatchStatus, RunEnd};
 
 use crate::batches::{
-    SECTIONS, WORKER, batch, ended, gate_name, items_call, rows, submitted, two_turns, worker,
+    SECTIONS, WORKER, batch, ended, gate_name, items_call, rows, submitted, submitted_by, two_turns, worker,
 };
 use crate::guards::{SUMMARIES, summarized};
-use crate::support::{House, lead};
+use crate::support::{House, Seen, THREAD, lead, subagent};
 
-/// Tokens of the limit that the run leaves to its batch.
-pub(crate) const LEFT: u64 = 988;
+/// Tokens of the limit that the run, with its answer after the submission, leaves to its batches.
+pub(crate) const LEFT: u64 = 965;
 /// The section with the limit.
 pub(crate) const LIMITED: &str = "token_budget: {enabled: true, max_tokens: 1000}";
 
@@ -46,7 +47,7 @@ async fn a_failed_read_of_the_sum_throws_no_work_away() {
         gate(&name).reached().await;
         first.stop().await;
         let next = house.restarted();
-        next.delegator.records.fail_with("SELECT id, input_tokens", failures);
+        next.delegator.records.fail_with("AS run_input_tokens", failures);
         gate(&name).open();
         let second = worker(&next).await;
         assert_eq!(ended(&next).await.status, BatchStatus::Completed, "{failures}");
@@ -121,6 +122,116 @@ async fn processes_that_work_on_one_batch_share_its_budget() {
     // The calls under way when the limit is reached.
     assert!((LEFT..LEFT + 2 * 50).contains(&used), "{used} tokens");
     assert_eq!(sum(&house).await, used);
+}
+
+/// Waits until all batches have ended.
+async fn all_ended(house: &House) {
+    let ended = async {
+        loop {
+            let batches = house.delegator.records.batches().of_thread(THREAD, 10).await.unwrap();
+            if batches.iter().all(|batch| batch.status.is_terminal()) {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_mins(10), ended).await.expect("a batch never ended");
+}
+
+/// Two batches of a run have the one limit of the run, not one each, and what the run used after their submission counts.
+#[tokio::test]
+async fn all_batches_of_a_run_end_within_its_one_limit() {
+    let answers: Vec<Json> = (0..40).map(|number| turn(number, 50)).collect();
+    let sections = format!(
+        "{SECTIONS}\n{LIMITED}\nsubagent_runtime: {{max_running: 1}}\nloop_detection: {{enabled: false}}"
+    );
+    let calls = [items_call(&["a"]), items_call(&["b"])];
+    let house = submitted_by(&calls, json!(answers), &sections).await;
+    let worker = worker(&house).await;
+    all_ended(&house).await;
+    worker.stop().await;
+    let used = used(&house).await;
+    assert!((LEFT..LEFT + 50).contains(&used), "{used} tokens");
+}
+
+/// The gate at which the item of [`lead_beside_its_batch`] waits.
+fn item_gate(name: &str) -> String {
+    format!("{name}-item")
+}
+
+/// A lead that submits an item that will use up the limit, and waits at a gate in its next answer.
+async fn lead_beside_its_batch(name: &str) -> House {
+    let mut answers: Vec<Json> = (0..40).map(|number| turn(number, 50)).collect();
+    answers[0]["gate"] = json!({"name": item_gate(name)});
+    let mut script = lead(&[items_call(&["a"])], vec![subagent(json!(answers))]);
+    let mut waits = turn(0, 12);
+    waits["gate"] = json!({"name": name});
+    script["rules"][0]["answers"][1] = waits;
+    script["rules"][0]["answers"].as_array_mut().unwrap().push(json!({"text": "Done."}));
+    House::new(script, &format!("{SECTIONS}\n{LIMITED}\nloop_detection: {{enabled: false}}")).await
+}
+
+/// What its batch uses counts for the run: it makes no further call.
+#[tokio::test]
+async fn a_run_ends_within_what_its_batches_leave_of_its_limit() {
+    let name = gate_name("beside");
+    let house = lead_beside_its_batch(&name).await;
+    let worker = worker(&house).await;
+    let mut seen = Seen::default();
+    let (done, ()) = tokio::join!(house.run("r1", Some("go"), &mut seen), async {
+        gate(&name).reached().await;
+        gate(&item_gate(&name)).open();
+        ended(&house).await;
+        gate(&name).open();
+    });
+    worker.stop().await;
+    let Ended::Done { stop_reason, .. } = done.unwrap() else { panic!("it ends by itself") };
+    assert_eq!((stop_reason.as_deref(), house.requests("lead_agent").len()), (Some("token_capped"), 2));
+}
+
+/// The same for a run that goes on with the turn after its process has died.
+#[tokio::test]
+async fn a_run_that_goes_on_knows_what_its_batches_have_used() {
+    let name = gate_name("goes-on");
+    let house = lead_beside_its_batch(&name).await;
+    let worker = worker(&house).await;
+    let mut seen = Seen::default();
+    let batch_ended = async {
+        gate(&name).reached().await;
+        gate(&item_gate(&name)).open();
+        ended(&house).await;
+    };
+    tokio::select! {
+        done = house.run("r1", Some("go"), &mut seen) => panic!("{done:?}"),
+        () = batch_ended => {}
+    }
+    worker.stop().await;
+    gate(&name).open();
+    let next = house.restarted();
+    let done = next.run("r2", None, &mut Seen::default()).await.unwrap();
+    let Ended::Done { stop_reason, .. } = done else { panic!("{done:?}") };
+    assert_eq!((stop_reason.as_deref(), next.requests("lead_agent").len()), (Some("token_capped"), 2));
+}
+
+/// A run that goes on with the call of an earlier one: its batch gets what that one has left of the limit.
+#[tokio::test]
+async fn a_batch_that_a_later_run_submits_gets_what_is_left_of_the_limit() {
+    let name = gate_name("submits-late-limited");
+    let mut script = lead(&[items_call(&["a"])], vec![subagent(json!([{"text": "done"}]))]);
+    script["rules"][0]["answers"][0]["gate"] = json!({"name": name});
+    let house = House::new(script, &format!("{SECTIONS}\n{LIMITED}")).await;
+    let worker = worker(&house).await;
+    let mut seen = Seen::default();
+    let (refused, ()) = tokio::join!(house.run("r1", Some("go"), &mut seen), async {
+        gate(&name).reached().await;
+        let end = RunEnd::failed("its process has died");
+        house.delegator.records.runs().finish("r1", &end).await.unwrap();
+        gate(&name).open();
+    });
+    refused.unwrap_err();
+    house.run("r2", None, &mut Seen::default()).await.unwrap();
+    worker.stop().await;
+    assert_eq!(batch(&house).await.execution_spec["budget"]["used"]["total_tokens"], 12);
 }
 
 /// A process stops while its item is at work, and the batch is cancelled before another one goes on with it: what the

@@ -75,7 +75,12 @@ pub(crate) async fn submitted(keys: &[&str], answers: Json, sections: &str) -> H
 
 /// The same with these sections alone.
 pub(crate) async fn submitted_with(keys: &[&str], answers: Json, sections: &str) -> House {
-    let script = lead(&[items_call(keys)], vec![subagent(answers)]);
+    submitted_by(&[items_call(keys)], answers, sections).await
+}
+
+/// The same with a batch for each of these calls.
+pub(crate) async fn submitted_by(calls: &[Json], answers: Json, sections: &str) -> House {
+    let script = lead(calls, vec![subagent(answers)]);
     let house = House::new(script, sections).await;
     let first = worker(&house).await;
     let held = hold_slots(&house);

@@ -130,6 +130,7 @@ async fn cancelled(house: &House, id: &str) {
         max_running_items: 1,
         max_attempts: 1,
         execution_spec: JsonObject::new(),
+        budget_id: None,
         items: vec![item],
     };
     batches.submit(new).await.unwrap();

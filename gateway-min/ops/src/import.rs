@@ -19,7 +19,7 @@ use super::pages::Newest;
 use super::progress::Progress;
 use super::target::{StoreArgs, Target};
 use super::transfer::{ENDING, STANDARD, failed, shown};
-use threadkeep_records::{NewThread, Records, RecordsError, Reservation, WriterKind};
+use threadkeep_records::{NewThread, Records, RecordsError, WriterKind};
 
 /// Read a thread from a file, or every thread from a directory of exported files.
 ///
@@ -77,7 +77,7 @@ impl ImportCommand {
             Imported::Now { thread, checkpoints } => self.tell(out, &thread, checkpoints),
             Imported::ThereAlready(thread, wanted) => {
                 // As after an import that was in doubt, and is repeated.
-                let is_it = matches!(there(target, &thread, wanted).await, Ok(There::All));
+                let is_it = matches!(there(target, &thread, &wanted).await, Ok(There::All));
                 let what = if is_it { ", with every checkpoint of the file" } else { "" };
                 Err(OpsError::Unsupported(format!(
                     "nothing was imported: thread {thread} already exists{what}; import it under another id with --as"
@@ -225,26 +225,18 @@ impl ImportCommand {
             },
             Err(error) => (Err(error), false),
         };
-        let left = match &imported {
-            // The record says whose the file's thread is, and this is another one.
-            Ok(Imported::ThereAlready(..)) if created => {
-                let deleted = records.delete_thread(reservation).await;
-                deleted.err().map(|left| format!(", which the import created, is left: {left}"))
-            }
-            Err(error) if created && !matches!(error, OpsError::InDoubt(_)) => {
-                let taken = take_back(target, records, reservation).await;
-                taken.err().map(|left| format!(" is left, without checkpoints: {left}; delete the thread"))
-            }
-            _ => {
-                // After an error it is tried again in the background, and the lease ends.
-                let _ = reservation.release().await;
-                None
-            }
-        };
-        if let Some(left) = left {
+        // Else there is no thread, or that of a program that knows no records, of which the record is not true.
+        let may_be_there = matches!(imported, Ok(Imported::Now { .. }) | Err(OpsError::InDoubt(_)));
+        if may_be_there || !created {
+            // After an error it is tried again in the background, and the lease ends.
+            let _ = reservation.release().await;
+        } else if let Err(left) = records.delete_thread(reservation).await {
             let thread = one_line(thread.as_str());
             // Nobody may be reading stderr.
-            let _ = writeln!(io::stderr(), "the gateway's record of thread {thread}{left}");
+            let _ = writeln!(
+                io::stderr(),
+                "the gateway's record of thread {thread}, which the import created, is left: {left}"
+            );
         }
         imported
     }
@@ -325,36 +317,31 @@ async fn written(
         Ok(()) => Ok(Imported::Now { thread, checkpoints }),
         Err(threadkeep::Error::Stale { .. }) => Ok(Imported::ThereAlready(thread, wanted)),
         Err(doubt @ threadkeep::Error::InDoubt { .. }) => {
-            settled(&thread, doubt, there(target, &thread, wanted).await)?;
-            Ok(Imported::Now { thread, checkpoints })
+            let is_there = settled(&thread, doubt, there(target, &thread, &wanted).await)?;
+            Ok(if is_there {
+                Imported::Now { thread, checkpoints }
+            } else {
+                Imported::ThereAlready(thread, wanted)
+            })
         }
         Err(error) => Err(error.into()),
     }
-}
-
-/// Deletes the record that an import created for a thread that it did not write. While the thread is reserved nobody else
-/// writes it.
-async fn take_back(target: &Target, records: &Records, reservation: Reservation) -> Result<()> {
-    if exists(target, &ThreadId::from(reservation.thread_id())).await? {
-        reservation.release().await?;
-    } else {
-        records.delete_thread(reservation).await?;
-    }
-    Ok(())
 }
 
 /// What there is under the id of a thread whose import is in doubt.
 enum There {
     /// Every checkpoint of the file.
     All,
+    /// Some of them.
+    Part,
     Nothing,
-    /// Other checkpoints.
+    /// Other checkpoints, and none of the file.
     Another,
 }
 
-async fn there(target: &Target, thread: &ThreadId, mut wanted: BTreeSet<LocalKey>) -> Result<There> {
+async fn there(target: &Target, thread: &ThreadId, wanted: &BTreeSet<LocalKey>) -> Result<There> {
     let query = ListQuery { namespace: None, load: Load::None, ..ListQuery::new(thread) };
-    let (mut newest, mut nothing) = (Newest::new(&**target.saver(), query), true);
+    let (mut newest, mut nothing, mut found) = (Newest::new(&**target.saver(), query), true, 0);
     loop {
         let page = newest.next().await?;
         if page.is_empty() {
@@ -362,23 +349,26 @@ async fn there(target: &Target, thread: &ThreadId, mut wanted: BTreeSet<LocalKey
         }
         nothing = false;
         for tuple in page {
-            wanted.remove(&(tuple.namespace, tuple.checkpoint.id));
+            found += usize::from(wanted.contains(&(tuple.namespace, tuple.checkpoint.id)));
         }
     }
-    Ok(match (nothing, wanted.is_empty()) {
-        (true, _) => There::Nothing,
-        (false, true) => There::All,
-        (false, false) => There::Another,
+    Ok(match found {
+        _ if nothing => There::Nothing,
+        found if found == wanted.len() => There::All,
+        0 => There::Another,
+        _ => There::Part,
     })
 }
 
-/// Settles an import in doubt by reading the thread. It was written as a whole or not at all, but a thread that is missing
-/// may still appear: a server may be at work on it, and a disk may have it.
-fn settled(thread: &ThreadId, doubt: threadkeep::Error, there: Result<There>) -> Result<()> {
+/// Settles an import in doubt by reading the thread; returns whether it is there. It was written as a whole or not at
+/// all, but a thread that is missing may still appear: a server may be at work on it, and a disk may have it. It cannot
+/// where another one is: it is written only if there is none.
+fn settled(thread: &ThreadId, doubt: threadkeep::Error, there: Result<There>) -> Result<bool> {
     let seen = match &there {
-        Ok(There::All) => return Ok(()),
+        Ok(There::All) => return Ok(true),
+        Ok(There::Another) => return Ok(false),
+        Ok(There::Part) => format!("a part of thread {thread} is there"),
         Ok(There::Nothing) => format!("thread {thread} is not there yet, and may still appear"),
-        Ok(There::Another) => "another thread of that id is there".to_owned(),
         Err(_) => return Err(doubt.into()),
     };
     match doubt {
@@ -399,10 +389,11 @@ mod tests {
         let doubt =
             || threadkeep::Error::InDoubt { saver: "x", reason: "the connection was lost".to_owned() };
         let thread = ThreadId::from("t");
-        assert!(settled(&thread, doubt(), Ok(There::All)).is_ok());
+        assert!(settled(&thread, doubt(), Ok(There::All)).unwrap());
+        assert!(!settled(&thread, doubt(), Ok(There::Another)).unwrap(), "it is not the file's");
         for (there, says) in [
             (Ok(There::Nothing), "thread t is not there yet"),
-            (Ok(There::Another), "another thread of that id is there"),
+            (Ok(There::Part), "a part of thread t is there"),
             (Err(OpsError::Refused("it does not answer")), ""),
         ] {
             let error = settled(&thread, doubt(), there).unwrap_err();

@@ -290,14 +290,18 @@ async fn a_thread_that_was_deleted_meanwhile_stops_no_pass() {
 /// What an import of a thread with three checkpoints says, and the record that it left, in a store where writing the
 /// thread ends like this.
 async fn imported(import: Import) -> (Result<Exit, OpsError>, Option<threadkeep_records::ThreadRow>) {
-    let store = Busy { import, ..filled().await };
+    imported_into(&Busy { import, ..filled().await }).await
+}
+
+/// The same of this store.
+async fn imported_into(store: &Busy) -> (Result<Exit, OpsError>, Option<threadkeep_records::ThreadRow>) {
     let home = tempfile::tempdir().unwrap();
     let records = Records::open(&home.path().join(DATABASE_FILE), RecordsOptions::default()).await.unwrap();
     let file = home.path().join("a.ndjson").display().to_string();
     let export = ["export", "--thread", "a", "--out", &file];
-    carried_out(&store, home.path(), "sqlite", &export).await.0.unwrap();
+    carried_out(store, home.path(), "sqlite", &export).await.0.unwrap();
     let import = ["import", &file, "--as", IMPORTED, "--owner", "bob"];
-    let result = carried_out(&store, home.path(), "sqlite", &import).await.0;
+    let result = carried_out(store, home.path(), "sqlite", &import).await.0;
     let row = records.threads().get(IMPORTED, None).await.unwrap();
     // It does not hold the thread.
     let reserved = records.runs().reserve(IMPORTED, threadkeep_records::WriterKind::Branch).await.unwrap();
@@ -311,16 +315,12 @@ async fn an_import_in_doubt_is_taken_for_done_only_if_all_of_it_is_there() {
     let (result, row) = imported(Import::AnswerLost).await;
     assert_eq!(result.unwrap(), Exit::Done);
     assert_eq!(row.unwrap().user_id.as_deref(), Some("bob"));
-    for (import, says) in [
-        (Import::AnothersInstead, "another thread of that id is there"),
-        (Import::Lost, "is not there yet, and may still appear"),
-    ] {
-        let (result, row) = imported(import).await;
-        let error = result.unwrap_err();
-        assert!(matches!(error, OpsError::InDoubt(_)), "{error}");
-        assert!(error.to_string().contains(says) && error.to_string().contains("was lost"), "{error}");
-        assert!(row.is_some(), "the thread may still appear, and must not be everybody's");
-    }
+    let (result, row) = imported(Import::Lost).await;
+    let error = result.unwrap_err();
+    assert!(matches!(error, OpsError::InDoubt(_)), "{error}");
+    let says = "is not there yet, and may still appear";
+    assert!(error.to_string().contains(says) && error.to_string().contains("was lost"), "{error}");
+    assert!(row.is_some(), "the thread may still appear, and must not be everybody's");
 }
 
 /// It was in doubt, and the command is repeated as its error says.
@@ -350,12 +350,23 @@ async fn an_import_that_was_not_written_leaves_no_record() {
 /// As the savers of Python do on the same store: they know no records, and so no reservation.
 #[tokio::test]
 async fn a_thread_that_another_program_began_during_an_import_gets_no_record_of_the_file() {
-    for import in [Import::AnothersAfterLook, Import::AnothersBeforeWrite] {
+    for import in [Import::AnothersAfterLook, Import::AnothersBeforeWrite, Import::AnothersInstead] {
         let (result, row) = imported(import).await;
         let error = result.unwrap_err().to_string();
         assert!(error.contains("nothing was imported: thread imported already exists; "), "{error}");
         assert_eq!(row, None);
     }
+}
+
+/// The record says whose the file's thread is, and what failed wrote none.
+#[tokio::test]
+async fn a_failed_import_leaves_no_record_on_a_thread_that_another_program_began() {
+    let store = Busy { import: Import::AnothersThenRefused, ..filled().await };
+    let (result, row) = imported_into(&store).await;
+    assert!(result.unwrap_err().to_string().contains("the disk is full"));
+    assert_eq!(row, None);
+    let others = store.read_thread(&IMPORTED.into()).await.unwrap();
+    assert_eq!(others.checkpoints.len(), 1, "it is not the import's");
 }
 
 /// The advice of a record with another owner is to delete the thread.

@@ -61,6 +61,8 @@ pub(super) enum Import {
     Lost,
     /// The disk is full.
     Refused,
+    /// Somebody else makes a thread of that id meanwhile, and the disk is full.
+    AnothersThenRefused,
 }
 
 #[async_trait]
@@ -166,7 +168,10 @@ impl Saver for Busy {
                 accessor(self).create(thread, Map::new()).await?;
             }
             Import::Lost => {}
-            Import::Refused => {
+            Import::AnothersThenRefused | Import::Refused => {
+                if matches!(self.import, Import::AnothersThenRefused) {
+                    accessor(self).create(thread, Map::new()).await?;
+                }
                 return Err(Error::Unavailable { saver: "busy", reason: "the disk is full".to_owned() });
             }
         }

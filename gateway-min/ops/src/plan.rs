@@ -13,9 +13,12 @@ use threadkeep::saver::{ListQuery, Load, ThreadImage};
 
 use super::advice::option;
 use super::error::{OpsError, Result};
-use super::output::Out;
+use super::output::{Out, count, one_line, things};
 use super::pages::Newest;
 use super::target::{StoreArgs, Target, Threads};
+
+/// The maximum number of threads that an error names.
+const NAMED: usize = 10;
 
 /// How to show a plan.
 #[derive(Debug, Args)]
@@ -83,44 +86,95 @@ impl<'a> Asked<'a> {
     }
 }
 
-/// Refuses protected ids that no thread has, because a typo would protect nothing. If a thread cannot be read, it may have
-/// them.
+/// Refuses protected ids that are found in no thread, because a typo would protect nothing. A thread that cannot be read
+/// may have them, but loses nothing without them, and a typo may mean a checkpoint of another one.
 async fn check_protected(target: &Target, threads: &Threads, protect: &BTreeSet<CheckpointId>) -> Result<()> {
     let mut missing = protect.clone();
     if missing.is_empty() {
         return Ok(());
     }
     let (selected, unlisted) = target.threads(threads).await?;
-    let mut all_read = unlisted.is_none();
-    for thread in selected {
-        let query = ListQuery { namespace: None, load: Load::None, ..ListQuery::new(&thread) };
-        let mut newest = Newest::new(&**target.saver(), query);
-        loop {
-            let page = match newest.next().await.map_err(OpsError::from) {
-                // What is in a damaged thread stays in any case, and may be what is missing.
-                Err(error) if error.is_of_one_thread() => {
-                    all_read = false;
-                    break;
-                }
-                page => page?,
-            };
-            if page.is_empty() || missing.is_empty() {
-                break;
-            }
-            for tuple in &page {
-                missing.remove(&tuple.checkpoint.id);
+    let mut unread = Vec::new();
+    for thread in &selected {
+        match find(target, thread, &mut missing).await {
+            Err(error) if error.is_of_one_thread() => unread.push(one_line(thread.as_str())),
+            found => found?,
+        }
+        if missing.is_empty() {
+            return Ok(());
+        }
+    }
+    let these = if missing.len() == 1 { "this checkpoint" } else { "these checkpoints" };
+    let ids: Vec<String> = missing.iter().map(ToString::to_string).collect();
+    let ids = ids.join(" ");
+    if unread.is_empty() && unlisted.is_none() {
+        let thread = match &threads.named()[..] {
+            [thread] => option("--thread", thread.as_str()),
+            _ => "--thread ID".to_owned(),
+        };
+        let list = target.again.command(&format!("checkpoints list {thread}"));
+        return Err(OpsError::Unsupported(format!(
+            "--protect {ids}: no selected thread has {these}; list their ids with {list}"
+        )));
+    }
+    let mut damage = Vec::new();
+    if !unread.is_empty() {
+        let (those, more) = unread.split_at(unread.len().min(NAMED));
+        let more = if more.is_empty() { String::new() } else { format!(" and {} more", count(more.len())) };
+        let unread = things(unread.len(), "selected thread");
+        damage.push(format!("{unread} cannot be read: {}{more}", those.join(", ")));
+    }
+    damage.extend(unlisted.map(|unlisted| format!("not every thread can be listed: {unlisted}")));
+    Err(OpsError::Unsupported(format!(
+        "--protect {ids}: no selected thread that can be read has {these}; {}; nothing goes of a thread that cannot be read, \
+         so leave out its ids, and correct the others",
+        damage.join("; ")
+    )))
+}
+
+/// Removes from the missing ids those that the thread has, also if it cannot be read as a whole.
+async fn find(target: &Target, thread: &ThreadId, missing: &mut BTreeSet<CheckpointId>) -> Result<()> {
+    let read = find_in_pages(target, thread, missing).await;
+    if read.as_ref().is_err_and(OpsError::is_of_one_thread) {
+        for id in missing.clone() {
+            if matches!(has(target, thread, id).await, Ok(true)) {
+                missing.remove(&id);
             }
         }
     }
-    let Some(id) = missing.first().filter(|_| all_read) else { return Ok(()) };
-    let thread = match &threads.named()[..] {
-        [thread] => option("--thread", thread.as_str()),
-        _ => "--thread ID".to_owned(),
+    read
+}
+
+async fn find_in_pages(
+    target: &Target,
+    thread: &ThreadId,
+    missing: &mut BTreeSet<CheckpointId>,
+) -> Result<()> {
+    let query = ListQuery { namespace: None, load: Load::None, ..ListQuery::new(thread) };
+    let mut newest = Newest::new(&**target.saver(), query);
+    while !missing.is_empty() {
+        let page = newest.next().await?;
+        if page.is_empty() {
+            break;
+        }
+        for tuple in &page {
+            missing.remove(&tuple.checkpoint.id);
+        }
+    }
+    Ok(())
+}
+
+/// Whether the thread has this checkpoint, of which only that one is read.
+async fn has(target: &Target, thread: &ThreadId, id: CheckpointId) -> Result<bool> {
+    let next = u128::from_be_bytes(*id.as_bytes()).checked_add(1).map(u128::to_be_bytes);
+    let query = ListQuery {
+        namespace: None,
+        before: next.map(CheckpointId::from_bytes),
+        limit: Some(1),
+        load: Load::None,
+        ..ListQuery::new(thread)
     };
-    let list = target.again.command(&format!("checkpoints list {thread}"));
-    Err(OpsError::Unsupported(format!(
-        "--protect {id}: no selected thread has this checkpoint; list their ids with {list}"
-    )))
+    Ok(target.saver().list(&query).await?.first().is_some_and(|tuple| tuple.checkpoint.id == id))
 }
 
 async fn planned(

@@ -56,7 +56,7 @@ pub(crate) struct What {
     /// What to do if a delta channel would lose the history before the oldest kept checkpoint.
     #[arg(long, value_enum, default_value = "keep-set")]
     boundary: BoundaryName,
-    /// Checkpoints to keep in any case, with what they need.
+    /// Checkpoints to keep in any case, with what they need. Nothing is removed if one of them is not found.
     #[arg(long, value_name = "ID", num_args = 1..)]
     protect: Vec<CheckpointId>,
     /// Maximum checkpoints removed per atomic change, oldest first; `apply` continues until all are removed.

@@ -55,7 +55,7 @@ pub(crate) struct Rules {
     /// Also remove the ends of side branches.
     #[arg(long)]
     leaf_sibling_branches: bool,
-    /// Checkpoints to keep in any case.
+    /// Checkpoints to keep in any case. Nothing is removed if one of them is not found.
     #[arg(long, value_name = "ID", num_args = 1..)]
     protect: Vec<CheckpointId>,
     /// Also remove checkpoints with pending writes, which are lost.

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use clap::{Command as Clap, FromArgMatches as _};
 use serde_json::{Map, json};
 use threadkeep::Error;
-use threadkeep::id::ThreadId;
+use threadkeep::id::{CheckpointId, ThreadId};
 use threadkeep::metadata::{Counters, Source};
 use threadkeep::saver::{Rewrite, Saver as _};
 use threadkeep::step::{Durability, StepWriter};
@@ -217,18 +217,47 @@ async fn a_damaged_thread_is_passed_over_and_is_an_error() {
     assert_eq!(lengths(&Busy { damaged: false, ..store }).await, [1, 4, 1]);
 }
 
-/// It may be in the thread that cannot be read.
+/// The damage is in another part of that thread.
 #[tokio::test]
 async fn a_protected_checkpoint_of_a_damaged_thread_does_not_end_the_pass() {
-    let store = Busy { damaged: true, ..filled().await };
+    let store = Busy { damaged: true, short_reads: true, ..filled().await };
     let home = tempfile::tempdir().unwrap();
     let image = store.store.read_thread(&BUSY.into()).await.unwrap();
-    let id = image.checkpoints.keys().next().unwrap().1.to_string();
-    let prune = ["prune", "apply", "--all", "--keep", "latest", "--yes", "--protect", &id];
-    let (result, _) = carried_out(&store, home.path(), "memory", &prune).await;
-    let error = result.unwrap_err().to_string();
-    assert!(error.starts_with("1 of "), "{error}");
+    for (_, id) in image.checkpoints.keys() {
+        let id = id.to_string();
+        let prune = ["prune", "apply", "--all", "--keep", "latest", "--yes", "--protect", &id];
+        let (result, _) = carried_out(&store, home.path(), "memory", &prune).await;
+        let error = result.unwrap_err().to_string();
+        assert!(error.starts_with("1 of "), "{error}");
+    }
     assert_eq!(lengths(&Busy { damaged: false, ..store }).await, [1, 4, 1]);
+}
+
+/// One that is damaged may have it, but a mistyped id would be one of another thread.
+#[tokio::test]
+async fn a_protected_id_that_is_found_nowhere_ends_the_command_and_names_the_threads_that_cannot_be_read() {
+    let store = Busy { damaged: true, ..filled().await };
+    let home = tempfile::tempdir().unwrap();
+    let id_of = async |thread: &str| {
+        let image = store.store.read_thread(&thread.into()).await.unwrap();
+        image.checkpoints.keys().next().unwrap().1.to_string()
+    };
+    let (known, unread) = (id_of("a").await, id_of(BUSY).await);
+    let nowhere = CheckpointId::from_bytes([7; 16]).to_string();
+    for command in [
+        &["prune", "apply", "--all", "--keep", "latest", "--yes"][..],
+        &["prune", "plan", "--thread", "a", BUSY, "c", "--keep", "latest"],
+        &["retention", "apply", "--all", "--leaf-sibling-branches", "--yes"],
+    ] {
+        let protect = [command, &["--protect", &known, &unread, &nowhere]].concat();
+        let (result, printed) = carried_out(&store, home.path(), "memory", &protect).await;
+        let error = result.unwrap_err();
+        assert_eq!((error.exit(), printed.as_str()), (Exit::Error, ""), "{command:?}");
+        let error = error.to_string();
+        assert!(error.contains(&unread) && error.contains(&nowhere) && !error.contains(&known), "{error}");
+        assert!(error.contains("1 selected thread cannot be read: b;"), "{error}");
+    }
+    assert_eq!(lengths(&Busy { damaged: false, ..store }).await, [4, 4, 4]);
 }
 
 #[tokio::test]

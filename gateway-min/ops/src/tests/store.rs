@@ -37,6 +37,8 @@ pub(super) struct Busy {
     pub(super) reads_fail: bool,
     /// Whether it is damaged, and the thread of the subagent with its name.
     pub(super) damaged: bool,
+    /// Whether one checkpoint of it alone can be read all the same.
+    pub(super) short_reads: bool,
     /// How many changes of the thread pass before nobody pauses any more.
     pub(super) passes: Arc<AtomicUsize>,
     pub(super) import: Import,
@@ -90,7 +92,9 @@ impl Saver for Busy {
     }
 
     async fn list(&self, query: &ListQuery) -> Result<Vec<CheckpointTuple>> {
-        self.intact(&query.thread)?;
+        if !(self.short_reads && query.limit == Some(1)) {
+            self.intact(&query.thread)?;
+        }
         if self.reads_fail && query.thread.as_str() == BUSY && query.load != Load::None {
             return Err(Error::Stale { thread: query.thread.clone() });
         }

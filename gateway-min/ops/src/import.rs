@@ -172,20 +172,28 @@ impl ImportCommand {
         if self.owner.is_some() && records.is_none() {
             return Err(OpsError::Unsupported(format!(
                 "nothing was imported: who owns a thread is in the gateway's records, which are not beside this store; create \
-                 them with {}, or import without --owner",
+                 them with {}, or pass --no-owner in its place",
                 target.again.setup()
             )));
         }
         let Archive { thread, record, mut checkpoints, .. } = self.read(file)?;
         let named = record.as_ref().and_then(|record| record.owner.as_deref());
         if let Some(named) = named
-            && records.is_some()
             && self.owner.is_none()
             && !self.no_owner
         {
+            let remedy = if records.is_some() {
+                "say whose it is now with --owner USER, or --no-owner for everybody's".to_owned()
+            } else {
+                // Without records it would be everybody's once there is a gateway.
+                let setup = target.again.setup();
+                format!(
+                    "the gateway's records, which would say whose it is now, are not beside this store; create them with \
+                     {setup} and pass --owner USER, or pass --no-owner for everybody's"
+                )
+            };
             return Err(OpsError::Unsupported(format!(
-                "{}: nothing was imported: the thread belonged to user {}; say whose it is now with --owner USER, or \
-                 --no-owner for everybody's",
+                "{}: nothing was imported: the thread belonged to user {}; {remedy}",
                 shown(file),
                 one_line(named)
             )));

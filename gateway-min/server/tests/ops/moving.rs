@@ -116,6 +116,26 @@ async fn an_owner_is_refused_where_there_are_no_records() {
     store.run(&["import", &file, "--as", "copy"]).done();
 }
 
+#[tokio::test]
+async fn a_file_that_names_an_owner_is_refused_where_there_are_no_records() {
+    let (store, elsewhere) = (Store::new(MODES[1]).await, Store::new(MODES[1]).await);
+    let path = store.path().with_file_name("gateway.db");
+    let records = Records::open(&path, RecordsOptions::default()).await.unwrap();
+    let owner = Some("ann".to_owned());
+    let new = NewThread { thread_id: TALK.to_owned(), user_id: owner, ..NewThread::default() };
+    records.threads().create(new).await.unwrap();
+    records.close().await;
+    let file = store.file("talk.ndjson");
+    store.run(&["export", "--thread", TALK, "--out", &file]).done();
+    let refused = elsewhere.run(&["import", &file, "--as", "copy"]);
+    for says in ["user ann", "threadkeep setup", "--owner", "--no-owner"] {
+        assert!(refused.code == 1 && refused.err.contains(says), "{refused:?}");
+    }
+    assert!(elsewhere.image("copy").await.checkpoints.is_empty());
+    elsewhere.run(&["import", &file, "--as", "copy", "--no-owner"]).done();
+    assert_eq!(elsewhere.states_in(MODES[1], "copy").await, store.states(TALK).await);
+}
+
 /// Who owns a thread is in the records: without them every user would get it.
 #[tokio::test]
 async fn records_that_cannot_be_read_are_not_taken_for_none() {

@@ -1,8 +1,9 @@
 //! Ctrl-C and SIGTERM during a command.
 //!
-//! In a pass over many threads, files or other parts the first one ends the pass after the part that it works on, so that
-//! the command can report what it did. Otherwise, and the second time, it ends the command at once: its future is
-//! dropped, which removes what is half made. Each thread is changed completely or not at all either way.
+//! In a pass over many threads, files or other parts, such as the batches of one thread, the first one ends the pass after
+//! the part that it works on, so that the command can report what it did. Otherwise, and the second time, it ends the
+//! command at once: its future is dropped, which removes what is half made. Each change is made completely or not at all
+//! either way.
 
 use std::io::Write as _;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -107,8 +108,30 @@ pub(crate) fn listen() {
     });
 }
 
+#[cfg(test)]
+thread_local! {
+    /// [`ASKED`] of the command of one test, beside others.
+    static ASKED_HERE: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+}
+
+/// What Ctrl-C does while there is a pass, to the command of this test.
+#[cfg(test)]
+pub(crate) fn ask_here() {
+    ASKED_HERE.set(PASSES.load(Ordering::Relaxed) > 0);
+}
+
+/// Ends that: the next test may run on the same thread.
+#[cfg(test)]
+pub(crate) fn forget_here() {
+    ASKED_HERE.set(false);
+}
+
 /// Whether the pass is to end.
 pub(crate) fn asked() -> bool {
+    #[cfg(test)]
+    if ASKED_HERE.get() {
+        return true;
+    }
     ASKED.load(Ordering::Relaxed)
 }
 

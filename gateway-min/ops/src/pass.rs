@@ -35,6 +35,14 @@ impl Pass {
         self.stopped.is_none()
     }
 
+    /// Whether Ctrl-C ends it within a thread, between two changes.
+    ///
+    /// # Errors
+    /// [`OpsError::Interrupted`] if so.
+    pub(crate) fn interrupted(&self) -> Result<()> {
+        self.progress.interrupted()
+    }
+
     /// Notes what became of a thread, and returns what was done, if it was.
     pub(crate) fn note<T>(&mut self, thread: &ThreadId, done: Result<T>) -> Option<T> {
         match done {

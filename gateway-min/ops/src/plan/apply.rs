@@ -7,6 +7,7 @@ use threadkeep::saver::ThreadImage;
 
 use super::{ApplyArgs, Planner, heads, planned};
 use crate::error::{OpsError, Result};
+use crate::interrupt::Watched;
 use crate::output::{Columns, NONE, Out, bytes, count, number, one_line, things};
 use crate::pass::Pass;
 use crate::progress::Progress;
@@ -51,25 +52,34 @@ pub(super) async fn run(
     let (threads, unlisted) = target.threads(&asked.threads).await?;
     // If there was nothing to ask about, nobody has confirmed what may be found from now on.
     let confirmed = asked.yes || ask(target, &threads, until_done, plan).await?;
-    let mut outcomes: Vec<Outcome> = Vec::with_capacity(threads.len());
+    let mut outcomes: Vec<Outcome> = Vec::new();
     let progress = Progress::new("threads done", threads.len() as u64);
+    // Also of a single thread: each pass over it is a change of its own.
+    let watched = until_done.then(Watched::new);
     let mut pass = Pass::new(progress, "done", threads.len(), asked.threads.are_all());
     for thread in &threads {
         if !pass.goes_on() {
             break;
         }
         let (outcome, done) = if confirmed {
-            apply_to(target, thread, until_done, plan).await
+            apply_to(target, thread, until_done, plan, &pass).await
         } else {
             looked_at(target, thread, plan).await
         };
-        outcomes.extend(outcome);
         pass.note(thread, done);
+        let Some(outcome) = outcome else { continue };
+        if asked.json {
+            // At once, so that nothing that ends the command later hides it.
+            out.json(&as_json(&outcome))?;
+        } else {
+            outcomes.push(outcome);
+        }
     }
+    drop(watched);
     let done = pass.end(unlisted);
     // Report completed work even if a later thread or pass failed, but do not call what failed at once nothing to do.
-    if done.is_ok() || !outcomes.is_empty() {
-        tell(target, out, &outcomes, asked.json).await?;
+    if !asked.json && (done.is_ok() || !outcomes.is_empty()) {
+        tell(target, out, &outcomes).await?;
     }
     done
 }
@@ -135,6 +145,7 @@ async fn apply_to(
     thread: &ThreadId,
     until_done: bool,
     plan: &Planner<'_>,
+    pass: &Pass,
 ) -> (Option<Outcome>, Result<()>) {
     let stored_before = match stored(target, thread).await {
         Ok(stored) => stored,
@@ -156,6 +167,9 @@ async fn apply_to(
         if found == 0 || !until_done {
             break Ok(());
         }
+        if let Err(interrupted) = pass.interrupted() {
+            break Err(interrupted);
+        }
     };
     if let Some(outcome) = &mut outcome {
         match stored(target, thread).await {
@@ -166,19 +180,17 @@ async fn apply_to(
     (outcome, done)
 }
 
-async fn tell(target: &Target, out: &mut Out, outcomes: &[Outcome], json: bool) -> Result<()> {
-    if json {
-        for outcome in outcomes {
-            let removed: Vec<String> = outcome.removed.iter().map(ToString::to_string).collect();
-            out.json(&json!({
-                "thread": outcome.thread.as_str(), "removed": removed, "protected_head_ids": outcome.heads,
-                "stats_before": outcome.before.to_map(), "stats_after": outcome.after.to_map(),
-                "stored_bytes_before": outcome.stored.map(|(before, _)| before),
-                "stored_bytes_after": outcome.stored.map(|(_, after)| after),
-            }))?;
-        }
-        return Ok(());
-    }
+fn as_json(outcome: &Outcome) -> Json {
+    let removed: Vec<String> = outcome.removed.iter().map(ToString::to_string).collect();
+    json!({
+        "thread": outcome.thread.as_str(), "removed": removed, "protected_head_ids": outcome.heads,
+        "stats_before": outcome.before.to_map(), "stats_after": outcome.after.to_map(),
+        "stored_bytes_before": outcome.stored.map(|(before, _)| before),
+        "stored_bytes_after": outcome.stored.map(|(_, after)| after),
+    })
+}
+
+async fn tell(target: &Target, out: &mut Out, outcomes: &[Outcome]) -> Result<()> {
     let changed: Vec<&Outcome> = outcomes.iter().filter(|outcome| outcome.changed).collect();
     if changed.is_empty() {
         return Ok(out.line(format!("Nothing to remove from {}.", things(outcomes.len(), "thread")))?);

@@ -125,6 +125,28 @@ async fn a_pass_in_batches_that_stops_half_way_reports_what_it_removed() {
     assert_eq!((result.unwrap_err().exit(), printed.as_str()), (Exit::Error, ""), "nothing to report");
 }
 
+/// It is also the last change of a command that works on one thread only.
+#[tokio::test]
+async fn a_pass_in_batches_ends_after_a_batch_when_it_is_interrupted_and_reports_what_it_removed() {
+    let store = Busy { interrupts: true, ..filled().await };
+    store.passes.store(9, Ordering::SeqCst);
+    let home = tempfile::tempdir().unwrap();
+    let removed = "1 checkpoint of 1 thread was removed.";
+    let cases: [(&[&str], &str, _); 2] =
+        [(&[], removed, [4, 3, 4]), (&["--json"], "\"removed\":[\"", [4, 2, 4])];
+    for (json, says, left) in cases {
+        let prune = ["prune", "apply", "--thread", BUSY, "--keep", "latest", "--batch", "1", "--yes"];
+        let prune = [&prune[..], json].concat();
+        let (result, printed) = carried_out(&store, home.path(), "memory", &prune).await;
+        crate::interrupt::forget_here();
+        let error = result.unwrap_err();
+        assert_eq!(error.exit(), Exit::Interrupted, "{error}");
+        assert!(error.to_string().contains("0 of 1 threads done"), "{error}");
+        assert!(printed.contains(says), "{printed}");
+        assert_eq!(lengths(&store).await, left);
+    }
+}
+
 /// Nothing was converted, which does not mean that there was nothing to convert.
 #[tokio::test(start_paused = true)]
 async fn a_conversion_that_fails_does_not_call_it_nothing_to_convert() {

@@ -41,6 +41,8 @@ pub(super) struct Busy {
     pub(super) short_reads: bool,
     /// How many changes of the thread pass before nobody pauses any more.
     pub(super) passes: Arc<AtomicUsize>,
+    /// Whether Ctrl-C comes with each of them.
+    pub(super) interrupts: bool,
     pub(super) import: Import,
     /// Where the write of the imported thread begins, and goes on.
     pub(super) gate: Option<Arc<(Notify, Notify)>>,
@@ -151,6 +153,9 @@ impl Saver for Busy {
         let left = self.passes.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1));
         if thread.as_str() == BUSY && left.is_err() {
             return Err(Error::Stale { thread: thread.clone() });
+        }
+        if self.interrupts && thread.as_str() == BUSY {
+            crate::interrupt::ask_here();
         }
         if thread.as_str() != IMPORTED {
             return self.store.rewrite_thread(thread, expected, rewrite).await;

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Map, Value as Json, json};
 use threadkeep::id::CheckpointId;
+use threadkeep::value::ChannelValue;
 
 use super::checkpoints::At;
 use super::error::Result;
@@ -67,17 +68,22 @@ pub(crate) async fn run(
     let mut states = Vec::with_capacity(2);
     for id in [a, b] {
         let id = target.checkpoint(&thread, &namespace, Some(id)).await?;
-        states.push(CheckpointState::read(target, &thread, &namespace, id).await?.values);
+        states.push(CheckpointState::read(target, &thread, &namespace, id).await?);
     }
     let (left, right) = (&states[0], &states[1]);
-    let names: BTreeSet<&String> = left.keys().chain(right.keys()).collect();
+    let names: BTreeSet<&String> = left.values.keys().chain(right.values.keys()).collect();
     let mut table = Columns::new(&["CHANNEL", "CHANGE", "A>", "B>"]);
     let (mut lines, mut channels) = (Vec::new(), Map::new());
     for name in names {
-        let (a, b) = (left.get(name), right.get(name));
-        let Some(change) = Change::of(a, b) else { continue };
-        let size = |value: Option<&Json>| or_dash(value.map(|value| bytes(value.to_string().len() as u64)));
-        table.row([name.clone(), change.as_str().to_owned(), size(a), size(b)]);
+        let (a, b) = (left.values.get(name), right.values.get(name));
+        let (hidden_a, hidden_b) = (not_json(left, name), not_json(right, name));
+        let hidden = (hidden_a != hidden_b).then_some(Change::Changed);
+        let Some(change) = Change::of(a, b).or(hidden) else { continue };
+        let size = |value: Option<&Json>, hidden: Option<&ChannelValue>| {
+            let shown = value.map(|value| value.to_string().len());
+            or_dash(hidden.map(ChannelValue::encoded_len).or(shown).map(|size| bytes(size as u64)))
+        };
+        table.row([name.clone(), change.as_str().to_owned(), size(a, hidden_a), size(b, hidden_b)]);
         let items = items(a, b);
         let moved = change == Change::Changed && items.is_empty() && (is_list(a) && is_list(b));
         for item in &items {
@@ -109,6 +115,11 @@ pub(crate) async fn run(
         out.line(one_line(&line))?;
     }
     Ok(())
+}
+
+/// The value of a channel of which JSON can express only the length. Two of one length may differ.
+fn not_json<'s>(state: &'s CheckpointState, name: &str) -> Option<&'s ChannelValue> {
+    state.tuple.checkpoint.channels.get(state.not_json.get(name)?.as_str())?.stored.value()
 }
 
 fn is_list(value: Option<&Json>) -> bool {

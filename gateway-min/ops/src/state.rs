@@ -1,5 +1,7 @@
 //! `threadkeep state`: the state of a thread at a checkpoint.
 
+use std::collections::BTreeSet;
+
 use clap::Subcommand;
 use serde_json::{Map, Value as Json, json};
 use threadkeep::checkpoint::{CheckpointTuple, Stored};
@@ -37,6 +39,8 @@ Examples:
 pub(crate) struct CheckpointState {
     pub(crate) tuple: CheckpointTuple,
     pub(crate) values: Map<String, Json>,
+    /// The channels whose values JSON cannot express.
+    pub(crate) not_json: BTreeSet<String>,
 }
 
 impl CheckpointState {
@@ -61,22 +65,23 @@ impl CheckpointState {
                 near: String::new(),
             });
         };
-        let mut values = state.values()?;
+        let (mut values, mut not_json) = (state.values()?, BTreeSet::new());
         for (name, entry) in &tuple.checkpoint.channels {
             if target.table.behaviour(name).is_none() {
                 let value = match (&entry.stored, entry.stored.value()) {
                     (_, Some(value)) if value.is_absent() => continue,
                     // One value that JSON cannot express hides no other.
-                    (_, Some(value)) => value
-                        .to_json()
-                        .unwrap_or_else(|_| json!({"not_json": {"bytes": value.encoded_len()}})),
+                    (_, Some(value)) => value.to_json().unwrap_or_else(|_| {
+                        not_json.insert(name.to_string());
+                        json!({"not_json": {"bytes": value.encoded_len()}})
+                    }),
                     (Stored::Sentinel, _) => return Err(unknown(name)),
                     _ => continue,
                 };
                 values.insert(name.to_string(), value);
             }
         }
-        Ok(Self { tuple, values })
+        Ok(Self { tuple, values, not_json })
     }
 }
 
@@ -91,8 +96,8 @@ impl StateCommand {
         let Self::Get { at, checkpoint } = self;
         let (thread, namespace) = at.place();
         let id = target.checkpoint(&thread, &namespace, *checkpoint).await?;
-        let CheckpointState { tuple, values } =
-            CheckpointState::read(target, &thread, &namespace, id).await?;
+        let state = CheckpointState::read(target, &thread, &namespace, id).await?;
+        let CheckpointState { tuple, values, .. } = state;
         if at.json {
             let next: Vec<String> = tuple.checkpoint.next.iter().map(ToString::to_string).collect();
             out.json(&json!({

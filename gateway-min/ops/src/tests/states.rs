@@ -1,0 +1,39 @@
+//! What commands show of states that hold more than JSON can express.
+
+use serde_json::Value as Json;
+use threadkeep::checkpoint::{ChannelEntry, Stored};
+use threadkeep::saver::{Rewrite, Saver as _};
+use threadkeep::value::{ChannelValue, Codec, Encoded};
+
+use super::commands::{carried_out, filled};
+
+/// Only their length is shown.
+#[tokio::test]
+async fn values_of_one_length_that_json_cannot_express_are_not_taken_for_equal() {
+    let store = filled().await;
+    let image = store.store.read_thread(&"a".into()).await.unwrap();
+    let mut put: Vec<_> = image.checkpoints.into_values().collect();
+    let mut ids = Vec::new();
+    for (tuple, last) in put.iter_mut().zip([1_u8, 1, 2, 2]) {
+        // Two bytes of Python's.
+        let encoded = Encoded { codec: Codec::MessagePack, bytes: vec![0xc4, 2, 0, last].into() };
+        let stored = Stored::Value(ChannelValue::from_encoded(encoded).unwrap());
+        let version = tuple.checkpoint.channels["messages"].version;
+        tuple.checkpoint.channels.insert("raw".into(), ChannelEntry { version, stored });
+        ids.push(tuple.checkpoint.id.to_string());
+    }
+    let rewrite = Rewrite { put, ..Rewrite::default() };
+    store.store.rewrite_thread(&"a".into(), &image.revision, rewrite).await.unwrap();
+    let home = tempfile::tempdir().unwrap();
+    for (a, b, differs) in [(0, 1, false), (1, 2, true), (2, 3, false)] {
+        let diff = ["checkpoints", "diff", &ids[a], &ids[b], "--thread", "a"];
+        let (result, printed) = carried_out(&store, home.path(), "memory", &diff).await;
+        result.unwrap();
+        assert_eq!(printed.lines().any(|line| line.starts_with("raw ")), differs, "{printed}");
+        let diff = [&diff[..], &["--json"]].concat();
+        let (_, printed) = carried_out(&store, home.path(), "memory", &diff).await;
+        let shown: Json = serde_json::from_str(&printed).unwrap();
+        let expected: Json = if differs { "changed".into() } else { Json::Null };
+        assert_eq!(shown["channels"]["raw"]["change"], expected, "{printed}");
+    }
+}

@@ -7,7 +7,7 @@ use threadkeep::convert::{Conversion, convert, plan_conversion};
 use threadkeep::id::ThreadId;
 use threadkeep::mode::ChannelMode;
 
-use super::error::Result;
+use super::error::{OpsError, Result};
 use super::output::{Columns, Out, bytes, count, things};
 use super::pass::Pass;
 use super::progress::Progress;
@@ -90,11 +90,10 @@ impl ConvertCommand {
             }
         }
         let ended = pass.end(unlisted);
-        if ended.is_ok()
-            && let Some(records) = records
-        {
-            records.converted(mode.as_str()).await?;
-        }
+        let noted = match records {
+            Some(records) if ended.is_ok() => records.converted(mode.as_str()).await,
+            _ => Ok(()),
+        };
         // What failed is not called nothing to do.
         if !self.json && (ended.is_ok() || changed > 0) {
             out.table_or(&rows, "No threads.")?;
@@ -116,7 +115,13 @@ impl ConvertCommand {
                 (_, false) => format!("{} were converted to {mode} mode.", things(changed, "checkpoint")),
             })?;
         }
-        ended
+        ended?;
+        // The threads are converted all the same.
+        noted.map_err(|error| {
+            OpsError::Unsupported(format!(
+                "every thread is in {mode} mode, but the gateway's records do not say so: {error}; repeat the command"
+            ))
+        })
     }
 
     fn progress(&self, threads: usize) -> Progress {

@@ -9,7 +9,7 @@ use threadkeep::id::{IdSource, ThreadId};
 use threadkeep::mode::ChannelMode;
 use threadkeep::saver::Saver as _;
 use threadkeep::state::{StateAccessor, Update};
-use threadkeep_records::{NewThread, Records, RecordsOptions};
+use threadkeep_records::{CheckpointForm, NewThread, Records, RecordsOptions};
 
 use super::store::{MODES, OTHER, Said, Store, TALK, turn_of};
 
@@ -216,6 +216,28 @@ async fn a_damaged_record_of_a_thread_ends_no_pass() {
         assert!(said.code == 1 && said.err.contains(&format!("thread {OTHER}: ")), "{said:?}");
         assert!(said.err.contains(&format!("1 of 2 threads could not be {what}")), "{said:?}");
     }
+}
+
+/// Gateways learn from the records that every thread has the other mode.
+#[tokio::test]
+async fn a_conversion_that_the_records_do_not_take_reports_what_it_converted() {
+    let store = Store::new(ChannelMode::Delta).await;
+    let path = store.path().with_file_name("gateway.db");
+    let records = Records::open(&path, RecordsOptions::default()).await.unwrap();
+    let form = CheckpointForm { mode: "delta".to_owned(), frequency: 10 };
+    assert_eq!(records.agree_on_form(&form).await.unwrap(), None);
+    records.close().await;
+    let database = rusqlite::Connection::open(&path).unwrap();
+    let refusal = "CREATE TRIGGER refusal BEFORE UPDATE ON store_settings BEGIN SELECT RAISE(ABORT, 'no room'); END";
+    database.execute_batch(refusal).unwrap();
+    let convert = ["convert", "--all", "--to", "full"];
+    let said = store.run(&convert);
+    assert!(said.code == 1 && said.out.contains("were converted to full mode."), "{said:?}");
+    assert!(said.err.contains("every thread is in full mode") && said.err.contains("no room"), "{said:?}");
+    database.execute_batch("DROP TRIGGER refusal").unwrap();
+    drop(database);
+    let again = store.run(&convert).done();
+    assert!(again.contains("Nothing to convert"), "{again}");
 }
 
 /// Another program's channel, or rows that the reducer refuses, are of their thread.

@@ -15,7 +15,7 @@ use threadkeep_records::RecordsError;
 pub enum Exit {
     /// Success; what was checked is clean.
     Done = 0,
-    /// An error. What was done before it stays done; each change is made completely or not at all.
+    /// An error. What was done before it stays done; each change happens completely or not at all.
     Error = 1,
     /// An invalid command line.
     Usage = 2,

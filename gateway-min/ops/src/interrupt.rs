@@ -1,9 +1,9 @@
 //! Ctrl-C and SIGTERM during a command.
 //!
-//! In a pass over many threads, files or other parts, such as the batches of one thread, the first one ends the pass after
-//! the part that it works on, so that the command can report what it did. Otherwise, and the second time, it ends the
-//! command at once: its future is dropped, which removes what is half made. Each change is made completely or not at all
-//! either way.
+//! In a pass over many threads, files or other parts, such as the batches of one thread, the first one ends the pass
+//! after the part that it works on, so that the command can report what it did. Otherwise, and the second time, it ends
+//! the command at once: its future is dropped, which removes what is half made. Each change happens completely or not
+//! at all either way.
 
 use std::io::Write as _;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

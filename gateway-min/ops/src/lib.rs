@@ -243,7 +243,7 @@ pub async fn run(command: &OpsCommand, stores: &Stores) -> Exit {
         result = command.0.carry_out(stores, &mut out) => result,
         () = interrupt::at_once() => {
             // Nobody may be reading stderr.
-            let _ = writeln!(std::io::stderr(), "\ninterrupted; each change was made completely or not at all");
+            let _ = writeln!(std::io::stderr(), "\ninterrupted; each change happened completely or not at all");
             Ok(Exit::Interrupted)
         }
     };

@@ -86,8 +86,8 @@ impl<'a> Asked<'a> {
     }
 }
 
-/// Refuses protected ids that are found in no thread, because a typo would protect nothing. A thread that cannot be read
-/// may have them, but loses nothing without them, and a typo may mean a checkpoint of another one.
+/// Refuses protected ids that are found in no thread, because a typo would protect nothing. A thread that cannot be
+/// read may have them, but loses nothing without them, and a typo may mean a checkpoint of another one.
 async fn check_protected(target: &Target, threads: &Threads, protect: &BTreeSet<CheckpointId>) -> Result<()> {
     let mut missing = protect.clone();
     if missing.is_empty() {

@@ -74,7 +74,7 @@ gateway runs or not. Each has its own --help, with examples.
 
 Exit codes:
   0  success; what was checked is clean
-  1  an error; each change was made completely or not at all
+  1  an error; each change happened completely or not at all
   2  an invalid command line
   3  verify found violations, delegations verify records that differ; a watched batch did not complete
   4  nothing was changed, because the change was not confirmed

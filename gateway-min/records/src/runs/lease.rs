@@ -15,7 +15,7 @@ use super::Runs;
 use crate::codec::{Cells, time_text};
 use crate::error::RecordsError;
 use crate::failure::DatabaseError;
-use crate::query::{FromRow, Row};
+use crate::query::{FromRow, Row, query};
 
 /// The terms on which a process owns its rows.
 #[derive(Clone, Debug)]
@@ -102,6 +102,14 @@ impl Runs {
         sql.push(" AND ").push_text_in("run_id", &held);
         let sql = sql.build();
         self.db.apart().write_everywhere(move |tx| Box::pin(tx.execute(sql))).await.map(drop)
+    }
+
+    /// The runs that hold their threads and have no lease: those of a gateway that is the only one.
+    pub async fn without_lease(&self) -> Result<Vec<String>, RecordsError> {
+        let sql = "SELECT run_id FROM runs WHERE operation_kind = 'run' AND status IN ('pending', 'running') \
+                   AND NOT waiting AND lease_expires_at IS NULL";
+        let found: Vec<(String,)> = self.db.fetch_all(query(sql)).await?;
+        Ok(found.into_iter().map(|(run_id,)| run_id).collect())
     }
 
     /// Which of these runs were cancelled, were ended, or are followed by another process.

@@ -51,7 +51,7 @@ impl Runs {
         }
     }
 
-    async fn end_unfinished(
+    pub(super) async fn end_unfinished(
         self: &Arc<Self>,
         run_id: &str,
         end: Option<&RunEnd>,

@@ -115,10 +115,19 @@ pub(crate) fn look_for_dead(runs: &Arc<Runs>, terms: Terms) {
     let runs = Arc::downgrade(runs);
     tokio::spawn(async move {
         let mut seen = SeenLeases::new(terms.lease);
+        // Whether a look was cut off or failed: what it has taken over may be unknown here, and has no lease that ends. That
+        // may be committed after the next look, too, so all later ones ask for it.
+        let mut unsure = false;
         loop {
             tokio::time::sleep(terms.lease / 3).await;
             let Some(runs) = runs.upgrade() else { return };
-            end_expired(&runs, terms, &mut seen).await;
+            unsure |= !end_expired(&runs, terms, &mut seen).await;
+            if unsure
+                && !runs.is_stopping()
+                && let Err(error) = runs.end_taken_over().await
+            {
+                tracing::warn!(%error, "cannot look for runs that were taken over without an answer");
+            }
         }
     });
 }
@@ -159,11 +168,15 @@ async fn recover(runs: Weak<Runs>, terms: Terms, mut renewals: mpsc::Receiver<()
     }
 }
 
-async fn end_expired(runs: &Arc<Runs>, terms: Terms, seen: &mut SeenLeases) {
+/// Whether the look was completed. Otherwise, what it has taken over has a lease that ends, or is asked for
+/// ([`look_for_dead`]).
+async fn end_expired(runs: &Arc<Runs>, terms: Terms, seen: &mut SeenLeases) -> bool {
     let ending = runs.recover_expired(terms.grace, seen);
-    if let Ok(Err(error)) = tokio::time::timeout(terms.lease / 3, ending).await {
+    let ended = tokio::time::timeout(terms.lease / 3, ending).await;
+    if let Ok(Err(error)) = &ended {
         tracing::warn!(%error, "cannot look for runs of dead processes");
     }
+    matches!(ended, Ok(Ok(())))
 }
 
 /// Polls whether runs of this process were cancelled, ended or followed elsewhere.
@@ -218,6 +231,18 @@ impl Runs {
     fn renewal_failed(&self, error: &dyn std::error::Error) {
         self.metrics.renewal_failed();
         tracing::warn!(%error, "cannot renew leases");
+    }
+
+    /// Ends the runs without leases that no task works on: this process, which is the only one without leases, took them
+    /// over and did not hear of it.
+    async fn end_taken_over(self: &Arc<Self>) -> Result<(), RecordsError> {
+        for run_id in self.records.runs().without_lease().await? {
+            if self.local.get(&run_id).is_none() {
+                tracing::warn!(run_id, "ending a run that was taken over without an answer");
+                self.end_unfinished(&run_id, None).await?;
+            }
+        }
+        Ok(())
     }
 
     /// Ends what dead processes left.

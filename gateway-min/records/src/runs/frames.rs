@@ -1,7 +1,8 @@
 //! The stream of runs that other processes follow: the last frames of each, in batches.
 //!
 //! Frames of a run are written only after another process has requested them ([`Runs::follow`]). The process that owns
-//! the run sees the request where it polls for cancellations ([`Runs::noticed`]).
+//! the run sees the request where it polls for cancellations ([`Runs::noticed`]); of a run that has ended, as long as
+//! it keeps the frames ([`Runs::followed`]).
 
 use chrono::TimeDelta;
 use serde_json::Value;
@@ -41,10 +42,9 @@ impl FromRow for FrameBatch {
 }
 
 impl Runs {
-    /// Requests the frames of an active run from the process that owns it.
+    /// Requests the frames of a run from the process that owns it, or owned it when it ended and still keeps them.
     pub async fn follow(&self, run_id: &str) -> Result<(), RecordsError> {
-        let sql = "UPDATE runs SET followed = TRUE WHERE run_id = $1 AND status IN ('pending', 'running') \
-                   AND NOT followed";
+        let sql = "UPDATE runs SET followed = TRUE WHERE run_id = $1 AND NOT followed";
         let (sql, id) = (query(sql).bind(run_id), run_id.to_owned());
         let followed = self.db.write_of_run(run_id, move |tx| {
             Box::pin(async move {
@@ -55,6 +55,15 @@ impl Runs {
             })
         });
         followed.await
+    }
+
+    /// Which of these runs, which were this process's to their ends, another process follows: their ids, each with its
+    /// thread's.
+    pub async fn followed(&self, run_ids: &[String]) -> Result<Vec<(String, String)>, RecordsError> {
+        let Some(owner) = self.owner().filter(|_| !run_ids.is_empty()) else { return Ok(Vec::new()) };
+        let mut sql = self.db.builder("SELECT run_id, thread_id FROM runs WHERE followed AND ");
+        sql.push_text_in("run_id", run_ids).push(" AND owner_worker_id = ").push_bind(owner);
+        self.db.fetch_all(sql.build()).await
     }
 
     /// Stores frames of a run whose row exists, and removes those before `keep_from`. Storing the same batch again

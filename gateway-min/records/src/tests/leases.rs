@@ -338,9 +338,13 @@ async fn runs_that_were_cancelled_ended_or_followed_are_told() {
     told.sort_by(|one, other| one.run_id.cmp(&other.run_id));
     let told: Vec<_> = told.iter().map(|run| (run.run_id.as_str(), run.stopped, run.followed)).collect();
     let expected =
-        [("both", true, true), ("cancelled", true, false), ("ended", true, false), ("followed", false, true)];
+        [("both", true, true), ("cancelled", true, false), ("ended", true, true), ("followed", false, true)];
     assert_eq!(told, expected);
     assert_eq!(a.runs().noticed(&[]).await.unwrap(), []);
+    let kept = ["ended", "goes"].map(str::to_owned);
+    assert_eq!(a.runs().followed(&kept).await.unwrap(), [("ended".to_owned(), "ended".to_owned())]);
+    assert!(b.runs().followed(&kept).await.unwrap().is_empty(), "it was another process's");
+    assert!(a.runs().followed(&[]).await.unwrap().is_empty());
 }
 
 /// Rows of a process known to be gone, whatever their leases; no other rows.

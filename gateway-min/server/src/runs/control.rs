@@ -17,8 +17,6 @@ pub(crate) struct RunControl {
     pub(crate) cancel: CancellationToken,
     /// Notified when the run's predecessor has ended.
     pub(crate) promoted: Notify,
-    /// Whether its stream is forwarded to other processes.
-    pub(crate) mirrored: AtomicBool,
     /// Before its row got its first lease.
     pub(crate) entered: Instant,
     /// Set when the run holds the thread.
@@ -33,7 +31,6 @@ impl RunControl {
         Self {
             cancel: CancellationToken::new(),
             promoted: Notify::new(),
-            mirrored: AtomicBool::new(false),
             entered: Instant::now(),
             at_work: AtomicBool::new(false),
             lost: AtomicBool::new(false),

@@ -9,7 +9,6 @@
 
 use std::io;
 use std::path::Path;
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -115,8 +114,8 @@ pub(crate) fn look_for_dead(runs: &Arc<Runs>, terms: Terms) {
     let runs = Arc::downgrade(runs);
     tokio::spawn(async move {
         let mut seen = SeenLeases::new(terms.lease);
-        // Whether a look was cut off or failed: what it has taken over may be unknown here, and has no lease that ends. That
-        // may be committed after the next look, too, so all later ones ask for it.
+        // Whether a look was cut off or failed: what it has taken over may be unknown here, and has no lease that ends.
+        // That may be committed after the next look, too, so all later ones ask for it.
         let mut unsure = false;
         loop {
             tokio::time::sleep(terms.lease / 3).await;
@@ -179,7 +178,8 @@ async fn end_expired(runs: &Arc<Runs>, terms: Terms, seen: &mut SeenLeases) -> b
     matches!(ended, Ok(Ok(())))
 }
 
-/// Polls whether runs of this process were cancelled, ended or followed elsewhere.
+/// Polls whether runs of this process were cancelled, ended or followed elsewhere, those that have ended too while
+/// their streams are kept.
 async fn look(runs: Weak<Runs>, mut changes: Changes) {
     let mut poll = tokio::time::interval(LOOK);
     poll.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -189,10 +189,16 @@ async fn look(runs: Weak<Runs>, mut changes: Changes) {
             heard = changes.next() => heard,
         };
         let Some(runs) = runs.upgrade() else { return };
-        if heard.is_some_and(|run_id| runs.local.get(&run_id).is_none()) {
-            continue;
-        }
-        if let Err(error) = runs.notice().await {
+        let looked = match heard {
+            Some(run_id) if runs.local.get(&run_id).is_some() => runs.notice().await,
+            Some(run_id) if runs.streams.has_ended_alone(&run_id) => runs.streams.hand_on_ended().await,
+            Some(_) => continue,
+            None => match runs.notice().await {
+                Ok(()) => runs.streams.hand_on_ended().await,
+                failed => failed,
+            },
+        };
+        if let Err(error) = looked {
             tracing::debug!(%error, "cannot look for runs that were cancelled or are followed elsewhere");
         }
     }
@@ -213,7 +219,7 @@ impl Runs {
             if stopped {
                 control.cancel.cancel();
             }
-            if followed && !control.mirrored.swap(true, Ordering::Relaxed) {
+            if followed {
                 self.streams.hand_on(thread_id, run_id);
             }
         }
@@ -233,8 +239,8 @@ impl Runs {
         tracing::warn!(%error, "cannot renew leases");
     }
 
-    /// Ends the runs without leases that no task works on: this process, which is the only one without leases, took them
-    /// over and did not hear of it.
+    /// Ends the runs without leases that no task works on: this process, which is the only one without leases, took
+    /// them over and did not hear of it.
     async fn end_taken_over(self: &Arc<Self>) -> Result<(), RecordsError> {
         for run_id in self.records.runs().without_lease().await? {
             if self.local.get(&run_id).is_none() {

@@ -2,7 +2,6 @@
 //! comes back: the process that has the run then carries them out.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use serde_json::Map;
@@ -42,8 +41,6 @@ impl Runs {
             let runs = Arc::clone(self);
             // Before anyone can ask for the run: who waits for its end finds it here, and its lease is renewed.
             let guard = self.local.enter(&row.run_id);
-            // There is no stream of it here that other processes could follow: they show how it ends.
-            guard.control.mirrored.store(true, Ordering::Relaxed);
             tokio::spawn(async move { runs.roll_back_one(row, guard).await });
         }
     }

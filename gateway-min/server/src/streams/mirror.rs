@@ -13,7 +13,7 @@ use futures::{FutureExt as _, StreamExt as _};
 use serde_json::{Value as Json, json};
 
 use super::Streams;
-use super::bridge::{Event, EventId, Frame};
+use super::bridge::{Event, EventId, Frame, Subscription};
 use threadkeep_records::{FrameBatch, RecordsError, until_available};
 
 /// The pause between two batches.
@@ -23,8 +23,8 @@ const BATCH_BYTES: usize = 1 << 20;
 
 /// Forwards what a run of this process streams, from the oldest kept frame to its end; removes it when the time for
 /// clients to reconnect is over.
-pub(super) async fn mirror(streams: Arc<Streams>, thread_id: String, run_id: String) {
-    if let Err(error) = hand_on(&streams, &thread_id, &run_id).await {
+pub(super) async fn mirror(streams: Arc<Streams>, thread_id: String, run_id: String, stream: Subscription) {
+    if let Err(error) = hand_on(&streams, &thread_id, &run_id, stream).await {
         tracing::warn!(run_id, %error, "the stream of a run is no longer forwarded to other processes");
     }
     let keep = streams.bridge.cleanup_delay();
@@ -39,8 +39,12 @@ pub(super) async fn mirror(streams: Arc<Streams>, thread_id: String, run_id: Str
     });
 }
 
-async fn hand_on(streams: &Streams, thread_id: &str, run_id: &str) -> Result<(), RecordsError> {
-    let mut stream = streams.bridge.subscribe(run_id, None);
+async fn hand_on(
+    streams: &Streams,
+    thread_id: &str,
+    run_id: &str,
+    mut stream: Subscription,
+) -> Result<(), RecordsError> {
     let mut batch = FrameBatch { first_seq: 0, next_seq: 0, frames: Vec::new(), ends: false };
     let mut forwarded = Forwarded::default();
     loop {
@@ -59,14 +63,21 @@ async fn hand_on(streams: &Streams, thread_id: &str, run_id: &str) -> Result<(),
                 Frame::Heartbeat => {}
                 // The database is slower than the run: clients see the loss as a gap.
                 Frame::Gap(_) => gap = true,
-                Frame::End => batch.ends = true,
+                Frame::End => {
+                    batch.ends = true;
+                    // An ended run is emptied when there is no room: that is a gap in other processes too.
+                    if let Some(newest) = stream.latest().filter(|newest| newest.seq >= batch.next_seq) {
+                        batch.next_seq = newest.seq + 1;
+                        batch.frames.push(encode_lost(newest));
+                    }
+                }
             }
             if !gap && !batch.ends && bytes < BATCH_BYTES {
                 next = stream.next().now_or_never().flatten();
             }
         }
         if gap {
-            stream = streams.bridge.subscribe(run_id, None);
+            stream = stream.again();
         }
         if !batch.frames.is_empty() || batch.ends {
             let keep_from = forwarded.keep_from(streams.bridge.capacity(), batch.first_seq);
@@ -121,6 +132,17 @@ pub(super) fn decode(frame: &Json) -> Option<Event> {
     Some(Event { id: EventId { unix_ms, seq }, name: frame[2].as_str()?.into(), data })
 }
 
+/// That all events up to this one, the newest, are lost.
+fn encode_lost(newest: EventId) -> Json {
+    json!([newest.unix_ms, newest.seq])
+}
+
+/// The newest event in what [`encode_lost`] has written; `None` for anything else.
+pub(super) fn decode_lost(frame: &Json) -> Option<EventId> {
+    let [unix_ms, seq] = frame.as_array()?.as_slice() else { return None };
+    Some(EventId { unix_ms: unix_ms.as_u64()?, seq: seq.as_u64()? })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -153,6 +175,9 @@ mod tests {
             name: "messages|task:1".into(),
             data: Bytes::from(data),
         };
+        assert_eq!(decode_lost(&encode(&event)), None);
+        let lost = encode_lost(event.id);
+        assert_eq!((decode(&lost), decode_lost(&lost)), (None, Some(event.id)));
         assert_eq!(decode(&encode(&event)), Some(event));
         for other in [json!(null), json!([]), json!([1, 2, "values", null]), json!([-1, 2, "values", ""])] {
             assert_eq!(decode(&other), None, "{other}");

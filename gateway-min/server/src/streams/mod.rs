@@ -15,7 +15,7 @@ use tokio_util::task::TaskTracker;
 use self::bridge::{Publisher, StreamBridge, Subscription};
 use crate::threads::Threads;
 use threadkeep_agent::serialize::Rendered;
-use threadkeep_records::{Records, RunRow, persistently};
+use threadkeep_records::{Records, RecordsError, RunRow, persistently};
 
 /// What is shown in the place of an end that cannot be read.
 const UNREAD: &str =
@@ -108,9 +108,25 @@ impl Streams {
         }
     }
 
-    /// Relays the stream of a run of this process to the other processes.
+    /// Relays the stream of a run of this process to the other processes, unless it is already, or none is kept.
     pub(crate) fn hand_on(self: &Arc<Self>, thread_id: String, run_id: String) {
-        self.background.spawn(mirror::mirror(Arc::clone(self), thread_id, run_id));
+        if let Some(stream) = self.bridge.hand_on(&run_id) {
+            self.background.spawn(mirror::mirror(Arc::clone(self), thread_id, run_id, stream));
+        }
+    }
+
+    /// Relays the kept streams of ended runs of this process that other processes ask for.
+    pub(crate) async fn hand_on_ended(self: &Arc<Self>) -> Result<(), RecordsError> {
+        let kept = self.bridge.ended_alone();
+        for (run_id, thread_id) in self.records.runs().followed(&kept).await? {
+            self.hand_on(thread_id, run_id);
+        }
+        Ok(())
+    }
+
+    /// Whether the run may be one of [`Self::hand_on_ended`].
+    pub(crate) fn has_ended_alone(&self, run_id: &str) -> bool {
+        self.bridge.has_ended_alone(run_id)
     }
 
     /// Whether another process works on the run, as far as its row says.

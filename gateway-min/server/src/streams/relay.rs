@@ -1,8 +1,9 @@
 //! Follows a run of another process, through the database.
 //!
 //! The process that works on the run is asked for its frames ([`super::mirror`]), which are published here under their
-//! own ids. If there are none, because the process is gone or the run ended first, the run's result is shown instead:
-//! the state in which it ended as a `values` frame, a failure as an `error` frame, and the end.
+//! own ids, also of a run that has ended, as long as it keeps them. If there are none, because the process is gone or
+//! keeps them no longer, the run's result is shown instead: the state in which it ended as a `values` frame, a failure
+//! as an `error` frame, and the end. A client that comes after the end, when none are left, gets no state.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +13,7 @@ use threadkeep::saver::Load;
 use tokio::time::Instant;
 
 use super::bridge::Publisher;
-use super::mirror::decode;
+use super::mirror::{decode, decode_lost};
 use super::{DELETED, Streams};
 use threadkeep_records::{CancelAction, EventQuery, RECOVERY_STOP_REASON, RecordsError, RunRow, RunStatus};
 
@@ -36,19 +37,19 @@ pub(super) async fn relay(streams: Arc<Streams>, run: RunRow, publisher: Publish
         if abandoned.is_cancelled() && !cancelled {
             cancelled = runs.request_cancel(&run.run_id, CancelAction::Interrupt).await.is_ok();
         }
-        asked = asked || !run.status.is_active() || runs.follow(&run.run_id).await.is_ok();
+        asked = asked || runs.follow(&run.run_id).await.is_ok();
         match look(&streams, &run.run_id, &mut next_seq, &publisher).await {
             Ok(Seen::AtWork) => {}
             Ok(Seen::All) => break,
-            // It had ended when the client came, and nothing was forwarded, or nobody forwards the rest.
-            Ok(Seen::Ended(row)) if !run.status.is_active() && (next_seq == 0 || is_dead(&row)) => {
-                tell(&streams, &row, &publisher).await;
-                break;
-            }
             Ok(Seen::Ended(row)) => {
                 let looks = last_looks.get_or_insert_default();
                 if is_dead(&row) || looks.are_over() {
-                    show_outcome(&streams, &row, next_seq == 0, &publisher).await;
+                    // It had ended when the client came, and nothing is forwarded, or nobody forwards the rest.
+                    if !run.status.is_active() && (next_seq == 0 || is_dead(&row)) {
+                        tell(&streams, &row, &publisher).await;
+                    } else {
+                        show_outcome(&streams, &row, next_seq == 0, &publisher).await;
+                    }
                     break;
                 }
             }
@@ -121,8 +122,13 @@ async fn look(
         let batches = streams.records.runs().frames(run_id, *next_seq, BATCHES).await?;
         let found = batches.len();
         for batch in batches {
-            let frames = batch.frames.iter().filter_map(decode).filter(|event| event.id.seq >= *next_seq);
-            frames.for_each(|event| publisher.repeat(event));
+            for frame in &batch.frames {
+                if let Some(event) = decode(frame).filter(|event| event.id.seq >= *next_seq) {
+                    publisher.repeat(event);
+                } else if let Some(newest) = decode_lost(frame) {
+                    publisher.lose(newest);
+                }
+            }
             *next_seq = batch.next_seq.max(*next_seq);
             if batch.ends {
                 return Ok(Seen::All);

@@ -1,5 +1,7 @@
 //! Streams of runs that another gateway works on.
 
+use std::time::Duration;
+
 use axum::body::Body;
 use axum::http::Request;
 use futures::future::join_all;
@@ -30,11 +32,6 @@ async fn the_stream_of_a_run_elsewhere_shows_its_state_its_failure_and_its_end()
         assert!(!shown.is_empty() && shown.iter().all(|frame| frame.name == "values"), "{shown:?}");
         assert_eq!(shown.last().unwrap().data["messages"], first.state("t").await["values"]["messages"]);
         assert_eq!(again.last().unwrap().name, "end", "every subscriber gets it");
-        // For a run that has ended and had no follower: only the end.
-        let alone = first.ask("t", "alone").await;
-        let path = format!("/api/threads/t/runs/{alone}/stream");
-        let ended = sse::all(second.open_answer(Request::get(path).body(Body::empty()).unwrap()).await).await;
-        assert_eq!(sse::names(&ended), ["end"]);
 
         let failing = json!({"input": question("loop")["input"], "config": {"recursion_limit": 2}});
         let failed = first.post("/api/threads/t/runs", failing).await.ok();
@@ -162,6 +159,68 @@ async fn a_stream_elsewhere_has_the_frames_of_every_mode_under_their_own_ids() {
         assert!(first.rows().await["gateway.db.run_frames"] > 0);
         assert_eq!(second.delete("/api/threads/t").await.status, 200);
         assert_eq!(first.rows().await["gateway.db.run_frames"], 0);
+    }
+}
+
+/// Nobody followed the run elsewhere while it was at work. Its process has all its frames, or the last ones, or none.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_that_comes_to_another_gateway_after_the_end_gets_what_the_owner_keeps() {
+    let kept = [json!({}), json!({"queue_maxsize": 4}), json!({"total_max_bytes": 1})];
+    for (n, bridge) in kept.into_iter().enumerate() {
+        let name = format!("several-after-{n}");
+        let sections = json!({ "stream_bridge": bridge });
+        let setup = Setup { script: script(&name), sections, ..Setup::on("postgres", "delta") };
+        let first = setup.start().await;
+        first.create("t").await;
+        first.create("u").await;
+        let modes = json!(["values", "messages-tuple", "updates", "tasks"]);
+        let mut body = question("hello");
+        body["stream_mode"] = modes.clone();
+        let done = first.post("/api/threads/t/runs", body).await.ok();
+        let done = done["run_id"].as_str().unwrap();
+        until(&first, done, "success").await;
+        let looping = format!("{name}-loop");
+        let mut body = json!({"input": question("loop")["input"], "config": {"recursion_limit": 2}});
+        body["stream_mode"] = modes;
+        let failed = first.post("/api/threads/t/runs", body).await.ok();
+        let failed = failed["run_id"].as_str().unwrap();
+        gate(&looping).reached().await;
+        gate(&looping).open();
+        until(&first, failed, "error").await;
+        let join = async |gateway: &Gateway, run: &str, last: Option<&str>| {
+            let request = Request::get(format!("/api/threads/t/runs/{run}/stream"));
+            let request = last.into_iter().fold(request, |request, id| request.header("Last-Event-ID", id));
+            sse::all(gateway.open_answer(request.body(Body::empty()).unwrap()).await).await
+        };
+        for run in [done, failed] {
+            join(&first, run, None).await;
+        }
+        // Whatever it publishes takes the room of the runs that have ended.
+        first.ask("u", "more").await;
+        let client = first.postgres().await;
+        for run in [done, failed] {
+            // Its process may be slow to answer. What it has handed on, the next gateway finds.
+            let handed_on = "SELECT 1 FROM threadkeep_gateway_run_frames WHERE ends AND run_id = $1";
+            let answered = async {
+                while client.query(handed_on, &[&run]).await.unwrap().is_empty() {
+                    join(&first.beside().await, run, None).await;
+                }
+            };
+            tokio::time::timeout(Duration::from_mins(10), answered).await.expect("nothing is handed on");
+            let all = join(&first, run, None).await;
+            let mut had: Vec<&str> = all.iter().filter_map(|frame| frame.id.as_deref()).collect();
+            assert_eq!(had.first().is_some_and(|id| id.ends_with("-0")), n == 0, "{name}: {all:?}");
+            if n > 0 {
+                had.insert(0, "1-0");
+            }
+            let other = first.beside().await;
+            for last in had.into_iter().map(Some).chain([None]) {
+                let here = join(&first, run, last).await;
+                assert_eq!(join(&other, run, last).await, here, "{name} {last:?}");
+                let is_gap = n > 0 && last == Some("1-0");
+                assert_eq!(here.last().unwrap().name, if is_gap { "gap" } else { "end" }, "{name} {last:?}");
+            }
+        }
     }
 }
 

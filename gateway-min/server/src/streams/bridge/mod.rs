@@ -15,7 +15,7 @@ mod subscription;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::fmt;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -232,6 +232,7 @@ impl StreamBridge {
             capacity: self.shared.options.queue_maxsize.max(1),
             max_bytes: self.shared.options.queue_max_bytes,
             relayed,
+            handed_on: AtomicBool::new(false),
             abandoned: CancellationToken::new(),
             followers: Arc::clone(&self.shared.followers),
             memory: Arc::clone(&self.shared.memory),
@@ -248,6 +249,25 @@ impl StreamBridge {
     pub fn subscribe(&self, run_id: &str, last_event_id: Option<&str>) -> Subscription {
         let run = lock(&self.shared.runs).get(run_id).cloned();
         Subscription::new(run, last_event_id)
+    }
+
+    /// The events of a run of this process from the oldest that is kept, for the other processes; `None` if they get
+    /// them already, or none are kept.
+    pub(crate) fn hand_on(&self, run_id: &str) -> Option<Subscription> {
+        let run = lock(&self.shared.runs).get(run_id).cloned()?;
+        run.hand_on().then(|| Subscription::new(Some(run), None))
+    }
+
+    /// The runs of this process that have ended and are kept, and that other processes do not get.
+    pub(crate) fn ended_alone(&self) -> Vec<String> {
+        let runs: Vec<_> = lock(&self.shared.runs).values().cloned().collect();
+        runs.iter().filter(|run| run.has_ended_alone()).map(|run| run.id.to_string()).collect()
+    }
+
+    /// Whether the run is one of [`Self::ended_alone`].
+    pub(crate) fn has_ended_alone(&self, run_id: &str) -> bool {
+        let run = lock(&self.shared.runs).get(run_id).cloned();
+        run.is_some_and(|run| run.has_ended_alone())
     }
 }
 
@@ -318,6 +338,12 @@ impl Publisher {
     pub(crate) fn repeat(&self, event: Event) {
         self.run.repeat(event);
         self.relieve();
+    }
+
+    /// Of another process's events, all up to this one are lost, its newest: a subscriber that has not seen it gets a
+    /// [`Frame::Gap`].
+    pub(crate) fn lose(&self, newest: EventId) {
+        self.run.lose(newest);
     }
 
     /// The oldest events of another process that it has kept are repeated: subscribers without an id begin with them.

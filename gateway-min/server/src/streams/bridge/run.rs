@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
@@ -22,6 +22,8 @@ pub(super) struct Run {
     pub(super) max_bytes: usize,
     /// Whether the events belong to another process, so that a client may know more of them than this one.
     pub(super) relayed: bool,
+    /// Whether other processes get the events.
+    pub(super) handed_on: AtomicBool,
     pub(super) abandoned: CancellationToken,
     /// The bridge's count of subscriptions.
     pub(super) followers: Arc<AtomicUsize>,
@@ -130,6 +132,28 @@ impl Run {
         self.keep(state, event);
     }
 
+    /// Another process has lost all events up to this one, its newest.
+    pub(super) fn lose(&self, newest: EventId) {
+        let mut state = lock(&self.state);
+        if state.ended || newest.seq < state.next_seq {
+            return;
+        }
+        self.drop_oldest(&mut state, |state| !state.events.is_empty());
+        state.latest = Some(newest);
+        state.next_seq = newest.seq + 1;
+        wake(state);
+    }
+
+    /// Whether the run is this process's and has ended, and its events were not handed on to other processes.
+    pub(super) fn has_ended_alone(&self) -> bool {
+        !self.relayed && !self.handed_on.load(Ordering::Relaxed) && lock(&self.state).ended
+    }
+
+    /// Whether the run is this process's, and its events are handed on to other processes from this call on.
+    pub(super) fn hand_on(&self) -> bool {
+        !self.relayed && !self.handed_on.swap(true, Ordering::Relaxed)
+    }
+
     fn keep(&self, mut state: MutexGuard<'_, Buffer>, event: Event) {
         let bytes = memory::size(&event);
         self.memory.add(bytes);
@@ -231,6 +255,11 @@ impl Run {
             return Poll::Ready(Found::Event(event.clone()));
         }
         if let Some(latest) = state.latest.filter(|_| cursor < state.first_seq()) {
+            // The newest event of another process is on its way, which a gap names.
+            if state.catching_up {
+                state.wait(subscriber, cx.waker());
+                return Poll::Pending;
+            }
             let outcome = state.outcome.as_ref().filter(|outcome| outcome.id.seq == cursor);
             let earliest = state.events.front().map_or(latest, |first| first.id);
             return Poll::Ready(match outcome {

@@ -10,7 +10,7 @@ use futures::Stream;
 use tokio::time::{Instant, Sleep, sleep};
 
 use super::run::{Found, Run};
-use super::{EventId, Frame, Gap};
+use super::{EventId, Frame, Gap, lock};
 
 /// How long a subscriber waits for an event before it gets a [`Frame::Heartbeat`].
 pub const HEARTBEAT: Duration = Duration::from_secs(15);
@@ -38,6 +38,16 @@ impl Subscription {
         let asked = last_event_id.and_then(EventId::parse);
         let (key, last, cursor) = run.as_ref().map_or((0, None, None), |run| run.join(asked));
         Self { run, key, cursor, last, owning: false, finished: false, heartbeat: None }
+    }
+
+    /// Another subscription to the run, from the oldest event that is kept.
+    pub(crate) fn again(&self) -> Self {
+        Self::new(self.run.clone(), None)
+    }
+
+    /// The newest event of the run, also if it is no longer kept.
+    pub(crate) fn latest(&self) -> Option<EventId> {
+        lock(&self.run.as_ref()?.state).latest
     }
 
     /// Makes the run depend on this subscriber: if it is dropped while the run is live and before a [`Frame::Gap`], the

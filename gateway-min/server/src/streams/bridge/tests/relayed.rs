@@ -44,9 +44,10 @@ async fn a_client_that_comes_from_another_process_gets_what_follows_what_it_has(
         earliest: event(4).id,
         latest: event(7).id,
     };
-    assert_eq!(read(&mut behind), (vec![], Some(Frame::Gap(gap(Some(1))))));
+    assert_eq!(read(&mut behind), (vec![], None), "the newest is not known yet");
     assert_eq!(read(&mut new), (vec![], None), "the oldest is not known yet");
     run.caught_up();
+    assert_eq!(read(&mut behind), (vec![], Some(Frame::Gap(gap(Some(1))))));
     assert_eq!(read(&mut new), (vec![4, 5, 6, 7], None));
     run.repeat(event(8));
     assert_eq!(read(&mut new), (vec![8], None));
@@ -89,4 +90,50 @@ async fn a_failure_that_is_found_here_comes_to_a_client_that_is_ahead() {
     }
     let seen = bridge.subscribe("r", Some("1000-2")).collect::<Vec<_>>().await;
     assert_eq!(seen, [Frame::End]);
+}
+
+/// Its process has emptied the buffer after the end.
+#[tokio::test(start_paused = true)]
+async fn what_the_other_process_has_lost_is_a_gap_as_it_is_there() {
+    let bridge = bridge(8);
+    let own = bridge.open("own");
+    publish(&own, 7);
+    own.end();
+    own.run.empty();
+    let run = bridge.open_relayed("r").unwrap();
+    let mut waiting = bridge.subscribe("r", Some(&event(1).id.to_string()));
+    run.lose(event(6).id);
+    run.lose(event(3).id);
+    run.end();
+    let gap = |requested: u64| {
+        let (requested, newest) = (Some(event(requested).id), event(6).id);
+        Frame::Gap(Gap { run_id: "r".into(), requested, earliest: newest, latest: newest })
+    };
+    assert_eq!(read(&mut waiting), (vec![], Some(gap(1))));
+    for (last, after) in [(None, Frame::End), (Some(0), gap(0)), (Some(5), gap(5)), (Some(6), Frame::End)] {
+        let id = last.map(|seq: u64| event(seq).id.to_string());
+        let shown = read(&mut bridge.subscribe("r", id.as_deref()));
+        let there = last.map(|seq| format!("1000-{seq}"));
+        let there = read(&mut bridge.subscribe("own", there.as_deref()));
+        let is_gap = |frame: Option<&Frame>| matches!(frame, Some(Frame::Gap(_)));
+        assert_eq!(is_gap(there.1.as_ref()), is_gap(shown.1.as_ref()), "{last:?}");
+        assert_eq!(shown, (vec![], Some(after)), "{last:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stream_is_handed_on_once_and_known_as_ended_until_then() {
+    let bridge = bridge(8);
+    let own = bridge.open("own");
+    let other = bridge.open_relayed("other").unwrap();
+    publish(&own, 2);
+    assert_eq!(bridge.ended_alone(), [""; 0], "it is at work");
+    own.end();
+    other.end();
+    assert_eq!(bridge.ended_alone(), ["own"]);
+    assert!(bridge.has_ended_alone("own") && !bridge.has_ended_alone("other"));
+    assert_eq!(read(&mut bridge.hand_on("own").unwrap()), (vec![0, 1], Some(Frame::End)));
+    assert!(["own", "other", "none"].iter().all(|run| bridge.hand_on(run).is_none()));
+    assert_eq!(bridge.ended_alone(), [""; 0]);
+    assert!(!bridge.has_ended_alone("own"));
 }

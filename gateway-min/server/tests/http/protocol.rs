@@ -219,6 +219,21 @@ async fn what_is_no_longer_kept_is_replaced_by_the_state() {
 }
 
 #[tokio::test]
+async fn a_client_that_was_cut_before_the_state_gets_it_with_its_checkpoint() {
+    for mode in MODES {
+        let sections = json!({"stream_bridge": {"queue_maxsize": 2}});
+        let gateway = started(Setup { sections, ..Setup::on("memory", mode) }, "unused").await;
+        command(&gateway, "t", "run.start", ask("hello")).await.ok();
+        rest(&mut follow(&gateway, None).await).await;
+        let events = rest(&mut follow(&gateway, None).await).await;
+        assert_eq!(methods(&events)[..2], ["checkpoints", "values"], "{mode}");
+        let again = async |has: usize| rest(&mut follow(&gateway, Some(seq(&events[has]))).await).await;
+        assert_eq!(again(0).await, events, "{mode}");
+        assert_eq!(again(1).await, events[2..], "{mode}");
+    }
+}
+
+#[tokio::test]
 async fn a_run_that_ended_long_ago_is_its_state_and_its_end() {
     for mode in MODES {
         let gateway = started(Setup::on("sqlite", mode), "unused").await;
@@ -283,6 +298,29 @@ async fn a_client_that_has_the_first_of_two_questions_gets_the_second() {
         assert_eq!(second["params"]["data"]["payload"]["question"], "When?");
         let more = rest(&mut follow(&gateway, Some(seq(first))).await).await;
         assert_eq!(more, [second.clone(), end.clone()]);
+    }
+}
+
+/// The last three have the same number.
+#[tokio::test]
+async fn a_client_that_has_the_eighth_of_ten_questions_gets_the_others() {
+    let call = |n: u64| {
+        let args = json!({ "question": format!("Question {n}?") });
+        json!({"name": "ask_clarification", "id": format!("c{n}"), "args": args})
+    };
+    let calls: Vec<Value> = (1..=10).map(call).collect();
+    let script = json!({"rules": [{"answers": [{"tool_calls": calls}]}]});
+    for mode in MODES {
+        let gateway = Setup { script: script.clone(), ..Setup::on("memory", mode) }.start().await;
+        command(&gateway, "t", "run.start", ask("paint")).await.ok();
+        let events = rest(&mut follow(&gateway, None).await).await;
+        let [.., seventh, eighth, ninth, tenth, end] = events.as_slice() else { panic!("{events:?}") };
+        assert_eq!(tenth["params"]["data"]["payload"]["question"], "Question 10?");
+        in_order(&[seventh.clone(), eighth.clone(), end.clone()]);
+        assert_eq!([seq(ninth), seq(tenth)], [seq(eighth); 2]);
+        // A client does not say which of them it has, and knows those that it gets again by their ids.
+        let more = rest(&mut follow(&gateway, Some(seq(eighth))).await).await;
+        assert_eq!(more, [ninth.clone(), tenth.clone(), end.clone()]);
     }
 }
 

@@ -48,6 +48,11 @@ impl Place {
     }
 }
 
+/// Whether there is a number of its own for this slot of the range, from 0.
+fn fits(range: &Range<u64>, slot: u64) -> bool {
+    slot < range.end - range.start
+}
+
 /// An event, before it is known who gets it.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Said {
@@ -59,6 +64,9 @@ pub(super) struct Said {
     pub(super) node: Option<String>,
     pub(super) data: Data,
     pub(super) seq: u64,
+    /// Whether a client whose last number this is gets it all the same: it may lack this event, which shares the number
+    /// of one before, or what belongs to it, which is read again.
+    pub(super) again: bool,
     /// The same in every stream that has the event.
     pub(super) id: String,
     pub(super) unix_ms: u64,
@@ -105,39 +113,41 @@ impl<'a> Speaker<'a> {
         data: Data,
     ) -> Said {
         let seq = self.place.slot(range, slot);
-        let fits = slot < range.end - range.start;
-        let id = if fits { format!("{}:{seq}", self.run) } else { format!("{}:{seq}.{slot}", self.run) };
-        Said { method, namespace: namespace.to_vec(), node: None, data, seq, id, unix_ms: self.unix_ms }
+        let again = !fits(range, slot);
+        let id = if again { format!("{}:{seq}.{slot}", self.run) } else { format!("{}:{seq}", self.run) };
+        Said { namespace: namespace.to_vec(), again, ..self.root(method, seq, id, data) }
     }
 
     /// That the run is at work, before what the frame says.
     pub(super) fn running(&self, data: Value) -> Said {
-        let (seq, data) = (self.place.0, Data::Json(data));
-        let id = format!("{}:running", self.run);
-        Said { method: "lifecycle", namespace: Vec::new(), node: None, data, seq, id, unix_ms: self.unix_ms }
+        self.root("lifecycle", self.place.0, format!("{}:running", self.run), Data::Json(data))
     }
 
-    /// What is known of the thread's state before the frame: `checkpoints`, then `values`.
+    /// What is known of the thread's state before the frame: `checkpoints`, then `values`. A client that was cut
+    /// between the two gets both: the state may be another one by then.
     pub(super) fn snapshot(&self, method: &'static str, checkpoint: &str, data: Data) -> Said {
         let id = format!("{checkpoint}:{method}");
-        let seq = self.place.before().saturating_sub(u64::from(method == "checkpoints"));
-        Said { method, namespace: Vec::new(), node: None, data, seq, id, unix_ms: self.unix_ms }
+        let again = method == "checkpoints";
+        let seq = self.place.before().saturating_sub(u64::from(again));
+        Said { again, ..self.root(method, seq, id, data) }
     }
 
     /// What the run asks at its end. The slot is the question's, from 0.
     pub(super) fn ask(&self, slot: u64, question: &str, data: Value) -> Said {
         let id = format!("{}:input:{question}", self.run);
-        self.last("input.requested", self.place.slot(&ASKED, slot), id, data)
+        let asked = self.root("input.requested", self.place.slot(&ASKED, slot), id, Data::Json(data));
+        Said { again: !fits(&ASKED, slot), ..asked }
     }
 
     /// The run's end.
     pub(super) fn end(&self, data: Value) -> Said {
-        self.last("lifecycle", self.place.0 + ENDED, format!("{}:end", self.run), data)
+        self.root("lifecycle", self.place.0 + ENDED, format!("{}:end", self.run), Data::Json(data))
     }
 
-    fn last(&self, method: &'static str, seq: u64, id: String, data: Value) -> Said {
-        let data = Data::Json(data);
-        Said { method, namespace: Vec::new(), node: None, data, seq, id, unix_ms: self.unix_ms }
+    /// An event of the thread's own agent.
+    fn root(&self, method: &'static str, seq: u64, id: String, data: Data) -> Said {
+        let (namespace, unix_ms) = (Vec::new(), self.unix_ms);
+        Said { method, namespace, node: None, data, seq, again: false, id, unix_ms }
     }
 }
 

@@ -102,7 +102,7 @@ impl Filter {
 
     /// Whether the event is in the stream.
     pub(super) fn admits(&self, event: &Said) -> bool {
-        self.since.is_none_or(|since| event.seq > since)
+        self.since.is_none_or(|since| event.seq > since || event.again && event.seq == since)
             && self.is_subscribed(event)
             && self.reaches(&event.namespace)
     }

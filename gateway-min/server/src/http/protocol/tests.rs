@@ -311,6 +311,9 @@ fn each_question_of_a_run_has_a_number_of_its_own_before_the_end() {
     let [.., eighth, ninth, end] = nine.as_slice() else { panic!("{nine:?}") };
     assert_eq!(eighth.seq, ninth.seq, "no more fit");
     assert_ne!(eighth.id, ninth.id);
+    let since = |since: u64| filter(json!({ "channels": ALL, "since": since }));
+    assert!(!since(eighth.seq).admits(eighth), "who has this number has the first event with it");
+    assert!(since(ninth.seq).admits(ninth) && !since(end.seq).admits(ninth));
     let next = Speaker::of("s", EventId { unix_ms: id.unix_ms + 1, seq: 0 }).running(json!({}));
     in_order(&[ninth.clone(), end.clone(), next]);
 }
@@ -327,13 +330,20 @@ fn the_state_after_a_gap_lies_between_the_frames_and_its_checkpoint_comes_first(
     let methods: Vec<_> = events.iter().map(|event| event.method).collect();
     assert_eq!(methods, ["messages", "checkpoints", "values", "lifecycle", "lifecycle", "custom"]);
     in_order(&events);
+    let again = |since: u64| {
+        let filter = filter(json!({ "channels": ["checkpoints", "values"], "since": since }));
+        events.iter().filter(|event| filter.admits(event)).map(|event| event.method).collect::<Vec<_>>()
+    };
+    assert_eq!(again(events[0].seq), ["checkpoints", "values"]);
+    assert_eq!(again(events[1].seq), ["checkpoints", "values"], "they belong together");
+    assert_eq!(again(events[2].seq), [""; 0]);
 }
 
 /// An event of a channel at a place.
 fn event(method: &'static str, namespace: &[&str], data: Value) -> Said {
     let namespace = namespace.iter().map(|segment| (*segment).to_owned()).collect();
     let data = Data::Json(data);
-    Said { method, namespace, node: None, data, seq: 5, id: "r:5".to_owned(), unix_ms: 0 }
+    Said { method, namespace, node: None, data, seq: 5, again: false, id: "r:5".to_owned(), unix_ms: 0 }
 }
 
 #[test]

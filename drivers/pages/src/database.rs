@@ -8,6 +8,8 @@
 //! * The first page is read before SQLite knows of a log that has just been created. SQLite learns of the log from that
 //!   page, and reads it again through the log. Not if the file is opened as immutable: then it is read once, and
 //!   checked.
+//! * A header without checksums is believed only if the first page of the file has none: a changed byte in it would
+//!   turn off the checks of all pages. What is read after such a header is damage, unless the log has the first page.
 //! * Every other read is of a page that no process is writing: a page that is being written has a newer version in the
 //!   log, which is read instead, or is locked. So the file does not end within it either.
 
@@ -44,6 +46,8 @@ pub(crate) enum Pages {
     Sealed(usize),
     /// None has a checksum.
     Plain,
+    /// The first page has a checksum, but its header shows none, or another size of pages.
+    Denied,
 }
 
 impl Pages {
@@ -56,14 +60,9 @@ impl Pages {
         match (sum::page_size(header), *self) {
             (Some(size), _) => *self = Self::Sealed(size),
             // Checksums never go away: a header without them is damaged.
-            (None, Self::Sealed(_)) => {}
+            (None, Self::Sealed(_) | Self::Denied) => {}
             (None, _) => *self = Self::Plain,
         }
-    }
-
-    /// Whether there is more to learn from the first page.
-    pub(crate) fn is_open(self) -> bool {
-        matches!(self, Self::Unknown | Self::New)
     }
 }
 
@@ -92,7 +91,22 @@ unsafe extern "C" fn read(file: *mut sqlite3_file, buffer: *mut c_void, amount: 
     // SAFETY: as above.
     let code = unsafe { vfs::read(state.real, file, room, offset) };
     if place == 0 && code == ffi::SQLITE_OK {
+        let before = state.pages;
         state.pages.look(room);
+        if (before, state.pages) == (Pages::Unknown, Pages::Plain) {
+            // SAFETY: as above.
+            match unsafe { is_denied(file, state.real) } {
+                Ok(true) => state.pages = Pages::Denied,
+                Ok(false) => {}
+                Err(failed) => return failed,
+            }
+        }
+    }
+    if state.pages == Pages::Denied && matches!(code, ffi::SQLITE_OK | ffi::SQLITE_IOERR_SHORT_READ) {
+        // The header, or the first page before the log: both are read again.
+        let is_header = place < HEADER as u64 && bytes <= HEADER;
+        let is_before_log = place == 0 && !state.through_log && sum::is_logged(room);
+        return if is_header || is_before_log { code } else { ffi::SQLITE_IOERR_DATA };
     }
     if place == 0 && code == ffi::SQLITE_IOERR_SHORT_READ && state.pages == Pages::Unknown {
         // SAFETY: as above.
@@ -160,6 +174,24 @@ unsafe fn read_part(
         ffi::SQLITE_OK | ffi::SQLITE_IOERR_SHORT_READ => ffi::SQLITE_IOERR_DATA,
         code => code,
     }
+}
+
+/// Whether the first page has a checksum, though its header says that it has none.
+///
+/// # Safety
+/// The file is open, and these are the default's methods of it.
+unsafe fn is_denied(file: *mut sqlite3_file, real: &sqlite3_io_methods) -> Result<bool, c_int> {
+    let mut room = [0; LARGEST];
+    for size in sum::PAGES {
+        let Some(page) = room.get_mut(..size) else { return Err(ffi::SQLITE_IOERR_READ) };
+        // SAFETY: guaranteed by the caller.
+        match unsafe { vfs::read(real, file, page, 0) } {
+            ffi::SQLITE_OK if sum::is_whole_but_for_its_header(page) => return Ok(true),
+            ffi::SQLITE_OK | ffi::SQLITE_IOERR_SHORT_READ => {}
+            code => return Err(code),
+        }
+    }
+    Ok(false)
 }
 
 /// The length of a file.

@@ -90,7 +90,7 @@ unsafe fn check(file: *mut sqlite3_file, page: &[u8], number: u64, place: u64) -
     if !is_whole(&header, before, page) {
         return ffi::SQLITE_IOERR_DATA;
     }
-    if database.pages.is_open() && header.starts_with(&1_u32.to_be_bytes()) {
+    if header.starts_with(&1_u32.to_be_bytes()) {
         database.pages.look(page);
     }
     ffi::SQLITE_OK

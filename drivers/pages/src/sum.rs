@@ -5,7 +5,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 use crate::PAGE_SIZE;
 
 /// Sizes of pages that have checksums, these included: of new databases, and of older ones.
-const PAGES: [usize; 2] = [PAGE_SIZE as usize, LARGEST];
+pub(crate) const PAGES: [usize; 2] = [PAGE_SIZE as usize, LARGEST];
 /// The first bytes of a database.
 const MAGIC: &[u8] = b"SQLite format 3\0";
 /// The largest of these sizes.
@@ -52,6 +52,15 @@ pub(crate) fn page_size(header: &[u8; HEADER]) -> Option<usize> {
     let size = usize::from(u16::from_be_bytes([header[16], header[17]]));
     let sealed = is_header(header) && header[20] == RESERVED;
     (sealed && is_page(size)).then_some(size)
+}
+
+/// Whether this is a first page that matches its checksum once its header says that it has one. It changes the header.
+pub(crate) fn is_whole_but_for_its_header(page: &mut [u8]) -> bool {
+    let Ok(size) = u16::try_from(page.len()) else { return false };
+    let Some(header) = page.first_chunk_mut::<HEADER>() else { return false };
+    header[16..18].copy_from_slice(&size.to_be_bytes());
+    header[20] = RESERVED;
+    is_whole(page, 0)
 }
 
 /// Bytes of the header of a database.

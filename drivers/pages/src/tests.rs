@@ -95,8 +95,8 @@ fn a_changed_byte_in_any_page_is_an_error_or_is_not_read() {
             std::fs::write(place.path(), damaged).unwrap();
             match reopened(&place.path()) {
                 Ok(read) => {
-                    // A page that no statement needs, or the header now says that the pages have no checksums.
-                    assert!(read == good || matches!(at, 16..=17 | 20), "byte {at} of pages of {size}");
+                    // A page that no statement needs.
+                    assert_eq!(read, good, "byte {at} of pages of {size}");
                     unread += 1;
                 }
                 Err(_) => refused += 1,
@@ -125,8 +125,7 @@ fn a_changed_byte_in_the_first_page_of_an_immutable_file_is_an_error() {
         };
         let bytes = std::fs::read(place.path()).unwrap();
         assert_eq!(bytes[18..20], [2, 2], "it has had a log");
-        // Without byte 20: the header would say that the pages have no checksums.
-        let header = (0..100).filter(|at| *at != 20);
+        let header = 0..100;
         for at in header.chain((100..size - 8).step_by(61)).chain(size - 8..size) {
             let mut damaged = bytes.clone();
             damaged[at] ^= 1 << (at % 8);
@@ -139,6 +138,45 @@ fn a_changed_byte_in_the_first_page_of_an_immutable_file_is_an_error() {
         std::fs::write(place.path(), bytes).unwrap();
         assert_eq!(immutable().as_ref(), Ok(&good));
     }
+}
+
+/// The header says whether pages have checksums, and how large they are.
+#[test]
+fn a_header_that_denies_the_checksums_of_its_pages_is_an_error() {
+    use std::os::unix::fs::FileExt;
+    // The file may be shorter than one page of the size that the header shows.
+    for (size, rows) in [(PAGE, 400), (PAGE, 3), (LARGEST, 400), (LARGEST, 3)] {
+        let place = Folder::new();
+        let conn = place.fill_pages(size);
+        conn.execute("DELETE FROM t WHERE key > ?1", [rows]).unwrap();
+        conn.execute_batch("VACUUM").unwrap();
+        drop(conn);
+        let good = reopened(&place.path()).unwrap();
+        let bytes = std::fs::read(place.path()).unwrap();
+        // It stays open: closing it would drop the locks of a connection.
+        let file = std::fs::OpenOptions::new().write(true).open(place.path()).unwrap();
+        for at in [16, 17, 20] {
+            for value in (0..=u8::MAX).filter(|value| *value != bytes[at]) {
+                file.write_all_at(&[value], at as u64).unwrap();
+                for flags in [OpenFlags::SQLITE_OPEN_READ_ONLY, OpenFlags::default()] {
+                    let read = open(place.path(), flags).and_then(|conn| all(&conn));
+                    let is_refused = read.as_ref().is_err_and(is_damage);
+                    assert!(is_refused, "byte {at} is {value} in pages of {size}: {:?}", read.err());
+                }
+            }
+            file.write_all_at(&bytes[at..=at], at as u64).unwrap();
+        }
+        assert_eq!(reopened(&place.path()).unwrap(), good);
+    }
+}
+
+/// A first page in the log is read in place of the one in the file, and repairs that when the log is moved.
+#[test]
+fn a_header_that_denies_the_checksums_is_passed_over_if_the_log_has_the_first_page() {
+    let moving = Moving::new(PAGE);
+    let mut denied = moving.before.clone();
+    denied[20] = 0;
+    moving.opens(&denied, "the header shows no checksums");
 }
 
 /// The text of a key.
@@ -306,6 +344,7 @@ impl Moving {
         std::fs::write(place.path().with_file_name("db-wal"), &self.log).unwrap();
         let conn = open(place.path(), OpenFlags::default()).unwrap();
         assert_eq!(all(&conn).as_ref(), Ok(&self.rows), "{what}");
+        assert!(is_sealed(&conn).unwrap(), "{what}");
         let verdict: String = conn.query_row("PRAGMA integrity_check", [], |row| row.get(0)).unwrap();
         assert_eq!(verdict, "ok", "{what}");
         drop(conn);

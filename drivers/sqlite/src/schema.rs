@@ -132,10 +132,7 @@ pub(crate) fn prepare(conn: &Connection, store: &str, patience: Duration) -> Res
     let sealed = threadkeep_pages::is_sealed(conn).map_err(failed)?;
     let newest = if sealed { FORMAT_VERSION } else { UNSEALED_VERSION };
     match found {
-        Found::Ours(version) if (version > UNSEALED_VERSION) != sealed => {
-            let pages = if sealed { "with" } else { "without" };
-            Err(Error::corrupt(store, format!("format version {version}, {pages} checksums of pages")))
-        }
+        Found::Ours(version) if !agree(version, sealed) => Err(disagreement(store, version, sealed)),
         Found::Ours(version) if version == newest => Ok(()),
         _ => {
             conn.execute_batch("BEGIN IMMEDIATE").map_err(failed)?;
@@ -152,13 +149,29 @@ pub(crate) fn prepare(conn: &Connection, store: &str, patience: Duration) -> Res
 /// # Errors
 /// As [`prepare`]; [`Error::Unavailable`] for one that an earlier version left, which must be migrated first.
 pub(crate) fn check(conn: &Connection, store: &str) -> Result<()> {
-    let found = identify(conn).map_err(|error| from_sqlite(store, &error))?;
+    let failed = |error| from_sqlite(store, &error);
+    let found = identify(conn).map_err(failed)?;
+    let sealed = threadkeep_pages::is_sealed(conn).map_err(failed)?;
     match known(found, store)? {
+        Found::Ours(version @ UNSEALED_VERSION..) if !agree(version, sealed) => {
+            Err(disagreement(store, version, sealed))
+        }
         Found::Ours(UNSEALED_VERSION..) => Ok(()),
         _ => Err(unavailable(format!(
             "{store}: an earlier version made it; open it once where it can be written, which migrates it"
         ))),
     }
+}
+
+/// Whether a file of this version has checksums of pages if, and only if, it should.
+fn agree(version: u32, sealed: bool) -> bool {
+    (version > UNSEALED_VERSION) == sealed
+}
+
+/// The error of a file whose version and pages do not [`agree`].
+fn disagreement(store: &str, version: u32, sealed: bool) -> Error {
+    let pages = if sealed { "with" } else { "without" };
+    Error::corrupt(store, format!("format version {version}, {pages} checksums of pages"))
 }
 
 /// Turns the write-ahead log on, and returns the resulting journal mode. If several do so at once, SQLite does not wait

@@ -81,3 +81,19 @@ async fn a_damaged_page_is_a_finding_and_the_other_threads_are_checked() {
         "{hidden}, {unlisted}: pages of the directory were damaged too"
     );
 }
+
+/// A changed byte of the header would turn the checks of all pages off, and move what is in them.
+#[tokio::test]
+async fn a_header_that_shows_no_checksums_of_pages_is_damage() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("db");
+    threads(&path).await;
+    let mut bytes = std::fs::read(&path).unwrap();
+    for reserved in [0, 9, 255] {
+        bytes[20] = reserved;
+        std::fs::write(&path, &bytes).unwrap();
+        for opened in [open(&path), SqliteSaver::open_read_only(&path, &Options::default())] {
+            assert!(matches!(opened, Err(Error::Corrupt { .. })), "{reserved}: {opened:?}");
+        }
+    }
+}

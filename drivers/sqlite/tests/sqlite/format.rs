@@ -506,6 +506,10 @@ async fn a_file_without_checksums_of_pages_stays_as_it_is() {
     let conn = Connection::open(&path).unwrap();
     let version: u32 = conn.pragma_query_value(None, "user_version", |row| row.get(0)).unwrap();
     assert_eq!(version, FORMAT_VERSION - 1);
+    let read_only = || SqliteSaver::open_read_only(&path, &Options::default());
+    read_only().unwrap().close().await;
     conn.pragma_update(None, "user_version", FORMAT_VERSION).unwrap();
-    assert!(matches!(open(&path).unwrap_err(), Error::Corrupt { .. }));
+    for opened in [open(&path), read_only()] {
+        assert!(matches!(opened.unwrap_err(), Error::Corrupt { .. }));
+    }
 }

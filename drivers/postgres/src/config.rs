@@ -1,6 +1,5 @@
 //! The connection settings of a database.
 
-use std::borrow::Cow;
 use std::error::Error as _;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -13,8 +12,8 @@ use tokio::sync::mpsc::UnboundedSender;
 use tokio_postgres::config::TargetSessionAttrs;
 use tokio_postgres::{Client, Notification};
 use tokio_util::task::AbortOnDropHandle;
-use url::form_urlencoded;
 
+use crate::address::{named, split_root_certificate};
 use crate::connect::{Connector, servers};
 use crate::session::is_own;
 use crate::tls::Tls;
@@ -153,7 +152,7 @@ impl Target {
             if target.config.get_connect_timeout().is_none() {
                 target.config.connect_timeout(patience);
             }
-            limit_silence(&mut target.config, patience);
+            limit_silence(&mut target.config, patience, &named(address));
         }
         Ok(target)
     }
@@ -166,21 +165,23 @@ const PROBES: u32 = 4;
 
 /// Lets a connection fail once the machine of the other side has not been heard of for the patience, where the address
 /// does not say how long: if a pooler's machine is lost, new connections lead to the same server through another one, and
-/// an answer that can never come would be waited for as a slow one. Sockets of Unix ignore it.
-fn limit_silence(config: &mut tokio_postgres::Config, patience: Duration) {
+/// an answer that can never come would be waited for as a slow one. Sockets of Unix ignore it. What the address has
+/// `named` stays: the configuration does not show a zero, for which the system decides, or what is the default.
+fn limit_silence(config: &mut tokio_postgres::Config, patience: Duration, named: &[String]) {
     let limit = patience.clamp(Duration::from_secs(1), LONGEST_SILENCE);
     // The system counts these in whole seconds, and accepts no zero.
     let pause = (limit / (PROBES + 1)).max(Duration::from_secs(1));
-    if config.get_tcp_user_timeout().is_none() {
+    let is_named = |names: &[&str]| named.iter().any(|name| names.contains(&name.as_str()));
+    if !is_named(&["tcp_user_timeout"]) {
         config.tcp_user_timeout(limit);
     }
-    if config.get_keepalives_idle() == tokio_postgres::Config::new().get_keepalives_idle() {
+    if !is_named(&["keepalives_idle"]) {
         config.keepalives_idle(pause);
     }
-    if config.get_keepalives_interval().is_none() {
+    if !is_named(&["keepalives_interval"]) {
         config.keepalives_interval(pause);
     }
-    if config.get_keepalives_retries().is_none() {
+    if !is_named(&["keepalives_count", "keepalives_retries"]) {
         config.keepalives_retries(PROBES);
     }
 }
@@ -222,34 +223,6 @@ fn refused(error: &tokio_postgres::Error) -> String {
         Some(_) => format!(": {cause}; leave it out"),
         None => String::new(),
     }
-}
-
-/// Extracts from a URL what only this driver understands, the file of the trusted certificate; and translates what libpq
-/// says in another way: the modes that mean `require` here, the primary, and the number of probes.
-fn split_root_certificate(address: &str) -> (String, Option<PathBuf>) {
-    let is_url = ["postgres://", "postgresql://"].iter().any(|scheme| address.starts_with(scheme));
-    // Other parsers do not accept several hosts in a URL.
-    let Some((place, query)) = address.split_once('?').filter(|_| is_url) else {
-        return (address.to_owned(), None);
-    };
-    let mut roots = None;
-    let mut kept = Vec::new();
-    for parameter in query.split('&') {
-        // A `+` is a plus here, as for libpq: this is no form.
-        let literal = parameter.replace('+', "%2B");
-        let decoded = form_urlencoded::parse(literal.as_bytes()).next();
-        match decoded.as_ref().map(|(key, value)| (&**key, &**value)) {
-            Some(("sslrootcert", path)) => roots = Some(PathBuf::from(path)),
-            Some(("sslmode", "verify-ca" | "verify-full")) => kept.push(Cow::Borrowed("sslmode=require")),
-            Some(("target_session_attrs", "primary")) => kept.push("target_session_attrs=read-write".into()),
-            Some(("keepalives_count", _)) => {
-                let count = parameter.split_once('=').map_or("", |(_, count)| count);
-                kept.push(format!("keepalives_retries={count}").into());
-            }
-            _ => kept.push(parameter.into()),
-        }
-    }
-    (format!("{place}?{}", kept.join("&")), roots)
 }
 
 #[cfg(test)]
@@ -378,6 +351,32 @@ mod tests {
         assert_eq!(read("", Duration::ZERO), (None, Duration::from_hours(2), (None, None)));
         let none = Target::parse("postgres://u@h/d?keepalives=0", seconds(10)).unwrap().config;
         assert!(!none.get_keepalives());
+    }
+
+    #[test]
+    fn what_an_address_says_of_silence_is_kept_also_if_it_is_the_default() {
+        let read = |address: &str| {
+            let config = Target::parse(address, Duration::from_secs(10)).unwrap().config;
+            let keepalives = (config.get_keepalives_interval(), config.get_keepalives_retries());
+            (config.get_tcp_user_timeout().copied(), config.get_keepalives_idle(), keepalives)
+        };
+        let (limit, pause) = (Some(Duration::from_secs(10)), Duration::from_secs(2));
+        let (hours, probes) = (Duration::from_hours(2), (Some(pause), Some(4)));
+        for (address, expected) in [
+            (
+                "postgres://u@h/d?tcp_user_timeout=0&keepalives_idle=7200&keepalives_count=0",
+                (None, hours, (Some(pause), None)),
+            ),
+            ("postgres://u:a?b=c@h/d?tcp%5Fuser_timeout=0", (None, pause, probes)),
+            ("postgres://u@h/d?keepalives_interval=0", (limit, pause, (None, Some(4)))),
+            ("host=h user=u tcp_user_timeout=0", (None, pause, probes)),
+            ("keepalives_idle = '7200'host=h keepalives_retries=9", (limit, hours, (Some(pause), Some(9)))),
+            // Within a value it names nothing.
+            ("postgres://u:a?tcp_user_timeout=0@h/d", (limit, pause, probes)),
+            (r"host=h password='a\' tcp_user_timeout=0' user=b\ keepalives_idle=0", (limit, pause, probes)),
+        ] {
+            assert_eq!(read(address), expected, "{address}");
+        }
     }
 
     #[test]

@@ -127,9 +127,9 @@ impl<'t, 'o> Draft<'t, 'o> {
         let (rest, large) = extra.split();
         let mut maps = Vec::with_capacity(large.len());
         for (key, entries) in large {
-            let shape = self.entries(&key, &entries)?;
-            maps.push((key.clone(), shape.manifest()));
-            self.stored.objects.insert(key, Known { entries, shape });
+            let known = self.object(&key, entries)?;
+            maps.push((key.clone(), known.shape.manifest()));
+            self.stored.objects.insert(key, known);
         }
         if rest.is_empty() {
             return Ok(Extra { rest: Rest::Empty, maps });
@@ -143,15 +143,20 @@ impl<'t, 'o> Draft<'t, 'o> {
         Ok(Extra { rest, maps })
     }
 
-    fn entries(&mut self, key: &str, entries: &Entries) -> Result<Shape> {
+    fn object(&mut self, key: &str, entries: Entries) -> Result<Known> {
         let known = self.stored.objects.remove(key);
         let known = known.or_else(|| self.memo.object(self.thread.number, self.thread.mark, key));
         let last = known.as_ref().and_then(|known| Some((&known.entries, known.shape.last()?)));
-        let numbers = draft_entries(entries, last, |element| self.element(Space::Entries, element))?;
+        let mut bytes = 0;
+        let numbers = draft_entries(&entries, last, |element| {
+            bytes += element.bytes().len();
+            self.element(Space::Entries, element)
+        })?;
         let mut builder = Builder::default();
         let numbers = match (numbers, &known) {
             (Numbers::Behind(more), Some(known)) => {
                 builder.take(&known.shape, 0, known.shape.len());
+                bytes += known.bytes;
                 more
             }
             (Numbers::Behind(all) | Numbers::All(all), _) => all,
@@ -159,7 +164,8 @@ impl<'t, 'o> Draft<'t, 'o> {
         for number in numbers {
             builder.push(number);
         }
-        builder.finish(|chunk| self.add_chunk(Bytes::copy_from_slice(chunk)))
+        let shape = builder.finish(|chunk| self.add_chunk(Bytes::copy_from_slice(chunk)))?;
+        Ok(Known { entries, bytes, shape })
     }
 
     /// Stores a checkpoint.
@@ -256,6 +262,10 @@ pub(crate) fn shape(
 #[cfg(test)]
 mod tests {
     use std::ops::Range;
+    use std::sync::Arc;
+
+    use serde_json::Map;
+    use threadkeep::metadata::Entry;
 
     use super::*;
     use crate::store::{Order, Snapshot, Visit};
@@ -292,5 +302,23 @@ mod tests {
         };
         let refused = draft.put_task((&Namespace::root(), CheckpointId::from_bytes([1; 16])), &task, None);
         assert!(matches!(refused, Err(Error::InvalidInput(_))), "{refused:?}");
+    }
+
+    /// Without the values, a few threads with long ones would fill the memory.
+    #[test]
+    fn an_object_is_remembered_with_the_size_of_its_values() {
+        let (mut rows, memo, id) = (Overlay::new(&Nothing), Memo::default(), ThreadId::from("t"));
+        let long = |name: String| -> Entry { (name.into(), Arc::new(Json::from("x".repeat(1_000)))) };
+        let mut entries: Entries = (0..8).map(|n| long(n.to_string())).collect();
+        for (mark, sizes) in [([1; 16], 9_000..9_500), ([2; 16], 10_000..10_500)] {
+            entries.insert(long(format!("with mark {}", mark[0])));
+            let extra = metadata::Extra::sharing(Map::new(), vec![("notes".to_owned(), entries.clone())]);
+            let mut draft = Draft::of_any(&mut rows, &id, &memo).unwrap();
+            draft.extra(&extra).unwrap();
+            let number = draft.thread.number;
+            draft.done(mark);
+            let known = memo.object(number, mark, "notes").unwrap();
+            assert!(sizes.contains(&known.bytes), "{} bytes", known.bytes);
+        }
     }
 }

@@ -17,8 +17,7 @@ use crate::record::Mark;
 const THREADS: NonZeroUsize = NonZeroUsize::MIN.saturating_add(255);
 /// The most bytes of all that is remembered.
 const BYTES: usize = 32 << 20;
-/// What an entry of an object takes: a key, a value, their reference counts, and a place in a tree. To add up the values would
-/// look at all of them in every step.
+/// What an entry of an object takes besides its text: the reference counts of key and value, and a place in a tree.
 const ENTRY: usize = 256;
 /// What anything remembered takes besides its content.
 const ITEM: usize = 256;
@@ -27,6 +26,9 @@ const ITEM: usize = 256;
 #[derive(Clone)]
 pub(crate) struct Known {
     pub(crate) entries: Entries,
+    /// The bytes of the entries as they are stored: added up as entries are added, because to look at all of them in
+    /// every step would take longer the longer the object is.
+    pub(crate) bytes: usize,
     pub(crate) shape: Shape,
 }
 
@@ -179,7 +181,7 @@ fn bytes(name: &Name, value: &Value) -> usize {
         Name::List((namespace, channel)) => namespace.as_str().len() + channel.as_str().len(),
     };
     let value = match value {
-        Value::Object(known) => known.entries.len() * ENTRY + known.shape.bytes(),
+        Value::Object(known) => known.entries.len() * ENTRY + known.bytes + known.shape.bytes(),
         Value::List(_, shape) => shape.bytes(),
     };
     ITEM + name + value
@@ -222,6 +224,18 @@ mod tests {
             assert_eq!(memo.bytes, sum);
         }
         assert!(found(&memo, 1, 7, 199) && found(&memo, 1, 7, 190) && !found(&memo, 1, 7, 10));
+    }
+
+    #[test]
+    fn the_values_of_objects_count() {
+        let memo = Memo::of(20 * ITEM);
+        for thread in 1..10 {
+            let known = Known { entries: Entries::default(), bytes: 8 * ITEM, shape: Shape::default() };
+            let objects = [("notes".to_owned(), known)].into();
+            memo.note(thread, (mark(0), mark(1)), Stored { objects, ..Stored::default() });
+        }
+        let is_known = |thread| memo.object(thread, mark(1), "notes").is_some();
+        assert!(is_known(9) && is_known(8) && !is_known(7));
     }
 
     #[test]

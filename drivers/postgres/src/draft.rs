@@ -9,7 +9,7 @@ use threadkeep::metadata::{self, Entries};
 use threadkeep::value::{ChannelValue, Element, ElementHash};
 use threadkeep::{Error, Result};
 use threadkeep_layout::{
-    Form, INLINE, ListStore, NUMBER_LIMIT, Numbers, Run, Shape, Stored, draft, draft_entries, encode_names,
+    Form, INLINE, ListStore, NUMBER_LIMIT, Numbers, Shape, Stored, draft, draft_entries, encode_names,
     runs_of,
 };
 
@@ -153,9 +153,9 @@ impl<'s> Draft<'s> {
         let (rest, large) = extra.split();
         let mut maps = Vec::with_capacity(large.len());
         for (key, entries) in large {
-            let runs = self.entries(&key, &entries)?;
-            self.objects.insert(key.clone(), StoredObject { entries, runs: runs.clone() });
-            maps.push((key, runs));
+            let object = self.object(&key, entries)?;
+            maps.push((key.clone(), object.runs.clone()));
+            self.objects.insert(key, object);
         }
         if rest.is_empty() {
             return Ok(Extra { rest: Rest::Empty, maps });
@@ -169,14 +169,22 @@ impl<'s> Draft<'s> {
         Ok(Extra { rest, maps })
     }
 
-    fn entries(&mut self, key: &str, entries: &Entries) -> Result<Vec<Run>> {
+    fn object(&mut self, key: &str, entries: Entries) -> Result<StoredObject> {
         let known = self.objects.remove(key).or_else(|| self.state.objects.peek(key).cloned());
         let last = known.as_ref().and_then(|known| Some((&known.entries, known.runs.last()?.end() - 1)));
-        let numbers = draft_entries(entries, last, |element| self.element(Space::Entries, element))?;
-        Ok(match (numbers, known) {
-            (Numbers::Behind(more), Some(known)) => runs_of(&more, known.runs),
+        let mut bytes = 0;
+        let numbers = draft_entries(&entries, last, |element| {
+            bytes += element.bytes().len();
+            self.element(Space::Entries, element)
+        })?;
+        let runs = match (numbers, known) {
+            (Numbers::Behind(more), Some(known)) => {
+                bytes += known.bytes;
+                runs_of(&more, known.runs)
+            }
             (Numbers::Behind(all) | Numbers::All(all), _) => runs_of(&all, Vec::new()),
-        })
+        };
+        Ok(StoredObject { entries, bytes, runs })
     }
 }
 
@@ -198,8 +206,9 @@ impl ListStore for Draft<'_> {
 mod tests {
     use std::sync::Arc;
 
-    use serde_json::json;
+    use serde_json::{Map, json};
     use threadkeep::id::Namespace;
+    use threadkeep::metadata::Entry;
     use threadkeep::value::ListValue;
 
     use super::*;
@@ -298,6 +307,23 @@ mod tests {
             assert_eq!(drafted.elements, elements);
             assert!(number <= 7 || elements.len() == 2, "the entry and the note");
             drafted.note(&mut state);
+        }
+    }
+
+    /// Without the values, a few threads with long ones would fill the memory.
+    #[test]
+    fn an_object_is_remembered_with_the_size_of_its_values() {
+        let mut state = ThreadState::absent();
+        let long = |name: String| -> Entry { (name.into(), Arc::new(json!("x".repeat(1_000)))) };
+        let mut entries: Entries = (0..8).map(|n| long(n.to_string())).collect();
+        for sizes in [9_000..9_500, 10_000..10_500] {
+            entries.insert(long(format!("{sizes:?}")));
+            let extra = metadata::Extra::sharing(Map::new(), vec![("notes".to_owned(), entries.clone())]);
+            let mut draft = Draft::new(&state);
+            draft.extra(&extra).unwrap();
+            draft.done().note(&mut state);
+            let bytes = state.objects.peek("notes").unwrap().bytes;
+            assert!(sizes.contains(&bytes), "{bytes} bytes");
         }
     }
 }

@@ -31,6 +31,8 @@ const THREADS: usize = 1024;
 const WAITING: usize = 1 << 16;
 /// Hashes remembered over all threads: about fifty megabytes.
 const HASHES: usize = 1 << 20;
+/// The bytes of a remembered hash.
+const HASH: usize = 48;
 
 /// Identifies a stored list of a thread.
 pub(crate) type ListKey = (Namespace, ChannelName, Version);
@@ -52,6 +54,8 @@ pub(crate) struct ThreadState {
 #[derive(Debug, Clone)]
 pub(crate) struct StoredObject {
     pub(crate) entries: Entries,
+    /// The bytes of the entries as they are stored.
+    pub(crate) bytes: usize,
     pub(crate) runs: Vec<Run>,
 }
 
@@ -99,9 +103,9 @@ impl ThreadState {
 
     /// Its size in memory, in hashes.
     fn weight(&self) -> usize {
-        // An entry is a key, a value, their reference counts, and a place in a tree.
-        let objects = self.objects.iter().map(|(_, known)| 4 * known.entries.len()).sum::<usize>();
-        self.index.len() + objects
+        // Besides its text an entry is the reference counts of key and value, and a place in a tree.
+        let weight = |known: &StoredObject| 4 * known.entries.len() + known.bytes / HASH;
+        self.index.len() + self.objects.iter().map(|(_, known)| weight(known)).sum::<usize>()
     }
 }
 
@@ -411,6 +415,16 @@ mod tests {
         }
         assert!(threads.0.lock().unwrap().slots.len() <= THREADS);
         assert!(threads.existing(&"2999".into()).is_some() && threads.existing(&"0".into()).is_none());
+    }
+
+    #[test]
+    fn a_thread_weighs_what_the_values_of_its_objects_take() {
+        let mut state = ThreadState::absent();
+        for (key, bytes) in [("a", 1_000 * HASH), ("b", 500 * HASH)] {
+            let object = StoredObject { entries: Entries::default(), bytes, runs: Vec::new() };
+            state.objects.put(key.to_owned(), object);
+        }
+        assert_eq!(state.weight(), 1_500);
     }
 
     /// The time in which the machine sleeps is missing in one of them.

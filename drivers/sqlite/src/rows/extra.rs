@@ -11,17 +11,22 @@ use threadkeep_layout::{Builder, INLINE, Numbers, Shape, draft_entries};
 use crate::rows::element::{Elements, Space};
 use crate::rows::record::{Extra, Rest};
 
+/// The bytes of a remembered hash.
+const HASH: usize = 48;
+
 /// What is remembered of a stored large object: its entries, and where they are.
 pub(crate) struct StoredObject {
     entries: Entries,
+    /// The bytes of the entries as they are stored.
+    bytes: usize,
     shape: Shape,
 }
 
 impl StoredObject {
     /// Its size in memory, in hashes.
     pub(crate) fn weight(&self) -> usize {
-        // A key, a value, their reference counts, and a place in a tree.
-        4 * self.entries.len()
+        // Besides its text an entry is the reference counts of key and value, and a place in a tree.
+        4 * self.entries.len() + self.bytes / HASH
     }
 }
 
@@ -36,9 +41,9 @@ pub(crate) fn store(
     let mut maps = Vec::with_capacity(large.len());
     let mut stored = Vec::with_capacity(large.len());
     for (key, entries) in large {
-        let shape = store_entries(&entries, known(&key), &mut store)?;
-        maps.push((key.clone(), shape.manifest()));
-        stored.push((key, StoredObject { entries, shape }));
+        let object = store_object(entries, known(&key), &mut store)?;
+        maps.push((key.clone(), object.shape.manifest()));
+        stored.push((key, object));
     }
     if rest.is_empty() {
         return Ok((Extra { rest: Rest::Empty, maps }, stored));
@@ -52,17 +57,22 @@ pub(crate) fn store(
     Ok((Extra { rest, maps }, stored))
 }
 
-fn store_entries(
-    entries: &Entries,
+fn store_object(
+    entries: Entries,
     known: Option<StoredObject>,
     store: &mut impl FnMut(Space, &Element) -> Result<u32>,
-) -> Result<Shape> {
+) -> Result<StoredObject> {
     let last = known.as_ref().and_then(|known| Some((&known.entries, known.shape.last()?)));
-    let numbers = draft_entries(entries, last, |element| store(Space::Metadata, element))?;
+    let mut bytes = 0;
+    let numbers = draft_entries(&entries, last, |element| {
+        bytes += element.bytes().len();
+        store(Space::Metadata, element)
+    })?;
     let mut builder = Builder::default();
     let numbers = match (numbers, known) {
         (Numbers::Behind(more), Some(known)) => {
             builder.take(&known.shape, 0, known.shape.len());
+            bytes += known.bytes;
             more
         }
         (Numbers::Behind(all) | Numbers::All(all), _) => all,
@@ -70,7 +80,9 @@ fn store_entries(
     for seq in numbers {
         builder.push(seq);
     }
-    builder.finish(|chunk| store(Space::Chunks, &Element::from_bytes(Bytes::copy_from_slice(chunk))))
+    let shape =
+        builder.finish(|chunk| store(Space::Chunks, &Element::from_bytes(Bytes::copy_from_slice(chunk))))?;
+    Ok(StoredObject { entries, bytes, shape })
 }
 
 /// Reads what [`store`] stored.
@@ -91,5 +103,36 @@ fn object(element: &Element) -> Result<Map<String, Json>> {
     match element.to_json()? {
         Json::Object(map) => Ok(map),
         _ => Err(Error::corrupt("checkpoint metadata", "it is not an object")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use threadkeep::metadata::Entry;
+
+    use super::*;
+
+    /// Without the values, a few threads with long ones would fill the memory.
+    #[test]
+    fn an_object_weighs_what_its_values_take() {
+        let long = |name: String| -> Entry { (name.into(), Arc::new(Json::from("x".repeat(1_000)))) };
+        let mut entries: Entries = (0..8).map(|n| long(n.to_string())).collect();
+        let (mut known, mut next) = (None, 0);
+        for count in [9, 10] {
+            entries.insert(long(format!("number {count}")));
+            let extra = metadata::Extra::sharing(Map::new(), vec![("notes".to_owned(), entries.clone())]);
+            let number = |_: Space, _: &Element| {
+                next += 1;
+                Ok(next)
+            };
+            let (_, mut stored) = super::store(&extra, |_| known.take(), number).unwrap();
+            let (_, object) = stored.pop().unwrap();
+            let sizes = count * 1_000..count * 1_050;
+            assert!(sizes.contains(&object.bytes), "{} bytes", object.bytes);
+            assert_eq!(object.weight(), 4 * count + object.bytes / HASH);
+            known = Some(object);
+        }
     }
 }

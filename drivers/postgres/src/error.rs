@@ -25,8 +25,8 @@ pub(crate) const READ_ONLY: &str = "the server accepts no writes; connect to the
     target_session_attrs=read-write, or, if this is the primary, turn off its default_transaction_read_only, which managed \
     servers turn on while their disk is nearly full";
 /// No attempt found the thread as it had been read.
-pub(crate) const BUSY: &str =
-    "the thread was deleted, created or rewritten during each of several attempts; retry";
+pub(crate) const BUSY: &str = "the thread was deleted, created or rewritten during each of several attempts, or the \
+    address leads to several servers of which some lag; retry";
 /// The pool is closed.
 pub(crate) const CLOSED: &str = "the store is closed; open it again";
 

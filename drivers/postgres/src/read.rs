@@ -23,7 +23,8 @@ use crate::sql::Statement;
 use crate::store::Store;
 use crate::view::Values;
 
-/// How often a read may find that its thread was deleted, rewritten or lost between its two statements.
+/// How often a read may find that its thread was deleted, rewritten or lost between its two statements, or that they
+/// went to two servers of which one lags.
 pub(crate) const ROUNDS: usize = 8;
 
 impl Store {

@@ -1,5 +1,7 @@
 //! What a writer knows about the head of a thread.
 
+use std::collections::BTreeSet;
+
 use super::{Plan, StateAccessor, StateSnapshot};
 use crate::error::{Error, Result};
 use crate::id::{CheckpointId, Namespace, ThreadId};
@@ -10,13 +12,15 @@ use crate::saver::Load;
 /// Every write of a run is checked against it, so that a writer that stalled while another writer took over its thread
 /// gets [`Error::Conflict`] and changes nothing. Never read the head again just to pass that check.
 ///
-/// After a commit in doubt there are two: the head before that commit, and the one it may have created.
+/// After a commit in doubt there are two: the head before that commit, and the one it may have created. It may also
+/// arrive later, until another commit has moved the head.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KnownHead {
     thread: ThreadId,
     namespace: Namespace,
     id: Option<CheckpointId>,
-    in_doubt: Option<CheckpointId>,
+    /// Commits onto this head whose outcome is unknown. At most one of them is ever stored.
+    in_doubt: BTreeSet<CheckpointId>,
 }
 
 impl KnownHead {
@@ -30,29 +34,32 @@ impl KnownHead {
         self.id
     }
 
-    /// Whether the outcome of the last commit is unknown.
+    /// Whether the outcome of a commit onto this head is unknown.
     pub fn is_in_doubt(&self) -> bool {
-        self.in_doubt.is_some()
+        !self.in_doubt.is_empty()
     }
 
-    /// Resolves a commit in doubt with the head that was found.
+    /// Takes the head that was found. A commit in doubt that was not found stays in doubt: nothing keeps it out yet.
     ///
     /// # Errors
-    /// [`Error::Conflict`] if that is neither the known head nor the one in doubt: another writer moved it.
+    /// [`Error::Conflict`] if that is neither the known head nor one in doubt: another writer moved it.
     pub(crate) fn settle(&mut self, found: Option<CheckpointId>) -> Result<()> {
-        if found != self.id && (found.is_none() || found != self.in_doubt) {
+        if found == self.id {
+            return Ok(());
+        }
+        if found.is_none_or(|found| !self.in_doubt.contains(&found)) {
             let (thread, namespace) = (self.thread.clone(), self.namespace.clone());
             return Err(Error::Conflict { thread, namespace, expected: self.id, found });
         }
         self.id = found;
-        self.in_doubt = None;
+        self.in_doubt.clear();
         Ok(())
     }
 
     /// Nothing remains of the thread.
     pub(super) fn cleared(&mut self) {
         self.id = None;
-        self.in_doubt = None;
+        self.in_doubt.clear();
     }
 }
 
@@ -67,7 +74,8 @@ impl StateAccessor {
     }
 
     pub(crate) fn known(&self, thread: &ThreadId, id: Option<CheckpointId>) -> KnownHead {
-        KnownHead { thread: thread.clone(), namespace: self.namespace.clone(), id, in_doubt: None }
+        let namespace = self.namespace.clone();
+        KnownHead { thread: thread.clone(), namespace, id, in_doubt: BTreeSet::new() }
     }
 
     /// The state at the known head; `None` if the thread has no checkpoint.
@@ -82,17 +90,45 @@ impl StateAccessor {
 
     /// Commits a step that was planned on the known head, which then becomes the new checkpoint.
     pub(crate) async fn commit_known(&self, head: &mut KnownHead, plan: Plan) -> Result<StateSnapshot> {
+        let id = plan.commit.checkpoint.id;
         // Also in doubt if this future is dropped.
-        head.in_doubt = Some(plan.commit.checkpoint.id);
+        head.in_doubt.insert(id);
         let committed = self.commit(plan).await;
         match &committed {
-            Ok(state) => {
-                head.id = Some(state.key.id);
-                head.in_doubt = None;
+            Ok(_) => {
+                head.id = Some(id);
+                head.in_doubt.clear();
             }
             Err(Error::InDoubt { .. }) => {}
-            Err(_) => head.in_doubt = None,
+            // Only this one is not stored.
+            Err(_) => {
+                head.in_doubt.remove(&id);
+            }
         }
         committed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_commit_in_doubt_may_arrive_until_another_one_has_moved_the_head() {
+        let id = |n: u8| CheckpointId::from_bytes([n; 16]);
+        let mut head = KnownHead {
+            thread: "t".into(),
+            namespace: Namespace::root(),
+            id: Some(id(1)),
+            in_doubt: [id(2), id(3)].into(),
+        };
+        head.settle(Some(id(1))).unwrap();
+        assert!(head.is_in_doubt(), "it may still arrive");
+        for other in [None, Some(id(4))] {
+            assert!(matches!(head.settle(other), Err(Error::Conflict { .. })), "{other:?}");
+        }
+        head.settle(Some(id(3))).unwrap();
+        assert_eq!((head.id(), head.is_in_doubt()), (Some(id(3)), false));
+        assert!(matches!(head.settle(Some(id(2))), Err(Error::Conflict { .. })), "it can no longer arrive");
     }
 }

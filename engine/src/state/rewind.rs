@@ -156,7 +156,8 @@ impl StateAccessor {
                 Ok(image) => image,
                 Err(error) => return Err(if last.is_in_doubt() { last } else { error }),
             };
-            if image.checkpoints.is_empty() && head.is_in_doubt() {
+            // Any other commit in doubt is refused now: the head that it names is gone.
+            if image.checkpoints.is_empty() && head.id().is_none() && head.is_in_doubt() {
                 return Err(Error::InDoubt {
                     saver: self.saver.capabilities().name,
                     reason: format!("the first commit to thread {thread} may still arrive"),

@@ -544,3 +544,37 @@ async fn a_first_commit_in_doubt_is_not_repeated_over_a_deletion() {
     assert!(matches!(created, Err(Error::InDoubt { .. })), "{created:?}");
     assert_eq!(store.threads(None, 10).await.unwrap(), []);
 }
+
+/// What is in doubt may still arrive, and only a new head keeps it out. That nothing has changed yet is no rollback.
+#[tokio::test]
+async fn a_rollback_that_failed_after_a_doubt_is_not_done_when_it_is_repeated() {
+    for mode in [ChannelMode::Full, ChannelMode::Delta] {
+        let store = MemorySaver::new();
+        let table = Arc::new(Schema::thread_state().compile(mode, 2).unwrap());
+        let thread = ThreadId::from("t");
+        let healthy = StateAccessor::new(Arc::new(store.clone()), table.clone(), Arc::default());
+        let before = healthy.update(&thread, saying(&healthy, "one")).await.unwrap();
+        let failing = Failing {
+            inner: store.clone(),
+            left: AtomicUsize::new(0),
+            loss: Loss::DoubtLost,
+            poisoned: AtomicBool::new(false),
+            blind: false,
+            meanwhile: None,
+        };
+        let run = StateAccessor::new(Arc::new(failing), table, Arc::default());
+        let mut head = run.known_head(&thread).await.unwrap();
+        let point = run.capture(&mut head).await.unwrap();
+        let doubt = run.update_known(&mut head, saying(&run, "two")).await;
+        assert!(matches!(doubt, Err(Error::InDoubt { .. })), "{doubt:?}");
+        for _ in 0..2 {
+            let failed = run.restore(&mut head, &point, Map::new()).await;
+            assert!(matches!(failed, Err(Error::Unavailable { .. })), "{failed:?}");
+            assert!(head.is_in_doubt(), "{mode}");
+        }
+        let restored = healthy.restore(&mut head, &point, Map::new()).await.unwrap().unwrap();
+        assert_eq!(restored.parent, Some(before.key.id), "{mode}");
+        assert!(!head.is_in_doubt(), "{mode}");
+        assert_eq!(restored.values().unwrap(), before.values().unwrap());
+    }
+}

@@ -261,6 +261,38 @@ async fn repair_leaves_what_would_need_a_guess() {
     assert_eq!(store.image().await, before);
 }
 
+/// A rewrite that puts a damaged checkpoint again is refused, with all that it changes elsewhere.
+#[tokio::test]
+async fn repair_puts_right_what_it_can_beside_a_checkpoint_that_it_cannot() {
+    // A checkpoint that lost its parent, one that lost a row, and a root that stores changes.
+    let lost: [fn(&MemorySaver, &ThreadImage) -> bool; 3] = [
+        |saver, image| saver.lose_checkpoint(&image.checkpoints.values().nth(3).unwrap().key()),
+        |saver, image| {
+            let parent = image.checkpoints.values().nth(3).unwrap();
+            saver.lose_writes(&parent.key(), parent.writes[1].task)
+        },
+        |saver, image| saver.lose_parent_link(&image.checkpoints.values().nth(4).unwrap().key()),
+    ];
+    for lose in lost {
+        let store = Store::new().await;
+        let mut image = store.image().await;
+        nth(&mut image, 4).metadata.counters.clear();
+        nth(&mut image, 7).metadata.delta_marker = false;
+        let (damaged, unmarked) = (nth(&mut image, 4).key(), nth(&mut image, 7).key());
+        let put = image.checkpoints.values().cloned().collect();
+        let broken = Rewrite { put, ..Rewrite::default() };
+        store.saver.rewrite_thread(&store.thread, &image.revision, broken).await.unwrap();
+        assert!(lose(&store.saver, &image));
+
+        let Repair { repaired, left } = repair(&store.saver, &store.thread, store.table()).await.unwrap();
+        let repaired: Vec<_> = repaired.into_iter().map(|done| (done.rule, done.at.unwrap().1)).collect();
+        assert_eq!(repaired, [(Rule::Marked, unmarked.id)]);
+        let at = Some((damaged.namespace, damaged.id));
+        assert!(left.iter().any(|found| found.rule == Rule::Counted && found.at == at), "{left:?}");
+        assert!(left.iter().all(|found| found.rule != Rule::Marked), "{left:?}");
+    }
+}
+
 /// An impossible value of a channel is distinguished from one that the schema does not know.
 #[tokio::test]
 async fn a_channel_that_the_schema_does_not_have_is_no_violation_unless_it_must_be_replayed() {

@@ -14,6 +14,7 @@ use crate::id::{ChannelName, CheckpointId, Namespace, ThreadId, Version};
 use crate::metadata::Counters;
 use crate::replay::{Replay, Values};
 use crate::saver::{Rewrite, Saver, ThreadImage};
+use crate::value::ChannelValue;
 
 /// What can be wrong with a checkpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -38,7 +39,7 @@ pub enum Rule {
     Counted,
     /// A channel that stores its value has no counters.
     NotCounted,
-    /// A version names one value.
+    /// A version names one value, whether that is stored or replayed.
     OneValueAVersion,
     /// The version of a channel does not go back along a lineage.
     VersionsGrow,
@@ -220,24 +221,39 @@ struct Check<'a> {
 
 impl<'a> Check<'a> {
     fn run(mut self) -> Vec<Violation> {
-        let mut values: HashMap<(&Namespace, &ChannelName, Version), &Stored> = HashMap::new();
+        type Place<'p> = (&'p Namespace, &'p ChannelName, Version);
+        let mut stored: HashMap<Place<'_>, &ChannelValue> = HashMap::new();
+        let mut ours: HashMap<Place<'_>, ChannelValue> = HashMap::new();
         for (place, tuple) in &self.lineage.image().checkpoints {
-            let namespace = &place.0;
             self.links(tuple);
             self.rows(tuple);
             self.counters(tuple);
-            match self.replay.values(place, tuple) {
-                Ok(values) => self.snapshots(tuple, &values),
-                Err(error) => self.report(Rule::Replayable, tuple, error.to_string()),
-            }
+            let replayed = match self.replay.values(place, tuple) {
+                Ok(values) => {
+                    self.snapshots(tuple, &values);
+                    values
+                }
+                Err(error) => {
+                    self.report(Rule::Replayable, tuple, error.to_string());
+                    Values::new()
+                }
+            };
+            let is_theirs = foreign::wrote(tuple);
             for (channel, entry) in &tuple.checkpoint.channels {
-                if let Some(value) = entry.stored.value() {
-                    let first = values.entry((namespace, channel, entry.version)).or_insert(&entry.stored);
-                    if first.value() != Some(value) {
-                        let what =
-                            format!("channel {channel} has another value elsewhere at the same version");
-                        self.report(Rule::OneValueAVersion, tuple, what);
+                let at = (&place.0, channel, entry.version);
+                let held = entry.stored.value();
+                let is_another = match (held, stored.get(&at).copied()) {
+                    (Some(value), Some(first)) => value != first,
+                    _ => {
+                        stored.extend(held.map(|value| (at, value)));
+                        // LangGraph may write down in a form of its own what is replayed here.
+                        let value = held.or_else(|| replayed.get(channel)).filter(|_| !is_theirs);
+                        value.is_some_and(|value| ours.entry(at).or_insert_with(|| value.clone()) != value)
                     }
+                };
+                if is_another {
+                    let what = format!("channel {channel} has another value elsewhere at the same version");
+                    self.report(Rule::OneValueAVersion, tuple, what);
                 }
             }
         }
@@ -285,7 +301,8 @@ impl<'a> Check<'a> {
         }
     }
 
-    /// A value that no row of its step writes is not looked at: an operator may have put it there, or a deletion left it.
+    /// Not of a value that no row of its step writes: an operator may have put it there, or a deletion left it. If it has
+    /// the parent's version, [`Rule::OneValueAVersion`] is about it.
     fn snapshots(&mut self, tuple: &'a CheckpointTuple, values: &Values) {
         let Some(parent) = self.lineage.parent(tuple).filter(|_| !foreign::wrote(tuple)) else { return };
         let applied = &tuple.checkpoint.applied;

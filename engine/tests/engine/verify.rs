@@ -143,6 +143,29 @@ async fn every_rule_is_named_when_it_is_broken() {
     assert_eq!(verify_image(&understated, store.table()), []);
 }
 
+/// Nothing is written to its channel, so only the version tells what its value is: that which the parent has.
+#[tokio::test]
+async fn a_snapshot_that_its_step_did_not_write_is_what_is_replayed_at_its_version() {
+    let store = Store::new().await;
+    let said = |messages: usize| {
+        let message = |n| json!({ "type": "ai", "content": "text", "id": format!("m{n}") });
+        Stored::Snapshot(ChannelValue::from_json(&(0..messages).map(message).collect()).unwrap())
+    };
+    // 5: changes, 6: a snapshot, to which only the title is written.
+    for (messages, expected) in [(6, 0), (5, 1)] {
+        let mut image = store.image().await;
+        let version = nth(&mut image, 5).checkpoint.channels["messages"].version;
+        let snapshot = nth(&mut image, 6);
+        snapshot.checkpoint.applied.remove(0);
+        let entry = snapshot.checkpoint.channels.get_mut("messages").unwrap();
+        (entry.version, entry.stored) = (version, said(messages));
+        let at = Some((snapshot.namespace.clone(), snapshot.checkpoint.id));
+        let found = verify_image(&image, store.table());
+        assert_eq!(found.len(), expected, "{found:?}");
+        assert!(found.iter().all(|found| found.rule == Rule::OneValueAVersion && found.at == at));
+    }
+}
+
 /// What a read refuses is a violation, and no deletion or conversion stores it as the value.
 #[tokio::test]
 async fn a_row_that_lost_its_writes_is_named_and_nothing_is_made_of_it() {

@@ -69,6 +69,8 @@ mutants! { Workshop(Fault)
     a_saver_that_ignores_the_expected_head: IgnoresTheExpectedHead => "commit_on_a_stale_head_conflicts",
     a_saver_that_checks_then_commits: ChecksThenCommits => "one_writer_wins_each_round",
     a_saver_that_refuses_repeats: RefusesRepeats => "commit_of_the_same_id_is_idempotent",
+    a_saver_that_looks_for_the_parent_first: LooksForTheParentFirst => "commit_of_the_same_id_is_idempotent",
+    a_saver_that_checks_the_form_first: ChecksTheFormFirst => "commit_of_the_same_id_is_idempotent",
     a_saver_that_leaves_out_what_may_wait: LeavesOutWhatMayWait => "commit_that_waits_for_a_flush_is_like_any_other",
     a_saver_that_flushes_only_what_it_has: FlushesOnlyWhatItHas => "flush_of_anything_is_fine",
     a_saver_that_drops_held_values: DropsHeldValues => "commit_takes_over_held_values",

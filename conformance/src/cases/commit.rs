@@ -122,6 +122,35 @@ async fn commit_of_the_same_id_is_idempotent(store: Store) -> Outcome {
             Step::after(&key, 3).held("title", 2).commit(&*saver).await?;
         }
     }
+    repeats_after_a_rewrite(&*saver).await
+}
+
+/// Repeats a commit whose parent was removed since, and one whose parent stores its value since.
+async fn repeats_after_a_rewrite(saver: &dyn Saver) -> Outcome {
+    let counting = |mut step: Step| {
+        step.commit.metadata.delta_marker = true;
+        step.commit.metadata.counters.insert(MESSAGES.into(), Counters { updates: 1, supersteps: 1 });
+        step
+    };
+    let root = Step::first("u", 1).snapshot(MESSAGES, list(["a"])?).commit(saver).await?;
+    let two = counting(Step::after(&root, 2).sentinel(MESSAGES).runs(says(1, "b")?));
+    let three = counting(Step::after(&two.commit(saver).await?, 3).held(MESSAGES, 2));
+    three.commit(saver).await?;
+
+    let mut cut = two.clone().snapshot(MESSAGES, list(["a", "b"])?).tuple([]);
+    cut.parent = None;
+    cut.checkpoint.applied.clear();
+    cut.metadata.counters.clear();
+    let revision = saver.read_thread(&root.thread).await?.revision;
+    let remove = [(root.namespace.clone(), root.id)].into();
+    saver.rewrite_thread(&root.thread, &revision, Rewrite { remove, put: vec![cut] }).await?;
+    let before = dump(saver, "u").await?;
+    check_eq!(before.len(), 2, "what is left of the thread");
+    for repeat in [&two, &three] {
+        let key = repeat.commit.key();
+        check_eq!(repeat.commit(saver).await, Ok(key.clone()), "{key:?} committed again after a rewrite");
+    }
+    check_eq!(dump(saver, "u").await?, before, "the thread after the repeats that followed a rewrite");
     Ok(())
 }
 

@@ -29,6 +29,10 @@ pub(crate) enum Fault {
     ChecksThenCommits,
     /// Refuses to commit twice.
     RefusesRepeats,
+    /// Looks for the parent of a commit before it looks for the checkpoint.
+    LooksForTheParentFirst,
+    /// Compares a commit with the form of its parent before it looks for the checkpoint.
+    ChecksTheFormFirst,
     /// Does not store what may wait for a flush.
     LeavesOutWhatMayWait,
     /// Refuses to flush an unknown thread.

@@ -345,6 +345,18 @@ impl Saver for Broken {
             let (expected, found) = (step.expected_head, head);
             return Err(Error::Conflict { thread: key.thread, namespace: key.namespace, expected, found });
         }
+        let hurries = matches!(self.fault, Fault::LooksForTheParentFirst | Fault::ChecksTheFormFirst);
+        if let (true, Some(above)) = (hurries, &parent) {
+            match self.inner.get(&CheckpointSelector::at(above)).await? {
+                None if self.is(Fault::LooksForTheParentFirst) => {
+                    return Err(Error::NotFound { thread: key.thread, checkpoint: above.id });
+                }
+                Some(above) if self.is(Fault::ChecksTheFormFirst) => {
+                    step.check_parent(|name| Ok(above.counted(name)))?;
+                }
+                _ => {}
+            }
+        }
         if self.is(Fault::IgnoresTheExpectedHead) {
             step.expected_head = head;
         }

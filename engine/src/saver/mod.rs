@@ -371,7 +371,7 @@ pub trait Saver: Send + Sync {
     ///
     /// - `commit_on_a_stale_head_conflicts`: if the head is not `expected_head`, [`Error::Conflict`] and nothing stored.
     /// - `commit_of_the_same_id_is_idempotent`: if the checkpoint already exists, the call succeeds and changes
-    ///   nothing.
+    ///   nothing, also if a rewrite has removed its parent since, or stored that in another form.
     /// - `commit_needs_its_parent`: a missing parent is [`Error::NotFound`].
     /// - `commit_stores_pending_rows_with_its_checkpoint`: [`StepCommit::pending`] is under the new checkpoint as soon as
     ///   that exists, in this order and merged as by [`Self::put_writes`]; a refused commit stores none of it, a repeat

@@ -22,13 +22,11 @@ use crate::delegator::Delegator;
 use crate::events;
 use crate::execution::{self, ExecutionError, Work};
 use crate::ledger::{self, Entry, TASK};
-use crate::outcome::{Ending, TaskOutcome};
+use crate::outcome::{Ending, TEXT_MAX, TaskOutcome};
 use crate::prompts;
 use crate::snapshot;
 use crate::watched::{NoOutcome, SETTLES_WITHIN, Settled, Watched};
 
-/// The longest report in the parent's conversation, in characters. Batches keep as much.
-const RESULT_MAX: usize = 100_000;
 /// The longest detail of an unexpected error, in characters.
 const DETAIL_MAX: usize = 500;
 /// What the model reads after an unexpected error.
@@ -159,7 +157,7 @@ impl Tool for Task {
     }
 
     fn output_max_chars(&self) -> usize {
-        RESULT_MAX
+        TEXT_MAX
     }
 
     fn stops_within(&self) -> Option<Duration> {

@@ -19,6 +19,9 @@ use crate::contract::{Status, StopReason};
 
 pub use recorded::Recorded;
 
+/// The longest text of a result in the parent's conversation, in characters. Batches keep as much.
+pub(crate) const TEXT_MAX: usize = 100_000;
+
 /// The keys in the metadata of a result, which is the `additional_kwargs` of its tool message (service reference,
 /// "Results of delegations").
 pub mod keys {

@@ -75,6 +75,24 @@ fn a_checklist_follows_the_result_after_a_blank_line() {
     );
 }
 
+/// What is longer than the tool's output may be is cut at its end. A report could show a checklist of its own there.
+#[test]
+fn a_long_report_is_cut_before_its_checklist() {
+    let finding = Finding::DoesNotHold("file does not exist".to_owned());
+    let verdict = AcceptanceVerdict::new(vec![Leaf::new("file:a exists", Family::FileExists, finding)]);
+    let of = |length: usize| {
+        let text = "\u{e9}".repeat(length);
+        let report = Report { text, citations: None, acceptance: Some(verdict.clone()) };
+        TaskOutcome::new(Ending::Completed(report)).text()
+    };
+    let (head, end) = ("Task Succeeded. Result: ", format!("\n\n{}", verdict.section()));
+    let room = TEXT_MAX - head.len() - end.chars().count();
+    assert_eq!(of(room), format!("{head}{}{end}", "\u{e9}".repeat(room)), "it is whole if it fits");
+    let cut = of(room + 1);
+    assert_eq!(cut.chars().count(), TEXT_MAX);
+    assert!(cut.ends_with(&format!("\u{e9}\n[report cut: it has {} characters]{end}", room + 1)));
+}
+
 /// Scenario 8.
 #[test]
 fn a_long_result_has_a_brief_and_the_digest_of_the_whole_untrimmed_text() {

@@ -52,6 +52,20 @@ async fn criteria_are_checked_by_code_after_the_subagent_completed() {
     assert!(shown.contains("UNVERIFIED: looks nice"), "{shown}");
 }
 
+/// The tool's output is cut at its end.
+#[tokio::test]
+async fn a_checklist_is_seen_below_the_longest_report() {
+    let work = subagent(json!([{"text": "x".repeat(150_000)}]));
+    let call = checked(json!(["file:missing.txt exists"]), "isolated");
+    let house = House::new(lead(&[call], vec![work]), "").await;
+    house.ask("go").await;
+    let result = &house.results().await[0];
+    let text = result["content"].as_str().unwrap();
+    assert!(text.chars().count() <= 100_000 && text.contains("[report cut: it has "), "{}", text.len());
+    let last = text.lines().last().unwrap();
+    assert!(last.starts_with("- [does not hold] file:missing.txt exists"), "{last}");
+}
+
 /// A failed delegation has no verdict.
 #[tokio::test]
 async fn only_a_completed_delegation_is_checked() {

@@ -193,7 +193,7 @@ impl Tool for Task {
             }
             Err(unexpected) => unexpected,
         };
-        Ok(ToolOutput { writes: ended(&entry, &output), ..output })
+        Ok(ToolOutput { writes: ended(context, &entry, &output), ..output })
     }
 }
 
@@ -443,9 +443,10 @@ fn unexpected(class: &str, detail: &str) -> ToolOutput {
 }
 
 /// The entry with the result.
-fn ended(entry: &Entry, output: &ToolOutput) -> Map<String, Json> {
+fn ended(context: &ToolContext, entry: &Entry, output: &ToolOutput) -> Map<String, Json> {
     let result = json!({
-        "content": output.content, "additional_kwargs": output.additional_kwargs, "tool_call_id": entry.tool_call_id,
+        "id": context.message_id, "content": output.content, "additional_kwargs": output.additional_kwargs,
+        "tool_call_id": entry.tool_call_id,
     });
     [(ledger::CHANNEL.to_owned(), json!([entry.ended(&result).to_json()]))].into_iter().collect()
 }

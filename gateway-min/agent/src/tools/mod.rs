@@ -111,6 +111,8 @@ pub struct ToolContext {
     pub run_id: String,
     /// The call's id; set by [`Toolbox::run`].
     pub tool_call_id: String,
+    /// The id of the message that its result becomes; set by [`Toolbox::run`].
+    pub message_id: String,
     /// The thread's own directory; created when a tool first needs it.
     pub root: PathBuf,
     /// The call's index among the calls of its answer.
@@ -137,6 +139,7 @@ impl ToolContext {
             thread_id: thread_id.into(),
             run_id: run_id.into(),
             tool_call_id: String::new(),
+            message_id: String::new(),
             root: root.into(),
             index: 0,
             namespace: String::new(),

@@ -128,9 +128,11 @@ impl Toolbox {
         let name = call["name"].as_str().unwrap_or_default();
         let found = self.tools.iter().find(|(spec, _)| spec.name == name);
         let span = spans::tool_call(found.map(|(spec, _)| spec.name.as_str()));
+        let tool_call_id = call["id"].as_str().unwrap_or_default().to_owned();
+        let context = ToolContext { tool_call_id, message_id: context.ids.text(), ..context.clone() };
         let (result, max_chars) = match found {
             Some((spec, tool)) => {
-                let attempt = attempt(spec, &**tool, context, call).instrument(span.clone());
+                let attempt = attempt(spec, &**tool, &context, call).instrument(span.clone());
                 (attempt.await, tool.output_max_chars())
             }
             None => (Err(self.unknown(name)), DEFAULT_OUTPUT_MAX_CHARS),
@@ -145,7 +147,7 @@ impl Toolbox {
         };
         spans::tool_answered(&span, output.status);
         let mut message = tool_result(call, output.status, output::cut(output.content, max_chars));
-        message["id"] = context.ids.text().into();
+        message["id"] = context.message_id.into();
         message["artifact"] = output.artifact;
         message["additional_kwargs"] = Value::Object(output.additional_kwargs);
         if context.receipts {
@@ -181,8 +183,7 @@ async fn attempt(
     }
     let args = schema::fitted(&spec.parameters, call["args"].clone());
     schema::check(&spec.parameters, &args).map_err(ToolError::Arguments)?;
-    let tool_call_id = call["id"].as_str().unwrap_or_default().to_owned();
-    tool.call(&ToolContext { tool_call_id, ..context.clone() }, args).await
+    tool.call(context, args).await
 }
 
 #[cfg(test)]

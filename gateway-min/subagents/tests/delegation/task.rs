@@ -17,6 +17,22 @@ fn two_turns() -> Json {
     ]))
 }
 
+/// Providers repeat the ids of calls.
+#[tokio::test]
+async fn an_entry_of_the_ledger_names_the_message_with_its_result() {
+    let mut calls = ["one", "two"].map(|prompt| task(prompt, "general-purpose"));
+    for call in &mut calls {
+        call["id"] = json!("call_0");
+    }
+    let house = House::new(lead(&calls, vec![subagent(json!([{"text": "{{input}}"}]))]), "").await;
+    house.ask("go").await;
+    let (ledger, results) = (house.ledger().await, house.results().await);
+    let named: Vec<_> =
+        ledger.iter().map(|entry| (entry["result_brief"].as_str(), &entry["result_ref"])).collect();
+    assert_eq!(named, [(Some("one"), &results[0]["id"]), (Some("two"), &results[1]["id"])]);
+    assert_ne!(results[0]["id"], results[1]["id"]);
+}
+
 /// Scenarios 4 and 5.
 #[tokio::test]
 async fn a_delegation_is_started_followed_and_completed() {

@@ -69,13 +69,21 @@ fn settled(known: &[Entry], turn: &[Json]) -> Vec<Entry> {
     let result = |entry: &Entry| {
         let answer = turn.iter().position(|message| message["id"] == *entry.message_id)?;
         let index = index_of(known, &turn[answer], entry)?;
-        let mut results = turn[answer + 1..].iter().take_while(|message| message["type"] == "tool");
-        results.nth(index)
+        let results = turn[answer + 1..].iter().take_while(|message| message["type"] == "tool");
+        result_of(&turn[answer], index, results)
     };
     let in_progress = known.iter().filter(|entry| entry.is_in_progress());
     in_progress
         .map(|entry| result(entry).map_or_else(|| entry.cancelled(), |result| entry.ended(result)))
         .collect()
+}
+
+/// The result of a call of the answer, among those after it. A client may have answered only some of the calls, and in any
+/// order; of calls to which the provider gave the same id, the first one has the first result.
+fn result_of<'m>(answer: &Json, index: usize, results: impl Iterator<Item = &'m Json>) -> Option<&'m Json> {
+    let (before, call) = (message::tool_calls(answer).get(..index)?, message::tool_calls(answer).get(index)?);
+    let same_before = before.iter().filter(|other| other["id"] == call["id"]).count();
+    results.filter(|result| result["tool_call_id"] == call["id"]).nth(same_before)
 }
 
 /// Takes the `task` calls beyond the first `allowed` out of the answer. If none `remain` in the run, the text says so,
@@ -177,7 +185,7 @@ mod tests {
         let entry =
             Entry::begun("e".into(), "r", &calling, 1, &calling["tool_calls"][1], DateTime::UNIX_EPOCH);
         let result =
-            |text: &str| json!({"type": "tool", "id": "x", "content": text, "additional_kwargs": {}});
+            |text: &str| json!({"type": "tool", "id": "x", "tool_call_id": "call_0", "content": text});
         let turn = [calling, result("files"), result("Error: argument `prompt` is missing")];
         let ended = settled(std::slice::from_ref(&entry), &turn);
         assert_eq!(
@@ -194,5 +202,32 @@ mod tests {
         let mut edited = turn;
         edited[0]["tool_calls"][1]["args"]["prompt"] = json!("other");
         assert_eq!(settled(std::slice::from_ref(&entry), &edited), cancelled);
+    }
+
+    /// A client may answer calls itself and go on with the model.
+    #[test]
+    fn a_result_that_a_client_wrote_is_that_of_its_call() {
+        let mut calling = answer(&["task", "task", "task"]);
+        for (index, call) in calling["tool_calls"].as_array_mut().unwrap().iter_mut().enumerate() {
+            call["id"] = json!(format!("call_{index}"));
+        }
+        let calls = message::tool_calls(&calling).iter().enumerate();
+        let begun = |(index, call): (usize, &Json)| {
+            Entry::begun(index.to_string(), "r", &calling, index, call, DateTime::UNIX_EPOCH)
+        };
+        let entries: Vec<Entry> = calls.map(begun).collect();
+        let result = |call: &str| json!({"type": "tool", "id": "x", "tool_call_id": call, "content": call});
+        let turn = [calling, result("call_2"), result("call_0")];
+        let ended = settled(&entries, &turn);
+        let found: Vec<_> =
+            ended.iter().map(|entry| (entry.status.as_str(), &entry.ended["result_brief"])).collect();
+        assert_eq!(
+            found,
+            [
+                ("failed", &json!("call_0")),
+                ("cancelled", &json!("Task cancelled by user.")),
+                ("failed", &json!("call_2")),
+            ]
+        );
     }
 }

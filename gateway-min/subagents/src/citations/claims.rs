@@ -22,14 +22,22 @@ const CJK: &str = "创建|新建|新增|添加|修改|更改|更新|删除|移�
     作成|変更|実行|修正|追加|削除|更新|保存|確認|検証|実装|生成|テスト|インストール|\
     생성|수정|삭제|실행|추가|설치|확인|저장|구현|테스트";
 
-/// A path with a directory, or a file with an extension.
-const PATH: &str = r"(?:^|[\s(`'\x22\[])(?:~?\.{0,2}/)?[\w.\-]+/[\w./\-]+|\b[\w\-]{2,}\.[a-z][a-z0-9]{0,7}\b";
+/// A path with a directory.
+const PATH: &str = r"(?:^|[\s(`'\x22\[])(?:~?\.{0,2}/)?[\w.\-]+/[\w./\-]+";
+
+/// A file with an extension.
+const FILE: &str = r"\b[\w\-]{2,}\.[a-z][a-z0-9]{0,7}";
+
+/// What is no part of a word before or after it. Words of Chinese, Japanese and Korean follow others without a space.
+const BESIDE: &str = r"\W|\p{Han}|\p{Hiragana}|\p{Katakana}|\p{Hangul}";
 
 /// Whether `report`, which cites nothing, claims something that a receipt could support. `had_receipts`: it could have
 /// cited one.
 pub(super) fn claims_actions(report: &str, had_receipts: bool) -> bool {
     #[allow(clippy::unwrap_used, reason = "a constant pattern")]
-    static ACTION: LazyLock<Regex> =
-        LazyLock::new(|| Regex::new(&format!(r"(?i:\b(?:{ENGLISH})\b)|{CJK}|{PATH}")).unwrap());
+    static ACTION: LazyLock<Regex> = LazyLock::new(|| {
+        let (before, after) = (format!("(?:^|{BESIDE})"), format!("(?:$|{BESIDE})"));
+        Regex::new(&format!("{before}(?i:{ENGLISH}){after}|{CJK}|{PATH}|{FILE}{after}")).unwrap()
+    });
     ACTION.is_match(report) || (had_receipts && report.trim().chars().count() >= LONG_REPORT_CHARS)
 }

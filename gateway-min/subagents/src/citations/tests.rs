@@ -106,11 +106,16 @@ fn claims_without_a_citation_are_noticed() {
         "see src/lib.rs",
         "see notes.md",
         "\u{5df2}\u{4fee}\u{6539}\u{914d}\u{7f6e}",
+        // Words of other alphabets follow those of these without a space.
+        "\u{6211}created\u{4e86}\u{9875}\u{9762}",
+        "\u{7ed3}\u{679c}\u{5728}notes.md\u{91cc}",
+        "notes.md\u{306b}\u{3042}\u{308b}",
+        "\u{d398}\u{c774}\u{c9c0}\u{b97c} created\u{d588}\u{b2e4}",
     ] {
         assert!(claims(claim, &[]), "{claim}");
         assert!(claims(claim, &three()), "{claim}");
     }
-    for nothing in ["OK", "", "The answer is 42.", "Prerandomized, i.e. not."] {
+    for nothing in ["OK", "", "The answer is 42.", "Prerandomized, i.e. not.", "T\u{e9}h\u{e9}ran"] {
         assert!(!claims(nothing, &[]) && !claims(nothing, &three()), "{nothing}");
     }
     let neutral =

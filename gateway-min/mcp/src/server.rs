@@ -200,8 +200,10 @@ fn settle(server: &Weak<Server>, name: &str, opened: Result<(Connection, Vec<Lis
     server.status.send_replace(status);
 }
 
-/// Lists the tools again whenever the server says that they have changed.
+/// Lists the tools again whenever the server says that they have changed. It says so once, so what could not be listed is
+/// tried again, more and more rarely, as long as the connection lasts.
 async fn follow(connected: Weak<Connected>, name: String, hidden: Hidden, tools: watch::Sender<Vec<Listed>>) {
+    let mut pause = LIST_AGAIN_AFTER;
     loop {
         let Some(changed) = connected.upgrade().map(|connected| Arc::clone(&connected.connection.changed))
         else {
@@ -213,24 +215,28 @@ async fn follow(connected: Weak<Connected>, name: String, hidden: Hidden, tools:
             () = tools.closed() => return,
         }
         let Some(connected) = connected.upgrade() else { return };
-        match timeout(CONNECT_WITHIN, connected.connection.tools(&name)).await {
-            Ok(Ok(found)) => drop(tools.send_replace(listed(&name, found))),
-            Ok(Err(error)) => {
-                let error = hidden.from(&reason(&error));
-                tracing::warn!(
-                    server = name,
-                    error,
-                    "the changed tools of an MCP server could not be listed"
-                );
+        let error = match timeout(CONNECT_WITHIN, connected.connection.tools(&name)).await {
+            Ok(Ok(found)) => {
+                tools.send_replace(listed(&name, found));
+                None
             }
-            Err(_) => {
-                tracing::warn!(server = name, "the changed tools of an MCP server were not listed in time");
+            Ok(Err(error)) => Some(hidden.from(&reason(&error))),
+            Err(_) => Some(format!("no answer within {} seconds", CONNECT_WITHIN.as_secs())),
+        };
+        if let Some(error) = error {
+            tracing::warn!(server = name, error, "the changed tools of an MCP server could not be listed");
+            if connected.connection.is_closed() {
+                return;
             }
+            changed.notify_one();
+            pause = TRY_AGAIN_AFTER.min(2 * pause);
+        } else {
+            pause = LIST_AGAIN_AFTER;
         }
         // What nobody uses any more ends now, not after the pause.
         drop(connected);
         tokio::select! {
-            () = sleep(LIST_AGAIN_AFTER) => {}
+            () = sleep(pause) => {}
             () = tools.closed() => return,
         }
     }

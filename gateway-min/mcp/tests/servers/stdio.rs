@@ -206,6 +206,21 @@ async fn tools_that_change_are_listed_again() {
     tokio::time::timeout(PATIENCE, changed).await.unwrap();
 }
 
+/// The server says once that they have changed.
+#[tokio::test]
+async fn tools_that_could_not_be_listed_are_listed_later() {
+    let scene = Scene::new(
+        r#"ready; printf '{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}\n'; hear; printf '{"jsonrpc":"2.0","id":%s,"error":{"code":-32603,"message":"busy"}}\n' "$id"; hear; answer '{"tools":[{"name":"new","inputSchema":{"type":"object"}}]}'; cat > /dev/null"#,
+    );
+    scene.tools().await;
+    let changed = async {
+        while names(&scene.tools().await) != ["mcp_s_new"] {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, changed).await.unwrap();
+}
+
 #[tokio::test]
 async fn a_cursor_that_is_given_again_and_again_ends_the_list() {
     let scene = Scene::new(

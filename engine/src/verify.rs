@@ -242,14 +242,13 @@ impl<'a> Check<'a> {
             for (channel, entry) in &tuple.checkpoint.channels {
                 let at = (&place.0, channel, entry.version);
                 let held = entry.stored.value();
-                let is_another = match (held, stored.get(&at).copied()) {
-                    (Some(value), Some(first)) => value != first,
-                    _ => {
-                        stored.extend(held.map(|value| (at, value)));
-                        // LangGraph may write down in a form of its own what is replayed here.
-                        let value = held.or_else(|| replayed.get(channel)).filter(|_| !is_theirs);
-                        value.is_some_and(|value| ours.entry(at).or_insert_with(|| value.clone()) != value)
-                    }
+                let is_another = if let (Some(value), Some(first)) = (held, stored.get(&at).copied()) {
+                    value != first
+                } else {
+                    stored.extend(held.map(|value| (at, value)));
+                    // LangGraph may write down in a form of its own what is replayed here.
+                    let value = held.or_else(|| replayed.get(channel)).filter(|_| !is_theirs);
+                    value.is_some_and(|value| ours.entry(at).or_insert_with(|| value.clone()) != value)
                 };
                 if is_another {
                     let what = format!("channel {channel} has another value elsewhere at the same version");

@@ -230,7 +230,7 @@ mod tests {
         let stored = [("review.old", "Old"), ("review", "New"), ("review.md", "Other"), ("x.off", "x")];
         for (name, text) in stored {
             let path = directory.path().join(name);
-            if name.ends_with(".md") {
+            if name == "review.md" {
                 fs::write(path, text).unwrap();
             } else {
                 fs::create_dir(&path).unwrap();

@@ -1,5 +1,6 @@
 //! One connection to a server.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use reqwest::{StatusCode, redirect};
@@ -132,9 +133,10 @@ impl Connection {
     pub(crate) async fn tools(&self, server: &str) -> Result<Vec<Tool>, ServiceError> {
         let mut tools: Vec<Tool> = Vec::new();
         let mut cursor: Option<String> = None;
+        let mut seen = BTreeSet::new();
         loop {
             let params =
-                cursor.clone().map(|cursor| PaginatedRequestParams::default().with_cursor(Some(cursor)));
+                cursor.take().map(|cursor| PaginatedRequestParams::default().with_cursor(Some(cursor)));
             let request = ListToolsRequest { params, ..ListToolsRequest::default() };
             let request = ClientRequest::ListToolsRequest(request);
             let result = match self.service.peer().send_request(request).await? {
@@ -145,9 +147,9 @@ impl Connection {
             };
             let result = result.ok_or(ServiceError::UnexpectedResponse)?;
             tools.extend(result.tools);
-            // Some servers give the same cursor again and again.
-            let next = result.next_cursor.filter(|next| cursor.as_ref() != Some(next));
-            if next.is_none() || tools.len() >= TOOLS_MAX {
+            // Some servers give the same cursors again and again, or others without an end.
+            let next = result.next_cursor.filter(|next| seen.insert(next.clone()));
+            if next.is_none() || tools.len().max(seen.len()) >= TOOLS_MAX {
                 if next.is_some() || tools.len() > TOOLS_MAX {
                     tracing::warn!(
                         server,

@@ -133,7 +133,7 @@ impl WaitingRoom {
 
     /// Drops what waits for checkpoints of a thread, which was deleted.
     pub(crate) fn forget(&self, thread: &ThreadId) {
-        self.lock().drop_if(|key, ..| key.thread == *thread);
+        self.lock().drop_if(|key, _, _| key.thread == *thread);
     }
 }
 

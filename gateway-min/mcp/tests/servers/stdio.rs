@@ -231,6 +231,15 @@ async fn a_cursor_that_is_given_again_and_again_ends_the_list() {
 }
 
 #[tokio::test]
+async fn cursors_that_lead_to_each_other_end_the_list() {
+    let scene = Scene::new(
+        r#"initialize; while hear; do echo listed >> "$ROOT/lists"; case $line in *'"cursor":"b"'*) next=a;; *) next=b;; esac; answer "{\"tools\":[{\"name\":\"one\",\"inputSchema\":{\"type\":\"object\"}}],\"nextCursor\":\"$next\"}"; done"#,
+    );
+    assert_eq!(names(&scene.connected().await), ["mcp_s_one"]);
+    assert_eq!(scene.read("lists").lines().count(), 3);
+}
+
+#[tokio::test]
 async fn a_malformed_tool_does_not_lose_the_others() {
     let object = r#"{"type":"object"}"#;
     let tools = [

@@ -135,8 +135,7 @@ fn headers(settings: &Settings, environment: &Environment) -> HeaderMap {
     let configured = settings.headers.iter().map(|(name, value)| (name.clone(), value.clone()));
     let mut headers = HeaderMap::new();
     for (name, value) in listed.chain(configured) {
-        if let (Ok(name), Ok(mut value)) =
-            (HeaderName::try_from(name), HeaderValue::try_from(value.expose()))
+        if let (Ok(name), Ok(mut value)) = (HeaderName::try_from(name), HeaderValue::try_from(value.expose()))
         {
             value.set_sensitive(true);
             headers.insert(name, value);

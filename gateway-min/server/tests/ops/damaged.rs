@@ -228,7 +228,8 @@ async fn a_conversion_that_the_records_do_not_take_reports_what_it_converted() {
     assert_eq!(records.agree_on_form(&form).await.unwrap(), None);
     records.close().await;
     let database = rusqlite::Connection::open(&path).unwrap();
-    let refusal = "CREATE TRIGGER refusal BEFORE UPDATE ON store_settings BEGIN SELECT RAISE(ABORT, 'no room'); END";
+    let refusal =
+        "CREATE TRIGGER refusal BEFORE UPDATE ON store_settings BEGIN SELECT RAISE(ABORT, 'no room'); END";
     database.execute_batch(refusal).unwrap();
     let convert = ["convert", "--all", "--to", "full"];
     let said = store.run(&convert);

@@ -67,13 +67,13 @@ impl Sharing {
             Known::NoBatch => return None,
             Known::Shared { id, written } => (id.clone(), (own != *written).then(|| unsigned(own))),
             // Whether there is anything to share is read first.
-            Known::Unread => match budget_id(&self.thread_id, turn?) {
-                Some(id) => (id, None),
-                None => {
+            Known::Unread => {
+                let Some(id) = budget_id(&self.thread_id, turn?) else {
                     *known = Known::NoBatch;
                     return None;
-                }
-            },
+                };
+                (id, None)
+            }
         };
         match self.batches.budget(&id, (&self.thread_id, &self.run_id), used).await {
             Ok(Some(found)) => {

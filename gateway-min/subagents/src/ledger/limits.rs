@@ -78,8 +78,8 @@ fn settled(known: &[Entry], turn: &[Json]) -> Vec<Entry> {
         .collect()
 }
 
-/// The result of a call of the answer, among those after it. A client may have answered only some of the calls, and in any
-/// order; of calls to which the provider gave the same id, the first one has the first result.
+/// The result of a call of the answer, among those after it. A client may have answered only some of the calls, and in
+/// any order; of calls to which the provider gave the same id, the first one has the first result.
 fn result_of<'m>(answer: &Json, index: usize, results: impl Iterator<Item = &'m Json>) -> Option<&'m Json> {
     let (before, call) = (message::tool_calls(answer).get(..index)?, message::tool_calls(answer).get(index)?);
     let same_before = before.iter().filter(|other| other["id"] == call["id"]).count();

@@ -85,7 +85,7 @@ new-saver: ## The crate of a saver over the store NAME, in DIR (../threadkeep-NA
 fuzz: ## Fuzz each decoder, and whole programs of calls, for SECONDS (60) each; TARGETS names some of them
 	FUZZ_SECONDS=$(or $(SECONDS),60) scripts/fuzz.sh $(TARGETS)
 
-torture: ## Try to lose or damage what was acknowledged, for MINUTES (10); SEED, ONLY (a name), TURNS, EFFORT (2), OUT (a file); see docs/torture.md
+torture: ## Try to lose or damage what was acknowledged, for MINUTES (10) or until each exercise had a turn; SEED, ONLY (a name), TURNS, EFFORT (2), OUT (a file); see docs/torture.md
 	cargo run --release --locked -p threadkeep-torture -- --minutes $(or $(MINUTES),10) --effort $(or $(EFFORT),2) $(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only "$(ONLY)") $(if $(TURNS),--turns $(TURNS)) $(if $(OUT),--out $(OUT))
 
 batches-torture: ## A batch of ITEMS (5000) on three processes, KILLS (100) of them, and CRASHES (5) of the database; see docs/torture.md

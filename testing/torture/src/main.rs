@@ -31,7 +31,7 @@ enum Command {
 
 #[derive(Args)]
 struct Run {
-    /// How long to run, in minutes.
+    /// How long to run, in minutes; longer if an exercise has had no turn yet.
     #[arg(long, default_value_t = 10.0)]
     minutes: f64,
     /// The seed of the first turn of each exercise; later turns count up from it. Default: taken from the clock.
@@ -41,10 +41,10 @@ struct Run {
     #[arg(long)]
     only: Option<String>,
     /// The maximum number of turns of each exercise: 1 with --seed and --only replays a turn.
-    #[arg(long)]
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
     turns: Option<u64>,
     /// How much each turn does; a short test does 1.
-    #[arg(long, default_value_t = 2)]
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..))]
     effort: u32,
     /// Also writes the table to this file, as Markdown.
     #[arg(long)]
@@ -88,8 +88,9 @@ async fn torture(run: &Run) -> anyhow::Result<bool> {
     let progress = ProgressBar::no_length();
     progress.set_style(ProgressStyle::with_template("{spinner} {elapsed_precise} {msg}")?);
     progress.enable_steady_tick(Duration::from_millis(200));
-    // The exercise with the least time so far goes next, so that each gets the same.
-    while begun.elapsed() < end {
+    // The exercise with the least time so far goes next, so that each gets the same. Each has a turn, however short the
+    // time is: of one that was not tried the table would say that nothing was found.
+    while begun.elapsed() < end || rows.iter().any(|row| row.turns == 0) {
         let next = rows.iter_mut().filter(|row| run.turns.is_none_or(|turns| row.turns < turns));
         let Some(row) = next.min_by_key(|row| row.took) else { break };
         let turn = Turn {

@@ -12,6 +12,18 @@ async fn a_killed_process_loses_nothing_that_was_acknowledged() {
     play("killed", Kind::Postgres, 1..3).await;
 }
 
+#[test]
+fn each_exercise_has_a_turn_however_short_the_time_is() {
+    let mut torture = std::process::Command::new(env!("CARGO_BIN_EXE_threadkeep-torture"));
+    torture.args(["--minutes", "0", "--seed", "1", "--effort", "1", "--only", "storms, memory"]);
+    let done = torture.output().unwrap();
+    let shown = String::from_utf8_lossy(&done.stdout);
+    assert!(done.status.success() && shown.contains("50 storms"), "{shown}");
+    // A turn that does nothing finds nothing.
+    let idle = torture.args(["--turns", "0"]).output().unwrap();
+    assert!(!idle.status.success());
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn storms_of_create_and_delete_leave_threads_whole() {
     for saver in [Kind::Memory, Kind::Sqlite] {

@@ -1,12 +1,13 @@
 //! Child processes: this crate's binary again, with work to do on a store until it is killed.
 
 use std::io::Write as _;
+use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
 use std::process::Stdio;
 use std::str::FromStr as _;
 use std::sync::Arc;
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, bail, ensure};
 use clap::{Args, ValueEnum};
 use threadkeep::mode::ChannelMode;
 use threadkeep::saver::Flush;
@@ -43,6 +44,8 @@ pub struct Task {
     seed: u64,
 }
 
+/// The number of the signal that ends a child.
+const SIGKILL: i32 = 9;
 /// The most that a child adds to a shared thread.
 const LINES: usize = 60;
 
@@ -122,8 +125,13 @@ impl Child {
     }
 
     /// Kills it with SIGKILL, so that it cannot clean up. Returns its last lines.
+    ///
+    /// # Errors
+    /// If it ended by itself, which it does only if it has found something.
     pub(crate) async fn kill(mut self) -> anyhow::Result<Vec<String>> {
-        self.process.kill().await?;
+        self.process.start_kill()?;
+        let ended = self.process.wait().await?;
+        ensure!(ended.signal() == Some(SIGKILL), "the child ended by itself: {ended}; see its output above");
         let mut last = Vec::new();
         while let Some(line) = self.lines.next_line().await? {
             last.push(line);
@@ -135,4 +143,31 @@ impl Child {
 /// A number that a child printed; none if the line is truncated.
 pub(crate) fn number(line: &str) -> Option<usize> {
     usize::from_str(line).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use super::*;
+    use crate::exercise::Tally;
+    use crate::storage::HUNG;
+
+    #[tokio::test]
+    async fn a_child_that_ended_by_itself_is_not_taken_for_a_killed_one() {
+        // It prints its arguments, and ends.
+        let program = "echo".into();
+        let turn = Turn { seed: 1, effort: 1, saver: Kind::Memory, program, tally: Tally::default() };
+        let mut child = Child::start(&turn, Work::Act, "nowhere", 1).unwrap();
+        assert_eq!(child.hear().await.unwrap(), "child act memory nowhere 1");
+        let stat = format!("/proc/{}/stat", child.process.id().unwrap());
+        let began = Instant::now();
+        // Until it has ended; it stays there until somebody waits for it.
+        while !std::fs::read_to_string(&stat).unwrap().contains(") Z ") {
+            assert!(began.elapsed() < HUNG, "it does not end");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        let error = child.kill().await.unwrap_err();
+        assert!(error.to_string().starts_with("the child ended by itself"), "{error}");
+    }
 }

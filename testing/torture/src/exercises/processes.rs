@@ -126,7 +126,9 @@ pub async fn run(turn: Turn) -> anyhow::Result<()> {
         turn.tally.add("opens", opening.await?.context("opening beside checkpoints")?);
     }
     promised.extend(other.kill().await?.into_iter().filter(|line| line.contains('/')));
-    drop(beside);
+    if let Some(beside) = beside {
+        beside.kill().await?;
+    }
     let cold = accessor(&saver, ChannelMode::Delta, 0)?;
     let thread = ThreadId::from(SHARED);
     let head = cold.get(&thread, None).await?.context("the thread is not there")?;

@@ -177,14 +177,15 @@ impl History {
 
     /// Checks what was read by a read that began when these values were acknowledged.
     fn check(&self, thread: &str, before: &[u64], found: &[u64]) -> anyhow::Result<()> {
-        let places: BTreeMap<u64, usize> = found.iter().enumerate().map(|(at, value)| (*value, at)).collect();
-        ensure!(places.len() == found.len(), "thread {thread}: a value is there twice: {found:?}");
+        // Who appends a value drew it after those that it follows.
+        let in_order = found.is_sorted_by(|one, next| one < next);
+        ensure!(in_order, "thread {thread}: a value is there twice, or before an earlier one: {found:?}");
         let refused =
             self.with(thread, |known| found.iter().copied().find(|value| known.refused.contains(value)));
         ensure!(refused.is_none(), "thread {thread}: {refused:?} was refused and is there");
         for value in before {
             ensure!(
-                places.contains_key(value),
+                found.binary_search(value).is_ok(),
                 "thread {thread}: {value} was acknowledged and is not in {found:?}"
             );
         }
@@ -391,3 +392,6 @@ fn append(ids: &IdSource, thread: &str, head: Head, values: &[u64]) -> Result<St
         flush: Flush::Now,
     })
 }
+
+#[cfg(test)]
+mod tests;

@@ -11,6 +11,7 @@ everything runs N times, and with --suites only the conformance suites and the t
 
 import argparse
 import contextlib
+import fcntl
 import json
 import os
 import re
@@ -185,6 +186,14 @@ class Report:
         for line in [line for line in text.splitlines() if not FRAME.match(line)][-TAIL:]:
             self.line(f"    | {cut(line)}")
 
+    def broke(self, step, error):
+        """Counts a step whose result was lost, as with its file."""
+        with self.lock:
+            self.failed += 1
+            self.failures.append((step.name, self.logs, [("its result is not known", cut(repr(error)))]))
+            if step.name in self.running:
+                self.running.remove(step.name)
+
     def line(self, text):
         # On a terminal the running steps are visible, and results replace them.
         clear = "\033[K" if self.out.isatty() else ""
@@ -228,7 +237,10 @@ def run_all(report, steps, streams):
                 step = next(waiting, None)
             if step is None:
                 return
-            report.run(step)
+            try:
+                report.run(step)
+            except Exception as error:  # Else the thread would end, and the steps that are left would not be missed.
+                report.broke(step, error)
 
     threads = [threading.Thread(target=stream, daemon=True) for _ in range(streams)]
     for thread in threads:
@@ -332,14 +344,28 @@ def until_stopped(report, work):
     return None
 
 
+def alone(folder):
+    """Locks a folder until the file that this returns is closed: of two runs each would delete the logs of the other."""
+    lock = open(folder / "test-run.lock", "w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.close()
+        sys.exit(f"scripts/run_tests.py: another run is at work in {folder}; wait for it, or set CARGO_TARGET_DIR")
+    return lock
+
+
 def main():
     arguments = argparse.ArgumentParser(description="Builds the tests and runs them.")
     arguments.add_argument("--busy", type=int, default=0, metavar="N", help="run beside N loops that never pause")
     arguments.add_argument("--rounds", type=int, default=1, metavar="N", help="how often to run everything")
     arguments.add_argument("--suites", action="store_true", help="only the conformance suites and the drivers' tests")
     given = arguments.parse_args()
+    if given.rounds < 1:
+        arguments.error("--rounds must be at least 1")
     os.chdir(ROOT)
     LOGS.mkdir(parents=True, exist_ok=True)
+    _lock = alone(TARGET)
     for old in LOGS.iterdir():
         old.unlink()
     os.environ["CARGO_TERM_COLOR"] = "never"

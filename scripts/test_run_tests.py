@@ -120,6 +120,22 @@ class Reports(unittest.TestCase):
         self.assertIn("cannot run /no/such/program", end[6])
         self.assertEqual(end[-1], "0 passed, 2 failed")
 
+    def test_a_step_whose_file_is_gone_has_failed_and_the_others_run(self):
+        removes = Step("removes", ["rm", str(Path(self.folder.name, "01-removes.log"))])
+        lines, well = self.lines(removes, printing("after", "1 passed, 0 failed\n"))
+        self.assertFalse(well)
+        end = lines[lines.index("failed:"):]
+        self.assertEqual(end[2], "    its result is not known")
+        self.assertIn("FileNotFoundError", end[3])
+        self.assertEqual(end[-1], "1 passed, 1 failed")
+
+    def test_a_second_run_in_the_same_folder_is_refused(self):
+        place = Path(self.folder.name)
+        with run_tests.alone(place):
+            with self.assertRaises(SystemExit):
+                run_tests.alone(place)
+        run_tests.alone(place).close()
+
     def test_the_names_that_a_custom_harness_reports(self):
         mimic = "failures:\n\n---- sqlite::reads ----\nit was away\n\n\nfailures:\n    sqlite::reads\n\ntest result: FAILED. 0 passed; 1 failed\n"
         self.assertEqual(run_tests.failures(mimic, 101), [("sqlite::reads", "it was away")])

@@ -169,7 +169,8 @@ class Cluster:
 
     def switch(self):
         node = self.primary()
-        answer(f"127.0.0.1:{self.api[node]}", "POST", "/switchover", {"leader": f"node{node}"}, timeout=60)
+        _, said = answer(f"127.0.0.1:{self.api[node]}", "POST", "/switchover", {"leader": f"node{node}"}, timeout=60)
+        until(f"another primary after a switchover ({said!r})", lambda: self.primary() not in (None, node))
 
     def url(self):
         hosts = ",".join(f"127.0.0.1:{sql}" for sql in self.sql)
@@ -194,6 +195,9 @@ class Client(threading.Thread):
             except (OSError, http.client.HTTPException) as error:
                 self.count(type(error).__name__)
                 time.sleep(0.1)
+            except Exception as error:  # An answer that cannot be read. Else the thread would end, and nobody would miss it.
+                self.wrong.append(f"{self.name}: the answer to {text}: {error!r}")
+                return
 
     def count(self, what):
         self.refused[what] = self.refused.get(what, 0) + 1
@@ -304,6 +308,8 @@ def main(rounds):
 
 if __name__ == "__main__":
     home, right = None, False
+    # As Ctrl-C: the servers end with this.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         home, right = main(int(sys.argv[1]) if len(sys.argv) > 1 else 1)
     finally:

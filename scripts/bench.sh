@@ -15,8 +15,13 @@ CARGO_INCREMENTAL=0 cargo build --release --locked -p threadkeep-benches --bin w
 workloads=$target/release/workloads
 
 if [ "$plan" = peers ]; then
-  python=$target/bench/venv/bin/python
-  [ -x "$python" ] || python3 -m venv "$target/bench/venv"
+  venv=$target/bench/venv
+  python=$venv/bin/python
+  if [ ! -x "$venv/bin/pip" ] && ! python3 -m venv "$venv" 2> /dev/null; then
+    rm -rf "$venv"
+    scripts/install.sh python3-venv
+    python3 -m venv "$venv"
+  fi
   "$python" -m pip install --quiet --upgrade \
     langgraph langgraph-checkpoint-sqlite langgraph-checkpoint-postgres 'psycopg[binary]'
   set -- --python "$python" "$@"

@@ -20,6 +20,7 @@ import urllib.request
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+TARGET = ROOT / os.environ.get("CARGO_TARGET_DIR", "target")
 WIDE, NARROW = 1120, 400
 # How often a place is opened for its times; the first time is not counted.
 OPENED = 7
@@ -90,6 +91,10 @@ class Gateway:
 
     def head(self, thread: str) -> str:
         return call(f"{self.url}/api/threads/{thread}/state")["checkpoint"]["checkpoint_id"]
+
+
+# The proxy of the environment does not know this machine's servers.
+urllib.request.install_opener(urllib.request.build_opener(urllib.request.ProxyHandler({})))
 
 
 def call(url: str, body: dict | None = None, method: str | None = None) -> dict:
@@ -199,15 +204,16 @@ def bytes_of(url: str) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--binary", default=os.environ.get("THREADKEEP_BINARY", str(ROOT / "target/release/threadkeep")))
+    parser.add_argument("--binary", default=os.environ.get("THREADKEEP_BINARY", str(TARGET / "release/threadkeep")))
     parser.add_argument("--docs", action="store_true", help="renew the pictures that the README shows")
     arguments = parser.parse_args()
-    out = ROOT / "target/pictures"
+    out = TARGET / "pictures"
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as directory:
         gateway = Gateway(str(Path(arguments.binary).resolve()), directory)
-        browser = Browser(directory)
+        browser = None
         try:
+            browser = Browser(directory)
             places = fill(gateway)
             places["batch"] = link(browser, f"{gateway.url}/threads/reports/runs", "batches")
             places["execution"] = link(browser, gateway.url + places["conversation"], "executions")
@@ -233,9 +239,10 @@ def main() -> None:
                     browser.open(gateway.url + places[name], WIDE, 800, "light")
                     browser.picture(ROOT / "docs/pictures" / f"{file}.png", whole=True)
         finally:
-            browser.quit()
             gateway.process.terminate()
             gateway.process.wait()
+            if browser:
+                browser.quit()
     print(f"pictures in {out}")
 
 

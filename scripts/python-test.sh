@@ -10,9 +10,9 @@ target="${CARGO_TARGET_DIR:-$root/target}"
 venvs="$target/python"
 mkdir -p "$venvs"
 
-# environment NAME: a virtual environment, empty unless it exists.
+# environment NAME: a virtual environment, empty unless it exists. One whose creation was interrupted has no pip.
 environment() {
-    if [ ! -x "$venvs/$1/bin/python" ] && ! "${PYTHON:-python3}" -m venv "$venvs/$1" 2> /dev/null; then
+    if [ ! -x "$venvs/$1/bin/pip" ] && ! "${PYTHON:-python3}" -m venv "$venvs/$1" 2> /dev/null; then
         rm -rf "${venvs:?}/$1"
         "$root/scripts/install.sh" python3-venv
         "${PYTHON:-python3}" -m venv "$venvs/$1"
@@ -65,7 +65,8 @@ if [ -n "${FREE_THREADED:-}" ]; then
     "${pip[@]}" install -q --no-deps -r "$venvs/requirements-$FREE_THREADED.txt"
     "${pip[@]}" install -q --no-deps --force-reinstall "$wheels"/free-threaded/threadkeep-*.whl
     # psycopg uses the library itself.
-    ldconfig -p | grep -q libpq.so.5 || "$root/scripts/install.sh" libpq5
+    # A grep that ends at the first match would end ldconfig with an error, as if the library were missing.
+    PATH="$PATH:/usr/sbin:/sbin" ldconfig -p | grep libpq.so.5 > /dev/null || "$root/scripts/install.sh" libpq5
     cd tests
     PYTHONPATH="$PWD/free_threaded" PYTHONDONTWRITEBYTECODE=1 exec "$venvs/$FREE_THREADED/bin/python" -m pytest -q \
         -p no:cacheprovider -c "$root/python/pyproject.toml" --rootdir . --ignore=test_types.py "${@:-.}"

@@ -4,15 +4,18 @@
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 venv="$root/.venv"
-if [ ! -x "$venv/bin/python" ]; then
+# One whose creation was interrupted has no pip.
+if [ ! -x "$venv/bin/pip" ]; then
     if ! python3 -m venv "$venv" 2> /dev/null; then
         rm -rf "$venv"
         "$root/scripts/install.sh" python3-venv
         python3 -m venv "$venv"
     fi
 fi
-if ! "$venv/bin/python" -c 'import langgraph_sdk' 2> /dev/null; then
-    "$venv/bin/pip" install -q --retries 10 'langgraph-sdk==0.4.14'
+# The environment may be somebody's own, with another version.
+version=0.4.14
+if [ "$("$venv/bin/python" -c 'import importlib.metadata as all; print(all.version("langgraph-sdk"))' 2> /dev/null)" != "$version" ]; then
+    "$venv/bin/pip" install -q --retries 10 "langgraph-sdk==$version"
 fi
 [ "${1:-}" != --install ] || exit 0
 exec "$venv/bin/python" "$root/scripts/sdk_check.py" "${GATEWAY_URL:?start a gateway and set GATEWAY_URL}"

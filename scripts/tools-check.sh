@@ -7,6 +7,8 @@ root=$(cd "$(dirname "$0")/.." && pwd)
 if ! command -v node > /dev/null || ! command -v npm > /dev/null; then
     "$root/scripts/install.sh" nodejs npm
 fi
+# Without it, no process would be found to be left.
+command -v pgrep > /dev/null || "$root/scripts/install.sh" procps
 place=${CARGO_TARGET_DIR:-$root/target}/tools-js
 mkdir -p "$place"
 if [ ! -d "$place/node_modules/@modelcontextprotocol/server-everything" ]; then

@@ -16,6 +16,10 @@ trap finish EXIT
 cd "$place"
 # Nothing of this machine's or of the checkout may help.
 unset PYTHONPATH THREADKEEP_BINARY SVC_CONFIG_PATH SVC_HOME
+# The proxy of the environment does not know this machine's gateway.
+no_proxy=${no_proxy:-${NO_PROXY:-}}
+export no_proxy="127.0.0.1,localhost${no_proxy:+,$no_proxy}"
+export NO_PROXY="$no_proxy"
 "${PYTHON:-python3}" -m venv empty
 echo "$("empty/bin/python" --version), $(basename "${wheels[0]}"): $(du -h "${wheels[0]}" | cut -f 1)"
 

@@ -18,6 +18,11 @@ missing=()
 for tool in curl python3; do command -v "$tool" > /dev/null || missing+=("$tool"); done
 [ ${#missing[@]} = 0 ] || "$root/scripts/install.sh" "${missing[@]}"
 
+# The proxy of the environment does not know this machine's gateway.
+no_proxy=${no_proxy:-${NO_PROXY:-}}
+export no_proxy="127.0.0.1,localhost${no_proxy:+,$no_proxy}"
+export NO_PROXY="$no_proxy"
+
 home=$(mktemp -d)
 gateway=
 stop() {

@@ -1,7 +1,7 @@
 .DEFAULT_GOAL := help
 # Unoptimized: it checks in five seconds, and is built in half the time.
 INSTALL_DENY := CARGO_PROFILE_DEV_DEBUG=0 cargo install --locked --debug cargo-deny@0.20.2
-.PHONY: help run config-upgrade test suites page-test pictures python-test langgraph-tests wheel bench-python lint docs sdk-check tools-check openapi-check tour conformance new-saver fuzz torture patroni crash-check size-report bench bench-peers bench-targets bench-criterion load scale instructions batches-torture chaos
+.PHONY: help run config-upgrade test suites page-test pictures python-test langgraph-tests wheel bench-python lint advisories docs sdk-check tools-check openapi-check tour conformance new-saver fuzz torture patroni crash-check size-report bench bench-peers bench-targets bench-criterion load scale instructions batches-torture chaos
 
 help: ## Show what there is to run
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

@@ -29,7 +29,33 @@ const PATIENCE: Duration = Duration::from_mins(10);
 const PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
+/// What is left of the time in which a restore is attempted.
+pub(super) struct Patience {
+    until: Instant,
+    pause: Duration,
+}
+
+impl Patience {
+    pub(super) fn begin() -> Self {
+        Self { until: Instant::now() + PATIENCE, pause: PAUSE }
+    }
+}
+
 impl Runs {
+    /// Waits until a restore is attempted again; `false` if it is not, because that was done for long enough, or the
+    /// gateway stops.
+    pub(super) async fn may_try_again(&self, patience: &mut Patience) -> bool {
+        let pause = patience.pause;
+        patience.pause = (2 * pause).min(LONGEST_PAUSE);
+        if Instant::now() + pause >= patience.until {
+            return false;
+        }
+        tokio::select! {
+            () = tokio::time::sleep(pause) => true,
+            () = self.delegator.stopping.cancelled() => false,
+        }
+    }
+
     /// Restores the state before each of these runs, which are this process's and have no task, and ends them.
     pub(crate) fn roll_back(self: &Arc<Self>, taken_over: Vec<RunRow>) {
         for row in taken_over {
@@ -99,19 +125,17 @@ impl Runs {
 
     /// Restores the state before the run, again while the store is unavailable or another writer is in the way.
     async fn restore_when_possible(&self, row: &RunRow) -> Result<Undone, RunError> {
-        let (until, mut pause) = (Instant::now() + PATIENCE, PAUSE);
+        let mut patience = Patience::begin();
         loop {
             match self.restore_before(row).await {
-                Err(error) if error.may_pass() && Instant::now() + pause < until => {
+                Err(error) if error.may_pass() => {
                     tracing::warn!(run_id = row.run_id, %error, "cannot roll back a run yet");
-                    tokio::select! {
-                        () = tokio::time::sleep(pause) => {}
-                        () = self.delegator.stopping.cancelled() => return Err(error),
+                    if !self.may_try_again(&mut patience).await {
+                        return Err(error);
                     }
                 }
                 done => return done,
             }
-            pause = (2 * pause).min(LONGEST_PAUSE);
         }
     }
 

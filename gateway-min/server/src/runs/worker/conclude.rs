@@ -1,10 +1,13 @@
 //! The end of a run: its final state, and its row.
 
 use chrono::{DateTime, Utc};
+use threadkeep::Error;
 use threadkeep::state::StateAccessor;
 
 use super::turn::NeverStarts;
 use super::{Outcome, Worker, rolling_back};
+use crate::runs::error::RunError;
+use crate::runs::takeover::Patience;
 use crate::telemetry::spans;
 use threadkeep_records::{
     CancelAction, DecideOutcome, FinishOutcome, LEASE_EXPIRED_ERROR, RecordsError, RunEnd, RunStatus,
@@ -38,6 +41,15 @@ impl End {
     fn rolled_back() -> Self {
         Self { error: Some(ROLLED_BACK.to_owned()), rollback_settled: true, ..Self::new(RunStatus::Error) }
     }
+}
+
+/// What came of an attempt to restore the state before a run.
+enum Restored {
+    Done,
+    /// That is not possible: what was committed is kept.
+    Not,
+    /// Another process has the run, or the next one will: that one restores.
+    Elsewhere,
 }
 
 impl Worker<'_> {
@@ -130,7 +142,7 @@ impl Worker<'_> {
     }
 
     /// Carries out a cancellation: an interrupted run keeps what it committed, a rolled back one restores the state
-    /// before it. None if another process has taken the run over, which rolls it back.
+    /// before it. None if another process rolls it back, which has taken the run over, or will.
     async fn cancelled(&mut self, accessor: Option<&StateAccessor>) -> Result<Option<End>, RecordsError> {
         // A run that another process has ended has nothing to restore.
         let row = persistently(|| self.runs.records.runs().get(&self.spec.run_id)).await?;
@@ -143,8 +155,12 @@ impl Worker<'_> {
             return Ok(Some(self.lost()));
         }
         let rolls_back = action == Some(CancelAction::Rollback);
-        if rolls_back && self.restore(accessor).await {
-            return Ok(Some(End::rolled_back()));
+        if rolls_back {
+            match self.restore(accessor).await? {
+                Restored::Done => return Ok(Some(End::rolled_back())),
+                Restored::Elsewhere => return Ok(None),
+                Restored::Not => {}
+            }
         }
         // What was committed stays, also after a power loss.
         if let (Some(accessor), Some(_)) = (accessor, &self.left)
@@ -173,7 +189,7 @@ impl Worker<'_> {
     }
 
     /// Restores the old turn if the edited turn that should replace it does not finish. `false` if another process has
-    /// ended the run or taken it over: that one restores.
+    /// ended the run or taken it over, or will take it over: that one restores.
     ///
     /// # Errors
     /// Whose the run is cannot be read. Its row ends with no failure before the restore, so who ends it restores.
@@ -185,41 +201,81 @@ impl Worker<'_> {
         if !self.spec.edits || end.status == RunStatus::Success {
             return Ok(true);
         }
-        if !self.restored {
+        // What a rollback could not restore was attempted for long enough.
+        if !self.restored && !end.rollback_settled {
             if !persistently(|| self.runs.still_has(&self.spec.run_id)).await? {
                 return Ok(false);
             }
-            self.restore(accessor).await;
+            if matches!(self.restore(accessor).await?, Restored::Elsewhere) {
+                return Ok(false);
+            }
         }
         // Where that is not possible, what was committed is kept.
         end.rollback_settled = true;
         Ok(true)
     }
 
-    /// Restores the state before the run; `false` if that is not possible. Followers of an edit are shown the restored
-    /// state.
-    async fn restore(&mut self, accessor: Option<&StateAccessor>) -> bool {
-        let run_id = &self.spec.run_id;
+    /// Restores the state before the run, again while the store is unavailable, as for a process that is gone: the row
+    /// does not end before that. Followers of an edit are shown the restored state.
+    ///
+    /// # Errors
+    /// Whose the run is by then cannot be read.
+    async fn restore(&mut self, accessor: Option<&StateAccessor>) -> Result<Restored, RecordsError> {
+        let (runs, run_id) = (self.runs, &self.spec.run_id);
         let (Some(accessor), Some(head)) = (accessor, &mut self.head) else {
             // It has failed before it read its thread, and has written nothing.
             self.restored = true;
-            return true;
+            return Ok(Restored::Done);
         };
         if self.restored {
-            return true;
+            return Ok(Restored::Done);
         }
         let Some(point) = &self.rollback else {
             tracing::warn!(run_id, "not rolled back: the state before the run was not captured");
-            return false;
+            return Ok(Restored::Not);
         };
-        let captured = point.snapshot().map(|state| rolling_back(run_id, state));
-        let restored = accessor.restore(head, point, captured.unwrap_or_default()).await;
-        let shown = restored.and_then(|state| match state {
-            Some(state) if self.spec.edits => self.reporter.frames.values(&state),
-            _ => Ok(()),
-        });
-        self.restored = shown.inspect_err(|error| tracing::error!(run_id, %error, "not rolled back")).is_ok();
-        self.restored
+        let extra = point.snapshot().map(|state| rolling_back(run_id, state)).unwrap_or_default();
+        let mut patience = Patience::begin();
+        let state = loop {
+            let error = match accessor.restore(head, point, extra.clone()).await {
+                Ok(state) => break state,
+                Err(error) => error,
+            };
+            let is_final = match &error {
+                // A commit of the run that was in doubt may have arrived; somebody else's write stays.
+                Error::Conflict { .. } => !head.is_in_doubt(),
+                // Nothing keeps the first commit to a thread out, and it may never arrive.
+                Error::InDoubt { .. } => head.id().is_none(),
+                _ => false,
+            };
+            let error = RunError::from(error);
+            if is_final || !error.may_pass() {
+                tracing::error!(run_id, %error, "not rolled back");
+                return Ok(Restored::Not);
+            }
+            tracing::warn!(run_id, %error, "cannot roll back a run yet");
+            let again = runs.may_try_again(&mut patience).await;
+            if runs.is_stopping() {
+                tracing::warn!(run_id, "left to be rolled back by the next process");
+                return Ok(Restored::Elsewhere);
+            }
+            if !again {
+                tracing::error!(run_id, %error, "not rolled back");
+                return Ok(Restored::Not);
+            }
+            // Who has taken the run over meanwhile has restored the state, and the next run may go on from there.
+            if !persistently(|| runs.still_has(run_id)).await? {
+                return Ok(Restored::Elsewhere);
+            }
+        };
+        self.restored = true;
+        if let Some(state) = state
+            && self.spec.edits
+            && let Err(error) = self.reporter.frames.values(&state)
+        {
+            tracing::warn!(run_id, %error, "the restored state is not shown");
+        }
+        Ok(Restored::Done)
     }
 
     /// A run that never started writes no checkpoint and shows only its end.

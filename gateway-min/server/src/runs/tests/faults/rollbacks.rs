@@ -1,11 +1,14 @@
 //! Rollbacks of runs whose reads or writes fail.
 
+use std::time::Duration;
+
+use chrono::TimeDelta;
 use serde_json::{Value as Json, json};
 use threadkeep::checkpoint::{INTERRUPT_CHANNEL, TaskWrites, Write};
 use threadkeep::id::ThreadId;
 use threadkeep::value::ChannelValue;
 use threadkeep_agent::model::scripted::gate;
-use threadkeep_records::{CancelAction, CancelOutcome, MultitaskStrategy, RunRow, RunStatus};
+use threadkeep_records::{CancelAction, CancelOutcome, MultitaskStrategy, RECOVERY_ERROR, RunRow, RunStatus};
 
 use super::super::left::left_by;
 use super::super::{Gateway, ask, everywhere, from, options};
@@ -29,14 +32,14 @@ fn rows(gateway: &Gateway) -> Vec<TaskWrites> {
     vec![row(0, vec![interrupt]), row(1, vec![said.unwrap(), title.unwrap()]), row(2, Vec::new())]
 }
 
-/// Runs until the gate and cancels there, with a rollback whose `k`-th write fails.
-async fn rolled_back(gateway: &Gateway, faults: &Faults, name: &str, k: usize) -> RunRow {
+/// Runs until the gate and cancels there, with a rollback whose `k`-th write fails so.
+async fn rolled_back(gateway: &Gateway, faults: &Faults, name: &str, (k, fault): (usize, Fault)) -> RunRow {
     let created = gateway.create(ask("wait")).await.unwrap();
     gate(name).reached().await;
     while said(&gateway.head().await.unwrap()).last().map(String::as_str) != Some("wait") {
         tokio::task::yield_now().await;
     }
-    faults.write(k, Fault::Refused);
+    faults.write(k, fault);
     gateway.app.runs.cancel(&created.run.run_id, CancelAction::Rollback).await.unwrap();
     gateway.row(&created.run.run_id).await
 }
@@ -53,7 +56,7 @@ async fn a_rollback_restores_the_pending_rows_exactly_or_says_that_it_did_not() 
             for row in &rows {
                 gateway.app.threads.accessor().saver().put_writes(&before.key, row).await.unwrap();
             }
-            let row = rolled_back(&gateway, &faults, &name, k).await;
+            let row = rolled_back(&gateway, &faults, &name, (k, Fault::Refused)).await;
             let fired = !faults.disarm();
             let head = gateway.head().await.unwrap();
             if fired {
@@ -71,6 +74,77 @@ async fn a_rollback_restores_the_pending_rows_exactly_or_says_that_it_did_not() 
                 break;
             }
         }
+    }
+}
+
+/// The store is away when the state is to be restored: the run keeps its thread until it is back.
+#[tokio::test]
+async fn a_cancelled_run_is_rolled_back_once_the_store_is_back() {
+    for on @ (saver, mode) in everywhere() {
+        let name = format!("away-rollback-{saver}-{mode}");
+        let (gateway, faults) = faulty(on, &name).await;
+        let before = gateway.head().await.unwrap();
+        let row = rolled_back(&gateway, &faults, &name, (1, Fault::Away)).await;
+        assert!(!faults.disarm(), "{on:?}");
+        let ended = (row.status, row.error.as_deref());
+        assert_eq!(ended, (RunStatus::Error, Some("Rolled back by user")), "{on:?}");
+        assert_eq!(gateway.head().await.unwrap().values().unwrap(), before.values().unwrap(), "{on:?}");
+        goes_on(&gateway).await;
+    }
+}
+
+/// The same for an edit, whose followers are shown the restored state.
+#[tokio::test]
+async fn a_failed_edit_gives_way_to_the_old_turn_once_the_store_is_back() {
+    for on @ (_, mode) in everywhere() {
+        let (gateway, faults) = faulty(on, "none").await;
+        let base = gateway.head().await.unwrap();
+        gateway.run(ask("second")).await;
+        let before = gateway.head().await.unwrap();
+        // In delta mode the resume, then the input and the fallback answer; the restore.
+        faults.write(if mode == "delta" { 4 } else { 3 }, Fault::Away);
+        let (frames, row) = gateway.run(edit(from(&base, ask("fail")))).await;
+        assert!(!faults.disarm(), "{on:?}: it failed there");
+        let names: Vec<&str> = frames.iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(names, ["metadata", "values", "values", "values", "end"], "{on:?}");
+        assert_eq!(row.status, RunStatus::Error, "{on:?}");
+        assert_eq!(gateway.head().await.unwrap().values().unwrap(), before.values().unwrap(), "{on:?}");
+        goes_on(&gateway).await;
+    }
+}
+
+/// A rollback that was accepted, and an edit that the stop interrupts, while the store is away.
+#[tokio::test]
+async fn what_a_stopping_process_cannot_restore_is_left_to_the_next() {
+    for asked in [true, false] {
+        let name = format!("left-to-the-next-{asked}");
+        let (gateway, faults) = faulty(("sqlite", "delta"), &name).await;
+        let base = gateway.head().await.unwrap();
+        gateway.run(ask("second")).await;
+        let before = gateway.head().await.unwrap();
+        let created = gateway.create(edit(from(&base, ask("wait")))).await.unwrap();
+        let run_id = &created.run.run_id;
+        gate(&name).reached().await;
+        while said(&gateway.head().await.unwrap()).last().map(String::as_str) != Some("wait") {
+            tokio::task::yield_now().await;
+        }
+        faults.away(usize::MAX);
+        if asked {
+            gateway.app.runs.cancel(run_id, CancelAction::Rollback).await.unwrap();
+        }
+        let stopped = tokio::time::timeout(Duration::from_mins(10), gateway.app.stop_runs()).await;
+        stopped.expect("it stops");
+        // Once its task is gone, however long the stop has waited for that.
+        let row = gateway.row(run_id).await;
+        faults.disarm();
+        assert!(row.owes_restore(), "{asked}: {row:?}");
+        let (records, runs) = (&gateway.app.records, gateway.app.records.runs());
+        let found = runs.recover_orphans(records.now(), TimeDelta::zero()).await.unwrap();
+        gateway.app.runs.roll_back(found.rollbacks);
+        let row = gateway.row(run_id).await;
+        let error = if asked { "Rolled back by user" } else { RECOVERY_ERROR };
+        assert_eq!((row.status, row.error.as_deref()), (RunStatus::Error, Some(error)));
+        assert_eq!(gateway.head().await.unwrap().values().unwrap(), before.values().unwrap(), "{asked}");
     }
 }
 

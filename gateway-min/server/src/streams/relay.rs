@@ -171,9 +171,9 @@ async fn show_outcome(streams: &Streams, row: &RunRow, from_the_start: bool, pub
 }
 
 /// The data of the `error` frame of a run that failed, or that its stopping process interrupted; `None` if it ended
-/// otherwise.
+/// otherwise. An active one that was taken over has failed already: its row says what it died of.
 async fn failure(streams: &Streams, row: &RunRow) -> Option<Json> {
-    let failed = matches!(row.status, RunStatus::Error | RunStatus::Interrupted);
+    let failed = row.owes_restore() || matches!(row.status, RunStatus::Error | RunStatus::Interrupted);
     let message = row.error.as_deref().filter(|_| failed)?;
     if row.cancel_action.is_some() {
         return None;

@@ -161,6 +161,38 @@ async fn a_run_that_was_ended_elsewhere_while_its_model_answered_stores_no_answe
     }
 }
 
+/// The old turn is not back yet: the row of the edit already says what it died of.
+#[tokio::test]
+async fn clients_of_an_edit_that_was_taken_over_are_shown_what_it_died_of() {
+    for on @ (saver, mode) in everywhere() {
+        let name = format!("late-edit-{saver}-{mode}");
+        let two = Two::start(on, &name).await;
+        let base = two.own.head().await.unwrap();
+        two.own.run(ask("second")).await;
+        let before = said(&two.own.head().await.unwrap());
+        let created = two.own.create(edit(from(&base, ask("wait")))).await.unwrap();
+        gate(&name).reached().await;
+        while said(&two.own.head().await.unwrap()).last().map(String::as_str) != Some("wait") {
+            tokio::task::yield_now().await;
+        }
+        // More than a third of a lease has passed.
+        two.ahead.store(21, Ordering::SeqCst);
+        let records = &two.other.app.records;
+        let found = records.runs().recover_owner(records.now(), "own").await.unwrap();
+        assert_eq!(found.rollbacks.len(), 1, "{on:?}");
+        gate(&name).open();
+        let run_id = created.run.run_id.clone();
+        let shown = frames(created.stream).await;
+        let failure = json!({"message": RECOVERY_ERROR, "name": "RunError"});
+        let last = [("error".to_owned(), failure), ("end".to_owned(), Json::Null)];
+        assert!(shown.ends_with(&last), "{on:?}: {shown:?}");
+        two.other.app.runs.roll_back(found.rollbacks);
+        assert_eq!(two.other.row(&run_id).await.error.as_deref(), Some(RECOVERY_ERROR), "{on:?}");
+        assert_eq!(said(&two.own.head().await.unwrap()), before, "{on:?}");
+        goes_on(&two.own).await;
+    }
+}
+
 /// Neither its question nor, in delta mode, the state that it should resume from.
 #[tokio::test]
 async fn a_run_that_is_cancelled_before_its_first_write_writes_nothing() {

@@ -68,7 +68,9 @@ impl Runs {
                     return Ok(());
                 }
                 if row.owes_restore() {
-                    self.roll_back(vec![RunRow { error: Some(DIED.to_owned()), ..row }]);
+                    // One that was taken over has what it died of.
+                    let error = row.error.clone().or_else(|| Some(DIED.to_owned()));
+                    self.roll_back(vec![RunRow { error, ..row }]);
                     return Ok(());
                 }
                 let (status, error) = match row.decided_status {

@@ -273,6 +273,21 @@ async fn an_edit_whose_process_is_gone_gives_way_to_the_old_turn() {
     }
 }
 
+/// The process that took it over did not hear of that, and finds it later.
+#[tokio::test]
+async fn an_edit_that_was_taken_over_without_an_answer_ends_with_what_it_died_of() {
+    let (gateway, _) = faulty(("sqlite", "delta"), "none").await;
+    worked(&gateway, true).await;
+    let records = &gateway.app.records;
+    let unheard = records.runs().recover_orphans(records.now(), TimeDelta::zero()).await.unwrap();
+    assert_eq!(unheard.rollbacks.len(), 1);
+    gateway.app.runs.bury("gone", None).await;
+    let row = tokio::time::timeout(Duration::from_mins(10), gateway.row("gone")).await.unwrap();
+    let died_of = (row.error.as_deref(), row.stop_reason.as_deref());
+    assert_eq!(died_of, (Some(RECOVERY_ERROR), Some("orphan_recovered")));
+    goes_on(&gateway).await;
+}
+
 /// The process died after it had restored the old turn, and before the run's row ended.
 #[tokio::test]
 async fn an_edit_is_undone_once() {

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use chrono::{DateTime, TimeDelta, Utc};
 
-use super::Runs;
+use super::{Runs, owes_restore};
 use crate::codec::{Cells, time_text};
 use crate::error::RecordsError;
 use crate::failure::DatabaseError;
@@ -104,10 +104,14 @@ impl Runs {
         self.db.apart().write_everywhere(move |tx| Box::pin(tx.execute(sql))).await.map(drop)
     }
 
-    /// The runs that hold their threads and have no lease: those of a gateway that is the only one.
-    pub async fn without_lease(&self) -> Result<Vec<String>, RecordsError> {
-        let sql = "SELECT run_id FROM runs WHERE operation_kind = 'run' AND status IN ('pending', 'running') \
-                   AND NOT waiting AND lease_expires_at IS NULL";
+    /// The runs without a lease that [owe a restore](super::RunRow::owes_restore): of these, a gateway that is the only
+    /// one may have taken some over. Its others end as their tasks have decided.
+    pub async fn owing_without_lease(&self) -> Result<Vec<String>, RecordsError> {
+        let sql = concat!(
+            "SELECT run_id FROM runs WHERE operation_kind = 'run' AND status IN ('pending', 'running') \
+             AND lease_expires_at IS NULL AND ",
+            owes_restore!()
+        );
         let found: Vec<(String,)> = self.db.fetch_all(query(sql)).await?;
         Ok(found.into_iter().map(|(run_id,)| run_id).collect())
     }

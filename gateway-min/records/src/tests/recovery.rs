@@ -319,6 +319,34 @@ async fn the_owner_without_a_name_ends_its_runs_alone_too() {
     }
 }
 
+/// Such a gateway may have taken some over without hearing of it. Its other runs end as their tasks have decided, also
+/// later, once the database is available.
+#[tokio::test]
+async fn only_runs_that_owe_a_restore_are_found_by_a_process_without_leases() {
+    let fixture = fixture().await;
+    let (records, leased) = (&fixture.records, fixture.owner("leased").await);
+    for (thread_id, edits) in
+        [("rolled back", false), ("edit", true), ("decided", true), ("plain", false), ("pending", true)]
+    {
+        create_thread(records, thread_id).await;
+        let run = NewRun { edits, ..new_run(thread_id, thread_id) };
+        records.runs().admit(run, MultitaskStrategy::Reject).await.unwrap();
+        if thread_id != "pending" {
+            let started = records.runs().start(thread_id).await.unwrap();
+            assert!(matches!(started, StartOutcome::Started { .. }));
+        }
+    }
+    create_thread(records, "leased").await;
+    let run = NewRun { edits: true, ..new_run("leased", "leased") };
+    leased.runs().admit(run, MultitaskStrategy::Reject).await.unwrap();
+    leased.runs().start("leased").await.unwrap();
+    records.runs().request_cancel("rolled back", CancelAction::Rollback).await.unwrap();
+    records.runs().decide("decided", &settled(RunStatus::Error)).await.unwrap();
+    let found = records.runs().owing_without_lease().await.unwrap();
+    let expected = BTreeSet::from(["rolled back", "edit"].map(str::to_owned));
+    assert_eq!(found.into_iter().collect::<BTreeSet<_>>(), expected);
+}
+
 /// A new turn that did not succeed gives way to the old one, whichever process finds that its own is gone.
 #[tokio::test]
 async fn an_edit_of_a_dead_process_is_taken_over_until_its_old_turn_is_back() {

@@ -239,10 +239,10 @@ impl Runs {
         tracing::warn!(%error, "cannot renew leases");
     }
 
-    /// Ends the runs without leases that no task works on: this process, which is the only one without leases, took
-    /// them over and did not hear of it.
+    /// Rolls back the runs without leases that owe that and that no task works on: this process, which is the only one
+    /// without leases, took them over and did not hear of it.
     async fn end_taken_over(self: &Arc<Self>) -> Result<(), RecordsError> {
-        for run_id in self.records.runs().without_lease().await? {
+        for run_id in self.records.runs().owing_without_lease().await? {
             if self.local.get(&run_id).is_none() {
                 tracing::warn!(run_id, "ending a run that was taken over without an answer");
                 self.end_unfinished(&run_id, None).await?;

@@ -66,14 +66,13 @@ impl Worker<'_> {
             let run_id = &self.spec.run_id;
             tracing::error!(run_id, error = %message, "another process has ended the run, or taken it over");
             // Its clients are shown how that one ends it.
-            self.reporter.journal.close().await;
-            self.leave();
+            self.close_and_leave().await;
             return Ok(());
         }
         let mut end = match outcome {
             Outcome::Cancelled => {
                 let Some(end) = self.cancelled(accessor).await? else {
-                    self.leave();
+                    self.close_and_leave().await;
                     return Ok(());
                 };
                 end
@@ -94,7 +93,7 @@ impl Worker<'_> {
             }
         };
         if !self.undo_edit(accessor, &mut end).await? {
-            self.leave();
+            self.close_and_leave().await;
             return Ok(());
         }
         self.note_workspace_changes().await;
@@ -136,9 +135,15 @@ impl Worker<'_> {
         self.end_row(&end, title).await
     }
 
-    /// Leaves the run to the process that has ended it, or taken it over.
+    /// Leaves the run to the process that has ended it, has taken it over, or will.
     fn leave(&mut self) {
         self.taken_over = true;
+    }
+
+    /// The same before its last events are written.
+    async fn close_and_leave(&mut self) {
+        self.reporter.journal.close().await;
+        self.leave();
     }
 
     /// Carries out a cancellation: an interrupted run keeps what it committed, a rolled back one restores the state

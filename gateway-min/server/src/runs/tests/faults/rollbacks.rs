@@ -8,7 +8,9 @@ use threadkeep::checkpoint::{INTERRUPT_CHANNEL, TaskWrites, Write};
 use threadkeep::id::ThreadId;
 use threadkeep::value::ChannelValue;
 use threadkeep_agent::model::scripted::gate;
-use threadkeep_records::{CancelAction, CancelOutcome, MultitaskStrategy, RECOVERY_ERROR, RunRow, RunStatus};
+use threadkeep_records::{
+    CancelAction, CancelOutcome, EventQuery, MultitaskStrategy, RECOVERY_ERROR, RunRow, RunStatus,
+};
 
 use super::super::left::left_by;
 use super::super::{Gateway, ask, everywhere, from, options};
@@ -139,6 +141,8 @@ async fn what_a_stopping_process_cannot_restore_is_left_to_the_next() {
         faults.disarm();
         assert!(row.owes_restore(), "{asked}: {row:?}");
         let (records, runs) = (&gateway.app.records, gateway.app.records.runs());
+        let events = records.events().list(&EventQuery::new("t", run_id)).await.unwrap();
+        assert!(events.iter().any(|event| event.event_type == "llm.human.input"), "{asked}: its events stay");
         let found = runs.recover_orphans(records.now(), TimeDelta::zero()).await.unwrap();
         gateway.app.runs.roll_back(found.rollbacks);
         let row = gateway.row(run_id).await;

@@ -29,7 +29,7 @@ const PAGE: usize = 256;
 struct Search<'r> {
     /// The part of the filter that the saver decides.
     filter: Map<String, Json>,
-    /// Whether the saver chooses all that match, and nothing else.
+    /// Whether the saver chooses all that match, and hardly anything else: of what lacks a source, it knows one.
     chooses: bool,
     /// What to load meanwhile. If it is not everything, the values are read of what was found.
     load: Load,
@@ -210,12 +210,12 @@ impl LangGraph {
             filter: search.filter.clone(),
             load: search.load.clone(),
         };
-        let (mut found, mut least) = (Vec::new(), PAGE);
+        // Of a page, few may match that the saver does not choose itself.
+        let (mut found, mut least) = (Vec::new(), if search.chooses { 0 } else { PAGE });
         loop {
             let left = request.limit.map(|limit| limit.saturating_sub(found.len()));
-            // Of a page, few may match that the saver does not choose itself.
             query.limit = match request.id {
-                None => left.map(|left| if search.chooses { left } else { left.max(least) }),
+                None => left.map(|left| left.max(least)),
                 // Each namespace may have one of this id, and a page would end between them.
                 Some(_) => None,
             };
@@ -224,8 +224,9 @@ impl LangGraph {
             }
             let mut page = self.saver.list(&query).await?;
             let is_last = query.limit.is_none_or(|limit| page.len() < limit);
-            // What the saver chooses is complete with the limit.
-            if !is_last && !search.chooses && query.namespace.is_none() {
+            let asked_for = page.iter().map(|tuple| search.matches(tuple)).collect::<Result<Vec<bool>>>()?;
+            let is_enough = left.is_some_and(|left| asked_for.iter().filter(|is| **is).count() >= left);
+            if !is_last && !is_enough && query.namespace.is_none() {
                 // The next page begins below an id, which several namespaces may have: it must not be cut in two.
                 let last = page.last().map(|tuple| tuple.checkpoint.id);
                 page.truncate(page.iter().position(|tuple| Some(tuple.checkpoint.id) == last).unwrap_or(0));
@@ -235,12 +236,8 @@ impl LangGraph {
                 }
             }
             query.before = page.last().map(|tuple| tuple.checkpoint.id);
-            for tuple in page {
-                if search.matches(&tuple)? {
-                    found.push(tuple);
-                }
-            }
-            if is_last {
+            found.extend(page.into_iter().zip(asked_for).filter_map(|(tuple, is)| is.then_some(tuple)));
+            if is_last || is_enough {
                 return Ok(found);
             }
         }

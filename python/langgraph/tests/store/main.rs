@@ -564,3 +564,36 @@ async fn a_page_does_not_end_between_equal_ids_of_two_namespaces() {
         }
     }
 }
+
+#[tokio::test]
+async fn a_page_of_one_source_does_not_end_between_equal_ids_of_two_namespaces() {
+    let filter = json!({"source": "input"}).as_object().unwrap().clone();
+    for wanted in ["", "nested"] {
+        let lab = Lab::new();
+        // The newest id is of one namespace only, so a page of an even length ends at the first one of an id.
+        for n in 0..=4 {
+            for namespace in ["", "nested"] {
+                if n == 4 && namespace == "nested" {
+                    continue;
+                }
+                // The store has this source, too, for what says none.
+                let metadata = if n < 4 && namespace == wanted {
+                    json!({"source": "input", "step": n})
+                } else {
+                    json!({"step": n})
+                };
+                let metadata = metadata.as_object().unwrap().clone();
+                let put = Put::new(Place::new("t", namespace), lab.id(n), None, metadata);
+                lab.graphs.put(&put).await.unwrap();
+            }
+        }
+        for thread in [None, Some(lab.place.thread.clone())] {
+            let request =
+                ListRequest { thread, limit: Some(2), filter: filter.clone(), ..ListRequest::default() };
+            let listed = lab.graphs.list(&request).await.unwrap();
+            assert!(listed.iter().all(|tuple| tuple.place.namespace.to_string() == wanted));
+            let ids: Vec<_> = listed.iter().map(|tuple| tuple.id).collect();
+            assert_eq!(ids, [lab.id(3), lab.id(2)], "{wanted:?}");
+        }
+    }
+}

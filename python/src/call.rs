@@ -1,13 +1,17 @@
 //! A call of the store: Python waits for it, in this thread or in an event loop.
 
+use std::any::Any;
+use std::future::poll_fn;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::{Mutex, PoisonError};
+use std::task::Poll;
+use std::thread;
 
 use pyo3::exceptions::PyRuntimeError;
+use pyo3::panic::PanicException;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use tokio::runtime::Handle;
-use tokio::task::block_in_place;
 
 use crate::errors::exception;
 use crate::gate::Gate;
@@ -80,15 +84,19 @@ impl Call {
         let (waiting, event_loop) = (future.clone().unbind(), event_loop.unbind());
         let held = self.held.as_ref().map(|held| held.clone_ref(py));
         runtime::current()?.spawn(async move {
-            let done = call.await;
+            let done = caught(call).await;
             let Some(_inside) = HAND_OVERS.enter() else { return };
             Python::try_attach(|py| {
                 drop(held);
-                if let Err(error) = logs::pass_on(py) {
-                    error.write_unraisable(py, None);
-                }
-                let done = done.map_err(exception).and_then(|output| output.into_python(py));
-                let (value, error) = outcome(py, done);
+                let done = done.and_then(|done| {
+                    catch_unwind(AssertUnwindSafe(|| {
+                        if let Err(error) = logs::pass_on(py) {
+                            error.write_unraisable(py, None);
+                        }
+                        done.map_err(exception)?.into_python(py)
+                    }))
+                });
+                let (value, error) = outcome(py, done.unwrap_or_else(|panic| Err(panicked(&*panic))));
                 let handed = settle(py).and_then(|settle| {
                     event_loop.call_method1(py, "call_soon_threadsafe", (settle, waiting, value, error))
                 });
@@ -102,14 +110,30 @@ impl Call {
 
 fn made(py: Python<'_>, call: Running) -> PyResult<Py<PyAny>> {
     let runtime = runtime::current()?;
-    let done = py.detach(|| match Handle::try_current() {
-        // Python runs on a thread of the runtime where it hands a result over: a destructor, perhaps.
-        Ok(runtime) => block_in_place(|| runtime.block_on(call)),
-        Err(_) => runtime.block_on(call),
-    });
+    let done = py.detach(|| runtime::wait(&runtime, call));
     // What Python raises meanwhile, such as the exception of a keyboard interrupt, is raised after the call is complete.
     logs::pass_on(py)?;
     done.map_err(exception)?.into_python(py)
+}
+
+/// The outcome of a call, or what it panicked with: that would end its task, and who waits for the result would wait
+/// for ever.
+async fn caught(mut call: Running) -> thread::Result<threadkeep::Result<Output>> {
+    poll_fn(|context| match catch_unwind(AssertUnwindSafe(|| call.as_mut().poll(context))) {
+        Ok(done) => done.map(Ok),
+        Err(panic) => Poll::Ready(Err(panic)),
+    })
+    .await
+}
+
+/// What Python raises for a panic, as where a thread waits for the call itself.
+pub(crate) fn panicked(panic: &(dyn Any + Send)) -> PyErr {
+    let text = match (panic.downcast_ref::<String>(), panic.downcast_ref::<&str>()) {
+        (Some(text), _) => text.as_str(),
+        (None, Some(text)) => *text,
+        (None, None) => "panic from Rust code",
+    };
+    PanicException::new_err(text.to_owned())
 }
 
 /// What a call returned, and what it raised: one of them is `None`.

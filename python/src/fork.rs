@@ -4,12 +4,13 @@
 //! delete the log that it writes to.
 
 use std::cell::Cell;
+use std::thread::{Builder, JoinHandle};
 
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use threadkeep::Error;
 
-use crate::call::HAND_OVERS;
+use crate::call::{HAND_OVERS, panicked};
 use crate::gate::{Gate, Inside, PAUSE};
 use crate::{runtime, shared};
 
@@ -72,14 +73,16 @@ fn before(py: Python<'_>) -> PyResult<()> {
         return Ok(());
     }
     py.detach(|| {
-        // Another thread may be forking: then this waits for it first.
-        CALLS.close();
-        RESTS.set(1);
-        runtime.block_on(shared::rest());
+        runtime::wait(&runtime, async {
+            // Another thread may be forking: then this waits for it first.
+            CALLS.close();
+            RESTS.set(1);
+            shared::rest().await;
+        });
     });
     // Another thread may have dropped a store meanwhile, which is being closed.
     while !CALLS.is_empty() {
-        py.detach(|| CALLS.wait());
+        py.detach(|| runtime::wait(&runtime, async { CALLS.wait() }));
     }
     Ok(())
 }
@@ -99,12 +102,30 @@ fn after_in_parent() {
 #[pyfunction]
 pub(crate) fn at_rest(py: Python<'_>, functions: Vec<Bound<'_, PyAny>>) -> PyResult<()> {
     before(py)?;
+    let _rest = Rest;
     let mut done = Ok(());
     for function in functions {
         done = done.and(function.call0().map(drop));
     }
-    after_in_parent();
     done
+}
+
+/// The stores are at rest until it is dropped, also by a panic: other calls would wait for ever.
+struct Rest;
+
+impl Drop for Rest {
+    fn drop(&mut self) {
+        after_in_parent();
+    }
+}
+
+/// Calls a function in a thread of its own, and waits for it. A signal, such as that of a keyboard interrupt, is handled
+/// when the outcome is known.
+#[pyfunction]
+pub(crate) fn in_thread(py: Python<'_>, function: Py<PyAny>) -> PyResult<Py<PyAny>> {
+    let call = move || Python::attach(move |py| function.call0(py));
+    let called = py.detach(|| Builder::new().spawn(call).map(JoinHandle::join));
+    called?.unwrap_or_else(|panic| Err(panicked(&*panic)))
 }
 
 #[pyfunction]

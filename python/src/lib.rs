@@ -27,6 +27,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     call::watch(module.py())?;
     logs::watch();
     module.add_function(wrap_pyfunction!(fork::at_rest, module)?)?;
+    module.add_function(wrap_pyfunction!(fork::in_thread, module)?)?;
     module.add_class::<store::Store>()?;
     module.add_class::<call::Call>()?;
     module.add_class::<raw::RawTuple>()?;

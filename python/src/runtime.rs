@@ -5,7 +5,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
-use tokio::runtime::{Builder, Runtime};
+use tokio::runtime::{Builder, Handle, Runtime};
+use tokio::task::block_in_place;
 
 use crate::errors::UnavailableError;
 
@@ -36,6 +37,15 @@ pub(crate) fn current() -> PyResult<Arc<Runtime>> {
         draw_own_numbers()?;
     }
     Ok(runtime)
+}
+
+/// Waits for a future in this thread. That may be one of the runtime, where Python runs while a result is handed over: a
+/// destructor, perhaps.
+pub(crate) fn wait<T>(runtime: &Runtime, future: impl Future<Output = T>) -> T {
+    match Handle::try_current() {
+        Ok(runtime) => block_in_place(|| runtime.block_on(future)),
+        Err(_) => runtime.block_on(future),
+    }
 }
 
 /// Lets this thread draw other random numbers than its parent process, whose generator a fork copies. Versions of channels

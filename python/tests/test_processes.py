@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import multiprocessing
 import os
 import random
@@ -705,6 +706,59 @@ def test_a_call_may_be_made_where_another_one_ends(open_saver: Opener) -> None:
         again = loop.run_until_complete(asyncio.wait_for(saver.aget_tuple(config), PATIENCE))
         loop.close()
         assert found == [again]
+
+
+def test_a_connection_may_be_closed_where_a_call_ends(open_saver: Opener) -> None:
+    with open_saver() as saver:
+        config = put(saver, at(), made({"a": 1}))
+        threads: list[int] = []
+
+        class Loop(asyncio.SelectorEventLoop):
+            # On the thread that hands a result over, as above.
+            def call_soon_threadsafe(self, *args: Any, **more: Any) -> Any:
+                at_rest([lambda: threads.append(threading.get_ident())])
+                return super().call_soon_threadsafe(*args, **more)
+
+        loop = Loop()
+        found = loop.run_until_complete(asyncio.wait_for(saver.aget_tuple(config), PATIENCE))
+        loop.close()
+        assert len(threads) == 1 and threads[0] != threading.get_ident()
+        assert found == read(saver, config)
+
+
+async def test_a_panic_of_an_awaited_call_is_raised(postgres_url: str) -> None:
+    def fails(error: BaseException) -> None:
+        raise error
+
+    with pytest.raises(ValueError, match="looked at"):
+        # The class of what is raised for a panic exists once an error was looked at.
+        at_rest([partial(fails, ValueError("looked at"))])
+    # Other packages have one of this name, too. Theirs are errors like others.
+    classes = [error for error in BaseException.__subclasses__() if error.__name__ == "PanicException"]
+    # A warning of the store, which is passed on where the call ends.
+    address = make_conninfo("", **{**conninfo_to_dict(postgres_url), "options": "-c synchronous_commit=off"})
+    logger, raised = logging.getLogger("threadkeep.postgres"), list[str]()
+    for error in classes:
+
+        class Handler(logging.Handler):
+            def emit(self, record: logging.LogRecord, error: type[BaseException] = error) -> None:
+                raise error("panics")
+
+        with pytest.raises(error, match="at rest"):
+            at_rest([partial(fails, error("at rest"))])
+        handler = Handler()
+        saver = AsyncPostgresSaver(address, schema=f"t{uuid.uuid4().hex}")
+        logger.addHandler(handler)
+        try:
+            await asyncio.wait_for(saver.setup(), PATIENCE)
+        except error as panic:
+            raised.append(str(panic))
+        finally:
+            logger.removeHandler(handler)
+        # Whatever was raised, other calls go on.
+        assert await saver.aget_tuple(at()) is None
+        await saver.aclose()
+    assert raised == ["panics"]
 
 
 LAST_CALL = """

@@ -6,18 +6,16 @@ import asyncio
 import os
 import sqlite3
 import sys
-from _thread import start_new_thread
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
 from contextlib import asynccontextmanager, closing, contextmanager, suppress
 from pathlib import Path
-from threading import Lock
 from typing import Any, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from typing_extensions import Self
 
-from threadkeep._core import Store, at_rest
+from threadkeep._core import Store, at_rest, in_thread
 from threadkeep.langgraph._saver import Fence, ThreadkeepSaver
 
 _MEMORY = ":memory:"
@@ -202,35 +200,15 @@ def _in_loop(coroutine: Coroutine[Any, Any, _T]) -> _T:
     """Runs a coroutine in an event loop of its own, on another thread. The caller's loop does not run while its thread
     waits here. A connection of aiosqlite has a thread of its own, which answers any loop.
     """
-    results: list[_T] = []
-    errors: list[BaseException] = []
-    interrupts: list[BaseException] = []
-    running = Lock()
 
-    def run() -> None:
-        try:
-            # Not by `asyncio.run`, which programs replace in notebooks.
-            with closing(_Loop()) as loop:
-                result = loop.run_until_complete(coroutine)
-        except BaseException as error:
-            errors.append(error)
-        else:
-            results.append(result)
-        running.release()
+    def run() -> _T:
+        # Not by `asyncio.run`, which programs replace in notebooks.
+        with closing(_Loop()) as loop:
+            return loop.run_until_complete(coroutine)
 
-    running.acquire()
-    # Not by an executor, whose lock a thread that forks holds while it waits for what is at rest here. Not by `threading`: a
-    # start or a join that is interrupted does not say whether the thread runs.
-    start_new_thread(run, ())
-    while not results and not errors:
-        try:
-            running.acquire()
-        except BaseException as error:
-            # Raised once it is over: a connection may be closing, and until then no saver may have its file open.
-            interrupts.append(error)
-    for error in [*interrupts, *errors]:
-        raise error
-    return results[0]
+    # Not by an executor, whose lock a thread that forks holds while it waits for what is at rest here. Not by a thread of
+    # Python, whose start and end may be interrupted: while a connection is closing, no saver may have its file open.
+    return in_thread(run)
 
 
 def _closed(path: str, close: Callable[[], object]) -> str:

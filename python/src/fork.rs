@@ -119,11 +119,16 @@ impl Drop for Rest {
     }
 }
 
-/// Calls a function in a thread of its own, and waits for it. A signal, such as that of a keyboard interrupt, is handled
-/// when the outcome is known.
+/// Calls a function in a thread of its own, and waits for it. A signal, such as that of a keyboard interrupt, is
+/// handled when the outcome is known.
 #[pyfunction]
 pub(crate) fn in_thread(py: Python<'_>, function: Py<PyAny>) -> PyResult<Py<PyAny>> {
-    let call = move || Python::attach(move |py| function.call0(py));
+    let rests = RESTS.get();
+    let call = move || {
+        // What this thread waits for must not wait for it.
+        RESTS.set(rests);
+        Python::attach(move |py| function.call0(py))
+    };
     let called = py.detach(|| Builder::new().spawn(call).map(JoinHandle::join));
     called?.unwrap_or_else(|panic| Err(panicked(&*panic)))
 }

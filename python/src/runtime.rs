@@ -39,8 +39,8 @@ pub(crate) fn current() -> PyResult<Arc<Runtime>> {
     Ok(runtime)
 }
 
-/// Waits for a future in this thread. That may be one of the runtime, where Python runs while a result is handed over: a
-/// destructor, perhaps.
+/// Waits for a future in this thread. That may be one of the runtime, where Python runs while a result is handed over:
+/// a destructor, perhaps.
 pub(crate) fn wait<T>(runtime: &Runtime, future: impl Future<Output = T>) -> T {
     match Handle::try_current() {
         Ok(runtime) => block_in_place(|| runtime.block_on(future)),

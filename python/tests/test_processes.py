@@ -420,7 +420,9 @@ def call_others():
 os.register_at_fork(before=call_others)
 from kit import at, made, put, read
 from threadkeep import UnavailableError
+from threadkeep._core import at_rest
 from threadkeep.langgraph import SqliteSaver
+from threadkeep.langgraph._sqlite import _in_loop
 
 class Connection(sqlite3.Connection):
     def close(self):
@@ -430,12 +432,18 @@ class Connection(sqlite3.Connection):
             call_others()
         super().close()
 
-for way in ("connection", "fork"):
+async def in_loop():
+    call_others()
+
+for way in ("connection", "loop", "fork"):
     beside[:] = [SqliteSaver(sys.argv[1] + name) for name in (".one", ".two")]
     for saver in beside:
         put(saver, at(way), made({"a": way}))
     if way == "connection":
         SqliteSaver(sqlite3.connect(sys.argv[1], factory=Connection)).close()
+    elif way == "loop":
+        # As a connection of aiosqlite is closed.
+        at_rest([lambda: _in_loop(in_loop())])
     elif (child := os.fork()) == 0:
         os._exit(0)
     else:
@@ -457,7 +465,7 @@ def test_a_thread_that_brought_savers_to_rest_does_not_wait_for_itself(tmp_path:
     command = [sys.executable, *MAY_FORK, "-c", AT_REST, str(tmp_path / "checkpoints.db"), str(Path(__file__).parent)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
-    assert done.stdout.split() == ["refused", "closed"] * 2
+    assert done.stdout.split() == ["refused", "closed"] * 3
 
 
 def test_an_interrupt_comes_after_the_call_is_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

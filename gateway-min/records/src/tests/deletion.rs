@@ -247,7 +247,7 @@ async fn rows_of_a_newer_thread_do_not_say_that_a_deletion_was_not_carried_out()
 /// Neither the commit nor a look at the rows is answered, as if the process had died after the commit.
 #[tokio::test]
 async fn what_a_deletion_has_left_of_events_is_found_and_goes_with_another() {
-    const STATEMENTS: usize = 9;
+    const STATEMENTS: usize = 10;
     for backend in [EventBackend::Memory, EventBackend::Database, EventBackend::Jsonl] {
         let fixture = fixture_with(backend).await;
         let records = &fixture.records;

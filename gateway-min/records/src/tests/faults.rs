@@ -241,7 +241,7 @@ async fn batches() {
 /// A failed deletion releases the thread, so everything but that must be unchanged.
 #[tokio::test]
 async fn a_deletion() {
-    for (backend, statements) in [(EventBackend::Database, 9), (EventBackend::Memory, 9)] {
+    for (backend, statements) in [(EventBackend::Database, 10), (EventBackend::Memory, 10)] {
         let fixture = fixture_with(backend).await;
         let records = &fixture.records;
         create_thread(records, "t").await;

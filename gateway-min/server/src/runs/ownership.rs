@@ -191,8 +191,7 @@ async fn look(runs: Weak<Runs>, mut changes: Changes) {
         let Some(runs) = runs.upgrade() else { return };
         let looked = match heard {
             Some(run_id) if runs.local.get(&run_id).is_some() => runs.notice().await,
-            Some(run_id) if runs.streams.has_ended_alone(&run_id) => runs.streams.hand_on_ended().await,
-            Some(_) => continue,
+            Some(run_id) => runs.streams.hand_on_if_ended(&run_id).await,
             None => match runs.notice().await {
                 Ok(()) => runs.streams.hand_on_ended().await,
                 failed => failed,

@@ -24,6 +24,9 @@ const UNREAD: &str =
 pub(crate) const DELETED: &str =
     "This run was deleted, alone or with its thread, before its end was shown: how it ended is not known.";
 
+/// How many ended runs a poll asks about: a process may keep those of thousands.
+const LOOKED_AT: usize = 256;
+
 /// The data of the `error` frame of a run that failed for this reason.
 fn failure(message: &str) -> Json {
     json!({"message": message, "name": "RunError"})
@@ -115,18 +118,22 @@ impl Streams {
         }
     }
 
-    /// Relays the kept streams of ended runs of this process that other processes ask for.
+    /// Relays the kept stream of an ended run of this process if another process asks for it.
+    pub(crate) async fn hand_on_if_ended(self: &Arc<Self>, run_id: &str) -> Result<(), RecordsError> {
+        if self.bridge.has_ended_alone(run_id) { self.hand_on_of(&[run_id.to_owned()]).await } else { Ok(()) }
+    }
+
+    /// Relays the kept streams of ended runs of this process that other processes ask for. Only of those that ended last,
+    /// whose clients come back: a request for another one is heard, or not answered.
     pub(crate) async fn hand_on_ended(self: &Arc<Self>) -> Result<(), RecordsError> {
-        let kept = self.bridge.ended_alone();
-        for (run_id, thread_id) in self.records.runs().followed(&kept).await? {
+        self.hand_on_of(&self.bridge.ended_alone(LOOKED_AT)).await
+    }
+
+    async fn hand_on_of(self: &Arc<Self>, kept: &[String]) -> Result<(), RecordsError> {
+        for (run_id, thread_id) in self.records.runs().followed(kept).await? {
             self.hand_on(thread_id, run_id);
         }
         Ok(())
-    }
-
-    /// Whether the run may be one of [`Self::hand_on_ended`].
-    pub(crate) fn has_ended_alone(&self, run_id: &str) -> bool {
-        self.bridge.has_ended_alone(run_id)
     }
 
     /// Whether another process works on the run, as far as its row says.

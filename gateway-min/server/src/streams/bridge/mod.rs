@@ -258,16 +258,19 @@ impl StreamBridge {
         run.hand_on().then(|| Subscription::new(Some(run), None))
     }
 
-    /// The runs of this process that have ended and are kept, and that other processes do not get.
-    pub(crate) fn ended_alone(&self) -> Vec<String> {
+    /// The runs of this process that have ended and are kept, and that other processes do not get: at most `limit`,
+    /// the last to end first.
+    pub(crate) fn ended_alone(&self, limit: usize) -> Vec<String> {
         let runs: Vec<_> = lock(&self.shared.runs).values().cloned().collect();
-        runs.iter().filter(|run| run.has_ended_alone()).map(|run| run.id.to_string()).collect()
+        let mut ended: Vec<_> = runs.iter().filter_map(|run| Some((run.ended_alone()?, &run.id))).collect();
+        ended.sort_unstable();
+        ended.into_iter().rev().take(limit).map(|(_, id)| id.to_string()).collect()
     }
 
-    /// Whether the run is one of [`Self::ended_alone`].
+    /// Whether the run is one of this process that has ended and is kept, and that other processes do not get.
     pub(crate) fn has_ended_alone(&self, run_id: &str) -> bool {
         let run = lock(&self.shared.runs).get(run_id).cloned();
-        run.is_some_and(|run| run.has_ended_alone())
+        run.is_some_and(|run| run.ended_alone().is_some())
     }
 }
 

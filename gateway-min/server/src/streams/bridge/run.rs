@@ -144,9 +144,10 @@ impl Run {
         wake(state);
     }
 
-    /// Whether the run is this process's and has ended, and its events were not handed on to other processes.
-    pub(super) fn has_ended_alone(&self) -> bool {
-        !self.relayed && !self.handed_on.load(Ordering::Relaxed) && lock(&self.state).ended
+    /// The run's key among the ended ones, if it is this process's and other processes do not get its events.
+    pub(super) fn ended_alone(&self) -> Option<u64> {
+        let alone = !self.relayed && !self.handed_on.load(Ordering::Relaxed);
+        if alone { lock(&self.state).ended_as } else { None }
     }
 
     /// Whether the run is this process's, and its events are handed on to other processes from this call on.

@@ -127,13 +127,28 @@ async fn a_stream_is_handed_on_once_and_known_as_ended_until_then() {
     let own = bridge.open("own");
     let other = bridge.open_relayed("other").unwrap();
     publish(&own, 2);
-    assert_eq!(bridge.ended_alone(), [""; 0], "it is at work");
+    assert_eq!(bridge.ended_alone(9), [""; 0], "it is at work");
     own.end();
     other.end();
-    assert_eq!(bridge.ended_alone(), ["own"]);
+    assert_eq!(bridge.ended_alone(9), ["own"]);
     assert!(bridge.has_ended_alone("own") && !bridge.has_ended_alone("other"));
     assert_eq!(read(&mut bridge.hand_on("own").unwrap()), (vec![0, 1], Some(Frame::End)));
     assert!(["own", "other", "none"].iter().all(|run| bridge.hand_on(run).is_none()));
-    assert_eq!(bridge.ended_alone(), [""; 0]);
+    assert_eq!(bridge.ended_alone(9), [""; 0]);
     assert!(!bridge.has_ended_alone("own"));
+}
+
+/// Each is asked about twice a second, and a process may keep those of thousands.
+#[tokio::test(start_paused = true)]
+async fn the_streams_that_ended_last_are_asked_about_first_and_not_all() {
+    let bridge = bridge(8);
+    let runs = ["a", "b", "c", "d"].map(|id| (id, bridge.open(id)));
+    for ended in ["c", "a", "d"] {
+        let (_, run) = runs.iter().find(|(id, _)| *id == ended).unwrap();
+        run.end();
+    }
+    assert_eq!(bridge.ended_alone(2), ["d", "a"]);
+    assert!(bridge.hand_on("d").is_some());
+    assert_eq!(bridge.ended_alone(2), ["a", "c"]);
+    assert_eq!(bridge.ended_alone(0), [""; 0]);
 }

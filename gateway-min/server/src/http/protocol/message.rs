@@ -29,9 +29,12 @@ pub(super) struct Messages {
 #[derive(Debug)]
 struct Open {
     id: String,
-    block: Option<Block>,
-    /// How many blocks have ended.
-    ended: usize,
+    /// The block that grows, and its index.
+    block: Option<(usize, Block)>,
+    /// How many blocks have begun.
+    begun: usize,
+    /// Calls that have ended, with their indexes: calls of a message may grow in turns.
+    calls: Vec<(usize, Block)>,
     usage: Value,
 }
 
@@ -131,13 +134,14 @@ impl Messages {
                 return;
             }
             saying.start(START, "ai", id, metadata);
-            let open = Open { id: id.to_owned(), block: None, ended: 0, usage: Value::Null };
+            let id = id.to_owned();
+            let open = Open { id, block: None, begun: 0, calls: Vec::new(), usage: Value::Null };
             self.open.insert(place.clone(), open);
         }
         let Some(open) = self.open.get_mut(&place) else { return };
         let mut slot = PIECES;
         for piece in pieces(message) {
-            open.grow(saying, slot, piece);
+            open.grow(saying, slot, &piece);
             slot += PER_PIECE;
         }
         if !message["usage_metadata"].is_null() {
@@ -189,31 +193,43 @@ impl Messages {
 }
 
 impl Open {
-    /// A piece of the block that is open, or of a new one.
-    fn grow(&mut self, saying: &mut Saying<'_>, slot: u64, piece: Block) {
-        if self.block.as_ref().is_some_and(|block| !block.continues_with(&piece))
-            && let Some(block) = self.block.take()
-        {
-            saying.block_finish(slot, self.ended, &block.finished());
-            self.ended += 1;
+    /// A piece of the block that is open, of a call that has ended, which begins again at its index, or of a new block.
+    fn grow(&mut self, saying: &mut Saying<'_>, slot: u64, piece: &Block) {
+        if let Some((index, block)) = self.block.take_if(|(_, block)| !block.continues_with(piece)) {
+            saying.block_finish(slot, index, &block.finished());
+            if matches!(block, Block::Call { .. }) {
+                self.calls.push((index, block));
+            }
         }
-        let block = match &mut self.block {
-            Some(block) => {
-                block.append(&piece);
-                block
+        let (index, block) = match &mut self.block {
+            Some((index, block)) => {
+                block.append(piece);
+                (*index, block)
             }
             empty => {
-                saying.block_start(slot + 1, self.ended, &piece.begun());
-                empty.insert(piece.clone())
+                let ended = self.calls.iter().position(|(_, call)| call.continues_with(piece));
+                let begun = if let Some(at) = ended {
+                    let (index, mut call) = self.calls.swap_remove(at);
+                    saying.block_start(slot + 1, index, &call.begun());
+                    call.append(piece);
+                    (index, call)
+                } else {
+                    let index = self.begun;
+                    self.begun += 1;
+                    saying.block_start(slot + 1, index, &piece.begun());
+                    (index, piece.clone())
+                };
+                let (index, block) = empty.insert(begun);
+                (*index, block)
             }
         };
-        let delta = block.delta(&piece);
-        saying.say(slot + 2, json!({ "event": "content-block-delta", "index": self.ended, "delta": delta }));
+        let delta = block.delta(piece);
+        saying.say(slot + 2, json!({ "event": "content-block-delta", "index": index, "delta": delta }));
     }
 
-    fn close(mut self, saying: &mut Saying<'_>, slot: u64, reason: &Value) {
-        if let Some(block) = self.block.take() {
-            saying.block_finish(slot, self.ended, &block.last(is_cut_off(reason.as_str())));
+    fn close(self, saying: &mut Saying<'_>, slot: u64, reason: &Value) {
+        if let Some((index, block)) = self.block {
+            saying.block_finish(slot, index, &block.last(is_cut_off(reason.as_str())));
         }
         saying.finish(slot + 1, &self.usage, reason);
     }

@@ -136,6 +136,49 @@ fn a_message_is_blocks_that_begin_grow_and_end() {
     in_order(&said);
 }
 
+/// As the stored message has them.
+#[test]
+fn calls_that_a_model_makes_in_turns_are_complete() {
+    let piece = |index: u64, args: &str| {
+        let id = args.starts_with('{').then(|| format!("c{index}"));
+        json!({"index": index, "id": id, "name": id.as_ref().map(|_| "ls"), "args": args})
+    };
+    let calls = |pieces: &[Value]| chunk("m", "", json!({"tool_call_chunks": pieces}));
+    let turns = [
+        calls(&[piece(0, "{\"a\""), piece(1, "{\"b\"")]),
+        calls(&[piece(0, ":1")]),
+        calls(&[piece(1, ":2"), piece(0, "}")]),
+        calls(&[piece(1, "}")]),
+        last("m"),
+    ];
+    let said = said(&mut translator(), &frames(0, &turns));
+    in_order(&said);
+    // As a client puts them together: what begins or ends replaces what was there.
+    let mut blocks: Vec<Value> = Vec::new();
+    let mut open = None;
+    for (_, _, data) in shown(&said) {
+        let index = data["index"].as_u64().map(|index| usize::try_from(index).unwrap());
+        match data["event"].as_str().unwrap() {
+            "content-block-start" => {
+                assert_eq!(open.replace(index.unwrap()), None, "one at a time");
+                blocks.resize(blocks.len().max(index.unwrap() + 1), Value::Null);
+                blocks[index.unwrap()] = data["content"].clone();
+            }
+            "content-block-delta" => {
+                assert_eq!(open, index);
+                blocks[index.unwrap()] = data["delta"]["fields"].clone();
+            }
+            "content-block-finish" => {
+                assert_eq!(open.take(), index);
+                blocks[index.unwrap()] = data["content"].clone();
+            }
+            _ => assert_eq!(index, None),
+        }
+    }
+    let call = |id: &str, args: Value| json!({"type": "tool_call", "id": id, "name": "ls", "args": args});
+    assert_eq!(blocks, [call("c0", json!({"a": 1})), call("c1", json!({"b": 2}))]);
+}
+
 /// Each event has a greater number than the one before, and a name of its own.
 fn in_order(said: &[Said]) {
     for pair in said.windows(2) {

@@ -123,8 +123,8 @@ impl Streams {
         if self.bridge.has_ended_alone(run_id) { self.hand_on_of(&[run_id.to_owned()]).await } else { Ok(()) }
     }
 
-    /// Relays the kept streams of ended runs of this process that other processes ask for. Only of those that ended last,
-    /// whose clients come back: a request for another one is heard, or not answered.
+    /// Relays the kept streams of ended runs of this process that other processes ask for. Only of those that ended
+    /// last, whose clients come back: a request for another one is heard, or not answered.
     pub(crate) async fn hand_on_ended(self: &Arc<Self>) -> Result<(), RecordsError> {
         self.hand_on_of(&self.bridge.ended_alone(LOOKED_AT)).await
     }

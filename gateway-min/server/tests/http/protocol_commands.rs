@@ -1,5 +1,6 @@
 //! The commands of the thread protocol.
 
+use axum::http::Request;
 use serde_json::{Value, json};
 use threadkeep_agent::model::scripted::gate;
 
@@ -141,6 +142,30 @@ async fn only_a_question_that_is_asked_can_be_answered() {
         assert_eq!(gateway.run("t", run).await["metadata"], json!({"source": "page"}));
         let again = command(&gateway, "t", "input.respond", answer(question, json!("red"))).await;
         refused(&again, 404, "no_such_interrupt");
+    }
+}
+
+#[tokio::test]
+async fn an_answer_that_is_sent_again_with_its_key_is_the_same_run() {
+    for mode in MODES {
+        let gateway = asking(mode).await;
+        ran(&gateway, ask("paint")).await;
+        let state = gateway.state("t").await;
+        let question = &state["values"]["messages"].as_array().unwrap().last().unwrap()["id"];
+        let params = json!({"namespace": [], "interrupt_id": question, "response": "blue"});
+        let body = json!({"id": 7, "method": "input.respond", "params": params}).to_string();
+        let send = async |key: &str| {
+            let request = Request::post("/api/threads/t/commands")
+                .header("content-type", "application/json")
+                .header("Idempotency-Key", key);
+            gateway.send(request.body(body.clone().into()).unwrap()).await
+        };
+        let first = done(send("k").await);
+        gateway.join("t", first["run_id"].as_str().unwrap()).await;
+        assert_eq!(done(send("k").await), first, "{mode}");
+        refused(&send("another").await, 404, "no_such_interrupt");
+        assert_eq!(texts(&gateway.state("t").await).last(), Some(&"You said: blue"));
+        assert_eq!(gateway.get("/api/threads/t/runs").await.ok().as_array().unwrap().len(), 2);
     }
 }
 

@@ -22,6 +22,7 @@ use crate::runs::admission::{Created, OnThread};
 use crate::streams::bridge::unix_ms;
 
 const FAILED: &str = "Failed to read the thread's questions";
+const RUN_FAILED: &str = "Failed to read run";
 
 /// Who sent a command, about which thread.
 pub(super) struct Sender<'a> {
@@ -108,11 +109,13 @@ impl Sender<'_> {
     pub(super) async fn respond(&self, Answers(answers): Answers, run: Responded) -> Result<Begun, Refusal> {
         existing(self.app, self.thread).await?;
         let questions = self.questions().await?;
-        for answer in &answers {
-            if !answer.namespace.is_empty() || !questions.contains(&answer.question) {
-                let text = format!("Thread {} does not ask {}", self.thread, answer.question);
-                return Err(Refusal::absent(Code::NoSuchInterrupt, text));
-            }
+        let is_asked = |answer: &Answer| answer.namespace.is_empty() && questions.contains(&answer.question);
+        // It may be this very command that has answered it, when it came first.
+        if let Some(answer) = answers.iter().find(|answer| !is_asked(answer))
+            && !self.has_begun().await?
+        {
+            let text = format!("Thread {} does not ask {}", self.thread, answer.question);
+            return Err(Refusal::absent(Code::NoSuchInterrupt, text));
         }
         let mut values: Vec<Value> = answers.into_iter().map(|answer| answer.value).collect();
         let answer = match values.len() {
@@ -120,6 +123,13 @@ impl Sender<'_> {
             _ => together(values),
         };
         self.begin(run.with(answer), OnThread::Existing(self.caller)).await
+    }
+
+    /// Whether an earlier command with the same idempotency key has started a run.
+    async fn has_begun(&self) -> Result<bool, ApiError> {
+        let Some(key) = idempotency_key(self.headers, self.caller, self.thread)? else { return Ok(false) };
+        let run = self.app.records.runs().get_by_idempotency_key(&key).await;
+        Ok(run.or_internal(RUN_FAILED)?.is_some())
     }
 
     async fn questions(&self) -> Result<Vec<String>, ApiError> {

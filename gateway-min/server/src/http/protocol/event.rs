@@ -85,18 +85,26 @@ pub(super) enum Data {
 pub(super) struct Speaker<'a> {
     run: &'a str,
     place: Place,
+    /// The slots of the frame's own events.
+    own: Range<u64>,
     unix_ms: u64,
 }
 
 impl<'a> Speaker<'a> {
     /// For the events of a run's frame.
     pub(super) fn of(run: &'a str, frame: EventId) -> Self {
-        Self { run, place: Place::of(frame), unix_ms: frame.unix_ms }
+        Self { run, place: Place::of(frame), own: OWN, unix_ms: frame.unix_ms }
+    }
+
+    /// For the frame's own events in these slots, which count from 0 then. Those that do not fit take no other's slot.
+    pub(super) fn only(&self, slots: &Range<u64>) -> Self {
+        let own = self.own.start + slots.start..self.own.start + slots.end;
+        Self { own, ..self.clone() }
     }
 
     /// The event in this slot of the frame, from 0. Events of one frame differ in their slots.
     pub(super) fn say(&self, slot: u64, method: &'static str, namespace: &[String], data: Data) -> Said {
-        self.within(&OWN, slot, method, namespace, data)
+        self.within(&self.own, slot, method, namespace, data)
     }
 
     /// That an agent is at work, before what the frame says. The slot is how many agents there are around it.

@@ -1,6 +1,7 @@
 //! The channel `messages`: chunks of messages as the protocol has them, a message of blocks that begin, grow and end.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
 use serde_json::{Value, json};
 use threadkeep_agent::model::is_cut_off;
@@ -14,8 +15,8 @@ const START: u64 = 2;
 const PIECES: u64 = 3;
 const PER_PIECE: u64 = 3;
 const PER_BLOCK: u64 = 2;
-/// Where the ends of messages begin that the run left open.
-const LEFT_OPEN: u64 = 82;
+/// The ends of messages that the run left open.
+const LEFT_OPEN: Range<u64> = 82..98;
 
 /// The messages of a run's stream. There is one at a time at each node.
 #[derive(Debug, Default)]
@@ -178,8 +179,9 @@ impl Messages {
     /// Ends what a run that was stopped or failed left open.
     pub(super) fn end(&mut self, speaker: &Speaker<'_>, failed: Option<&str>) -> Vec<Said> {
         let mut said = Vec::new();
+        let speaker = &speaker.only(&LEFT_OPEN);
         for (((namespace, node), open), slot) in
-            std::mem::take(&mut self.open).into_iter().zip((LEFT_OPEN..).step_by(2))
+            std::mem::take(&mut self.open).into_iter().zip((0..).step_by(2))
         {
             let mut saying = Saying { speaker, namespace: &namespace, node: &node, said: Vec::new() };
             match failed {

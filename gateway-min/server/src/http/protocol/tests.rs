@@ -1,3 +1,4 @@
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -245,6 +246,26 @@ fn what_a_stopped_run_left_open_ends_with_it() {
     said(&mut failing, &frames);
     failing.failed = Some("gone".to_owned());
     assert_eq!(shown(&failing.end(&speaker))[1].2, json!({"event": "error", "message": "gone"}));
+}
+
+/// A run may have 64 subagents at a time.
+#[test]
+fn what_many_subagents_left_open_ends_under_names_of_its_own() {
+    for count in [8, 9, 64] {
+        let names: Vec<String> = (0..count).map(|n| format!("messages|tools:{n}")).collect();
+        let talks = names.iter().map(|name| (name.as_str(), chunk("m", "Hel", json!({})).1));
+        let mut translator = translator();
+        said(&mut translator, &frames(0, &talks.collect::<Vec<_>>()));
+        let ended = translator.end(&Speaker::of("r", EventId { unix_ms: 1_800_000_000_001, seq: 0 }));
+        assert_eq!(ended.len(), 3 * count, "two of each message, and one of each agent");
+        let ids: BTreeSet<&str> = ended.iter().map(|said| said.id.as_str()).collect();
+        assert_eq!(ids.len(), ended.len(), "{count}");
+        assert!(ended.is_sorted_by_key(|said| said.seq), "{count}");
+        for (index, has) in ended.iter().enumerate() {
+            let since = filter(json!({ "channels": ALL, "since": has.seq }));
+            assert!(ended[index + 1..].iter().all(|said| since.admits(said)), "{count}: after {index}");
+        }
+    }
 }
 
 #[test]

@@ -27,12 +27,26 @@ pub fn open(path: impl AsRef<Path>, flags: OpenFlags) -> rusqlite::Result<Connec
 }
 
 /// Reserves the space for checksums in a database that has no page yet. It must have been opened by [`open`], with page
-/// size [`PAGE_SIZE`]. Does nothing to a database that has pages: check [`is_sealed`].
+/// size [`PAGE_SIZE`]. A database that has pages, of another program or another process by now, stays as it is: check
+/// [`is_sealed`]. But SQLite keeps the request, and the next `VACUUM` of this connection would follow it: see [`unseal`].
 ///
 /// # Errors
 /// SQLite's own.
 pub fn seal(conn: &Connection) -> rusqlite::Result<()> {
-    let mut bytes = c_int::from(sum::RESERVED);
+    reserve(conn, sum::RESERVED)
+}
+
+/// Takes the request of [`seal`] back. A database that has checksums keeps them.
+///
+/// # Errors
+/// SQLite's own.
+pub fn unseal(conn: &Connection) -> rusqlite::Result<()> {
+    reserve(conn, 0)
+}
+
+/// Asks for this many bytes at the end of each page, in a database that is written from its first page on.
+fn reserve(conn: &Connection, bytes: u8) -> rusqlite::Result<()> {
+    let mut bytes = c_int::from(bytes);
     control(conn, ffi::SQLITE_FCNTL_RESERVE_BYTES, (&raw mut bytes).cast())
 }
 

@@ -130,6 +130,10 @@ pub(crate) fn prepare(conn: &Connection, store: &str, patience: Duration) -> Res
         return Err(unavailable(format!("{store}: the file system does not allow a write-ahead log")));
     }
     let sealed = threadkeep_pages::is_sealed(conn).map_err(failed)?;
+    if !sealed {
+        // Else a vacuum would give it checksums, which its version does not have.
+        threadkeep_pages::unseal(conn).map_err(failed)?;
+    }
     let newest = if sealed { FORMAT_VERSION } else { UNSEALED_VERSION };
     match found {
         Found::Ours(version) if !agree(version, sealed) => Err(disagreement(store, version, sealed)),

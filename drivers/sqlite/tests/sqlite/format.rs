@@ -513,3 +513,36 @@ async fn a_file_without_checksums_of_pages_stays_as_it_is() {
         assert!(matches!(opened.unwrap_err(), Error::Corrupt { .. }));
     }
 }
+
+/// The handle that adds the tables to the empty database of another program asks for checksums. It does not get them, and
+/// SQLite keeps the request for a vacuum.
+#[tokio::test]
+async fn a_vacuum_gives_a_file_without_checksums_of_pages_none() {
+    let dir = tempfile::tempdir().unwrap();
+    for page in [4_096, 8_192, 16_384] {
+        let path = dir.path().join(page.to_string());
+        let plain = Connection::open(&path).unwrap();
+        plain.execute_batch(&format!("PRAGMA page_size = {page}; VACUUM")).unwrap();
+        drop(plain);
+        let saver = open(&path).unwrap();
+        let mut talk = Talk::new("t");
+        for number in 0..20 {
+            let step = talk.say(&message(number, 5));
+            saver.commit(step.clone()).await.unwrap();
+            talk.accept(&step);
+        }
+        let read = async |saver: &SqliteSaver| saver.list(&ListQuery::new(&talk.thread)).await.unwrap();
+        let good = read(&saver).await;
+        saver.vacuum_fully().await.unwrap();
+        assert_eq!(read(&saver).await, good, "{page}");
+        saver.close().await;
+        let conn = raw(&path);
+        let version: u32 = conn.pragma_query_value(None, "user_version", |row| row.get(0)).unwrap();
+        assert_eq!((version, threadkeep_pages::is_sealed(&conn).unwrap()), (FORMAT_VERSION - 1, false));
+        drop(conn);
+        let saver = open(&path).unwrap();
+        assert_eq!(read(&saver).await, good, "{page}");
+        assert_eq!(saver.check().await.unwrap(), []);
+        saver.close().await;
+    }
+}

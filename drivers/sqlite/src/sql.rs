@@ -64,9 +64,11 @@ pub(crate) struct Db {
 }
 
 /// The address of a database that nobody can write now, to be read as it is: no log can be made beside it. None if it has
-/// a log, what is in which would be missing.
+/// a log, what is in which would be missing, or does not exist.
 pub(crate) fn resting_file(path: &Path) -> Option<PathBuf> {
-    let mut log = path.as_os_str().to_owned();
+    // SQLite names the log after the file that a link leads to.
+    let path = if cfg!(unix) { path.canonicalize().ok()? } else { path.to_owned() };
+    let mut log = path.clone().into_os_string();
     log.push("-wal");
     if std::fs::metadata(log).is_ok_and(|log| log.len() > 0) {
         return None;

@@ -41,6 +41,26 @@ fn a_resting_file_with_a_damaged_first_page_is_not_opened() {
     opened().unwrap();
 }
 
+/// The log of a file that a link leads to is beside the file. Without what is in it, an older state would be read.
+#[cfg(unix)]
+#[test]
+fn a_link_to_a_file_with_a_log_is_no_resting_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let (path, elsewhere) = (dir.path().join("db"), dir.path().join("elsewhere"));
+    std::fs::create_dir(&elsewhere).unwrap();
+    let link = elsewhere.join("link");
+    std::os::unix::fs::symlink(&path, &link).unwrap();
+    assert_eq!(resting_file(&link), None, "there is no file");
+    let db = Db::writer(&path, &Options::default()).unwrap();
+    assert!(db.log_bytes() > 0);
+    assert_eq!([&path, &link].map(|path| resting_file(path)), [None, None]);
+    // The last connection that is closed empties the log.
+    drop(db);
+    let files = [&path, &link].map(|path| resting_file(path).unwrap());
+    assert_eq!(files[0], files[1]);
+    Db::of_resting_file(&files[1], &Options::default()).unwrap().check_format().unwrap();
+}
+
 /// A page of the list of threads costs the same wherever it begins.
 #[test]
 fn a_page_of_threads_looks_at_no_thread_before_it() {

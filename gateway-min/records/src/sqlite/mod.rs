@@ -72,12 +72,15 @@ fn readable(connection: Connection) -> Result<Connection, DatabaseError> {
 /// it is, unless it has a log: then what is in there would be missing.
 fn open_alone(path: &Path) -> Result<Connection, DatabaseError> {
     let opened = open(path, OpenFlags::SQLITE_OPEN_READ_ONLY).and_then(readable);
-    let mut log = path.as_os_str().to_owned();
+    // SQLite names the log after the file that a link leads to.
+    let file = if cfg!(unix) { path.canonicalize().ok() } else { None };
+    let file = file.as_deref().unwrap_or(path);
+    let mut log = file.as_os_str().to_owned();
     log.push("-wal");
     let has_log = std::fs::metadata(log).is_ok_and(|log| log.len() > 0);
     match opened {
         Err(DatabaseError::Sqlite(failure)) if !has_log && !is_corruption(&failure) => {
-            let name = path.to_string_lossy().replace('%', "%25").replace('?', "%3f").replace('#', "%23");
+            let name = file.to_string_lossy().replace('%', "%25").replace('?', "%3f").replace('#', "%23");
             let address = PathBuf::from(format!("file:{name}?immutable=1"));
             let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_URI;
             open(&address, flags).and_then(readable)

@@ -92,14 +92,17 @@ async fn records_that_cannot_be_written_are_read_and_a_write_names_the_remedy() 
     assert!(records.threads().get("t", None).await.is_err());
 }
 
-/// The rows in the log would be missing.
+/// The rows in the log would be missing. It is beside the file, also if that is reached through a link.
 #[tokio::test]
 async fn records_with_a_log_that_cannot_be_read_are_not_shown_without_it() {
     let Some(path) = std::env::var_os(FILE).map(PathBuf::from) else {
-        let (_home, path) = place();
+        let (home, path) = place();
+        std::os::unix::fs::symlink(&path, home.path().join("link")).unwrap();
         let original = tempfile::tempdir().unwrap();
         let from = original.path().join(DATABASE_FILE);
-        let records = filled(&from).await;
+        filled(&from).await.close().await;
+        let records = Records::open(&from, RecordsOptions::default()).await.unwrap();
+        create_thread(&records, "in the log").await;
         let log = |path: &Path| path.with_file_name(format!("{DATABASE_FILE}-wal"));
         std::fs::copy(&from, &path).unwrap();
         std::fs::copy(log(&from), log(&path)).unwrap();
@@ -107,9 +110,12 @@ async fn records_with_a_log_that_cannot_be_read_are_not_shown_without_it() {
         records.close().await;
         return again_as_nobody("records_with_a_log_that_cannot_be_read_are_not_shown_without_it", &path);
     };
-    let error = Records::open_read_only(&path, RecordsOptions::default()).await.unwrap_err();
-    assert!(matches!(error, RecordsError::Open { .. } | RecordsError::ReadOnly { .. }), "{error}");
-    assert!(error.to_string().contains(&path.display().to_string()), "{error}");
+    let link = path.parent().and_then(Path::parent).unwrap().join("link");
+    for path in [path, link] {
+        let error = Records::open_read_only(&path, RecordsOptions::default()).await.unwrap_err();
+        assert!(matches!(error, RecordsError::Open { .. } | RecordsError::ReadOnly { .. }), "{error}");
+        assert!(error.to_string().contains(&path.display().to_string()), "{error}");
+    }
 }
 
 #[tokio::test]

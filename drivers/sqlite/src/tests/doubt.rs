@@ -10,7 +10,7 @@ use super::common::{Talk, message};
 use super::faults::How;
 use super::statements::{Opened, all};
 use crate::Options;
-use crate::error::{FULL, LOCKED, POISONED};
+use crate::error::{CLOSED, FULL, LOCKED, POISONED};
 
 /// Only the file knows the outcome of a failed COMMIT; until it is reopened nothing is written.
 #[tokio::test]
@@ -42,6 +42,38 @@ async fn a_failed_commit_is_in_doubt_and_the_store_refuses_work_until_it_is_reop
         reopened.commit(step).await.unwrap();
         assert_eq!(all(&reopened, &talk).await.len(), 2, "repeating it is safe whatever happened");
     }
+}
+
+/// It is not begun: only what was in doubt before is still in doubt.
+#[tokio::test]
+async fn what_comes_while_the_store_is_being_closed_is_refused() {
+    let store = Opened::new();
+    let mut talk = Talk::new("t");
+    store.say(&mut talk, 0).await;
+    store.faults().arm(0, How::NotDone, "COMMIT");
+    let doubtful = talk.say(&message(1, 300));
+    let failed = store.saver.commit(doubtful.clone()).await;
+    assert!(matches!(failed, Err(Error::InDoubt { .. })), "{failed:?}");
+
+    let mut closing = Box::pin(store.saver.close());
+    let mut repeated = Box::pin(store.saver.commit(doubtful));
+    let mut new = Box::pin(store.saver.commit(talk.say(&message(2, 300))));
+    let mut vacuum = Box::pin(store.saver.vacuum(1));
+    {
+        // The thread takes the order to close, and waits for the writer.
+        let _held = store.saver.writer.held();
+        assert!(closing.as_mut().now_or_never().is_none());
+        assert!(repeated.as_mut().now_or_never().is_none());
+        assert!(new.as_mut().now_or_never().is_none());
+        assert!(vacuum.as_mut().now_or_never().is_none());
+    }
+    let error = repeated.await.unwrap_err();
+    assert!(matches!(error, Error::InDoubt { .. }), "{error}");
+    for error in [new.await.unwrap_err(), vacuum.await.unwrap_err()] {
+        assert!(matches!(&error, Error::Unavailable { reason, .. } if reason == CLOSED), "{error}");
+    }
+    closing.await;
+    assert_eq!(all(&store.reopen(), &talk).await.len(), 1);
 }
 
 /// Every command of the failed transaction is in doubt, and so is a repeat of it.

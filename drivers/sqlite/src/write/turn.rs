@@ -84,9 +84,9 @@ impl Turns {
         let writer = Writer::new(db, options.synchronous, trainer, (pieces, log), (counters, doubt.clone()));
         let seat = Arc::new(Seat { writer: Mutex::new(Some(writer)), wanted: AtomicBool::new(false) });
         let thread = std::thread::Builder::new().name("threadkeep-sqlite".to_owned());
-        let run = seat.clone();
+        let (run, doubtful) = (seat.clone(), doubt.clone());
         let thread = thread
-            .spawn(move || run.run(messages))
+            .spawn(move || run.run(messages, &doubtful))
             .map_err(|error| unavailable(format!("{CANNOT_START}: {error}")))?;
         Ok(Self { queue, seat, thread: Mutex::new(Some(thread)), doubt, remains, refusal: CLOSED })
     }
@@ -188,7 +188,7 @@ impl Turns {
 
 impl Seat {
     /// Executes the queue until it is closed or all senders are gone.
-    fn run(&self, mut queue: mpsc::Receiver<Message>) {
+    fn run(&self, mut queue: mpsc::Receiver<Message>, doubt: &Doubt) {
         let mut next = None;
         let closing = loop {
             let Some(message) = next.take().or_else(|| queue.blocking_recv()) else { break None };
@@ -211,10 +211,23 @@ impl Seat {
                 let _ = reply.send(result);
             }
         };
-        if let Some(writer) = self.writer.lock().ok().and_then(|mut seat| seat.take()) {
+        let writer = self.writer.lock().ok().and_then(|mut seat| seat.take());
+        // What came after the order to close is not begun. Nothing more can come.
+        queue.close();
+        let mut closing: Vec<_> = closing.into_iter().collect();
+        while let Some(message) = queue.blocking_recv() {
+            let closed = unavailable(CLOSED);
+            // The callers may have stopped waiting.
+            match message {
+                Message::Work(Command { work, reply }) => drop(reply.send(Err(doubt.error(&work, closed)))),
+                Message::Vacuum(_, reply) => drop(reply.send(Err(closed))),
+                Message::Close(reply) => closing.push(reply),
+            }
+        }
+        if let Some(writer) = writer {
             writer.close();
         }
-        if let Some(reply) = closing {
+        for reply in closing {
             // The caller may have stopped waiting.
             let _ = reply.send(());
         }

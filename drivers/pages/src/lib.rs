@@ -28,7 +28,8 @@ pub fn open(path: impl AsRef<Path>, flags: OpenFlags) -> rusqlite::Result<Connec
 
 /// Reserves the space for checksums in a database that has no page yet. It must have been opened by [`open`], with page
 /// size [`PAGE_SIZE`]. A database that has pages, of another program or another process by now, stays as it is: check
-/// [`is_sealed`]. But SQLite keeps the request, and the next `VACUUM` of this connection would follow it: see [`unseal`].
+/// [`is_sealed`]. But SQLite keeps the request, and the next `VACUUM` of this connection would follow it:
+/// [`unseal`].
 ///
 /// # Errors
 /// SQLite's own.

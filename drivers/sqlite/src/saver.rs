@@ -19,11 +19,11 @@ use crate::care::check::{self, Finding};
 use crate::care::space::{self, FileSize, Vacuum};
 use crate::care::{scopes, sweep};
 use crate::config::Options;
-use crate::error::{CANNOT_OPEN, SAVER, unavailable};
+use crate::error::{CANNOT_OPEN, GONE, SAVER, unavailable};
 use crate::read::pool::Readers;
 use crate::read::queries;
 use crate::rows::{checkpoints, directory, element};
-use crate::sql::Db;
+use crate::sql::{Db, inode};
 use crate::stats::{Counters, Stats};
 use crate::write::commit::Work;
 use crate::write::remains::{Clearing, Unfinished};
@@ -44,6 +44,8 @@ const BYTES: usize = 4 << 20;
 /// and closes the file in the background; nothing acknowledged is lost either way.
 pub struct SqliteSaver {
     path: PathBuf,
+    /// The inode of the file: another one may have its name later.
+    inode: Option<u64>,
     pub(crate) options: Options,
     pub(crate) readers: Readers,
     pub(crate) writer: Arc<Turns>,
@@ -68,11 +70,13 @@ impl SqliteSaver {
         let path = path.as_ref();
         let place = absolute(path)?;
         let db = Db::writer(path, options)?;
+        let place = resolved(place);
         let counters = Arc::<Counters>::default();
         let readers = Readers::open(path, options, counters.clone())?;
         let writer = Arc::new(Turns::start(db, (&place, options), counters.clone())?);
         writer.begin_to_clear();
-        Ok(Self { path: place, options: options.clone(), readers, writer, counters })
+        let inode = inode(&place);
+        Ok(Self { path: place, inode, options: options.clone(), readers, writer, counters })
     }
 
     /// Opens an existing database that cannot be written, because of permissions or a read-only file system: it can be
@@ -86,7 +90,9 @@ impl SqliteSaver {
         let counters = Arc::<Counters>::default();
         let readers = Readers::open_alone(path, options, counters.clone())?;
         let writer = Arc::new(Turns::refusing());
-        Ok(Self { path: place, options: options.clone(), readers, writer, counters })
+        let place = resolved(place);
+        let inode = inode(&place);
+        Ok(Self { path: place, inode, options: options.clone(), readers, writer, counters })
     }
 
     /// [`Self::open`] on a blocking thread.
@@ -154,7 +160,8 @@ impl SqliteSaver {
     /// It is one long read: the write-ahead log grows meanwhile. Dropping the future stops it, and leaves no file.
     ///
     /// # Errors
-    /// As [`copy_database`](crate::copy_database).
+    /// As [`copy_database`](crate::copy_database); [`threadkeep::Error::Unavailable`] if another file has the name of
+    /// the store by now.
     pub async fn backup(&self, to: impl AsRef<Path>) -> Result<()> {
         self.copied(to).await?.keep()
     }
@@ -162,8 +169,11 @@ impl SqliteSaver {
     /// [`Self::backup`] without the last step: the copy has no name yet, so that several can get theirs together.
     ///
     /// # Errors
-    /// As [`copy_database`](crate::copy_database).
+    /// As [`Self::backup`].
     pub async fn copied(&self, to: impl AsRef<Path>) -> Result<BackupFile> {
+        if inode(&self.path) != self.inode {
+            return Err(unavailable(format!("{}: {GONE}", self.path.display())));
+        }
         backup::copy_store(self.path.clone(), to.as_ref(), self.options.clone()).await
     }
 
@@ -329,6 +339,11 @@ impl Saver for SqliteSaver {
 fn absolute(path: &Path) -> Result<PathBuf> {
     std::path::absolute(path)
         .map_err(|error| unavailable(format!("{}: {CANNOT_OPEN} ({error})", path.display())))
+}
+
+/// The file that SQLite has opened under this name: a link may lead elsewhere later.
+fn resolved(path: PathBuf) -> PathBuf {
+    if cfg!(unix) { path.canonicalize().unwrap_or(path) } else { path }
 }
 
 /// Whether a rewrite of a thread could hold the writer for long: it reads every row.

@@ -406,7 +406,7 @@ impl Db {
 
 /// The inode of the file with this name. The same for all files where the system has none; there an open file can be
 /// neither removed nor replaced.
-fn inode(path: &Path) -> Option<u64> {
+pub(crate) fn inode(path: &Path) -> Option<u64> {
     let metadata = std::fs::metadata(path).ok()?;
     #[cfg(unix)]
     return Some(std::os::unix::fs::MetadataExt::ino(&metadata));

@@ -91,6 +91,42 @@ async fn a_store_that_is_reached_through_a_link_is_where_it_was() {
     assert_gone(say(&saver, &mut talk).await, "the file that the link names");
 }
 
+/// A backup opens it again by its name, which another store may have by then.
+#[tokio::test]
+async fn a_backup_is_of_the_file_that_was_opened() {
+    let dir = tempfile::tempdir().unwrap();
+    let [path, other, link, kept, backup] =
+        ["db", "other", "link", "kept", "backup"].map(|name| dir.path().join(name));
+    let options = Options::default();
+    for (path, thread) in [(&path, "t"), (&other, "another")] {
+        let saver = SqliteSaver::open(path, &options).unwrap();
+        say(&saver, &mut Talk::new(thread)).await.unwrap();
+        saver.close().await;
+    }
+    std::os::unix::fs::symlink(&path, &link).unwrap();
+    let saver = SqliteSaver::open(&link, &options).unwrap();
+    let reading = SqliteSaver::open_read_only(&link, &options).unwrap();
+
+    std::fs::remove_file(&link).unwrap();
+    std::os::unix::fs::symlink(&other, &link).unwrap();
+    for (number, saver) in [&saver, &reading].into_iter().enumerate() {
+        let copy = dir.path().join(format!("copy-{number}"));
+        saver.backup(&copy).await.unwrap();
+        let copy = SqliteSaver::open(&copy, &options).unwrap();
+        assert_eq!(copy.threads(None, 9).await.unwrap(), ["t".into()], "not where the link leads now");
+    }
+
+    std::fs::rename(&path, &kept).unwrap();
+    assert_gone(saver.backup(&backup).await, "renamed");
+    std::fs::copy(&other, &path).unwrap();
+    for saver in [&saver, &reading] {
+        assert_gone(saver.backup(&backup).await, "replaced");
+        assert!(!backup.exists());
+    }
+    std::fs::rename(&kept, &path).unwrap();
+    saver.backup(&backup).await.unwrap();
+}
+
 /// A backup and a training open the file again. The directory is that of a process, so this is the test again in one of its
 /// own.
 #[tokio::test]

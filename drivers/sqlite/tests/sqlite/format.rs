@@ -514,8 +514,8 @@ async fn a_file_without_checksums_of_pages_stays_as_it_is() {
     }
 }
 
-/// The handle that adds the tables to the empty database of another program asks for checksums. It does not get them, and
-/// SQLite keeps the request for a vacuum.
+/// The handle that adds the tables to the empty database of another program asks for checksums. It does not get them,
+/// and SQLite keeps the request for a vacuum.
 #[tokio::test]
 async fn a_vacuum_gives_a_file_without_checksums_of_pages_none() {
     let dir = tempfile::tempdir().unwrap();

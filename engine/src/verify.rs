@@ -7,7 +7,7 @@ use std::fmt;
 
 use crate::channel::ChannelTable;
 use crate::checkpoint::{CheckpointTuple, Stored};
-use crate::deletion::{Lineage, sentinels};
+use crate::deletion::Lineage;
 use crate::error::{Error, Result};
 use crate::foreign;
 use crate::id::{ChannelName, CheckpointId, Namespace, ThreadId, Version};
@@ -147,7 +147,7 @@ pub async fn repair(saver: &dyn Saver, thread: &ThreadId, table: &ChannelTable) 
     let mut put = Vec::new();
     for (place, tuple) in &image.checkpoints {
         let counted = count(&lineage, tuple, &mut behind);
-        if !wrong.contains(place) || !can_be_put(&lineage, tuple) {
+        if !wrong.contains(place) || !lineage.can_be_put(tuple) {
             continue;
         }
         let mut new = tuple.clone();
@@ -172,14 +172,6 @@ pub async fn repair(saver: &dyn Saver, thread: &ThreadId, table: &ChannelTable) 
     })?;
     let repaired = repairable.into_iter().filter(|violation| !still.contains(violation)).collect();
     Ok(Repair { repaired, left: still })
-}
-
-/// Whether a checkpoint may be put again. One that may not would make the whole change be refused.
-fn can_be_put(lineage: &Lineage<'_>, tuple: &CheckpointTuple) -> bool {
-    match tuple.parent {
-        Some(_) => lineage.is_whole(tuple),
-        None => tuple.checkpoint.applied.is_empty() && sentinels(tuple).next().is_none(),
-    }
 }
 
 /// What follows the nearest value of each channel that is stored as changes, by checkpoint.

@@ -53,13 +53,20 @@ impl<'a> Lineage<'a> {
         self.get(&(tuple.namespace.clone(), older_parent(tuple)?))
     }
 
-    /// Whether a checkpoint has its parent, and the rows that it applied. A damaged one that is put again is refused,
-    /// and with it the whole change.
+    /// Whether a checkpoint has its parent, and the rows that it applied.
     pub fn is_whole(&self, tuple: &CheckpointTuple) -> bool {
         self.parent(tuple).is_some_and(|parent| {
             let has_row = |task: &TaskId| parent.writes.iter().any(|row| row.task == *task);
             tuple.checkpoint.applied.iter().all(has_row)
         })
+    }
+
+    /// Whether a checkpoint may be put again. A damaged one is refused, and with it the whole change.
+    pub(crate) fn can_be_put(&self, tuple: &CheckpointTuple) -> bool {
+        match tuple.parent {
+            Some(_) => self.is_whole(tuple),
+            None => tuple.checkpoint.applied.is_empty() && sentinels(tuple).next().is_none(),
+        }
     }
 
     /// The children of a checkpoint, oldest first.

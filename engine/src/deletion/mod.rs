@@ -50,7 +50,7 @@ pub enum Reason {
     PendingWrites,
     /// Stays: the last one of its namespace, or the root of a lineage.
     Root,
-    /// Stays: its parent is missing, and removing more would make that worse.
+    /// Stays: its parent is missing or damaged, and removing more would make that worse.
     BrokenLineage,
     /// Stays: the policy does not select it for removal.
     NotAsked,
@@ -96,7 +96,7 @@ impl fmt::Display for Reason {
             Self::HasChildren => "another checkpoint continues it",
             Self::PendingWrites => "has pending writes",
             Self::Root => "a root, or the last of its namespace",
-            Self::BrokenLineage => "its parent is missing",
+            Self::BrokenLineage => "its parent is missing or damaged",
             Self::NotAsked => "not asked for",
             Self::Cap => "beyond the limit of this pass",
             Self::Old => "older than what is kept",

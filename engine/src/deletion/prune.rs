@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::lineage::Lineage;
-use super::removal::removal;
+use super::removal::{bound_to_damage, removal};
 use super::{DeletionPlan, Reason, carry_out, in_order};
 use crate::channel::ChannelTable;
 use crate::error::Result;
@@ -86,14 +86,20 @@ pub fn plan_prune(image: &ThreadImage, prune: &Prune, table: &ChannelTable) -> R
     let wanted: BTreeMap<&LocalKey, Reason> =
         places.filter_map(|place| Some((place, wanted(place)?))).collect();
     let kept: BTreeSet<LocalKey> = wanted.keys().map(|place| (*place).clone()).collect();
-    let close = |kept: &BTreeSet<LocalKey>| match prune.boundary {
+    let replayed = |kept: &BTreeSet<LocalKey>| match prune.boundary {
         Boundary::KeepSet => lineage.replay_closure(kept),
         Boundary::FreshSnapshot => {
             let foreign = kept.iter().filter(|place| foreign.are_at(place)).cloned().collect();
             lineage.replay_closure(&foreign).into_iter().chain(kept.iter().cloned()).collect()
         }
     };
-    let closed = close(&kept);
+    let close = |kept: &BTreeSet<LocalKey>| {
+        let mut stays = replayed(kept);
+        let bound = bound_to_damage(&lineage, |at| stays.contains(at));
+        stays.extend(bound);
+        stays
+    };
+    let (replay, closed) = (replayed(&kept), close(&kept));
     let mut stays = closed.clone();
     let mut size = prune.batch.unwrap_or(usize::MAX);
     let going = image.checkpoints.len() - closed.len();
@@ -114,6 +120,7 @@ pub fn plan_prune(image: &ThreadImage, prune: &Prune, table: &ChannelTable) -> R
     }
     let verdict = |place: &LocalKey| match wanted.get(place) {
         Some(reason) => *reason,
+        None if closed.contains(place) && !replay.contains(place) => Reason::BrokenLineage,
         None if closed.contains(place) => Reason::Replay,
         None if stays.contains(place) => Reason::Cap,
         None if prune.keep == Keep::Nothing => Reason::Thread,

@@ -53,6 +53,31 @@ pub(super) fn removal(
     Ok(Rewrite { remove, put: changed.into_values().collect() })
 }
 
+/// The checkpoints to keep because their damaged parent stays: the rows that they applied would go from under it, and
+/// [a damaged one cannot be put again](Lineage::can_be_put). Nor may those rows stay without them: they would be pending.
+pub(super) fn bound_to_damage(
+    lineage: &Lineage<'_>,
+    stays: impl Fn(&LocalKey) -> bool,
+) -> BTreeSet<LocalKey> {
+    let mut bound: BTreeSet<LocalKey> = BTreeSet::new();
+    // A parent comes before its children.
+    for (at, tuple) in &lineage.image().checkpoints {
+        if !stays(at) && !bound.contains(at) {
+            continue;
+        }
+        let appliers = lineage.children(at).iter().filter(|child| !child.checkpoint.applied.is_empty());
+        let going = appliers.map(|child| place(child)).filter(|child| !stays(child));
+        let going: Vec<LocalKey> = going.collect();
+        // It is put as a root.
+        let parent = tuple.parent.map(|id| (at.0.clone(), id)).filter(|up| lineage.get(up).is_some());
+        let loses_parent = parent.is_some_and(|up| !stays(&up) && !bound.contains(&up));
+        if !going.is_empty() && !loses_parent && !lineage.can_be_put(tuple) {
+            bound.extend(going);
+        }
+    }
+    bound
+}
+
 fn entry<'c>(
     changed: &'c mut BTreeMap<LocalKey, CheckpointTuple>,
     tuple: &CheckpointTuple,

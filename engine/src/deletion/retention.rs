@@ -100,6 +100,10 @@ pub fn plan_retention(
     let ancestors: BTreeSet<LocalKey> =
         heads.iter().flat_map(|(namespace, id)| lineage.continued(&(namespace.clone(), *id))).collect();
     let mut links = Links::new(&lineage);
+    // The rows that it applied would go from under a parent that cannot be put again.
+    let is_bound = |parent: &CheckpointTuple, tuple: &CheckpointTuple| {
+        !tuple.checkpoint.applied.is_empty() && !lineage.can_be_put(parent)
+    };
     let mut classify = |at: &LocalKey, tuple: &CheckpointTuple| {
         let is_leaf = lineage.children(at).is_empty() && lineage.restored_by(at).is_empty();
         if heads.get(&at.0) == Some(&at.1) {
@@ -112,7 +116,7 @@ pub fn plan_retention(
             Reason::PendingWrites
         } else if tuple.parent.is_none() {
             Reason::Root
-        } else if lineage.parent(tuple).is_none() {
+        } else if lineage.parent(tuple).is_none_or(|parent| is_leaf && is_bound(parent, tuple)) {
             Reason::BrokenLineage
         } else if policy.graft_duration_links && !is_leaf && links.take(at, tuple) {
             Reason::DurationLink
@@ -178,8 +182,8 @@ impl<'a> Links<'a> {
     }
 
     /// Whether a checkpoint only notes durations, and its children can be grafted onto its parent: that one exists and
-    /// holds the same state, no checkpoint names the link as what it restores, and no task has rows in both places, of
-    /// which a child would replay the wrong ones.
+    /// holds the same state, neither it nor a child is damaged, no checkpoint names the link as what it restores, and no
+    /// task has rows in both places, of which a child would replay the wrong ones.
     fn take(&mut self, at: &LocalKey, tuple: &CheckpointTuple) -> bool {
         let lineage = self.lineage;
         let Some(parent) = lineage.parent(tuple) else { return false };
@@ -192,6 +196,10 @@ impl<'a> Links<'a> {
         }
         let end = place(parent);
         let end = self.ends.get(&end).cloned().unwrap_or(end);
+        let mut put = lineage.children(at).iter().copied().chain(lineage.get(&end));
+        if !put.all(|tuple| lineage.can_be_put(tuple)) {
+            return false;
+        }
         let tasks = self.tasks.entry(end.clone()).or_insert_with(|| {
             let rows = lineage.get(&end).into_iter().flat_map(|tuple| &tuple.writes);
             rows.map(|row| row.task).collect()

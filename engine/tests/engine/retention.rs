@@ -491,29 +491,92 @@ async fn a_checkpoint_that_inherits_the_notes_is_no_duration_leaf() {
     }
 }
 
+fn in_full_mode() -> (MemorySaver, Store) {
+    let saver = MemorySaver::new();
+    let table = Arc::new(Schema::thread_state().compile(ChannelMode::Full, 1).unwrap());
+    let shared: Arc<dyn Saver> = Arc::new(saver.clone());
+    let accessor = StateAccessor::new(shared.clone(), table, Arc::default());
+    (saver, Store { saver: shared, accessor, thread: "t".into(), _dir: None })
+}
+
+fn lose_parent(saver: &MemorySaver, of: &StateSnapshot) {
+    let mut lost = of.key.clone();
+    lost.id = of.parent.unwrap();
+    assert!(saver.lose_checkpoint(&lost));
+}
+
 #[tokio::test]
 async fn a_missing_ancestor_stops_nothing_but_its_children() {
-    let saver = MemorySaver::new();
-    let store = Store { saver: Arc::new(saver.clone()), ..stores().remove(0) };
-    let accessor = StateAccessor::new(
-        store.saver.clone(),
-        Arc::new(Schema::thread_state().compile(ChannelMode::Full, 1).unwrap()),
-        Arc::default(),
-    );
-    let store = Store { accessor, ..store };
+    let (saver, store) = in_full_mode();
     let heads = store.turns(3).await;
     let orphan = store.turn(3, Some(heads[0].key.id)).await;
     let main = store.turn(4, Some(heads[2].key.id)).await;
     let leaf = store.note().await.key.id;
-    let mut lost = orphan.key.clone();
-    lost.id = orphan.parent.unwrap();
-    assert!(saver.lose_checkpoint(&lost));
+    lose_parent(&saver, &orphan);
     let report = store.enforce(&siblings()).await;
     assert_eq!(report.deleted_checkpoint_ids, [leaf]);
     assert_eq!(report.protected_head_ids[&Namespace::root()], main.key.id);
     let plan = plan_retention(&store.image().await, &siblings(), store.accessor.table()).unwrap();
     let verdict = plan.verdicts.iter().find(|(place, _)| place.1 == orphan.key.id).unwrap().1;
     assert_eq!(verdict, Reason::BrokenLineage);
+}
+
+/// The second of five turns lost its first checkpoint. One side branch goes off from it, one from the next turn. Returns
+/// the last states of the turns, and those of the branches.
+async fn damaged() -> (Store, Vec<StateSnapshot>, [StateSnapshot; 2]) {
+    let (saver, store) = in_full_mode();
+    let mut turns = store.turns(4).await;
+    let branches = [store.turn(4, Some(turns[1].key.id)).await, store.turn(5, Some(turns[2].key.id)).await];
+    let last = store.turn(6, Some(turns[3].key.id)).await;
+    turns.push(last);
+    lose_parent(&saver, &turns[1]);
+    (store, turns, branches)
+}
+
+/// A damaged checkpoint cannot be put again without the rows that a child applied: that child stays, the rest goes.
+#[tokio::test]
+async fn what_continues_a_damaged_checkpoint_keeps_nothing_else_from_being_removed() {
+    let (store, _, [side, other]) = damaged().await;
+    let deleted = async || store.enforce(&siblings()).await.deleted_checkpoint_ids;
+    assert_eq!(deleted().await, [other.key.id, side.key.id]);
+    assert_eq!(deleted().await, [other.parent.unwrap()]);
+    assert!(deleted().await.is_empty());
+    let plan = plan_retention(&store.image().await, &siblings(), store.accessor.table()).unwrap();
+    let verdict = plan.verdicts.iter().find(|(place, _)| Some(place.1) == side.parent).unwrap().1;
+    assert_eq!(verdict, Reason::BrokenLineage);
+
+    for boundary in [Boundary::KeepSet, Boundary::FreshSnapshot] {
+        for batch in [None, Some(1)] {
+            let (store, turns, [side, _]) = damaged().await;
+            let protect = [turns[1].key.id].into();
+            let asked = Prune { boundary, protect, batch, ..Prune::keeping(Keep::Latest) };
+            while !store.prune(&asked).await.is_empty() {}
+            let left: Vec<_> = store.image().await.checkpoints.into_keys().map(|place| place.1).collect();
+            let (next, branch) = (turns[2].parent.unwrap(), side.parent.unwrap());
+            assert_eq!(left, [turns[1].key.id, next, branch, turns[4].key.id], "{boundary:?}, {batch:?}");
+        }
+    }
+
+    let (store, _, [side, other]) = damaged().await;
+    let runs = BTreeSet::from(["run4".to_owned(), "run5".to_owned()]);
+    let table = store.accessor.table();
+    let plan = delete_for_runs(&*store.saver, &store.thread, &runs, table).await.unwrap();
+    let gone: Vec<_> = plan.removed().map(|place| place.1).collect();
+    assert_eq!(gone, [other.key.id, other.parent.unwrap(), side.key.id]);
+}
+
+/// It and its child would be put again.
+#[tokio::test]
+async fn a_duration_link_on_a_damaged_checkpoint_is_not_grafted() {
+    let (saver, store) = in_full_mode();
+    let heads = store.turns(2).await;
+    store.note().await;
+    store.turn(2, None).await;
+    let link = store.note().await.key.id;
+    store.turn(3, None).await;
+    lose_parent(&saver, &heads[1]);
+    let graft = RetentionPolicy { graft_duration_links: true, ..RetentionPolicy::default() };
+    assert_eq!(store.enforce(&graft).await.deleted_checkpoint_ids, [link]);
 }
 
 #[tokio::test]

@@ -177,16 +177,9 @@ impl Pool {
     /// Whether an error means that the connection is lost, so that another one may work. Idle ones are closed then, as
     /// they were probably lost too.
     pub(super) fn lost(&self, error: &DatabaseError) -> bool {
-        let code = match error {
-            DatabaseError::Postgres(error) => error.code().map(SqlState::code),
-            _ => None,
-        };
-        match code {
-            // A prepared statement is missing or there twice: the session is not what it was. Or what was prepared no longer
-            // fits: another process has changed the tables.
-            Some("26000" | "42P05" | "0A000") => {}
-            _ if is_passing(error) => {}
-            _ => return false,
+        let spoiled = matches!(error, DatabaseError::Postgres(error) if error.code().is_some_and(spoils));
+        if !spoiled && !is_passing(error) {
+            return false;
         }
         self.connections.retain(|_, _| false);
         true
@@ -235,16 +228,23 @@ fn is_passing(error: &DatabaseError) -> bool {
     match error {
         DatabaseError::Io(_) => true,
         DatabaseError::Postgres(error) => match error.code() {
-            Some(code) => {
-                let code = code.code();
-                code.starts_with("08")
-                    || code.starts_with("57P")
-                    || matches!(code, "25006" | "53300" | "55000")
-            }
+            Some(code) => is_of_server(code),
             None => error.is_closed() || error.source().is_some_and(<dyn Error>::is::<io::Error>),
         },
         _ => false,
     }
+}
+
+/// Whether a session is of no more use after this error. A prepared statement is missing or there twice: the session is
+/// not what it was. Or what was prepared no longer fits: another process has changed the tables. Or the server goes.
+pub(super) fn spoils(code: &SqlState) -> bool {
+    matches!(code.code(), "26000" | "42P05" | "0A000") || is_of_server(code)
+}
+
+/// Whether an error says that the server starts or stops, or is a standby.
+fn is_of_server(code: &SqlState) -> bool {
+    let code = code.code();
+    code.starts_with("08") || code.starts_with("57P") || matches!(code, "25006" | "53300" | "55000")
 }
 
 /// A pool of at most `number` connections, none of which is open yet.

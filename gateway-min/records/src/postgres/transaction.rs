@@ -10,7 +10,7 @@ use tokio::time::timeout;
 use tokio_postgres::{Error, Row};
 
 use super::connect::{Session, silent};
-use super::pool::{ANSWER, Held, Pool};
+use super::pool::{ANSWER, Held, Pool, spoils};
 use super::sql::{Answer, Tables, ask};
 use crate::error::RecordsError;
 use crate::failure::DatabaseError;
@@ -174,8 +174,7 @@ impl Transaction {
     }
 
     fn answered<T>(&mut self, done: Result<T, Refusal>) -> Result<T, Refusal> {
-        // After an error of the server the connection is as good as before.
-        self.in_progress = done.as_ref().is_err_and(|refusal| !refusal.is_of_server());
+        self.in_progress = done.as_ref().is_err_and(|refusal| !refusal.leaves_session());
         self.failed |= done.is_err();
         done
     }
@@ -266,8 +265,10 @@ enum Refusal {
 }
 
 impl Refusal {
-    fn is_of_server(&self) -> bool {
-        matches!(self, Self::Statement(error) | Self::End(error) if error.as_db_error().is_some())
+    /// Whether the connection is as good as before, as after most errors of the server.
+    fn leaves_session(&self) -> bool {
+        let (Self::Statement(error) | Self::End(error)) = self else { return false };
+        error.code().is_some_and(|code| !spoils(code))
     }
 
     /// Of a commit: whether it may have happened.

@@ -387,3 +387,28 @@ async fn a_table_that_another_process_changed_is_read_as_it_is_now() {
     }
     assert_eq!(run(&records, "r3").await.status, RunStatus::Success);
 }
+
+/// A statement that is not the first of its transaction fails then, and nothing is changed. Its session would fail it
+/// again and again, and is the one that is used next.
+#[tokio::test]
+async fn a_session_in_which_a_statement_no_longer_fits_is_not_used_again() {
+    let database = postgres().unwrap().database().await.unwrap();
+    let place = target(database.url(), "public");
+    let records = Records::open_postgres(&place, RecordsOptions::default()).await.unwrap();
+    create_thread(&records, "t").await;
+    let admin = place.open().await.unwrap();
+    let touch = || {
+        records.db.write("t", |tx| {
+            Box::pin(async move {
+                tx.execute(query::query("UPDATE threads_meta SET status = 'idle'")).await?;
+                tx.fetch_all::<ThreadRow>(query::query("SELECT * FROM threads_meta LIMIT 9")).await
+            })
+        })
+    };
+    for n in 0..3 {
+        assert_eq!(persistently(touch).await.unwrap().len(), 1, "{n}");
+        let sql = format!("ALTER TABLE threadkeep_gateway_threads_meta ADD COLUMN added_{n} TEXT");
+        admin.batch_execute(&sql).await.unwrap();
+    }
+    assert_eq!(persistently(touch).await.unwrap().len(), 1);
+}

@@ -171,7 +171,7 @@ impl Threads {
         if self.get(thread_id, None).await?.is_some() {
             return Ok(());
         }
-        let events = feed.forget(thread_id).await;
+        let events = feed.forget(thread_id).await?;
         if events > 0 {
             tracing::warn!(thread_id, events, "removed the events that an interrupted deletion has left");
         }

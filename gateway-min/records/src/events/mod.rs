@@ -414,15 +414,14 @@ impl Events {
 
 impl HeldFeed {
     /// Removes it, now that the thread's rows are deleted; returns how many events it had.
-    pub(super) async fn forget(self, thread_id: &str) -> u64 {
+    ///
+    /// # Errors
+    /// That of the removal of a file.
+    pub(super) async fn forget(self, thread_id: &str) -> Result<u64, RecordsError> {
         match self.0 {
-            Held::Memory(feed, held) => feed.forget_thread(thread_id, held).await,
-            Held::Database => 0,
-            Held::Files(feed, held) => feed.forget_thread(thread_id, held).await.unwrap_or_else(|error| {
-                // The rows are deleted, so nothing but another deletion refers to the events any more.
-                tracing::error!(thread_id, %error, "the event file of a deleted thread remains; delete the thread again");
-                0
-            }),
+            Held::Memory(feed, held) => Ok(feed.forget_thread(thread_id, held).await),
+            Held::Database => Ok(0),
+            Held::Files(feed, held) => feed.forget_thread(thread_id, held).await,
         }
     }
 }

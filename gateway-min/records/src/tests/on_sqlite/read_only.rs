@@ -20,6 +20,12 @@ fn again_as_nobody(test: &str, file: &Path) {
     let directory = file.parent().unwrap();
     set_mode(file, 0o444);
     set_mode(directory, 0o555);
+    again(test, file);
+    set_mode(directory, 0o755);
+}
+
+/// Runs a test of this file again, not as root, who may do everything.
+fn again(test: &str, file: &Path) {
     let module = module_path!().split_once("::").unwrap().1;
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args([&format!("{module}::{test}"), "--exact", "--nocapture"]).env(FILE, file).current_dir("/");
@@ -27,7 +33,6 @@ fn again_as_nobody(test: &str, file: &Path) {
         command.uid(65_534).gid(65_534);
     }
     let output = command.output().unwrap();
-    set_mode(directory, 0o755);
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(
         output.status.success() && said.contains("1 passed"),
@@ -133,4 +138,37 @@ async fn records_of_an_older_build_that_cannot_be_upgraded_are_refused_with_the_
     std::fs::write(&path, "").unwrap();
     let error = Records::open_read_only(&path, RecordsOptions::default()).await.unwrap_err();
     assert!(matches!(error, RecordsError::ReadOnly { .. }), "{error}");
+}
+
+/// What a deletion has left of an earlier thread would be shown as of the new one, which may be another user's.
+#[tokio::test]
+async fn a_thread_is_not_created_beside_events_that_cannot_be_removed() {
+    let Some(home) = std::env::var_os(FILE).map(PathBuf::from) else {
+        let home = tempfile::tempdir().unwrap();
+        set_mode(home.path(), 0o777);
+        return again("a_thread_is_not_created_beside_events_that_cannot_be_removed", home.path());
+    };
+    let event_directory = home.join("events");
+    let options = RecordsOptions {
+        event_backend: EventBackend::Jsonl,
+        event_directory: event_directory.clone(),
+        ..RecordsOptions::default()
+    };
+    let records = Records::open(&home.join(DATABASE_FILE), options).await.unwrap();
+    create_thread(&records, "t").await;
+    start(&records, "t", "r").await;
+    let event = NewEvent::new("run.start", "trace", serde_json::json!(null));
+    records.events().append("t", "r", vec![event]).await.unwrap();
+    sql(&records, "DELETE FROM runs").await;
+    sql(&records, "DELETE FROM threads_meta").await;
+
+    set_mode(&event_directory, 0o500);
+    let new = NewThread { thread_id: "t".to_owned(), ..NewThread::default() };
+    let error = records.threads().create(new).await.unwrap_err();
+    assert!(matches!(error, RecordsError::Unavailable { .. }), "{error}");
+    assert_eq!(records.threads().get("t", None).await.unwrap(), None);
+    set_mode(&event_directory, 0o700);
+    create_thread(&records, "t").await;
+    assert!(!records.events().has_remains("t").await);
+    records.close().await;
 }

@@ -12,6 +12,8 @@
 //! - A duration-only leaf of a superseded line is removed like any other; of two stacked ones, the upper one first.
 //! - A checkpoint with pending rows is *guarded*: rows of a task that no checkpoint applied. Rows that a child applied
 //!   belong to the child.
+//! - A leaf that applied rows of a damaged parent stays, and a link on one is not grafted: what is damaged cannot be put
+//!   again.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 

@@ -33,10 +33,17 @@ impl Store {
         writes: bool,
         attempt: impl Fn(bool) -> Attempt<'a, T> + Send,
     ) -> Result<T> {
-        let started = Instant::now();
+        // The patience counts from then on: when the server was last heard of in the first attempt. Further ones do not
+        // prolong it: one that brings the server down each time would be repeated for ever.
+        let (mut since, mut is_first) = (Instant::now(), true);
         let (mut pause, mut doubt, mut suspected) = (PAUSE, false, false);
         loop {
-            let reason = match self.watched(attempt(doubt), started).await {
+            let mut heard = since;
+            let done = self.watched(attempt(doubt), &mut heard).await;
+            if std::mem::take(&mut is_first) {
+                since = heard;
+            }
+            let reason = match done {
                 Ok(done) => return Ok(done),
                 Err(Trouble::Final(error)) => return Err(if doubt { unsettled(error) } else { error }),
                 Err(Trouble::Lost(error)) => {
@@ -57,7 +64,7 @@ impl Store {
                     reason
                 }
             };
-            if started.elapsed() + pause > self.patience {
+            if since.elapsed() + pause > self.patience {
                 return Err(if doubt { in_doubt(reason) } else { unavailable(reason) });
             }
             tracing::debug!(%reason, "the database did not answer; trying again");
@@ -68,17 +75,15 @@ impl Store {
 
     /// Waits for an attempt. While there is no answer, a new connection is opened from time to time: if that leads to
     /// another server than the attempt began with, the one that was asked has been replaced, and may never answer. A
-    /// server that is only slow is waited for: the patience counts from when it was last heard of, at first from when
-    /// the call began. One that takes no more connections was heard of too, if there is only one: of several, a full
-    /// standby says nothing of the primary.
-    async fn watched<T>(&self, mut attempt: Attempt<'_, T>, began: Instant) -> Result<T, Trouble> {
+    /// server that is only slow is waited for: the patience counts from when it was last `heard` of. One that takes no
+    /// more connections was heard of too, if there is only one: of several, a full standby says nothing of the primary.
+    async fn watched<T>(&self, mut attempt: Attempt<'_, T>, heard: &mut Instant) -> Result<T, Trouble> {
         if self.patience.is_zero() {
             return attempt.await;
         }
         let pause = self.patience / 4;
         // Before the attempt takes a connection: it may be one to a server that is about to be left.
         let server = self.connections.server();
-        let mut heard = began;
         loop {
             if let Ok(done) = tokio::time::timeout(pause, &mut attempt).await {
                 return done;
@@ -88,8 +93,8 @@ impl Store {
                 probed = self.connections.probe(server, pause) => probed,
             };
             match probed {
-                Probed::Same => heard = Instant::now(),
-                Probed::Full if self.connections.has_one_server() => heard = Instant::now(),
+                Probed::Same => *heard = Instant::now(),
+                Probed::Full if self.connections.has_one_server() => *heard = Instant::now(),
                 Probed::Full | Probed::Silent if heard.elapsed() < self.patience => {}
                 Probed::Full | Probed::Silent | Probed::Other => {
                     // Where there is no room for new connections, the open ones are kept.

@@ -13,7 +13,7 @@ use tokio::task::{JoinHandle, block_in_place};
 
 use crate::common::damage::connect;
 use crate::common::talk::{Talk, note, texts};
-use crate::common::{open, patient};
+use crate::common::{database, open, patient};
 
 /// Sessions of the saver in which a commit waits for the standby.
 const WAITING: &str = "SELECT count(*) FILTER (WHERE wait_event = 'SyncRep'),
@@ -254,4 +254,32 @@ async fn what_an_asynchronous_standby_did_not_have_is_reported() {
     lost.resume(&head);
     say(&saver, &mut lost, 5).await.unwrap();
     assert_eq!(notes(&open(&cluster.url("postgres")).await, &lost).await, 2);
+}
+
+/// While the server answers, a call may wait longer than its patience. That counts from when the server goes away.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_call_that_has_waited_for_longer_than_its_patience_is_repeated_when_its_session_ends() {
+    let database = database().await;
+    let patience = Duration::from_secs(12);
+    let options = Options { patience, ..Options::default() };
+    let saver = Arc::new(PostgresSaver::connect(database.url(), options).await.unwrap());
+    let mut talk = talk("t");
+    say(&saver, &mut talk, 0).await.unwrap();
+    let locker = connect(database.url()).await;
+    locker.batch_execute("BEGIN; SELECT * FROM threadkeep_thread FOR UPDATE").await.unwrap();
+    let step = talk.say(&note(1));
+    let committing = commit(&saver, &step);
+    database.blocked().await.unwrap();
+    tokio::time::sleep(patience + Duration::from_secs(1)).await;
+    assert!(!committing.is_finished());
+    // Returns when the session has ended.
+    let end = "SELECT count(pg_terminate_backend(pid, 600000)) FROM pg_stat_activity
+               WHERE wait_event_type = 'Lock' AND application_name = 'threadkeep'
+               AND datname = current_database()";
+    let ended = connect(database.url()).await.query_one(end, &[]).await.unwrap();
+    assert_eq!(ended.get::<_, i64>(0), 1);
+    locker.batch_execute("COMMIT").await.unwrap();
+    committing.await.unwrap().unwrap();
+    talk.accept(&step);
+    assert_eq!(notes(&saver, &talk).await, 2);
 }

@@ -324,13 +324,14 @@ impl<'a> Columns<'a> {
 }
 
 /// The answers of a statement that calls a writing function this many times. The first column repeats the nonce that was
-/// sent: whatever stands between this process and the server, the answer to another statement acknowledges nothing.
+/// sent: whatever stands between this process and the server, the answer to another statement acknowledges nothing. The
+/// last one is that of [`crate::sql::WARNED`].
 pub(crate) fn answers(
     rows: &[tokio_postgres::Row],
     (calls, nonce): (usize, Uuid),
 ) -> Result<Vec<bool>, Trouble> {
     if let [row] = rows
-        && row.len() == 1 + calls
+        && row.len() == 2 + calls
         && row.try_get::<_, Option<Uuid>>(0).is_ok_and(|found| found == Some(nonce))
         && let Ok(answers) = (1..=calls).map(|call| row.try_get(call)).collect()
     {

@@ -242,7 +242,9 @@ macro_rules! limits {
 /// Begins a transaction. It holds the lock of a thread, so the server ends it if this process stands still, between two
 /// statements or without taking an answer that fills the buffers of the connection: others waited for as long as a stopped
 /// process did not go on. A process that works on a long thread on a busy machine takes seconds between two statements.
-pub(crate) const BEGIN: &str = concat!("BEGIN ISOLATION LEVEL READ COMMITTED; ", limits!());
+/// Warnings are as with [`crate::sql::WARNED`].
+pub(crate) const BEGIN: &str =
+    concat!("BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL client_min_messages = warning; ", limits!());
 
 /// Begins a transaction that reads, and sees the database as it was at its first statement.
 const BEGIN_READING: &str = concat!("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; ", limits!());

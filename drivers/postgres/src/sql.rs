@@ -16,6 +16,10 @@ pub(crate) const EMIT: &str = "SELECT pg_catalog.pg_logical_emit_message(true, '
 const FLUSHING: &str = "CASE WHEN pg_catalog.current_setting('synchronous_commit') = 'off'
     THEN pg_catalog.set_config('synchronous_commit', 'on', true) END";
 
+/// Makes the server say it if the transaction is committed without the standby, on which the connection ends: see the
+/// module `connect`. A role or a database may be set to hear no warnings.
+pub(crate) const WARNED: &str = "pg_catalog.set_config('client_min_messages', 'warning', true)";
+
 /// The text of a statement.
 pub(crate) struct Statement {
     text: String,
@@ -218,7 +222,7 @@ impl Sql {
                  ORDER BY substring(name, 1, 512), name LIMIT $2",
             )),
             lock: Statement::planned(fill(&format!(
-                "SELECT id, epoch, revision, name, body, nonce, {FLUSHING}
+                "SELECT id, epoch, revision, name, body, nonce, {FLUSHING}, {WARNED}
                  FROM {{s}}.threadkeep_thread WHERE id = $1 FOR UPDATE",
             ))),
             claim: fill(&format!(
@@ -236,7 +240,7 @@ impl Sql {
                 &hashes("$4", "$5"),
             ),
             look_at_all: about(&all, &hashes("$3", "$4")),
-            write: Statement::call(call("SELECT $8,", "write", 27)),
+            write: Statement::call(format!("{}, {WARNED}", call("SELECT $8,", "write", 27))),
             remove: fill(REMOVE),
             schema: schema.to_owned(),
         }

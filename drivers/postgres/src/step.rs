@@ -7,6 +7,7 @@ use uuid::Uuid;
 
 use crate::history::Mark;
 use crate::pool::Param;
+use crate::sql::WARNED;
 
 /// The most commits in one statement.
 pub(crate) const MOST: usize = 16;
@@ -96,5 +97,5 @@ pub(crate) fn statement(schema: &str, commits: usize) -> String {
         let arguments: Vec<_> = (n * ARGUMENTS + 1..=(n + 1) * ARGUMENTS).map(|n| format!("${n}")).collect();
         format!("{schema}.threadkeep_commit({})", arguments.join(", "))
     };
-    format!("SELECT $6, {}", (0..commits).map(call).collect::<Vec<_>>().join(", "))
+    format!("SELECT $6, {}, {WARNED}", (0..commits).map(call).collect::<Vec<_>>().join(", "))
 }

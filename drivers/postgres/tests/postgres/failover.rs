@@ -6,7 +6,7 @@ use std::time::Duration;
 use futures::future::join_all;
 use threadkeep::Error;
 use threadkeep::id::IdSource;
-use threadkeep::saver::{CheckpointSelector, Saver, StepCommit};
+use threadkeep::saver::{CheckpointSelector, Flush, Saver, StepCommit};
 use threadkeep_postgres::{Options, PostgresSaver, setup};
 use threadkeep_testing::{Cluster, Replication};
 use tokio::task::{JoinHandle, block_in_place};
@@ -123,6 +123,44 @@ async fn a_cancelled_wait_acknowledges_nothing() {
     });
     let patient = open(&cluster.url("postgres")).await;
     assert_eq!((notes(&patient, &one).await, notes(&patient, &two).await), (1, 1));
+}
+
+/// The server says in a warning that a wait was cancelled. A role or a database may be set to hear none.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cancelled_wait_acknowledges_nothing_where_warnings_are_turned_off() {
+    let cluster = cluster(Replication::Synchronous).await;
+    cluster.execute("ALTER DATABASE postgres SET client_min_messages = error").unwrap();
+    let options = Options { patience: Duration::ZERO, ..Options::default() };
+    let saver = PostgresSaver::connect(&cluster.url("postgres"), options).await.unwrap();
+    let [mut grown, mut put, mut deleted, mut flushed] = ["grown", "put", "deleted", "flushed"].map(talk);
+    for talk in [&mut grown, &mut put, &mut deleted, &mut flushed] {
+        say(&saver, talk, 0).await.unwrap();
+    }
+    let unflushed = StepCommit { flush: Flush::WithNext, ..flushed.say(&note(1)) };
+    saver.commit(unflushed).await.unwrap();
+    cluster.hold_replication().unwrap();
+    let (at, row) = (put.key(), put.task(put.messages.last().unwrap()));
+    let step = grown.say(&note(1));
+    // As one call, as a call with arrays, as a transaction, and as a lock.
+    let calls = async {
+        tokio::join!(
+            saver.commit(step),
+            saver.put_writes(&at, &row),
+            saver.delete_thread(&deleted.thread),
+            saver.flush(&flushed.thread),
+        )
+    };
+    let url = cluster.primary_url("postgres");
+    let cancelled = async {
+        waiting(&url, 4, 0).await;
+        let cancel =
+            "SELECT count(pg_cancel_backend(pid)) FROM pg_stat_activity WHERE wait_event = 'SyncRep'";
+        connect(&url).await.query_one(cancel, &[]).await.unwrap();
+    };
+    let ((committed, put, deleted, flushed), ()) = tokio::join!(calls, cancelled);
+    for done in [committed.map(drop), put, deleted, flushed] {
+        assert!(matches!(done, Err(Error::InDoubt { .. })), "{done:?}");
+    }
 }
 
 /// A primary that becomes a standby refuses writes on the connections that are open to it.

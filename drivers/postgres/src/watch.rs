@@ -4,9 +4,10 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-/// Identifies a server since its last start, and says whether it is a primary.
-pub(crate) const SERVER: &str =
-    "SELECT pg_catalog.concat(pg_catalog.pg_postmaster_start_time(), pg_catalog.pg_is_in_recovery())";
+/// Identifies a server since its last start, and says whether it is a primary. The seconds are the same whatever the time
+/// zone and the style of dates of the session are.
+pub(crate) const SERVER: &str = "SELECT pg_catalog.concat(EXTRACT(epoch FROM pg_catalog.pg_postmaster_start_time()),
+    pg_catalog.pg_is_in_recovery())";
 
 /// The server that answered when a call began.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

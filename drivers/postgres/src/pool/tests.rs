@@ -11,6 +11,7 @@ use crate::Options;
 use crate::config::Target;
 use crate::error::Trouble;
 use crate::sql::Statement;
+use crate::watch::Probed;
 
 /// A mixed-up answer can come before the next statement of a transaction is sent. What was sent so far must not be
 /// committed without it.
@@ -178,4 +179,23 @@ async fn a_connection_that_nobody_uses_is_closed() {
     drop((one, two));
     let closed = async { while open().await > 0 {} };
     tokio::time::timeout(Duration::from_mins(10), closed).await.unwrap();
+}
+
+/// Sessions may differ in how they write a time: a setting was changed, or a pooler's other client did it.
+#[tokio::test]
+async fn a_server_is_not_taken_for_another_one_because_its_sessions_write_times_in_another_way() {
+    let database = postgres().unwrap().database().await.unwrap();
+    let (other, connection) = tokio_postgres::connect(database.url(), NoTls).await.unwrap();
+    tokio::spawn(connection);
+    let options = Options::patient();
+    let target = Target::parse(database.url(), options.patience).unwrap();
+    let connections = Connections::new(target, &options).unwrap();
+    connections.meet(&mut connections.lease().await.unwrap()).await;
+    let began = connections.server();
+    assert_eq!(connections.probe(began, options.patience).await, Probed::Same);
+    for setting in ["TimeZone = 'Asia/Tokyo'", "TimeZone = 'America/Lima'", "DateStyle = 'German'"] {
+        let set = format!("ALTER DATABASE {} SET {setting}", database.name());
+        other.batch_execute(&set).await.unwrap();
+        assert_eq!(connections.probe(began, options.patience).await, Probed::Same, "{setting}");
+    }
 }

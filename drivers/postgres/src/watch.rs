@@ -6,7 +6,8 @@ use std::time::Instant;
 
 /// Identifies a server since its last start, and says whether it is a primary. The seconds are the same whatever the time
 /// zone and the style of dates of the session are.
-pub(crate) const SERVER: &str = "SELECT pg_catalog.concat(EXTRACT(epoch FROM pg_catalog.pg_postmaster_start_time()),
+pub(crate) const SERVER: &str =
+    "SELECT pg_catalog.concat(EXTRACT(epoch FROM pg_catalog.pg_postmaster_start_time()),
     pg_catalog.pg_is_in_recovery())";
 
 /// The server that answered when a call began.

@@ -28,7 +28,8 @@ pub(crate) enum Scope<'a> {
 }
 
 /// The statements that begin a write transaction. The server ends it if its process stalls, so that others do not wait
-/// for long; they wait longer than that.
+/// for long; they wait longer than that. It sends warnings, whatever the role is set to: by one it says that a commit
+/// did not wait for the standby, on which the connection ends.
 fn begin(tables: &Tables, scope: Scope<'_>) -> String {
     begin_with("SET LOCAL lock_timeout = '10s'", tables, scope)
 }
@@ -46,7 +47,8 @@ fn begin_with(settings: &str, tables: &Tables, scope: Scope<'_>) -> String {
         Scope::Rows => format!("SELECT pg_advisory_xact_lock_shared({every_thread})"),
     };
     format!(
-        "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL idle_in_transaction_session_timeout = '5s'; {settings}; {lock}"
+        "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL client_min_messages = warning; \
+         SET LOCAL idle_in_transaction_session_timeout = '5s'; {settings}; {lock}"
     )
 }
 

@@ -1,6 +1,15 @@
 use super::support::*;
 use crate::*;
 
+/// The server says in a warning that a commit did not wait for the standby.
+#[tokio::test]
+async fn a_transaction_hears_warnings_whatever_the_role_is_set_to() {
+    let fixture = fixture().await;
+    let sql = query::query("SHOW client_min_messages");
+    let setting = fixture.records.db.write("t", move |tx| Box::pin(tx.fetch_optional::<(String,)>(sql)));
+    assert_eq!(setting.await.unwrap(), Some(("warning".to_owned(),)));
+}
+
 #[tokio::test]
 async fn rows_outlive_the_process_that_wrote_them() {
     let fixture = fixture_with(EventBackend::Database).await;

@@ -254,6 +254,9 @@ impl Work {
         // The run that goes on with this has counted it.
         budget.go_on_from(tokens(&progress));
         let mut middleware: Vec<Arc<dyn Middleware>> = vec![Arc::new(Budgeting::knowing(budget))];
+        if let Some(item) = self.item.clone() {
+            middleware.push(Arc::new(item));
+        }
         if self.receipts {
             middleware.push(Arc::new(Receipting(Showing::Always)));
         }

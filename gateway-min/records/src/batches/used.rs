@@ -60,6 +60,7 @@ impl FromRow for Found {
 impl Batches {
     /// Stores what attempts at items of a batch have used by now, and returns what is used of the limit that binds the batch,
     /// by all batches that share it and by their run. An attempt whose claim does not hold any more changes nothing.
+    /// Without any it only reads.
     ///
     /// # Errors
     /// [`RecordsError::Unavailable`], [`RecordsError::Corrupt`].
@@ -68,6 +69,9 @@ impl Batches {
         batch_id: &str,
         used: Vec<UsedSoFar>,
     ) -> Result<BudgetTokens, RecordsError> {
+        if used.is_empty() {
+            return Ok(self.db.fetch_optional(self.budget_of(batch_id)).await?.unwrap_or_default());
+        }
         let (this, batch_id) = (self.clone(), batch_id.to_owned());
         let db = self.db.unflushed();
         let stored = db.write_rows(move |tx| {

@@ -3,14 +3,20 @@
 //!
 //! The row of a batch has the sum of its items. Of a batch with a limit it is written after every answer of an item's model,
 //! and before the work on an item begins, together with what the item has used before: in one transaction, which returns
-//! what all processes have used for the run. So the excess is at most the model calls under way. What the run itself writes
-//! is in `sharing`.
+//! what all processes have used for the run. Before each model call of an item it is read once more: others may have
+//! used the limit up while the item's tools were at work. So the excess is at most the model calls under way. What the
+//! run itself writes is in `sharing`.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
+use async_trait::async_trait;
+use serde_json::Value as Json;
+use threadkeep_agent::model::message;
+use threadkeep_agent::{Middleware, Tokens};
 use threadkeep_records::{
-    BatchRow, Batches, Claim, ExecutionRow, ExecutionTokens, RecordsError, UsedSoFar, persistently,
+    BatchRow, Batches, BudgetTokens, Claim, ExecutionRow, ExecutionTokens, RecordsError, UsedSoFar,
+    persistently,
 };
 
 use super::spec::RunBudget;
@@ -83,8 +89,7 @@ impl Account {
         let spent = self.budget.spent();
         match self.batches.used_so_far(&self.batch_id, next.values().cloned().collect()).await {
             Ok(found) => {
-                let mut used = most(signed(self.before), signed(found.run));
-                used += signed(found.batches);
+                let mut used = self.of_all(found);
                 // What this process has spent while it was written is in no row yet.
                 used += self.budget.spent_since(spent);
                 self.budget.at_least(used);
@@ -98,6 +103,20 @@ impl Account {
                 Err(error)
             }
         }
+    }
+
+    /// What the run and all its batches have used, as the rows say.
+    fn of_all(&self, found: BudgetTokens) -> Tokens {
+        let mut used = most(signed(self.before), signed(found.run));
+        used += signed(found.batches);
+        used
+    }
+
+    /// Takes over what all processes have written. What this one has not, it knows.
+    async fn read(&self) -> Result<(), RecordsError> {
+        let found = self.batches.used_so_far(&self.batch_id, Vec::new()).await?;
+        self.budget.at_least(self.of_all(found));
+        Ok(())
     }
 
     /// [`Self::write`], which goes on if the future is dropped: it also writes what others have noted.
@@ -156,8 +175,25 @@ impl ItemBudget {
 
     /// The tokens of the whole batch, as this process knows them.
     #[cfg(test)]
-    fn used(&self) -> threadkeep_agent::Tokens {
+    fn used(&self) -> Tokens {
         self.account.budget.used()
+    }
+}
+
+#[async_trait]
+impl Middleware for ItemBudget {
+    async fn exchange(&self, turn: &[Json]) {
+        // An answer is written before it is stored, with what others have used by then.
+        if turn.last().is_some_and(|last| message::kind(last) == "ai") {
+            return;
+        }
+        if let Err(error) = self.account.read().await {
+            tracing::warn!(
+                batch_id = self.claim.batch_id,
+                %error,
+                "an item of a batch does not know yet what others have used"
+            );
+        }
     }
 }
 
@@ -165,7 +201,6 @@ impl ItemBudget {
 mod tests {
     use chrono::TimeDelta;
     use serde_json::json;
-    use threadkeep_agent::Tokens;
     use threadkeep_config::TokenBudget;
     use threadkeep_records::{
         Delegating, ExecutionKind, JsonObject, Launch, NewBatch, NewExecution, Records, RecordsOptions,

@@ -1,14 +1,17 @@
 //! The token budget of a run binds the batches that it submits, whichever processes work on them or die.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value as Json, json};
 use threadkeep_agent::Ended;
 use threadkeep_agent::model::scripted::gate;
+use threadkeep_agent::tools::ToolSource;
 use threadkeep_records::{BatchItemStatus, BatchStatus, RunEnd};
 
 use crate::batches::{
-    SECTIONS, WORKER, batch, ended, gate_name, items_call, rows, submitted, submitted_by, two_turns, worker,
+    Held, SECTIONS, WORKER, batch, ended, gate_name, items_call, rows, submitted, submitted_by,
+    submitted_with, two_turns, worker,
 };
 use crate::guards::{SUMMARIES, summarized};
 use crate::support::{House, Seen, THREAD, lead, subagent};
@@ -122,6 +125,35 @@ async fn processes_that_work_on_one_batch_share_its_budget() {
     // The calls under way when the limit is reached.
     assert!((LEFT..LEFT + 2 * 50).contains(&used), "{used} tokens");
     assert_eq!(sum(&house).await, used);
+}
+
+/// An item is not at its model while another process uses the limit up: it does not ask it then.
+#[tokio::test]
+async fn an_item_asks_no_model_once_others_have_used_the_limit_up() {
+    let answers: Vec<Json> = (0..40).map(|number| turn(number, 100)).collect();
+    let settings = SECTIONS.replace("lease_seconds: 10", "lease_seconds: 10, max_attempts: 1");
+    let sections = format!(
+        "{settings}\n{LIMITED}\nsubagent_runtime: {{max_running: 1}}\nloop_detection: {{enabled: false}}"
+    );
+    let house = submitted_with(&["a", "b"], json!(answers), &sections).await;
+    let source = Arc::<Held>::default();
+    let slow = house.restarted().with_source(Arc::clone(&source) as Arc<dyn ToolSource>);
+    let waiting = worker(&slow).await;
+    source.reached.notified().await;
+    let first = worker(&house).await;
+    let other_ended = async {
+        while !rows(&house).await.iter().any(|row| row.status == BatchItemStatus::Succeeded) {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_mins(10), other_ended).await.expect("the other item never ended");
+    let asked = house.requests(WORKER).len();
+    source.open.notify_one();
+    ended(&house).await;
+    first.stop().await;
+    waiting.stop().await;
+    assert_eq!(house.requests(WORKER).len(), asked);
+    assert!(rows(&house).await.iter().any(|row| row.stop_reason.as_deref() == Some("token_capped")));
 }
 
 /// Waits until all batches have ended.

@@ -17,9 +17,10 @@ use crate::contract::StopReason;
 const WARNING_NAME: &str = "budget_warning";
 /// The key of a question's metadata with what the messages of its turn used that a summary has replaced.
 pub(crate) const SUMMARIZED: &str = "summarized_token_usage";
-/// The key of a question's metadata with the id of the first answer to it, which a summary has replaced. It begins as the
-/// other keys do that only the runtime may write.
-const FIRST_ANSWER: &str = "subagent_first_answer";
+/// The key of a question's metadata with the id of the first answer to it, which a summary has replaced; and of the
+/// result of a call whose answer came before the question, with the id of that answer. It begins as the other keys do
+/// that only the runtime may write.
+pub(crate) const FIRST_ANSWER: &str = "subagent_first_answer";
 
 /// Tokens that an agent and its subagents have used. Budgets are a tree: what a subagent uses counts for the agent that
 /// delegated to it as well.
@@ -110,10 +111,10 @@ impl Budget {
         }
     }
 
-    /// The run has submitted a batch in this turn.
-    pub(crate) async fn submitted(&self, turn: &[Json]) {
+    /// The run has submitted a batch, whose limit has the name of this answer.
+    pub(crate) async fn submitted(&self, answer: &str) {
         if let Some(sharing) = &self.sharing {
-            sharing.submitted(turn).await;
+            sharing.submitted(answer).await;
         }
     }
 
@@ -257,10 +258,11 @@ pub(crate) fn used_in(turn: &[Json]) -> Tokens {
     })
 }
 
-/// The id of a turn's first answer, also if a summary has replaced it.
+/// The id of a turn's first answer, also if a summary has replaced it, or of the one before it by which its batches
+/// have their limit.
 pub(crate) fn first_answer(turn: &[Json]) -> Option<&str> {
     turn.iter().find_map(|message| match message::kind(message) {
-        "human" => message["additional_kwargs"][FIRST_ANSWER].as_str(),
+        "human" | "tool" => message["additional_kwargs"][FIRST_ANSWER].as_str(),
         "ai" => message["id"].as_str(),
         _ => None,
     })
@@ -587,6 +589,9 @@ mod tests {
         assert_eq!(first_answer(&turn), Some("a"), "{turn:?}");
         assert!(turn[0]["additional_kwargs"].get(SUMMARIZED).is_none());
         assert_eq!(first_answer(&[json!({"type": "human"})]), None);
+        let result = json!({"type": "tool", "additional_kwargs": {FIRST_ANSWER: "z"}});
+        let added_since = [json!({"type": "human"}), json!({"type": "tool"}), result, silent("a")];
+        assert_eq!(first_answer(&added_since), Some("z"));
         assert!(crate::owned::is_owned(FIRST_ANSWER), "no client says which limit a turn has");
     }
 

@@ -14,9 +14,9 @@ use tokio::sync::Mutex;
 use crate::budget::first_answer;
 use crate::progress::{signed, unsigned};
 
-/// The name of the limit that binds the batches of a turn; `None` before its first answer.
-pub(super) fn budget_id(thread_id: &str, turn: &[Json]) -> Option<String> {
-    first_answer(turn).map(|answer| format!("{thread_id}:{answer}"))
+/// The name of the limit that binds the batches of a turn with this first answer.
+pub(super) fn budget_id(thread_id: &str, answer: &str) -> String {
+    format!("{thread_id}:{answer}")
 }
 
 /// What a run exchanges with its batches.
@@ -50,11 +50,11 @@ impl Sharing {
         Self { batches, thread_id, run_id, known: Mutex::new(Known::Unread) }
     }
 
-    /// The run has submitted a batch in this turn.
-    pub(crate) async fn submitted(&self, turn: &[Json]) {
-        let Some(id) = budget_id(&self.thread_id, turn) else { return };
+    /// The run has submitted a batch, whose limit has the name of this answer.
+    pub(crate) async fn submitted(&self, answer: &str) {
         let mut known = self.known.lock().await;
         if !matches!(*known, Known::Shared { .. }) {
+            let id = budget_id(&self.thread_id, answer);
             *known = Known::Shared { id, written: Tokens::default() };
         }
     }
@@ -68,11 +68,11 @@ impl Sharing {
             Known::Shared { id, written } => (id.clone(), (own != *written).then(|| unsigned(own))),
             // Whether there is anything to share is read first.
             Known::Unread => {
-                let Some(id) = budget_id(&self.thread_id, turn?) else {
+                let Some(answer) = first_answer(turn?) else {
                     *known = Known::NoBatch;
                     return None;
                 };
-                (id, None)
+                (budget_id(&self.thread_id, answer), None)
             }
         };
         match self.batches.budget(&id, (&self.thread_id, &self.run_id), used).await {

@@ -14,7 +14,7 @@ use super::Batching;
 use super::sharing::budget_id;
 use super::spec::{RunBudget, Spec};
 use super::submission::Args;
-use crate::budget::Budget;
+use crate::budget::{Budget, FIRST_ANSWER, first_answer};
 use crate::catalog::{Available, Unavailable};
 use crate::delegator::Delegator;
 use crate::execution::ExecutionError;
@@ -180,20 +180,26 @@ impl BatchTask {
                 found.map_err(unsubmitted)?.ok_or(refusal)?
             }
         };
-        if let (Some(budget), Ok(turn)) = (&self.budget, turn(context)) {
-            budget.submitted(&turn).await;
+        let turn = turn(context).unwrap_or_default();
+        let named_by = self.budget.as_ref().and_then(|_| naming_answer(context, &turn));
+        if let (Some(budget), Some(answer)) = (&self.budget, &named_by) {
+            budget.submitted(answer).await;
         }
         self.batching.wake();
         let text = format!(
             "Batch {} submitted with {} items. They are worked on in the background.",
             batch.id, batch.total_items
         );
-        let additional_kwargs = metadata(json!({
+        let mut additional_kwargs = metadata(json!({
             "subagent_batch_error": false,
             "subagent_batch_id": batch.id,
             "subagent_batch_status": batch.status.as_str(),
             "subagent_batch_total_items": batch.total_items,
         }));
+        // What follows in the turn finds the limit by this result.
+        if let Some(answer) = named_by.filter(|_| first_answer(&turn).is_none()) {
+            additional_kwargs.insert(FIRST_ANSWER.to_owned(), json!(answer));
+        }
         Ok(ToolOutput { additional_kwargs, ..ToolOutput::text(text) })
     }
 
@@ -234,7 +240,8 @@ impl BatchTask {
             .map(|budget| RunBudget { settings: config.token_budget, used: unsigned(budget.used()) });
         // All batches of the turn share its limit.
         let turn = turn(context).map_err(|error| failed(&error))?;
-        let budget_id = budget.as_ref().and_then(|_| budget_id(&context.thread_id, &turn));
+        let named_by = budget.as_ref().and_then(|_| naming_answer(context, &turn));
+        let budget_id = named_by.map(|answer| budget_id(&context.thread_id, &answer));
         let spec = Spec {
             definition: (**definition).clone(),
             model: self.model.clone(),
@@ -256,6 +263,15 @@ impl BatchTask {
             budget_id,
             items: args.items().map_err(|error| failed(&error))?,
         })
+    }
+}
+
+/// The id of the answer by which the batches of this turn know their limit: its first. If a client has added a question
+/// after the answer with the call, the turn has none, and it is that one.
+fn naming_answer(context: &ToolContext, turn: &[Json]) -> Option<String> {
+    match first_answer(turn) {
+        Some(first) => Some(first.to_owned()),
+        None => answer(context)?["id"].as_str().map(str::to_owned),
     }
 }
 

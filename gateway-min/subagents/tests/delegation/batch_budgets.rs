@@ -3,11 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde_json::{Value as Json, json};
-use threadkeep_agent::Ended;
+use serde_json::{Map, Value as Json, json};
+use threadkeep_agent::model::message;
 use threadkeep_agent::model::scripted::gate;
 use threadkeep_agent::tools::ToolSource;
+use threadkeep_agent::{Ended, Input, Next};
 use threadkeep_records::{BatchItemStatus, BatchStatus, RunEnd};
+use tokio_util::sync::CancellationToken;
 
 use crate::batches::{
     Held, SECTIONS, WORKER, batch, ended, gate_name, items_call, rows, submitted, submitted_by,
@@ -264,6 +266,45 @@ async fn a_batch_that_a_later_run_submits_gets_what_is_left_of_the_limit() {
     house.run("r2", None, &mut Seen::default()).await.unwrap();
     worker.stop().await;
     assert_eq!(batch(&house).await.execution_spec["budget"]["used"]["total_tokens"], 12);
+}
+
+/// A client adds a question, and the run goes on with the calls of the answer before it: their batches have one limit
+/// all the same, and the run with them.
+#[tokio::test]
+async fn batches_whose_turn_has_no_answer_yet_share_a_limit() {
+    let name = gate_name("question-since");
+    let items = subagent(json!([{"text": "done", "usage": {"input_tokens": 5, "output_tokens": 1}}]));
+    let mut script = lead(&[items_call(&["a"]), items_call(&["b"])], vec![items]);
+    script["rules"][0]["when"]["contains"] = json!(["go"]);
+    script["rules"][0]["answers"][0]["gate"] = json!({"name": name});
+    let last = json!({"text": "Both.", "usage": {"input_tokens": 20, "output_tokens": 3}});
+    let rule = json!({"when": {"caller": "lead_agent"}, "answers": [last]});
+    script["rules"].as_array_mut().unwrap().push(rule);
+    let house = House::new(script, &format!("{SECTIONS}\n{LIMITED}")).await;
+    let worker = worker(&house).await;
+    let (runs, batches) = (house.delegator.records.runs(), house.delegator.records.batches());
+    let mut seen = Seen::default();
+    let (refused, ()) = tokio::join!(house.run("r1", Some("go"), &mut seen), async {
+        gate(&name).reached().await;
+        runs.finish("r1", &RunEnd::failed("its process has died")).await.unwrap();
+        gate(&name).open();
+    });
+    refused.unwrap_err();
+    let question = Map::from_iter([("messages".to_owned(), json!([message::human("Also this")]))]);
+    let input = Input { next: Next::Stay, ..Input::from(question) };
+    let mut seen = Seen::default();
+    house.run_from("r2", Some(input), &mut seen, CancellationToken::new()).await.unwrap();
+    all_ended(&house).await;
+    worker.stop().await;
+    assert_eq!(batches.of_thread(THREAD, 10).await.unwrap().len(), 2);
+    let messages = house.messages().await;
+    let answer = messages.iter().find(|message| message["type"] == "ai").unwrap()["id"].as_str().unwrap();
+    let found = batches.budget(&format!("{THREAD}:{answer}"), (THREAD, "r2"), None).await.unwrap().unwrap();
+    assert_eq!((found.run.total_tokens, found.batches.total_tokens), (23, 12));
+    // A run that goes on with the turn finds it by the results.
+    let results = house.results().await;
+    let named = results.iter().map(|result| &result["additional_kwargs"]["subagent_first_answer"]);
+    assert_eq!(named.collect::<Vec<_>>(), [answer, answer]);
 }
 
 /// A process stops while its item is at work, and the batch is cancelled before another one goes on with it: what the

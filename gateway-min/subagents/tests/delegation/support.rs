@@ -13,7 +13,9 @@ use threadkeep::state::{StateAccessor, StateSnapshot};
 use threadkeep::step::StepWriter;
 use threadkeep_agent::model::message;
 use threadkeep_agent::tools::{Tool, ToolSource, WorkUsage};
-use threadkeep_agent::{AgentBuilder, AgentError, AgentSpec, Ended, Observer, RunTerms, Session, Tokens};
+use threadkeep_agent::{
+    AgentBuilder, AgentError, AgentSpec, Ended, Input, Observer, RunTerms, Session, Tokens,
+};
 use threadkeep_config::{ConfigHandle, Environment, LoadOptions};
 use threadkeep_records::{
     Clock, Delegating, ExecutionRow, MultitaskStrategy, NewRun, NewThread, Records, RecordsOptions, RunEnd,
@@ -256,6 +258,20 @@ impl House {
         observer: &mut dyn Observer,
         cancel: CancellationToken,
     ) -> Result<Ended, AgentError> {
+        let input = question.map(|question| {
+            Map::from_iter([("messages".to_owned(), json!([message::human(question)]))]).into()
+        });
+        self.run_from(run, input, observer, cancel).await
+    }
+
+    /// The same from any input.
+    pub(crate) async fn run_from(
+        &self,
+        run: &str,
+        input: Option<Input>,
+        observer: &mut dyn Observer,
+        cancel: CancellationToken,
+    ) -> Result<Ended, AgentError> {
         if self.delegator.batches.is_some() {
             self.begin(run).await;
         }
@@ -274,7 +290,7 @@ impl House {
         let mut writer = StepWriter::open(&self.accessor, &thread, None).await?;
         let delegator = &self.delegator;
         let mut uncounted = delegator.catch_up(&self.accessor, THREAD, run, writer.state()).await.unwrap();
-        if question.is_some() && ledger::has_unfinished(writer.state())? {
+        if input.is_some() && ledger::has_unfinished(writer.state())? {
             uncounted.extend(delegator.abandon(&self.accessor, THREAD, run).await.unwrap());
         }
         for used in uncounted {
@@ -282,9 +298,6 @@ impl House {
         }
         let terms = RunTerms { cancel, ..RunTerms::new(run, 1000) };
         let mut session = Session::new(terms, &mut writer, observer);
-        let input = question.map(|question| {
-            Map::from_iter([("messages".to_owned(), json!([message::human(question)]))]).into()
-        });
         let ended = agent.run(&mut session, input).await;
         self.count(run).await;
         if self.delegator.batches.is_some() {

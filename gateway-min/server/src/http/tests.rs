@@ -358,7 +358,7 @@ async fn a_deletion_that_left_events_can_be_repeated() {
 
     let reservation = records.runs().reserve("u", WriterKind::Delete).await.unwrap();
     records.doubt_commit(1);
-    records.fail_from(10);
+    records.fail_from(11);
     records.delete_thread(reservation).await.unwrap_err();
     records.fail_statement(0);
     assert!(records.threads().get("u", None).await.unwrap().is_none());

@@ -63,7 +63,7 @@ async fn a_checklist_is_seen_below_the_longest_report() {
     let text = result["content"].as_str().unwrap();
     assert!(text.chars().count() <= 100_000 && text.contains("[report cut: it has "), "{}", text.len());
     let last = text.lines().last().unwrap();
-    assert!(last.starts_with("- [does not hold] file:missing.txt exists"), "{last}");
+    assert!(last.starts_with("- [UNVERIFIED] file:missing.txt exists"), "{last}");
 }
 
 /// A failed delegation has no verdict.

@@ -211,8 +211,16 @@ impl Worker<'_> {
             if !persistently(|| self.runs.still_has(&self.spec.run_id)).await? {
                 return Ok(false);
             }
-            if matches!(self.restore(accessor).await?, Restored::Elsewhere) {
-                return Ok(false);
+            match self.restore(accessor).await? {
+                Restored::Elsewhere => return Ok(false),
+                Restored::Not => {}
+                // Who asked for that meanwhile, of a run that has not noticed it, has got it.
+                Restored::Done => {
+                    let row = persistently(|| self.runs.records.runs().get(&self.spec.run_id)).await?;
+                    if row.is_some_and(|row| row.cancel_action == Some(CancelAction::Rollback)) {
+                        *end = End::rolled_back();
+                    }
+                }
             }
         }
         // Where that is not possible, what was committed is kept.

@@ -8,6 +8,8 @@
 //! | not reached for any other reason, or without a verdict | the goal is suspended |
 //! | not reached, and the run was stopped early, or the continuations are used up, or two of them made no progress | the goal is suspended |
 //!
+//! An answer that was cut off because it was too long stops no goal: what is missing is in the next one.
+//!
 //! A suspended goal stays active, and its last evaluation says why: the next run of the thread is evaluated again. A
 //! question to the user needs no evaluation: the goal is suspended until the answer. A run that fails, is cancelled or
 //! stops at a breakpoint leaves the goal unchanged; so does a run that another run waits for, which is evaluated
@@ -19,6 +21,7 @@ use threadkeep::metadata::Source;
 use threadkeep::step::Durability;
 
 use crate::agent::{conversation, next_step};
+use crate::model::LENGTH_CAPPED;
 use crate::model::message::{self, fallback_reason, kind};
 use crate::summary::{ask, line, said, transcript};
 use crate::tools::asks;
@@ -152,6 +155,7 @@ struct Run<'a> {
     now: DateTime<Utc>,
     /// What the run has said and done since its last instruction; a repetition is no progress.
     progress_key: String,
+    /// Why the run was stopped early, if that would stop its next turn, too.
     stop_reason: Option<&'a str>,
 }
 
@@ -272,7 +276,8 @@ impl Agent {
             id: &session.terms.run_id,
             now: session.writer.ids().now(),
             progress_key: progress_key(&messages),
-            stop_reason: stop_reason.as_deref(),
+            // The next answer may be as long again.
+            stop_reason: stop_reason.as_deref().filter(|reason| *reason != LENGTH_CAPPED),
         };
         let (goal, goes_on) = evaluated(&goal, &verdict, &run);
         if goes_on {

@@ -260,6 +260,42 @@ async fn what_a_judge_says_is_missing_is_cut_also_in_the_conversation() {
     assert_eq!(told.matches('x').count(), 1000, "{told}");
 }
 
+/// The next answer may be as long again; a filter of content would cut it off as well.
+#[tokio::test]
+async fn a_goal_is_pursued_after_an_answer_that_was_only_too_long() {
+    let verdict = json!({"satisfied": false, "blocker": "goal_not_met_yet", "reason": "more"}).to_string();
+    let reached = json!({"satisfied": true, "blocker": "none"}).to_string();
+    for (reason, said, expected) in [
+        ("length", 4, None),
+        ("model_length", 4, None),
+        ("max_tokens", 4, None),
+        ("content_filter", 2, Some("safety_capped")),
+    ] {
+        let script = json!({"rules": [
+            {"when": {"caller": "middleware:goal", "contains": ["two."]}, "answers": [{"text": reached}]},
+            {"when": {"caller": "middleware:goal"}, "answers": [{"text": verdict}]},
+            {"answers": [{"text": "One, ", "finish_reason": reason}, {"text": "two."}]},
+        ]});
+        let model = ScriptedModel::from_json("m", &script.to_string()).unwrap();
+        let context = ToolContext::new("t", "r", "/nonexistent");
+        let agent = Agent::new(RetryingModel::new(Arc::new(model)), Toolbox::new(), context);
+        let accessor = accessor(ChannelMode::Full);
+        let mut writer = StepWriter::open(&accessor, &ThreadId::from("t"), None).await.unwrap();
+        let mut observer = Storing { fails_for: "" };
+        let mut session = Session::new(RunTerms::new("r", 10), &mut writer, &mut observer);
+        let goal = json!({"objective": "Count", "status": "active"});
+        let messages = json!([message::human("go")]);
+        let input = Map::from_iter([("messages".to_owned(), messages), ("goal".to_owned(), goal)]);
+        let ended = agent.work(&mut session, Some(input.into()), || async { Ok(false) }).await.unwrap();
+        let stop_reason = expected.map(str::to_owned);
+        assert_eq!(ended, Ended::Done { stop_reason, fallback: None }, "{reason}");
+        let state = session.writer.state();
+        assert_eq!(conversation(state).unwrap().len(), said, "{reason}");
+        let left = state.unwrap().json("goal").unwrap().unwrap_or_default();
+        assert_eq!(left["last_evaluation"]["stand_down_reason"].as_str(), expected, "{reason}");
+    }
+}
+
 #[tokio::test]
 async fn a_run_whose_last_answer_the_provider_cut_off_says_so() {
     let call = json!([{"name": "count"}]);

@@ -11,6 +11,9 @@ const MAX_ARGS_DEPTH: usize = 64;
 pub(super) const CUT_OFF: &str =
     "the answer was cut off in the middle of the arguments. If it was too long, write less at once";
 
+/// The stop reason of a run whose last answer was as long as one may be.
+pub(crate) const LENGTH_CAPPED: &str = "model_length_capped";
+
 /// Whether a provider that gives this reason ended an answer, and so its last call, before the end.
 pub fn is_cut_off(finish_reason: Option<&str>) -> bool {
     capped(finish_reason).is_some()
@@ -19,7 +22,7 @@ pub fn is_cut_off(finish_reason: Option<&str>) -> bool {
 /// Why a run stopped early whose last answer the provider ended before the end, for this reason.
 pub(crate) fn capped(finish_reason: Option<&str>) -> Option<&'static str> {
     match finish_reason? {
-        "length" | "model_length" | "max_tokens" => Some("model_length_capped"),
+        "length" | "model_length" | "max_tokens" => Some(LENGTH_CAPPED),
         "content_filter" => Some("safety_capped"),
         _ => None,
     }

@@ -31,7 +31,7 @@ use threadkeep::value::{Element, ListValue};
 
 use crate::tools::dangling;
 
-pub(crate) use arguments::capped;
+pub(crate) use arguments::{LENGTH_CAPPED, capped};
 pub use arguments::{call_arguments, is_cut_off};
 pub use assemble::ChunkAssembler;
 pub use chunk::{Fallback, ModelChunk, ToolCallChunk, Usage};

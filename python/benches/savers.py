@@ -171,6 +171,18 @@ def database(url: str, name: str) -> str:
     return base.rsplit("/", 1)[0] + f"/{name}" + (f"?{query}" if query else "")
 
 
+def check_flushes(url: str) -> None:
+    """Refuses a server that acknowledges what it has not flushed: the savers on SQLite flush."""
+    import psycopg
+
+    with psycopg.connect(url, autocommit=True) as connection:
+        for name in ("fsync", "synchronous_commit"):
+            row = connection.execute(f"SHOW {name}").fetchone()
+            assert row
+            if row[0] != "on":
+                raise SystemExit(f"the server of a measurement must flush, and its {name} is {row[0]}")
+
+
 def database_size(url: str) -> int:
     import psycopg
 
@@ -185,7 +197,7 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--turns", type=int, default=500)
     arguments.add_argument("--sizes", type=int, nargs="+", default=[128, 2048])
-    arguments.add_argument("--postgres", help="the program that starts a private Postgres and prints its address")
+    arguments.add_argument("--postgres", help="the program that starts a private Postgres that flushes, and prints its address")
     arguments.add_argument("--out", type=Path)
     given = arguments.parse_args()
     root = Path(tempfile.mkdtemp(prefix="bench-python-"))
@@ -194,9 +206,10 @@ def main() -> None:
     try:
         url = None
         if given.postgres:
-            server = subprocess.Popen([given.postgres], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            server = subprocess.Popen([given.postgres, "flushing"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
             assert server.stdout
             url = server.stdout.readline().strip()
+            check_flushes(url)
         for size in given.sizes:
             rows += asyncio.run(measure(size, given.turns, url, root))
     finally:

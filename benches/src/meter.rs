@@ -57,11 +57,7 @@ impl Process {
 
     /// CPU time of all its threads, including those that have ended.
     pub fn cpu(self) -> Duration {
-        let stat = fs::read_to_string(format!("/proc/{}/stat", self.pid)).unwrap_or_default();
-        let ticks: u64 = stat.rsplit_once(") ").map_or(0, |(_, rest)| {
-            rest.split(' ').skip(11).take(2).filter_map(|ticks| ticks.parse::<u64>().ok()).sum()
-        });
-        Duration::from_millis(ticks * 1000 / rustix::param::clock_ticks_per_second())
+        ticks(self.pid, OWN)
     }
 
     /// The system calls with which it has read and written, files and sockets.
@@ -111,13 +107,27 @@ impl Server {
         parent(pid).map(|postmaster| Self { postmaster })
     }
 
-    /// CPU time of all its running processes.
+    /// CPU time of all its processes, including those that have ended, as that of a session that was closed.
     pub fn cpu(&self) -> Duration {
         let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
         let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
         let ours = pids.filter(|pid| *pid == self.postmaster || parent(*pid) == Some(self.postmaster));
-        ours.map(scheduled).sum()
+        let ended = ticks(self.postmaster, ENDED_CHILDREN);
+        ended + ours.map(scheduled).sum::<Duration>()
     }
+}
+
+/// Where the time of a process in user mode is in its `stat`, counted after its name; that in the kernel follows.
+const OWN: usize = 11;
+/// The same of its children that have ended and for which it has waited.
+const ENDED_CHILDREN: usize = 13;
+
+fn ticks(pid: u32, place: usize) -> Duration {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let ticks: u64 = stat.rsplit_once(") ").map_or(0, |(_, rest)| {
+        rest.split(' ').skip(place).take(2).filter_map(|ticks| ticks.parse::<u64>().ok()).sum()
+    });
+    Duration::from_millis(ticks * 1000 / rustix::param::clock_ticks_per_second())
 }
 
 fn parent(pid: u32) -> Option<u32> {
@@ -134,6 +144,9 @@ fn scheduled(pid: u32) -> Duration {
 
 #[cfg(test)]
 mod tests {
+    use std::process::Command;
+    use std::time::Instant;
+
     use super::*;
 
     #[test]
@@ -167,5 +180,22 @@ mod tests {
         assert_ne!(own.postmaster, std::process::id());
         assert!(own.cpu() > Duration::ZERO);
         assert!(Server::of_session(u32::MAX).is_none());
+    }
+
+    #[test]
+    fn what_a_process_of_a_server_did_counts_after_it_has_ended() {
+        let own = Server { postmaster: std::process::id() };
+        let mut child = Command::new("sh").args(["-c", "while :; do :; done"]).spawn().unwrap();
+        let (process, began) = (Process::of(child.id()), Instant::now());
+        let much = Duration::from_millis(300);
+        while process.cpu() < much && began.elapsed() < Duration::from_mins(5) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let (worked, before) = (process.cpu(), own.cpu());
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(worked >= much, "{worked:?}");
+        // Two figures in ticks of 10 ms.
+        assert!(own.cpu() + Duration::from_millis(50) >= before, "{before:?}");
     }
 }

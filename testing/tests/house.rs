@@ -372,7 +372,7 @@ fn tests(source: &str) -> impl Iterator<Item = &str> {
 
 #[test]
 fn every_page_of_scenarios_and_that_of_defects_names_tests_that_are_there() {
-    let folders = ["gateway-min", "engine", "conformance", "drivers", "testing", "python"];
+    let folders = ["gateway-min", "engine", "conformance", "drivers", "testing", "python", "benches"];
     let sources: Vec<(PathBuf, String)> =
         folders.iter().flat_map(|folder| files(&root().join(folder), ".rs")).collect();
     let python = files(&root().join("python/tests"), ".py");

@@ -21,10 +21,10 @@ use threadkeep_testing::{Database, Postgres};
 
 use crate::case::Mode;
 use crate::measure::{ms, percentile, seconds};
-use crate::meter;
+use crate::meter::{self, Process};
 use crate::store::Watch;
 use client::{Conversation, Turn};
-use gateway::{Api, Gateway};
+use gateway::Gateway;
 
 pub use table::table;
 
@@ -94,8 +94,10 @@ pub struct Row {
     pub turn_first10pct_ms: f64,
     /// Median over the last tenth.
     pub turn_last10pct_ms: f64,
-    /// CPU time of the gateway per turn.
+    /// CPU time per turn of the gateway that carries the turns out.
     pub gateway_cpu_ms: f64,
+    /// CPU time per turn of the other gateway, from which the streams are read.
+    pub follower_cpu_ms: Option<f64>,
     /// System calls per turn with which the gateway reads and writes.
     pub gateway_calls: f64,
     /// How often a thread of the gateway waits per turn.
@@ -187,8 +189,7 @@ impl Load {
         } else {
             None
         };
-        let followed = follower.as_ref().map(Gateway::api);
-        let measured = self.measure(&gateway, followed, store, mode, url, bar).await;
+        let measured = self.measure(&gateway, follower.as_ref(), store, mode, url, bar).await;
         // Check how they ended even if the measurement failed.
         let mut stopped = Ok(());
         for gateway in follower.into_iter().chain([gateway]) {
@@ -202,7 +203,7 @@ impl Load {
     async fn measure(
         &self,
         gateway: &Gateway,
-        follower: Option<Api>,
+        follower: Option<&Gateway>,
         store: StoreKind,
         mode: Mode,
         url: Option<&str>,
@@ -216,7 +217,7 @@ impl Load {
         let client = client::http()?;
         let mut conversations = Vec::new();
         for number in 0..self.threads {
-            let (api, follower) = (gateway.api(), follower.clone());
+            let (api, follower) = (gateway.api(), follower.map(Gateway::api));
             conversations.push(Conversation::create(&client, api, follower, number, &self.frames).await?);
         }
         // The first turn opens connections, sets titles and prepares statements; it is not measured.
@@ -225,6 +226,8 @@ impl Load {
         let (cpu, own_cpu) = (gateway.process().cpu(), meter::cpu());
         let (calls, waits) = (gateway.process().calls(), gateway.process().waits());
         let server_cpu = server.map(|server| server.cpu());
+        let follower = follower.map(Gateway::process);
+        let follower_cpu = follower.map(Process::cpu);
         let began = Instant::now();
         let turns;
         (conversations, turns) = rounds(conversations, self.turns, bar).await?;
@@ -233,6 +236,8 @@ impl Load {
         let (cpu, own_cpu) =
             (gateway.process().cpu().saturating_sub(cpu), meter::cpu().saturating_sub(own_cpu));
         let server_cpu = server.zip(server_cpu).map(|(server, before)| server.cpu().saturating_sub(before));
+        let follower_cpu =
+            follower.zip(follower_cpu).map(|(follower, before)| follower.cpu().saturating_sub(before));
         let calls = gateway.process().calls().saturating_sub(calls);
         let waits = gateway.process().waits().saturating_sub(waits);
         let after = gateway.counted(&client).await?;
@@ -271,6 +276,7 @@ impl Load {
             turn_first10pct_ms: median(0),
             turn_last10pct_ms: median(self.turns - tenth),
             gateway_cpu_ms: per_turn(cpu),
+            follower_cpu_ms: follower_cpu.map(per_turn),
             gateway_calls: ratio(calls, turns.len()),
             gateway_waits: ratio(waits, turns.len()),
             server_cpu_ms: server_cpu.map(per_turn),

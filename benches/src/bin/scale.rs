@@ -4,7 +4,7 @@ use std::fs;
 use std::io::{self, Write as _};
 use std::path::PathBuf;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use clap::Parser;
 use threadkeep_benches::load::{StoreKind, gateway_beside};
 use threadkeep_benches::scale::{Form, Scale, tables};
@@ -67,5 +67,7 @@ fn main() -> Result<()> {
         fs::write(path.with_extension("json"), serde_json::to_vec_pretty(&report)?)?;
     }
     io::stdout().write_all(tables(&report, Form::Aligned).as_bytes())?;
+    let failures = report.failures();
+    ensure!(failures.is_empty(), "these rows do not count:\n{}", failures.join("\n"));
     Ok(())
 }

@@ -40,6 +40,9 @@ pub struct Turns {
     pub turns: usize,
     /// How many more ended with an error.
     pub failed: usize,
+    /// Why what ran beside them failed, if it did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
     /// Median, from the request to the end of the stream.
     pub p50_ms: f64,
     /// 99th percentile.
@@ -58,7 +61,7 @@ pub(super) async fn measure(
     let clients =
         Clients { client: client::http()?, gateway, begun: AtomicUsize::new(0), added: Mutex::default() };
     let mut rows = Vec::new();
-    let mut record = |beside: &str, (mut times, failed): (Vec<Duration>, usize)| -> Result<()> {
+    let mut record = |beside: &str, error: Option<String>, (mut times, failed): (Vec<Duration>, usize)| {
         times.sort_unstable();
         let at = |percent| percentile(&times, percent).map(ms).context("no turn was measured");
         let (turns, beside) = (times.len(), beside.to_owned());
@@ -67,11 +70,12 @@ pub(super) async fn measure(
             beside,
             turns,
             failed,
+            error,
             p50_ms: at(50.0)?,
             p99_ms: at(99.0)?,
             max_ms: at(100.0)?,
         });
-        Ok(())
+        anyhow::Ok(())
     };
     clients.while_working(turns / 4, async || Ok(())).await?;
     for beside in [
@@ -97,13 +101,12 @@ pub(super) async fn measure(
             });
             add(&mut with, times.await?);
         }
-        record("", alone)?;
-        let mut name = beside.join(" ");
-        if let Some(error) = failure.take() {
-            say(&format!("{name}: {error:#}"));
-            name += " (failed)";
+        record("", None, alone)?;
+        let (name, error) = (beside.join(" "), failure.take().map(|error| format!("{error:#}")));
+        if let Some(error) = &error {
+            say(&format!("{name}: {error}"));
         }
-        record(&name, with)?;
+        record(&name, error, with)?;
     }
     clients.remove_added().await?;
     Ok(rows)

@@ -98,11 +98,25 @@ pub struct Report {
     pub turns: Vec<Turns>,
 }
 
+impl Report {
+    /// Why rows of turns do not count: turns that did not end well, and commands that failed beside them.
+    pub fn failures(&self) -> Vec<String> {
+        let of = |row: &Turns| {
+            let beside = if row.beside.is_empty() { "alone" } else { row.beside.as_str() };
+            let name = format!("{:?}, turns, {beside}", row.store).to_lowercase();
+            let turns = (row.failed > 0).then(|| format!("{name}: {} of them failed", row.failed));
+            let command = row.error.as_ref().map(|error| format!("{name}: {error}"));
+            turns.into_iter().chain(command)
+        };
+        self.turns.iter().flat_map(of).collect()
+    }
+}
+
 impl Scale {
-    /// Measures every store.
+    /// Measures every store. What goes wrong while turns are measured beside commands is in [`Report::failures`].
     ///
     /// # Errors
-    /// If a command fails, a request is refused or a turn does not end well; the text says which.
+    /// If a command that is measured by itself fails, or a request is refused; the text says which.
     pub async fn run(&self, mut say: impl FnMut(&str)) -> Result<Report> {
         ensure!(
             self.threads >= FACTOR && self.turns >= FACTOR,
@@ -170,5 +184,42 @@ impl Scale {
         let changing = looking.change(store).await?;
         rows.splice(place..place, changing);
         Ok(rows)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn turns_and_commands_that_failed_beside_each_other_are_named() {
+        let row = |beside: &str, failed, error: Option<&str>| Turns {
+            store: StoreKind::Sqlite,
+            beside: beside.to_owned(),
+            turns: 9,
+            failed,
+            error: error.map(str::to_owned),
+            p50_ms: 1.0,
+            p99_ms: 2.0,
+            max_ms: 3.0,
+        };
+        let turns = vec![
+            row("", 0, None),
+            row("verify --all", 0, None),
+            row("", 2, None),
+            row("vacuum", 1, Some("no")),
+        ];
+        let report = Report { turns, ..Report::default() };
+        let named = [
+            "sqlite, turns, alone: 2 of them failed",
+            "sqlite, turns, vacuum: 1 of them failed",
+            "sqlite, turns, vacuum: no",
+        ];
+        assert_eq!(report.failures(), named);
+        let shown = tables(&report, Form::Aligned);
+        assert!(
+            shown.contains("beside vacuum (failed)") && shown.contains("beside verify --all  "),
+            "{shown}"
+        );
     }
 }

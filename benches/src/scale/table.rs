@@ -57,7 +57,8 @@ pub fn tables(report: &Report, form: Form) -> String {
         let alone = report.turns[..at].iter().rfind(|alone| alone.beside.is_empty());
         let (beside, ratio) = match alone {
             Some(alone) if !row.beside.is_empty() => {
-                (format!("beside {}", row.beside), format!("{:.2}", row.p99_ms / alone.p99_ms))
+                let failed = if row.error.is_some() { " (failed)" } else { "" };
+                (format!("beside {}{failed}", row.beside), format!("{:.2}", row.p99_ms / alone.p99_ms))
             }
             _ => ("alone".to_owned(), String::new()),
         };

@@ -30,30 +30,37 @@ const CLAIMS: &[Claim] = &[
 /// The last of [`CLAIMS`], which need [`Kv::used_bytes`].
 const MEASURED: usize = 2;
 
-/// The factory of a saver over a key-value store that keeps its files in a directory and is opened once by a process, as
-/// embedded stores are. Each store of the suite has a temporary directory; all handles on it share one opened store.
+/// The factory of a saver over a key-value store that keeps its files in a directory, or its keys under that name. Each
+/// store of the suite has a temporary directory.
 pub struct Kv<S> {
     /// The prefix of each case's name.
     pub name: &'static str,
     /// Opens the store in an existing directory.
     pub open: fn(&Path) -> Result<S>,
-    /// What `open` says, as part of an [`Error::Unavailable`], while the store is still open: a call that was dropped may be
-    /// at work on it, so the factory tries again for ten minutes.
-    pub in_use: &'static str,
+    /// For a store that is open once at a time, as embedded ones are: all handles of a case share it. This is what
+    /// `open` says, as part of an [`Error::Unavailable`], while it is still open: a call that was dropped may be at
+    /// work on it, so the factory tries again for ten minutes.
+    ///
+    /// `None` for one that several processes may have open, as on a server: each handle opens it for itself. Only so
+    /// the suite sees whether one handle's writes come between another one's plan and its changes.
+    pub in_use: Option<&'static str>,
     /// The bytes that the store takes for what it holds, without what it keeps free, for [`Claim::StoredBytes`] and
     /// [`Claim::SharedElements`].
     pub used_bytes: Option<fn(&S) -> Result<u64>>,
 }
 
-/// A temporary directory, and the store that is open in it.
+/// A temporary directory, and the store that is open in it, if its handles share one.
 pub struct Directory<S> {
     directory: TempDir,
     opened: Mutex<Weak<S>>,
 }
 
 impl<S: Store + 'static> Kv<S> {
-    /// The opened store, which all handles share.
+    /// The opened store of a handle.
     fn store(&self, place: &Directory<S>) -> Result<Arc<S>> {
+        if self.in_use.is_none() {
+            return self.at(place.directory.path()).map(Arc::new);
+        }
         let mut opened = place.opened.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(store) = opened.upgrade() {
             return Ok(store);
@@ -66,13 +73,13 @@ impl<S: Store + 'static> Kv<S> {
     fn at(&self, directory: &Path) -> Result<S> {
         let started = Instant::now();
         loop {
-            match (self.open)(directory) {
-                Err(Error::Unavailable { reason, .. })
-                    if reason.contains(self.in_use) && started.elapsed() < CLOSING =>
+            match ((self.open)(directory), self.in_use) {
+                (Err(Error::Unavailable { reason, .. }), Some(in_use))
+                    if reason.contains(in_use) && started.elapsed() < CLOSING =>
                 {
                     std::thread::sleep(Duration::from_millis(2));
                 }
-                opened => return opened,
+                (opened, _) => return opened,
             }
         }
     }

@@ -4,7 +4,8 @@
 
 mod common;
 
-use std::path::Path;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::process::Command;
 use std::sync::atomic::Ordering;
@@ -480,10 +481,65 @@ async fn the_suite_opens_a_store_that_waits_for_a_runtime() {
         Remote::ask();
         Ok(Remote(Map::default()))
     };
-    let factory = Kv { name: "remote", open, in_use: "already open", used_bytes: None };
+    let factory = Kv { name: "remote", open, in_use: Some("already open"), used_bytes: None };
     let only = |case: &Case| case.name == "get_by_id_is_exact";
     let report = threadkeep_conformance::run(factory, Settings::default(), only).await;
     assert!(report.cases.len() == 1 && report.failed().is_empty(), "{report}");
+}
+
+/// What a server has under a name.
+fn served(name: &Path) -> Arc<Map> {
+    static MAPS: Mutex<BTreeMap<PathBuf, Arc<Map>>> = Mutex::new(BTreeMap::new());
+    MAPS.lock().unwrap().entry(name.to_owned()).or_default().clone()
+}
+
+/// A client that takes what was there when it was opened, and what it wrote since, for all that is there.
+struct Alone {
+    server: Arc<Map>,
+    seen: Map,
+}
+
+impl Alone {
+    fn of(server: Arc<Map>) -> Self {
+        let seen = Map::default();
+        *seen.rows() = server.rows().clone();
+        Self { server, seen }
+    }
+}
+
+impl Store for Alone {
+    fn name(&self) -> &'static str {
+        "alone"
+    }
+
+    fn durable(&self) -> bool {
+        true
+    }
+
+    fn snapshot(&self) -> Result<Box<dyn Snapshot + '_>> {
+        self.seen.snapshot()
+    }
+
+    fn write(&self, flush: Flush, plan: &mut Plan<'_>) -> Result<()> {
+        self.seen.write(flush, plan)?;
+        *self.server.rows() = self.seen.rows().clone();
+        Ok(())
+    }
+}
+
+/// If all handles shared one client, its own lock would pass for a turn that all processes share.
+#[tokio::test(flavor = "multi_thread")]
+async fn each_handle_on_a_store_that_several_may_open_opens_it_for_itself() {
+    const CASE: &str = "two_handles_share_one_store";
+    let only = |case: &Case| case.name == CASE;
+    let open: fn(&Path) -> Result<Arc<Map>> = |name| Ok(served(name));
+    let factory = Kv { name: "served", open, in_use: None, used_bytes: None };
+    let report = threadkeep_conformance::run(factory, Settings::default(), only).await;
+    assert!(report.cases.len() == 1 && report.failed().is_empty(), "{report}");
+    let open: fn(&Path) -> Result<Alone> = |name| Ok(Alone::of(served(name)));
+    let factory = Kv { name: "alone", open, in_use: None, used_bytes: None };
+    let report = threadkeep_conformance::run(factory, Settings::default(), only).await;
+    assert_eq!(report.failed(), [CASE], "{report}");
 }
 
 /// What `make new-saver` writes compiles with what is there, and its first failure says what to write.

@@ -9,7 +9,7 @@ fn main() -> ExitCode {
     threadkeep_conformance::main(Kv {
         name: "redb",
         open: |directory| RedbStore::open(directory.join("checkpoints.redb")),
-        in_use: "already open",
+        in_use: Some("already open"),
         used_bytes: Some(RedbStore::used_bytes),
     })
 }

@@ -14,7 +14,7 @@ fn main() -> ExitCode {
     threadkeep_conformance::main(Kv {
         name: "fjall",
         open: FjallStore::open,
-        in_use: "Locked",
+        in_use: Some("Locked"),
         used_bytes: Some(FjallStore::live_bytes),
     })
 }

@@ -52,6 +52,8 @@ mutants! { Twister(Twist)
     a_saver_that_deletes_by_namespace: DeletesByNamespace => "a_deletion_beats_a_racing_commit",
     a_saver_that_leaves_nested_rows: LeavesNestedRows => "a_thread_made_anew_has_nothing_of_the_old_one",
     a_saver_that_stores_each_list_whole: StoresEachListWhole => "equal_elements_are_stored_once",
+    a_saver_that_shares_in_secret: SharesInSecret => "capabilities_are_as_claimed",
+    a_saver_that_shares_unclaimed: SharesUnclaimed => "capabilities_are_as_claimed",
     a_saver_that_frees_nothing: FreesNothing => "freed_space_is_free",
     a_saver_that_checks_nothing: ChecksNothing => "a_changed_byte_is_corruption",
 }

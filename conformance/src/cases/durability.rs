@@ -34,6 +34,11 @@ async fn capabilities_are_as_claimed(store: Store) -> Outcome {
         store.claims(crate::Claim::Durable),
         "durable, and whether the factory claims it"
     );
+    // What the factory cannot measure is not tested, whatever the saver says of it.
+    let shares = store.claims(crate::Claim::SharedElements);
+    if shares || store.claims(crate::Claim::StoredBytes) {
+        check_eq!(capabilities.shared_elements, shares, "shared elements, and whether they are claimed");
+    }
     check!(!capabilities.name.is_empty(), "the saver has no name");
     Ok(())
 }

@@ -72,6 +72,10 @@ pub(crate) enum Twist {
     LeavesNestedRows,
     /// Claims to share elements, and stores each list whole.
     StoresEachListWhole,
+    /// Shares elements, and says that it does not.
+    SharesInSecret,
+    /// Says that it shares elements, and its factory, which measures its stores, does not claim it.
+    SharesUnclaimed,
     /// Frees nothing.
     FreesNothing,
     /// Looks at no checksum.
@@ -91,8 +95,8 @@ impl Factory for Twister {
 
     fn claims(&self) -> &'static [Claim] {
         match self.0 {
-            Twist::StoresEachListWhole => &[Claim::SharedElements],
-            Twist::FreesNothing => &[Claim::StoredBytes],
+            Twist::StoresEachListWhole | Twist::SharesInSecret => &[Claim::SharedElements],
+            Twist::FreesNothing | Twist::SharesUnclaimed => &[Claim::StoredBytes],
             Twist::ChecksNothing => &[Claim::ChangeByte],
             _ => &[],
         }
@@ -420,6 +424,8 @@ impl Saver for Twisted {
     }
 
     fn capabilities(&self) -> Capabilities {
-        self.inner.capabilities()
+        let capabilities = self.inner.capabilities();
+        let secret = self.is(Twist::SharesInSecret);
+        Capabilities { shared_elements: capabilities.shared_elements && !secret, ..capabilities }
     }
 }

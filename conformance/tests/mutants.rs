@@ -136,6 +136,7 @@ mutants! { Loners(Lapse)
     a_saver_that_remembers_what_was_removed: RemembersWhatWasRemoved => "a_commit_after_a_rewrite_goes_on",
     a_saver_that_swallows_failures: SwallowsFailures => "a_failed_operation_leaves_all_or_nothing",
     a_saver_that_denies_what_it_stored: DeniesWhatItStored => "a_failed_operation_leaves_all_or_nothing",
+    a_saver_that_shows_what_was_before: ShowsWhatWasBefore => "a_failed_operation_leaves_all_or_nothing",
     a_saver_that_counts_in_the_handle: CountsInTheHandle => "revisions_never_repeat",
     a_saver_that_counts_in_the_thread: CountsInTheThread => "revisions_never_repeat",
     a_saver_that_counts_what_is_there: CountsWhatIsThere => "revisions_never_repeat",

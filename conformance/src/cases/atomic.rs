@@ -236,7 +236,7 @@ async fn a_failed_operation_leaves_all_or_nothing(store: Store) -> Outcome {
 }
 
 /// The same failure, after which the same handle is asked what is there, and to do it again: what it shows as done or
-/// acknowledges is stored, whatever it remembers of the first call.
+/// acknowledges is stored, and what it shows as not done is not, whatever it remembers of the first call.
 async fn repeated(store: &Store, expected: &Expected, nth: u32) -> Outcome {
     let call = expected.call;
     let thread = format!("{call:?} again without {nth}");
@@ -256,9 +256,16 @@ async fn repeated(store: &Store, expected: &Expected, nth: u32) -> Outcome {
     match again {
         Ok(()) => check!(happened, "{when}, the repeat of {call:?} was acknowledged and did not happen"),
         // A handle may refuse to work on after a failure.
-        Err(Error::Unavailable { .. } | Error::InDoubt { .. } | Error::Stale { .. }) => {
-            let done = shown.is_ok_and(|shown| shown == expected.after);
+        Err(error @ (Error::Unavailable { .. } | Error::InDoubt { .. } | Error::Stale { .. })) => {
+            let shows = |then: &[CheckpointTuple]| shown.as_ref().is_ok_and(|shown| shown == then);
+            let done = shows(&expected.after);
             check!(happened || !done, "{when}, its handle showed {call:?} as done, and it did not happen");
+            // A repeat in doubt may be what happened.
+            let undone = shows(&expected.before) && !error.is_in_doubt();
+            check!(
+                !(happened && undone),
+                "{when}, its handle showed {call:?} as not done, and it happened"
+            );
         }
         Err(other) => return Err(Failure::new(format_args!("{when}, {call:?} gave {other:?}"))),
     }

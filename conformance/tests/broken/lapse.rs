@@ -33,6 +33,8 @@ pub(crate) enum Lapse {
     SwallowsFailures,
     /// Stores, and then says that nothing was written.
     DeniesWhatItStored,
+    /// Stores, and after a failure that leaves that in doubt goes on to show what was before, and changes nothing more.
+    ShowsWhatWasBefore,
     /// Counts revisions in the handle.
     CountsInTheHandle,
     /// Counts revisions in the thread, whose next life begins at 1 again.

@@ -78,6 +78,8 @@ struct Inner {
     lock: tokio::sync::Mutex<()>,
     known: Mutex<HashSet<CheckpointKey>>,
     paths: Mutex<HashMap<Asked, DeltaHistory>>,
+    /// For [`Lapse::ShowsWhatWasBefore`]: what its thread was before the change that failed.
+    before: Mutex<Option<Document>>,
 }
 
 #[derive(Clone)]
@@ -93,6 +95,7 @@ impl Loner {
             lock: tokio::sync::Mutex::default(),
             known: Mutex::default(),
             paths: Mutex::default(),
+            before: Mutex::default(),
         }))
     }
 
@@ -228,6 +231,9 @@ impl Loner {
         kind: &Kind,
         change: impl FnOnce(&Loner, &mut Document) -> Result<()>,
     ) -> Result<()> {
+        if whole(&self.0.before).is_some() {
+            return Err(Error::Unavailable { saver: "loner", reason: "an earlier change failed".to_owned() });
+        }
         let before = self.shelf().read(thread);
         let mut after = before.clone();
         change(self, &mut after)?;
@@ -248,6 +254,11 @@ impl Loner {
         let fails = self.0.failing.as_ref().is_some_and(|failed| !failed.swap(true, Ordering::SeqCst));
         if fails && self.is(Lapse::SwallowsFailures) {
             return Ok(());
+        }
+        if fails && self.is(Lapse::ShowsWhatWasBefore) {
+            self.store(thread, kind, &before, after).await;
+            *whole(&self.0.before) = Some(before);
+            return Err(Error::InDoubt { saver: "loner", reason: "arranged".to_owned() });
         }
         if !fails || self.is(Lapse::DeniesWhatItStored) {
             self.store(thread, kind, &before, after).await;
@@ -463,6 +474,9 @@ impl Saver for Loner {
 
     async fn read_thread(&self, thread: &ThreadId) -> Result<ThreadImage> {
         let mut document = self.shelf().read(thread);
+        if let Some(before) = &*whole(&self.0.before) {
+            document.clone_from(before);
+        }
         let mut image = document.image(thread);
         image.checkpoints =
             image.checkpoints.into_iter().map(|(place, tuple)| (place, self.shown(tuple))).collect();

@@ -319,7 +319,8 @@ pub struct Capabilities {
 ///
 /// **In doubt**: a call that returned [`Error::InDoubt`] stays in doubt even if a repeat fails: an [`Error::Unavailable`]
 /// of the repeat is about the repeat only. A read that shows the outcome settles it, or a repeat that succeeds or returns
-/// [`Error::Conflict`]. [`Error::Unavailable`] means absent, also after the store is reopened.
+/// [`Error::Conflict`]. A handle that does not know the outcome fails its reads until the store is opened again, and never
+/// shows what was before. [`Error::Unavailable`] means absent, also after the store is reopened.
 ///
 /// **Durable**: what a method stores is flushed to disk before it is acknowledged, along with everything acknowledged
 /// earlier; only a commit may ask for less, see [`Flush`]. A store that always flushes may ignore that. A repeat that finds

@@ -47,6 +47,17 @@ pub fn child<F: Factory>(factory: &F) -> Option<ExitCode> {
     })
 }
 
+/// Ends a child of another factory: it would run a whole suite before it did what its parent waits for.
+pub(crate) fn stray<F: Factory>(factory: &F) -> Option<ExitCode> {
+    let saver = std::env::var(SAVER).ok()?;
+    let own = factory.name();
+    drop(say(&format!(
+        "{FAILED}it is for {saver:?}; its main must call threadkeep_conformance::child for that before \
+         threadkeep_conformance::main for {own:?}"
+    )));
+    Some(ExitCode::FAILURE)
+}
+
 /// Prints a line for the parent.
 pub(crate) fn say(what: &str) -> std::io::Result<()> {
     let mut out = std::io::stdout().lock();

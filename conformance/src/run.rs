@@ -10,7 +10,7 @@ use tokio::sync::oneshot;
 
 use crate::case::{Case, Failure, Outcome};
 use crate::cases::cases;
-use crate::child::child;
+use crate::child::{child, stray};
 use crate::command::requested;
 use crate::factory::{BoxError, Factory, Store};
 use crate::report::{CaseReport, Report, Verdict};
@@ -83,7 +83,7 @@ pub async fn run<F: Factory>(factory: F, settings: Settings, filter: impl Fn(&Ca
 /// output of a usual test binary. Cases that are not claimed are listed as ignored, with the reason. [`Settings`] come
 /// from the environment. With `report` as the first argument it prints one report, as [`crate::ReportArguments`] says.
 pub fn main<F: Factory>(factory: F) -> ExitCode {
-    if let Some(code) = child(&factory) {
+    if let Some(code) = child(&factory).or_else(|| stray(&factory)) {
         return code;
     }
     let refused = |error: BoxError| {

@@ -1,6 +1,7 @@
 //! The suite and the contract name the same cases, and a report is complete.
 
 use std::collections::BTreeSet;
+use std::process::{Command, ExitCode};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -169,6 +170,25 @@ async fn a_case_that_is_only_slow_says_how_much_it_has_done() {
         .and_then(|(_, rest)| rest.split_once(" calls; if they are only slow"));
     let calls: u32 = calls.expect("a number of calls").0.parse().expect("a number");
     assert!(calls > 1, "{text}");
+}
+
+/// Otherwise it would run the suite of the first factory before it did what its parent waits for.
+#[test]
+fn a_child_of_another_factory_says_so_and_runs_no_suite() {
+    const CHILD_OF: &str = "THREADKEEP_CONFORMANCE_CHILD_OF";
+    if std::env::var_os(CHILD_OF).is_some() {
+        let first = Plain(|place| Ok(Arc::new(place.clone())));
+        assert_eq!(threadkeep_conformance::main(first), ExitCode::FAILURE);
+        return;
+    }
+    let child = Command::new(std::env::current_exe().expect("this program has a path"))
+        .args(["--exact", "a_child_of_another_factory_says_so_and_runs_no_suite", "--nocapture"])
+        .env(CHILD_OF, "second")
+        .output()
+        .expect("it starts");
+    let said = String::from_utf8_lossy(&child.stdout);
+    assert!(child.status.success(), "{said}");
+    assert!(said.contains("threadkeep-child: failed: it is for \"second\"; its main must call"), "{said}");
 }
 
 /// Where a factory or its saver hangs.

@@ -262,10 +262,7 @@ async fn repeated(store: &Store, expected: &Expected, nth: u32) -> Outcome {
             check!(happened || !done, "{when}, its handle showed {call:?} as done, and it did not happen");
             // A repeat in doubt may be what happened.
             let undone = shows(&expected.before) && !error.is_in_doubt();
-            check!(
-                !(happened && undone),
-                "{when}, its handle showed {call:?} as not done, and it happened"
-            );
+            check!(!(happened && undone), "{when}, its handle showed {call:?} as not done, and it happened");
         }
         Err(other) => return Err(Failure::new(format_args!("{when}, {call:?} gave {other:?}"))),
     }

@@ -53,12 +53,12 @@ pub(crate) fn named(address: &str) -> Vec<String> {
     names
 }
 
-/// What is before the parameters of a URL, and these: the client looks for them after the credentials. Other parsers do
-/// not accept several hosts in a URL.
+/// What is before the parameters of a URL, and these: they follow the credentials. As for libpq, an `@` ends these only
+/// before the first slash; later ones belong to a parameter. Other parsers do not accept several hosts in a URL.
 fn split_query(address: &str) -> Option<(&str, &str)> {
-    let is_url = ["postgres://", "postgresql://"].iter().any(|scheme| address.starts_with(scheme));
-    let server = address.find('@').unwrap_or(0);
-    let at = server + address[server..].find('?').filter(|_| is_url)?;
+    let rest = ["postgres://", "postgresql://"].iter().find_map(|scheme| address.strip_prefix(scheme))?;
+    let server = rest.find('@').filter(|at| !rest[..*at].contains('/')).unwrap_or(0);
+    let at = address.len() - rest.len() + server + rest[server..].find('?')?;
     Some((&address[..at], &address[at + 1..]))
 }
 

@@ -278,6 +278,21 @@ mod tests {
         }
     }
 
+    /// The client, which would take it for the end of the credentials, does not see this parameter.
+    #[test]
+    fn an_at_sign_in_the_name_of_the_trusted_certificate_ends_no_credentials() {
+        for address in [
+            "postgres://h/d?user=u&sslmode=verify-full&sslrootcert=/a@b",
+            "postgresql:///d?host=h&user=u&sslrootcert=/a@b&sslmode=verify-ca",
+            "postgres://u:p?q@h/d?sslmode=verify-full&sslrootcert=/a@b",
+        ] {
+            let Address { config, root_certificates } = Address::parse(address).unwrap();
+            assert_eq!(root_certificates, Some("/a@b".into()), "{address}");
+            assert_eq!((config.get_user(), config.get_hosts().len()), (Some("u"), 1), "{address}");
+            assert_eq!(config.get_ssl_mode(), SslMode::Require, "{address}");
+        }
+    }
+
     #[test]
     fn a_bad_address_is_refused_without_telling_the_password() {
         for address in [

@@ -42,9 +42,11 @@ const NOT_FROM_THE_PAGE: &str = "This request does not come from the page. Reloa
 
 /// The key of a request's session.
 pub(in crate::http) fn key(headers: &HeaderMap) -> Option<Secret> {
-    let pairs = headers.get_all(header::COOKIE).iter().filter_map(|value| value.to_str().ok());
-    let pairs: Vec<(&str, &str)> =
-        pairs.flat_map(|line| line.split(';')).filter_map(|pair| pair.trim().split_once('=')).collect();
+    // A browser sends the cookies of all ports of a host in one line: another program's may have any characters.
+    let lines = headers.get_all(header::COOKIE).iter().map(|value| String::from_utf8_lossy(value.as_bytes()));
+    let lines: Vec<_> = lines.collect();
+    let pairs = lines.iter().flat_map(|line| line.split(';'));
+    let pairs: Vec<(&str, &str)> = pairs.filter_map(|pair| pair.trim().split_once('=')).collect();
     let named = |name| pairs.iter().find(|(found, value)| *found == name && !value.is_empty());
     let (_, key) = named(SECURE_COOKIE).or_else(|| named(COOKIE))?;
     Some(Secret::new(*key))
@@ -211,6 +213,16 @@ mod tests {
         ] {
             let found = key(&headers(&[("cookie", line)]));
             assert_eq!(found.as_ref().map(Secret::expose), expected, "{line}");
+        }
+    }
+
+    #[test]
+    fn a_cookie_of_another_program_does_not_hide_the_key() {
+        let mut headers = HeaderMap::new();
+        for line in [&b"name=caf\xe9; threadkeep_key=k"[..], "threadkeep_key=k; name=caf\u{e9}".as_bytes()] {
+            headers.insert(header::COOKIE, HeaderValue::from_bytes(line).unwrap());
+            let found = key(&headers);
+            assert_eq!(found.as_ref().map(Secret::expose), Some("k"), "{line:?}");
         }
     }
 

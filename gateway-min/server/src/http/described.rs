@@ -470,7 +470,7 @@ fn cancel_many() -> Value {
             "additionalProperties": false,
             "properties": {
                 "thread_id": thread(json!("string")),
-                "run_ids": { "type": "array", "items": { "type": "string" } },
+                "run_ids": { "type": "array", "maxItems": 1000, "items": { "type": "string" } },
                 "status": { "type": "null" },
             },
             "required": ["thread_id", "run_ids"],

@@ -20,6 +20,9 @@ use threadkeep_records::{CancelAction, RecordsError, RunRow, RunStatus};
 
 const CANCEL_FAILED: &str = "Failed to cancel runs";
 const DELETE_FAILED: &str = "Failed to delete run";
+/// The maximum number of runs in a request: they are cancelled to the end, whether or not the client waits, and a body
+/// has room for millions of ids.
+const MAX_RUNS: usize = 1000;
 
 /// The routes of this file.
 pub(crate) fn routes() -> OpenApiRouter<Arc<App>> {
@@ -31,7 +34,7 @@ pub(crate) fn routes() -> OpenApiRouter<Arc<App>> {
 struct CancelMany {
     /// Only runs of this thread.
     thread_id: Option<ThreadId>,
-    /// These runs; those that have ended are unchanged. Needs `thread_id`.
+    /// These runs, at most 1,000; those that have ended are unchanged. Needs `thread_id`.
     run_ids: Option<Vec<String>>,
     /// `pending`, `running` or `all`; instead of `run_ids`.
     status: Option<&'static str>,
@@ -40,11 +43,13 @@ struct CancelMany {
 impl FromFields for CancelMany {
     fn from_fields(fields: &mut Fields<'_>) -> Self {
         let thread_id = fields.field("thread_id").nullable().text_matching(&Pattern::THREAD_ID);
-        let run_ids = fields.field("run_ids").nullable().texts();
+        // Also a list that is refused.
+        let names_runs = fields.peek("run_ids").is_some_and(|ids| !ids.is_null());
+        let run_ids = fields.field("run_ids").nullable().at_most(MAX_RUNS).texts();
         let status = fields.field("status").nullable().one_of(&["pending", "running", "all"]);
-        let problem = match (&thread_id, &run_ids, status) {
-            (Some(_), Some(_), None) | (_, None, Some(_)) => None,
-            (None, Some(_), None) => Some("thread_id is required with run_ids"),
+        let problem = match (thread_id.is_some(), names_runs, status) {
+            (true, true, None) | (_, false, Some(_)) => None,
+            (false, true, None) => Some("thread_id is required with run_ids"),
             _ => Some("either run_ids or status is required"),
         };
         if let Some(problem) = problem {

@@ -86,6 +86,19 @@ async fn runs_at_work_are_not_deleted_and_are_cancelled_together() {
 }
 
 #[tokio::test]
+async fn a_request_cancels_at_most_a_thousand_runs() {
+    let gateway = Setup::default().start().await;
+    gateway.create("t").await;
+    let run = gateway.ask("t", "one").await;
+    let cancel = async |number: usize| {
+        let body = json!({"thread_id": "t", "run_ids": vec![run.as_str(); number]});
+        gateway.post("/api/runs/cancel", body).await
+    };
+    assert_eq!(cancel(1000).await.status, 204);
+    cancel(1001).await.invalid("too_long", &json!(["body", "run_ids"]));
+}
+
+#[tokio::test]
 async fn runs_that_are_rolled_back_together_leave_the_states_from_before_them() {
     for mode in MODES {
         let name = format!("many-rollback-{mode}");

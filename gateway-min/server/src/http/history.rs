@@ -43,8 +43,10 @@ const INTERNAL_KEYS: [&str; 7] =
     ["created_at", "updated_at", "source", "writes", "parents", RUN_DURATIONS, RUN_MESSAGE_IDS];
 
 /// What the objects have that name a checkpoint.
-const CHECKPOINT_KEYS: [&str; 7] =
-    ["checkpoint_id", "thread_id", "checkpoint_ns", "checkpoint_map", "id", "ts", "configurable"];
+const CHECKPOINT_KEYS: [&str; 6] =
+    ["checkpoint_id", "thread_id", "checkpoint_ns", "checkpoint_map", "id", "ts"];
+const NO_MAP: &str =
+    "checkpoint_map should be empty: nested graphs have no checkpoints of their own to begin at";
 
 /// The routes of this file.
 pub(crate) fn routes() -> OpenApiRouter<Arc<App>> {
@@ -57,7 +59,8 @@ pub(super) struct ReadHistory {
     /// Maximum number of entries; values above 100 count as 100.
     #[schema(minimum = 1, default = 10, required = false)]
     pub(super) limit: usize,
-    /// The newest checkpoint to return, inclusive: its id, or an object with its `checkpoint_id`.
+    /// The newest checkpoint to return, inclusive: its id, or an object with its `checkpoint_id`, which is of the same
+    /// thread and namespace.
     #[schema(schema_with = described::bound_or_null, required = false)]
     pub(super) before: Bound,
     /// The same as an object, `{thread_id?, checkpoint_ns?, checkpoint_id?}`: the history begins there, in its namespace.
@@ -78,6 +81,8 @@ pub(super) struct Bound {
     id: Option<CheckpointId>,
     /// The threads that the object says it is of.
     threads: Vec<String>,
+    /// The namespaces that the object says it is in.
+    namespaces: Vec<String>,
 }
 
 #[cfg(test)]
@@ -114,32 +119,63 @@ fn bound(value: Value) -> Result<Bound, (Flaw, Value)> {
 }
 
 fn bound_of(value: &Value) -> Result<Bound, Flaw> {
+    let mut bound = Bound::default();
     let Value::Object(checkpoint) = value else {
-        return Ok(Bound { id: Some(one_id(value)?), threads: Vec::new() });
+        bound.id = Some(one_id(value)?);
+        return Ok(bound);
     };
-    let no_map = || Flaw::new("dict_type", "configurable should be a valid dictionary");
-    let configurable = checkpoint.get("configurable").filter(|configurable| !configurable.is_null());
-    let configurable = configurable.map(|value| value.as_object().ok_or_else(no_map)).transpose()?;
-    let (mut ids, mut threads) = (Vec::new(), Vec::new());
-    for object in configurable.into_iter().chain([checkpoint]) {
-        if let Some(name) = object.keys().find(|name| !CHECKPOINT_KEYS.contains(&name.as_str())) {
+    for (name, value) in checkpoint {
+        match (name.as_str(), value) {
+            ("configurable", Value::Null) => {}
+            ("configurable", Value::Object(configurable)) => {
+                for (name, value) in configurable {
+                    bound.take(name, value)?;
+                }
+            }
+            ("configurable", _) => {
+                return Err(Flaw::new("dict_type", "configurable should be a valid dictionary"));
+            }
+            (name, value) => bound.take(name, value)?,
+        }
+    }
+    Ok(bound)
+}
+
+impl Bound {
+    /// Takes what an object says of the checkpoint; null says nothing.
+    fn take(&mut self, name: &str, value: &Value) -> Result<(), Flaw> {
+        if !CHECKPOINT_KEYS.contains(&name) {
             return Err(Flaw::new("extra_forbidden", format!("A checkpoint has no '{name}'")));
         }
-        let set = |name: &str| object.get(name).filter(|value| !value.is_null());
-        ids.extend(set("checkpoint_id").map(one_id).transpose()?);
-        threads.extend(set("thread_id").map(one_text).transpose()?);
-    }
-    match ids.as_slice() {
-        [one, other] if one != other => {
-            Err(Flaw::new("checkpoint_id", "Input should have one checkpoint_id"))
+        if value.is_null() {
+            return Ok(());
         }
-        ids => Ok(Bound { id: ids.first().copied(), threads }),
+        match name {
+            "checkpoint_id" | "id" => {
+                let id = one_id(value)?;
+                if self.id.replace(id).is_some_and(|other| other != id) {
+                    return Err(Flaw::new("checkpoint_id", "Input should have one checkpoint_id"));
+                }
+            }
+            "thread_id" => self.threads.push(one_text(value)?),
+            "checkpoint_ns" => self.namespaces.push(one_text(value)?),
+            "checkpoint_map" if value.as_object().is_none_or(|map| !map.is_empty()) => {
+                return Err(Flaw::unsupported(NO_MAP));
+            }
+            "ts" if !value.is_string() => return Err(no_text()),
+            // A time is that of the id.
+            _ => {}
+        }
+        Ok(())
     }
 }
 
 fn one_text(value: &Value) -> Result<String, Flaw> {
-    let text = value.as_str().map(str::to_owned);
-    text.ok_or_else(|| Flaw::new("string_type", "Input should be a valid string"))
+    value.as_str().map(str::to_owned).ok_or_else(no_text)
+}
+
+fn no_text() -> Flaw {
+    Flaw::new("string_type", "Input should be a valid string")
 }
 
 fn one_id(value: &Value) -> Result<CheckpointId, Flaw> {
@@ -154,7 +190,7 @@ fn one_id(value: &Value) -> Result<CheckpointId, Flaw> {
 #[utoipa::path(post, path = "/api/threads/{thread_id}/history", tag = "state", params(("thread_id" = String, Path)),
     request_body = Option<ReadHistory>,
     responses((status = 200, description = "The entries; none for a thread without checkpoints", body = Vec<ThreadState>),
-        (status = 400, description = "The checkpoint is malformed, or of another thread", body = ErrorBody),
+        (status = 400, description = "A checkpoint is malformed, or of another thread or namespace", body = ErrorBody),
         (status = 404, description = "No such checkpoint", body = ErrorBody), Gated))]
 async fn get_history(
     State(app): State<Arc<App>>,
@@ -183,6 +219,9 @@ pub(super) async fn page(app: &Arc<App>, thread: &ThreadId, body: ReadHistory) -
     if body.before.threads.iter().any(|of| of != thread.as_str()) {
         // Ids are times, so that of another thread would give a page that begins anywhere.
         return Err(ApiError::bad_request("before thread_id does not match request thread_id"));
+    }
+    if body.before.namespaces.iter().any(|of| of.as_str() != namespace.as_str()) {
+        return Err(ApiError::bad_request("before checkpoint_ns does not match that of the history"));
     }
     let Some(head) = head else {
         return match id {

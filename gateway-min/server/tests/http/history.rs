@@ -254,6 +254,39 @@ async fn pages_of_any_size_follow_each_other_without_gap_or_repetition() {
     }
 }
 
+/// Nothing of it is passed over: a history would begin elsewhere than its client means.
+#[tokio::test]
+async fn a_history_begins_where_all_of_its_bound_says() {
+    for (backend, mode) in ALL {
+        let gateway = with_turns(backend, mode, 1).await;
+        let all = gateway.history("t").await;
+        let (second, third) = (id(&all[1]), id(&all[2]));
+        for before in [
+            json!({"id": third}),
+            json!({"checkpoint_id": third, "id": third, "checkpoint_ns": "", "checkpoint_map": {}}),
+            json!({"configurable": {"id": third, "checkpoint_ns": ""}, "checkpoint_id": third}),
+        ] {
+            let found = page(&gateway, json!({ "before": before })).await;
+            assert_eq!(ids(&found), ids(&all[2..]), "{backend} {mode}: {before}");
+        }
+        for (bad, kind) in [
+            (json!({"checkpoint_id": third, "id": second}), "checkpoint_id"),
+            (json!({"checkpoint_id": third, "id": 5}), "string_type"),
+            (json!({"checkpoint_id": third, "ts": 5}), "string_type"),
+            (json!({"checkpoint_id": third, "checkpoint_ns": 5}), "string_type"),
+            (json!({"checkpoint_id": third, "checkpoint_map": {"": third}}), "unsupported"),
+            (json!({"checkpoint_id": third, "checkpoint_map": []}), "unsupported"),
+            (json!({"configurable": {"configurable": {"checkpoint_id": third}}}), "extra_forbidden"),
+        ] {
+            let answer = gateway.post("/api/threads/t/history", json!({ "before": bad })).await;
+            answer.invalid(kind, &json!(["body", "before"]));
+        }
+        let nested = json!({"before": {"checkpoint_id": third, "checkpoint_ns": "tools:1"}});
+        let answer = gateway.post("/api/threads/t/history", nested).await;
+        answer.refused(400, "before checkpoint_ns does not match that of the history");
+    }
+}
+
 #[tokio::test]
 async fn a_metadata_filter_selects_entries() {
     for (backend, mode) in ALL {

@@ -146,6 +146,15 @@ impl Runs {
     }
 }
 
+impl EventLine {
+    /// Where it is alone, and whole, of the run at this address.
+    fn whole(&self, run: &str) -> String {
+        // The first event of a feed comes after none.
+        let after = if self.seq > 1 { format!("&after_seq={}", self.seq - 1) } else { String::new() };
+        format!("/api{run}/events?limit=1{after}")
+    }
+}
+
 impl RunEvents {
     /// Its page.
     pub fn page(&self, session: &Session) -> String {
@@ -174,7 +183,7 @@ impl RunEvents {
                                     span.summary { (event.category) }
                                     span.fact { (event.at.get(11..23).unwrap_or(&event.at)) }
                                 }
-                                (verbatim(&event.content, &format!("/api{here}/events")))
+                                (verbatim(&event.content, &event.whole(&here)))
                             }
                         }
                     }

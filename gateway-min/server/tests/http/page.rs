@@ -317,6 +317,29 @@ async fn runs_are_listed_with_their_events() {
 }
 
 #[tokio::test]
+async fn the_whole_of_an_event_that_is_cut_is_a_link_away() {
+    let gateway = Setup::on("sqlite", "delta").start().await;
+    gateway.create("t").await;
+    let long = "long ".repeat(4_000);
+    for turn in 0..2 {
+        let run = gateway.ask("t", &long).await;
+        let events = gateway.get(&format!("/threads/t/runs/{run}")).await;
+        let links = html(&events).split("href=\"").filter_map(|rest| rest.split('"').next());
+        let links: Vec<String> =
+            links.filter(|link| link.contains("/events")).map(|link| link.replace("&amp;", "&")).collect();
+        assert!(!links.is_empty(), "{}", events.body);
+        let mut shown = Vec::new();
+        for link in &links {
+            let found = gateway.get(link).await.ok();
+            let [event] = found.as_array().unwrap().as_slice() else { panic!("{link}: {found}") };
+            assert!(event.to_string().len() > 16_000, "{link}: {event}");
+            shown.push(event["seq"].as_i64().unwrap());
+        }
+        assert!(shown.is_sorted_by(|one, next| one < next), "{turn}: {shown:?}");
+    }
+}
+
+#[tokio::test]
 async fn figures_are_for_administrators() {
     // Neither mode nor cadence, in nobody's page: service reference, "Thread, checkpoint and run records".
     let says_how_it_stores = |page: &str| {

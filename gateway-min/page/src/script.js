@@ -439,7 +439,9 @@ function converse() {
     });
   });
   area.addEventListener("keydown", (event) => {
-    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+    // In Safari a composition has ended by the time of the key that ends it; only its code says what it is.
+    const composes = event.isComposing || event.keyCode === 229;
+    if (event.key === "Enter" && !event.shiftKey && !composes) {
       event.preventDefault();
       form.requestSubmit();
     }

@@ -186,6 +186,23 @@ async fn a_question_is_edited_and_an_answer_regenerated() {
 }
 
 #[tokio::test]
+async fn the_key_that_ends_a_composition_does_not_send() {
+    let gateway = Gateway::start(&script(), "delta", false);
+    let (window, _) = conversation(&gateway).await;
+    window.type_into("#say", "half a word").await;
+    // As browsers say it, and as Safari does.
+    for composing in ["isComposing: true", "keyCode: 229"] {
+        let key = format!("{{ key: 'Enter', bubbles: true, cancelable: true, {composing} }}");
+        let press =
+            format!("document.querySelector('#say').dispatchEvent(new KeyboardEvent('keydown', {key}))");
+        assert_eq!(window.value(&press).await, true, "{composing}: nothing takes the key");
+    }
+    assert_eq!(window.value("document.querySelector('#say').value").await, "half a word");
+    window.type_into("#say", ENTER).await;
+    window.sees("You said: half a word").await;
+}
+
+#[tokio::test]
 async fn nothing_hostile_runs_or_leaves_its_place() {
     let gateway = Gateway::start(&script(), "delta", false);
     let window = Window::open(&gateway.base).await;

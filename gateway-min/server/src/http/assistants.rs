@@ -283,7 +283,7 @@ impl AssistantFilter {
     /// Those of [`metadata_filter`].
     fn matches(&self) -> Result<bool, ApiError> {
         metadata_filter(&self.metadata)?;
-        Ok(self.graph_id.as_deref().is_none_or(|graph| graph == LEAD_AGENT)
+        Ok(self.graph_id.as_deref().is_none_or(is_lead_agent)
             && self.name.as_deref().is_none_or(|name| LEAD_AGENT.contains(&name.to_lowercase()))
             && self.metadata.iter().all(|(key, value)| key == "created_by" && value == "system"))
     }
@@ -315,7 +315,7 @@ impl FromFields for SubgraphPath {
 impl AssistantPath {
     fn check(&self) -> Result<(), ApiError> {
         let absent = || ApiError::not_found(format!("Assistant {} not found", self.assistant_id));
-        if self.assistant_id == LEAD_AGENT { Ok(()) } else { Err(absent()) }
+        if is_lead_agent(&self.assistant_id) { Ok(()) } else { Err(absent()) }
     }
 }
 

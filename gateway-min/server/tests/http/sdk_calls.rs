@@ -266,6 +266,27 @@ async fn assistants_have_one_version_and_no_nested_graphs() {
     assert_eq!(gateway.get("/api/assistants/lead_agent/graph?xray=deep").await.status, 422);
 }
 
+/// The record of a run has the name of its assistant as it was sent.
+#[tokio::test]
+async fn an_assistant_that_a_run_may_name_can_be_read_by_that_name() {
+    let gateway = Setup::default().start().await;
+    gateway.create("t").await;
+    let agent = gateway.get("/api/assistants/lead_agent").await.ok();
+    for name in ["lead-agent", "Lead_Agent"] {
+        let mut body = question("hello");
+        body["assistant_id"] = json!(name);
+        gateway.post("/api/threads/t/runs/wait", body).await.ok();
+        let runs = gateway.get("/api/threads/t/runs?limit=1").await.ok();
+        assert_eq!(runs[0]["assistant_id"], name);
+        for path in ["", "/graph", "/schemas", "/subgraphs"] {
+            gateway.get(&format!("/api/assistants/{name}{path}")).await.ok();
+        }
+        assert_eq!(gateway.get(&format!("/api/assistants/{name}")).await.ok(), agent);
+        let found = gateway.post("/api/assistants/search", json!({ "graph_id": name })).await.ok();
+        assert_eq!(found, json!([agent]));
+    }
+}
+
 #[tokio::test]
 async fn assistants_and_their_versions_are_filtered_by_metadata_as_threads_are() {
     let gateway = Setup::default().start().await;

@@ -9,15 +9,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use axum::serve::Listener as _;
+use axum::Router;
+use axum::serve::Listener;
 use clap::{Parser, Subcommand};
 use threadkeep::mode::ModeRegister;
 use threadkeep_chat::console::{self, ChatArgs};
 use threadkeep_config::{Auth, ConfigHandle, Environment, KeyFile, LoadOptions};
 use threadkeep_ops::{OpsCommand, Signals};
 use threadkeep_processes::run_guard_if_asked;
+use tokio::net::TcpStream;
 use tokio::runtime::Runtime;
-use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
 use tracing::level_filters::LevelFilter;
 
 use crate::app::App;
@@ -289,26 +291,47 @@ async fn serve(
         "serving on http://{address}, {page}API at http://{address}/api, OpenAPI document at http://{address}/openapi.json"
     );
     let router = http::router_for(Arc::clone(&app), reach);
-    let drained = Arc::new(Notify::new());
-    let stopping = {
-        let (app, drained) = (Arc::clone(&app), Arc::clone(&drained));
-        async move {
-            signals.next().await;
-            tracing::info!("stopping: interrupting runs and waiting for their last writes");
-            app.stop_runs().await;
-            drained.notify_one();
-        }
+    let asked = async {
+        signals.next().await;
     };
-    tokio::select! {
-        () = http::serve(listener, router, app.connections(), stopping) => {}
-        // Every stream has ended; a client that does not read its end must not delay the exit.
-        () = async { drained.notified().await; tokio::time::sleep(LAST_WORDS).await } => {}
-    }
+    serve_until(&app, listener, router, asked).await;
     if tokio::time::timeout(CLOSING, app.close()).await.is_err() {
         tracing::warn!(seconds = CLOSING.as_secs(), "the stores did not close in time");
     }
     tracing::info!("stopped");
     Ok(())
+}
+
+/// Serves until `asked` ends. From then on the port is closed, while runs are interrupted and their followers are served
+/// to the end.
+pub(crate) async fn serve_until<L>(
+    app: &Arc<App>,
+    listener: L,
+    router: Router,
+    asked: impl Future<Output = ()>,
+) where
+    L: Listener<Io = TcpStream>,
+{
+    let (stopping, drained) = (CancellationToken::new(), CancellationToken::new());
+    let last_words = async {
+        drained.cancelled().await;
+        tokio::time::sleep(LAST_WORDS).await;
+    };
+    let serving = async {
+        tokio::select! {
+            () = http::serve(listener, router, app.connections(), stopping.cancelled()) => {}
+            // Every stream has ended; a client that does not read its end must not delay the exit.
+            () = last_words => {}
+        }
+    };
+    let draining = async {
+        asked.await;
+        tracing::info!("stopping: interrupting runs and waiting for their last writes");
+        stopping.cancel();
+        app.stop_runs().await;
+        drained.cancel();
+    };
+    tokio::join!(serving, draining);
 }
 
 /// The configuration and the state directory, so that a file in another directory or of another name is noticed.

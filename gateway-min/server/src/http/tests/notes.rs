@@ -5,19 +5,23 @@ use std::time::Duration;
 
 use axum::body::Body;
 use axum::http::Request;
+use axum::serve::Listener as _;
 use serde_json::{Map, Value, json};
 use threadkeep::checkpoint::ERROR_CHANNEL;
 use threadkeep::metadata::Source;
 use threadkeep::step::{Durability, StepWriter};
 use threadkeep_agent::duration::RunNotes;
 use threadkeep_records::{RunStatus, WriterKind};
+use tokio::net::TcpStream;
 use tokio::sync::OwnedMutexGuard;
 use tokio::time::{Instant, timeout};
+use tokio_util::sync::CancellationToken;
 use tower::ServiceExt as _;
 
 use super::super::history::Page;
-use super::super::{router, turns};
+use super::super::{listen, router, turns};
 use super::{Gateway, MODES};
+use crate::program::serve_until;
 
 /// The runs and durations that the first entry shows on its answers.
 fn shown(page: &Page) -> Vec<(Value, Value)> {
@@ -260,4 +264,29 @@ async fn a_note_that_does_not_come_to_its_end_holds_a_stopping_gateway_up_for_fi
     let start = Instant::now();
     gateway.app.stop_runs().await;
     assert_eq!(start.elapsed().as_secs(), 5);
+}
+
+/// A balancer goes to another gateway where it is refused a connection, and not where a run is refused.
+#[tokio::test]
+async fn the_port_is_closed_while_a_stopping_gateway_waits_for_what_it_does() {
+    let gateway = Gateway::start_draining("delta", false, Duration::from_mins(10)).await;
+    let (lock, _) = held_note(&gateway).await;
+    let listener = listen("127.0.0.1:0".parse().unwrap()).await.unwrap();
+    let (address, app) = (listener.local_addr().unwrap(), Arc::clone(&gateway.app));
+    let stop = CancellationToken::new();
+    let asked = stop.clone().cancelled_owned();
+    let serving = tokio::spawn(async move {
+        serve_until(&app, listener, router(Arc::clone(&app)), asked).await;
+    });
+    TcpStream::connect(address).await.unwrap();
+    stop.cancel();
+    let closed = async {
+        while TcpStream::connect(address).await.is_ok() {
+            tokio::task::yield_now().await;
+        }
+    };
+    timeout(Duration::from_mins(5), closed).await.expect("the port stays open");
+    assert!(!serving.is_finished(), "it did not wait");
+    drop(lock);
+    serving.await.unwrap();
 }

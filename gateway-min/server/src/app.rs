@@ -39,6 +39,9 @@ use threadkeep_records::{BatchStatus, CheckpointForm, Delegating, Records, Recor
 
 /// How long a stopping gateway waits for its runs.
 const DRAIN: Duration = Duration::from_secs(5);
+/// How long the metrics wait for figures that only a store knows. Prometheus waits ten seconds for all of them, and
+/// needs the others most while a store is away.
+const FIGURES_WITHIN: Duration = Duration::from_secs(5);
 
 /// Why a gateway could not start.
 #[derive(Debug, thiserror::Error)]
@@ -269,10 +272,8 @@ impl App {
 
     /// Counters since the start and current gauges, as text for `/metrics`.
     pub(crate) async fn metrics(&self) -> String {
-        let database = match self.checkpoints.sqlite() {
-            Some(sqlite) => sqlite.file_size().await.ok(),
-            None => None,
-        };
+        let database = async { self.checkpoints.sqlite()?.file_size().await.ok() };
+        let (database, batches) = tokio::join!(in_time(database), in_time(self.batches()));
         self.config.current_async().await;
         let ((runs, waiting), (streams, followers)) = (self.runs.counts(), self.streams.counts());
         self.metrics.rendered(Snapshot {
@@ -287,7 +288,7 @@ impl App {
             heads: self.threads.accessor().remembered(),
             config_valid: self.config.last_error().is_none(),
             database,
-            batches: self.batches().await,
+            batches,
         })
     }
 
@@ -341,6 +342,11 @@ impl App {
         self.records.close().await;
         self.checkpoints.close().await;
     }
+}
+
+/// A figure of a store; `None` if the store does not answer in time.
+async fn in_time<T>(figure: impl Future<Output = Option<T>>) -> Option<T> {
+    tokio::time::timeout(FIGURES_WITHIN, figure).await.ok().flatten()
 }
 
 /// Ends the runs that earlier processes left unfinished. Returns the lock of the state directory, if it is needed.

@@ -1,9 +1,12 @@
 //! `/metrics`: what is counted, and who may read it.
 
+use std::time::Duration;
+
 use axum::body::Body;
 use axum::http::Request;
 use serde_json::{Value, json};
 use threadkeep_config::{KeyFile, Role};
+use tokio::time::Instant;
 
 use crate::support::{Gateway, Setup, question};
 
@@ -117,4 +120,22 @@ async fn every_backend_has_metrics() {
     let text = read(&gateway).await;
     assert_eq!(value(&text, "threadkeep_runs_total{outcome=\"success\"}"), 1);
     assert!(!text.contains("threadkeep_database_bytes") && !text.contains("sqlite"), "{text}");
+}
+
+/// Prometheus gives up after ten seconds, and then has no figures of an outage at all.
+#[tokio::test]
+async fn metrics_do_not_wait_for_a_database_that_does_not_answer() {
+    let sections = json!({"subagent_batches": {"enabled": true}});
+    let gateway = Setup { sections, ..Setup::on("postgres", "delta") }.start().await;
+    let mut held = gateway.postgres().await;
+    let lock = held.transaction().await.unwrap();
+    let sql = "LOCK TABLE threadkeep_gateway_subagent_batches IN ACCESS EXCLUSIVE MODE";
+    lock.batch_execute(sql).await.unwrap();
+    tokio::time::pause();
+    let begun = Instant::now();
+    let text = read(&gateway).await;
+    assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
+    tokio::time::resume();
+    assert_eq!(value(&text, "threadkeep_config_valid"), 1);
+    assert!(!text.contains("threadkeep_batches{"), "{text}");
 }

@@ -99,6 +99,12 @@ impl ConfigHandle {
         Arc::clone(&self.state().current)
     }
 
+    /// The configuration with which the handle was opened. What is only read at start is read from this one, whenever
+    /// that is: an edit meanwhile waits for the next start, and all parts agree on what the program has checked.
+    pub fn at_start(&self) -> Arc<Config> {
+        Arc::clone(&self.state().first)
+    }
+
     /// Why the file, as last read, is not in use; `None` if it is.
     pub fn last_error(&self) -> Option<Arc<ConfigError>> {
         self.state().last_error.clone()

@@ -175,7 +175,7 @@ impl App {
         modes: Arc<ModeRegister>,
         parts: Parts,
     ) -> Result<Arc<Self>, StartError> {
-        let current = config.current_async().await;
+        let current = config.at_start();
         modes.freeze_mode(channel_mode(&current))?;
         modes.freeze_frequency(i64::try_from(current.snapshot_frequency()).unwrap_or(i64::MAX))?;
         let ownership = Terms::of(&current);

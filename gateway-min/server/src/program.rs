@@ -245,7 +245,7 @@ fn start_telemetry(
     level: LevelFilter,
     runtime: &Runtime,
 ) -> anyhow::Result<Option<Traces>> {
-    let settings = &config.last_known().telemetry.traces;
+    let settings = &config.at_start().telemetry.traces;
     let traces = Traces::start(settings, config.environment(), runtime.handle())?;
     telemetry::install(level, traces.as_ref());
     Ok(traces)
@@ -260,7 +260,7 @@ async fn serve(
     raise_open_files();
     // From here on: the first process of a container ignores a signal that it does not catch.
     let mut signals = Signals::new().context("signals cannot be caught")?;
-    let current = config.current_async().await;
+    let current = config.at_start();
     let (settings, has_page) = (current.auth.clone(), current.page.enabled);
     let reach = auth::reach(address, &settings, allow_unauthenticated)?;
     let mut directory = tokio::task::spawn_blocking(move || DirectoryLock::take(&current)).await??;

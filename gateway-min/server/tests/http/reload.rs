@@ -1,7 +1,15 @@
 //! Editing the configuration file while the gateway runs: what takes effect with the next run, and what after a
 //! restart.
 
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::http::Request;
 use serde_json::{Value, json};
+use threadkeep::mode::ModeRegister;
+use threadkeep_gateway::app::App;
+use threadkeep_gateway::http;
+use tower::ServiceExt as _;
 
 use crate::page::html;
 use crate::support::{Gateway, Setup, question, texts};
@@ -220,4 +228,17 @@ async fn the_event_feed_stays_where_it_was_until_the_restart() {
     assert_eq!(again, events, "it outlives the process");
     gateway.delete("/api/threads/t").await.ok();
     assert!(!files.join("t.jsonl").exists(), "it goes with the thread");
+}
+
+/// What the program has checked, such as whether it may listen beyond this machine, holds for what is served.
+#[tokio::test]
+async fn an_edit_during_the_start_waits_for_the_next_one() {
+    let sections = json!({"auth": {"enabled": true}});
+    let mut gateway = Setup { sections, ..Setup::default() }.start().await;
+    let config = gateway.config();
+    gateway.reconfigure(|setup| setup.sections = json!({"token_usage": {"enabled": false}}));
+    assert!(!config.current().token_usage.enabled, "the edit is read");
+    let started = App::start(config, Arc::new(ModeRegister::new())).await.unwrap();
+    let request = Request::get("/api/models").body(Body::empty()).unwrap();
+    assert_eq!(http::router(started).oneshot(request).await.unwrap().status(), 401);
 }

@@ -6,6 +6,7 @@ use std::io;
 use std::path::Path;
 
 use super::error::ConfigError;
+use super::find::is_there;
 
 /// A set of environment variables. `Debug` shows only their number, because they hold secrets.
 #[derive(Clone, Default, PartialEq, Eq)]
@@ -36,7 +37,7 @@ impl Environment {
     pub(super) fn add_dot_env(&mut self, path: &Path) -> Result<(), ConfigError> {
         match std::fs::read(path) {
             Ok(text) => self.add_dot_env_text(path, &text),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound && !is_there(path) => Ok(()),
             Err(source) => Err(ConfigError::Unreadable { path: path.to_owned(), source }),
         }
     }

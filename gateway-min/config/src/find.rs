@@ -1,5 +1,6 @@
 //! Locates the project root, the state directory and the configuration file.
 
+use std::io;
 use std::path::{Path, PathBuf};
 
 use super::environment::Environment;
@@ -107,7 +108,8 @@ impl Location {
         }
     }
 
-    /// The current configuration file: the named one, else the root's `config.yaml`, else none.
+    /// The current configuration file: the named one, else the root's `config.yaml`, else none. The root's may be one
+    /// that cannot be read.
     ///
     /// # Errors
     /// [`ConfigError::Missing`] if the named file is missing.
@@ -115,7 +117,7 @@ impl Location {
         match &self.named {
             Some((path, _)) if path.is_file() => Ok(Some(path.clone())),
             Some((path, origin)) => Err(ConfigError::Missing { path: path.clone(), origin: *origin }),
-            None => Ok(Some(self.default_file()).filter(|path| path.is_file())),
+            None => Ok(Some(self.default_file()).filter(|path| is_there(path))),
         }
     }
 
@@ -125,10 +127,17 @@ impl Location {
     }
 }
 
+/// Whether there is something with this name. Without a configuration the defaults apply, so a link to nothing, or the
+/// directory that a container gets in the place of a file that its host lacks, is an error and not the same as nothing.
+pub(super) fn is_there(path: &Path) -> bool {
+    !path.symlink_metadata().is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
+}
+
 #[cfg(test)]
 mod tests {
     use std::fs;
 
+    use super::super::Config;
     use super::*;
 
     /// A working directory with `config.yaml`, `other/config.yaml` and `named.yaml`.
@@ -186,6 +195,27 @@ mod tests {
             let error = locate(dir.path(), argument, &variables).config_file().unwrap_err().to_string();
             assert!(error.contains(&dir.path().join("gone.yaml").display().to_string()), "{error}");
             assert!(error.contains(origin), "{error}");
+        }
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn what_cannot_be_read_in_the_place_of_a_file_does_not_count_as_none() {
+        for name in [CONFIG_FILE, DOT_ENV_FILE] {
+            let dir = tempfile::tempdir().unwrap();
+            let path = dir.path().join(name);
+            let options = LoadOptions {
+                config_path: None,
+                environment: Environment::default(),
+                working_dir: dir.path().to_owned(),
+            };
+            Config::load(&options).unwrap();
+            let refused = || Config::load(&options).unwrap_err().to_string();
+            std::os::unix::fs::symlink("gone", &path).unwrap();
+            assert!(refused().starts_with(&format!("cannot read {}", path.display())), "{}", refused());
+            fs::remove_file(&path).unwrap();
+            fs::create_dir(&path).unwrap();
+            assert!(refused().starts_with(&format!("cannot read {}", path.display())), "{}", refused());
         }
     }
 

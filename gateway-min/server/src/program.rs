@@ -201,7 +201,10 @@ fn run(cli: Cli, level: LevelFilter, stores: Stores) -> anyhow::Result<ExitCode>
             if !args.is_tui() {
                 telemetry::install(level, None);
             }
-            Ok(runtime.block_on(console::run(args, stores)))
+            let code = runtime.block_on(console::run(args, stores));
+            // As above: a second signal ends the chat, whatever a tool reads or a name server does not answer.
+            runtime.shutdown_timeout(LEFTOVERS);
+            Ok(code)
         }
     }
 }
@@ -302,8 +305,8 @@ async fn serve(
     Ok(())
 }
 
-/// Serves until `asked` ends. From then on the port is closed, while runs are interrupted and their followers are served
-/// to the end.
+/// Serves until `asked` ends. From then on the port is closed, while runs are interrupted and their followers are
+/// served to the end.
 pub(crate) async fn serve_until<L>(
     app: &Arc<App>,
     listener: L,

@@ -275,3 +275,40 @@ fn a_directory_that_nobody_trusted_decides_nothing() {
     );
     assert_eq!(ran(&mut command(&["config", "trust", "--forget"])).0, 0);
 }
+
+/// Nobody can cancel a thread that blocks, as here on the script of the model.
+#[cfg(unix)]
+#[test]
+fn a_second_signal_ends_a_chat_whatever_it_waits_for() {
+    use std::time::{Duration, Instant};
+
+    use rustix::fs::{CWD, FileType, Mode, OFlags, mknodat, open};
+    use rustix::process::{Pid, Signal, kill_process};
+
+    let dir = in_mode("full");
+    let script = dir.path().join("script.json");
+    std::fs::remove_file(&script).unwrap();
+    mknodat(CWD, &script, FileType::Fifo, 0o600.into(), 0).unwrap();
+    let mut command = chat(&dir, &["--print", "hi"]);
+    let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let until = Instant::now() + Duration::from_mins(5);
+    let pause = || std::thread::sleep(Duration::from_millis(5));
+    // It can be opened once somebody reads it.
+    let _unwritten = loop {
+        match open(&script, OFlags::WRONLY | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty()) {
+            Ok(pipe) => break pipe,
+            Err(error) => assert!(Instant::now() < until, "it does not read the script: {error}"),
+        }
+        pause();
+    };
+    for signal in [Signal::INT, Signal::TERM] {
+        kill_process(Pid::from_child(&child), signal).unwrap();
+    }
+    while child.try_wait().unwrap().is_none() {
+        if Instant::now() >= until {
+            child.kill().unwrap();
+            panic!("it goes on after two signals");
+        }
+        pause();
+    }
+}

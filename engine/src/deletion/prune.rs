@@ -93,13 +93,13 @@ pub fn plan_prune(image: &ThreadImage, prune: &Prune, table: &ChannelTable) -> R
             lineage.replay_closure(&foreign).into_iter().chain(kept.iter().cloned()).collect()
         }
     };
-    let close = |kept: &BTreeSet<LocalKey>| {
-        let mut stays = replayed(kept);
+    let with_bound = |mut stays: BTreeSet<LocalKey>| {
         let bound = bound_to_damage(&lineage, |at| stays.contains(at));
         stays.extend(bound);
         stays
     };
-    let (replay, closed) = (replayed(&kept), close(&kept));
+    let replay = replayed(&kept);
+    let closed = with_bound(replay.clone());
     let mut stays = closed.clone();
     let mut size = prune.batch.unwrap_or(usize::MAX);
     let going = image.checkpoints.len() - closed.len();
@@ -110,7 +110,7 @@ pub fn plan_prune(image: &ThreadImage, prune: &Prune, table: &ChannelTable) -> R
         // Enlarge the batch while everything in it is still needed.
         while size < going {
             stays = closed.iter().chain(oldest.iter().skip(size).copied()).cloned().collect();
-            stays = close(&stays);
+            stays = with_bound(replayed(&stays));
             if stays.len() < image.checkpoints.len() {
                 break;
             }

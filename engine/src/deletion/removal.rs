@@ -66,8 +66,7 @@ pub(super) fn bound_to_damage(
             continue;
         }
         let appliers = lineage.children(at).iter().filter(|child| !child.checkpoint.applied.is_empty());
-        let going = appliers.map(|child| place(child)).filter(|child| !stays(child));
-        let going: Vec<LocalKey> = going.collect();
+        let going: Vec<LocalKey> = appliers.map(|child| place(child)).filter(|child| !stays(child)).collect();
         // It is put as a root.
         let parent = tuple.parent.map(|id| (at.0.clone(), id)).filter(|up| lineage.get(up).is_some());
         let loses_parent = parent.is_some_and(|up| !stays(&up) && !bound.contains(&up));

@@ -22,7 +22,7 @@ pub struct BudgetTokens {
 
 impl FromRow for BudgetTokens {
     fn from_row(row: &Row<'_>) -> Result<Self, DatabaseError> {
-        let cells = Cells::new(row, "subagent_batches", &["budget_id"]);
+        let cells = Cells::new(row, "token_budgets", &["budget_id"]);
         let tokens = |column| Ok::<_, DatabaseError>(u64::try_from(cells.int(column)?).unwrap_or_default());
         Ok(Self {
             run: ExecutionTokens {
@@ -30,11 +30,7 @@ impl FromRow for BudgetTokens {
                 output_tokens: tokens("run_output_tokens")?,
                 total_tokens: tokens("run_total_tokens")?,
             },
-            batches: ExecutionTokens {
-                input_tokens: tokens("input_tokens")?,
-                output_tokens: tokens("output_tokens")?,
-                total_tokens: tokens("total_tokens")?,
-            },
+            batches: ExecutionTokens::from_row(row)?,
         })
     }
 }

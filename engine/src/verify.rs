@@ -292,8 +292,8 @@ impl<'a> Check<'a> {
         }
     }
 
-    /// Not of a value that no row of its step writes: an operator may have put it there, or a deletion left it. If it has
-    /// the parent's version, [`Rule::OneValueAVersion`] is about it.
+    /// Skips a value that no row of its step writes: an operator may have put it there, or a deletion left it. If it has
+    /// the parent's version, [`Rule::OneValueAVersion`] covers it.
     fn snapshots(&mut self, tuple: &'a CheckpointTuple, values: &Values) {
         let Some(parent) = self.lineage.parent(tuple).filter(|_| !foreign::wrote(tuple)) else { return };
         let applied = &tuple.checkpoint.applied;

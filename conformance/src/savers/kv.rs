@@ -41,8 +41,8 @@ pub struct Kv<S> {
     /// `open` says, as part of an [`Error::Unavailable`], while it is still open: a call that was dropped may be at
     /// work on it, so the factory tries again for ten minutes.
     ///
-    /// `None` for one that several processes may have open, as on a server: each handle opens it for itself. Only so
-    /// the suite sees whether one handle's writes come between another one's plan and its changes.
+    /// `None` for one that several processes may have open, as on a server: each handle opens it for itself. Only then
+    /// does the suite see whether one handle's writes come between another one's plan and its changes.
     pub in_use: Option<&'static str>,
     /// The bytes that the store takes for what it holds, without what it keeps free, for [`Claim::StoredBytes`] and
     /// [`Claim::SharedElements`].

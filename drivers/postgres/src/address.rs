@@ -1,4 +1,4 @@
-//! The text of a database's address: what the client does not read in it, or does not show of it.
+//! The text of a database's address: the parameters that the client does not read, or does not show.
 
 use std::borrow::Cow;
 use std::path::PathBuf;

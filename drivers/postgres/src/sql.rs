@@ -16,8 +16,8 @@ pub(crate) const EMIT: &str = "SELECT pg_catalog.pg_logical_emit_message(true, '
 const FLUSHING: &str = "CASE WHEN pg_catalog.current_setting('synchronous_commit') = 'off'
     THEN pg_catalog.set_config('synchronous_commit', 'on', true) END";
 
-/// Makes the server say it if the transaction is committed without the standby, on which the connection ends: see the
-/// module `connect`. A role or a database may be set to hear no warnings.
+/// Makes the server warn of a commit that did not wait for the standby, which ends the connection: see the module
+/// `connect`. A role or a database may be set to receive no warnings.
 pub(crate) const WARNED: &str = "pg_catalog.set_config('client_min_messages', 'warning', true)";
 
 /// The text of a statement.

@@ -143,7 +143,7 @@ async fn every_rule_is_named_when_it_is_broken() {
     assert_eq!(verify_image(&understated, store.table()), []);
 }
 
-/// Nothing is written to its channel, so only the version tells what its value is: that which the parent has.
+/// Nothing is written to its channel, so only the version determines its value: that of the parent.
 #[tokio::test]
 async fn a_snapshot_that_its_step_did_not_write_is_what_is_replayed_at_its_version() {
     let store = Store::new().await;

@@ -63,7 +63,7 @@ async fn what_is_asked_all_the_time_is_parsed_and_planned_once() {
     let proxy = Proxy::before(database.url()).await;
     let saver = open(proxy.url()).await;
     proxy.statements();
-    // Each repeats the nonce that it sets, which identifies the answer, and wants to hear warnings.
+    // Each repeats the nonce that it sets, which identifies the answer, and asks for warnings.
     let warned = "pg_catalog.set_config('client_min_messages', 'warning', true)";
     let call = |nonce: &str, function: &str, arguments: usize| {
         let arguments: Vec<_> = (1..=arguments).map(|n| format!("${n}")).collect();

@@ -46,9 +46,9 @@ const USED: &str = "SELECT MAX(o.budget_id) AS budget_id, \
     FROM subagent_batches AS o LEFT JOIN token_budgets AS t ON t.id = o.budget_id WHERE ";
 
 impl Batches {
-    /// Stores what a turn has used of its limit without its batches, unless more of that is stored, and returns what is used
-    /// with them. With `None` it only reads. `None` if no batch has that limit. What is stored is that of a run that is
-    /// active and this process's: the thread may be deleted otherwise.
+    /// Stores what a turn has used of its limit without its batches, unless more is stored already, and returns what is used
+    /// with them; `None` if no batch has that limit. If `used` is `None`, or the run is not an active one of this process,
+    /// it only reads: the thread of another run may be deleted.
     ///
     /// # Errors
     /// [`RecordsError::Unavailable`], [`RecordsError::Corrupt`].

@@ -41,10 +41,10 @@ pub const TRACE_CATEGORY: &str = "trace";
 /// The category of the messages that a conversation shows.
 pub const MESSAGE_CATEGORY: &str = "message";
 
-/// With this the ids of synthetic runs ([`SeedRun`]) begin that a thread gets from its own head.
+/// The prefix of the ids of synthetic runs ([`SeedRun`]) that a thread gets from its own head.
 pub const SEED_PREFIX: &str = "checkpoint-seed-";
 
-/// With this the ids of those begin that a branch gets from its source.
+/// The prefix of the ids of synthetic runs that a branch gets from its source.
 pub const BRANCH_SEED_PREFIX: &str = "branch-seed-";
 
 const EVENT_TYPE_MAX_CHARS: usize = 32;

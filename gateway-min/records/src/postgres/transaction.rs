@@ -28,8 +28,8 @@ pub(crate) enum Scope<'a> {
 }
 
 /// The statements that begin a write transaction. The server ends it if its process stalls, so that others do not wait
-/// for long; they wait longer than that. It sends warnings, whatever the role is set to: by one it says that a commit
-/// did not wait for the standby, on which the connection ends.
+/// for long; they wait longer than that. It sends warnings, whatever the role is set to: one says that a commit did not
+/// wait for the standby, and ends the connection.
 fn begin(tables: &Tables, scope: Scope<'_>) -> String {
     begin_with("SET LOCAL lock_timeout = '10s'", tables, scope)
 }

@@ -57,8 +57,8 @@ impl Runs {
         followed.await
     }
 
-    /// Which of these runs, which were this process's to their ends, another process follows: their ids, each with its
-    /// thread's.
+    /// Those of these runs that belonged to this process until they ended and that another process follows: the id of each,
+    /// and that of its thread.
     pub async fn followed(&self, run_ids: &[String]) -> Result<Vec<(String, String)>, RecordsError> {
         let Some(owner) = self.owner().filter(|_| !run_ids.is_empty()) else { return Ok(Vec::new()) };
         let mut sql = self.db.builder("SELECT run_id, thread_id FROM runs WHERE followed AND ");

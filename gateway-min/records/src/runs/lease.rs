@@ -104,8 +104,8 @@ impl Runs {
         self.db.apart().write_everywhere(move |tx| Box::pin(tx.execute(sql))).await.map(drop)
     }
 
-    /// The runs without a lease that [owe a restore](super::RunRow::owes_restore): of these, a gateway that is the only
-    /// one may have taken some over. Its others end as their tasks have decided.
+    /// The runs without a lease that [owe a restore](super::RunRow::owes_restore). The gateway without leases, which is the
+    /// only one, may have taken some of them over without knowing it; its other runs end as their tasks have decided.
     pub async fn owing_without_lease(&self) -> Result<Vec<String>, RecordsError> {
         let sql = concat!(
             "SELECT run_id FROM runs WHERE operation_kind = 'run' AND status IN ('pending', 'running') \

@@ -272,7 +272,7 @@ macro_rules! restores {
 }
 pub(crate) use restores;
 
-/// The active run owes a restore, which whoever has the run carries out before its end ([`RunRow::owes_restore`]).
+/// The active run owes a restore, which the process that has the run carries out before it ends ([`RunRow::owes_restore`]).
 macro_rules! owes_restore {
     () => {
         concat!("(NOT waiting AND decided_status IS NULL AND ", crate::runs::restores!(), ")")

@@ -320,7 +320,7 @@ async fn a_run_ends_only_once_its_rollback_is_settled() {
     assert_eq!(runs.decide("s", &end(RunStatus::Error)).await.unwrap(), DecideOutcome::Decided);
 }
 
-/// No end that is not a success drops the old turn, whoever writes it.
+/// No end but a success drops the old turn, whichever process writes it.
 #[tokio::test]
 async fn an_edit_fails_only_once_its_restore_is_settled() {
     let fixture = fixture().await;

@@ -80,6 +80,12 @@ fn before_read_of_started(faults: &Faults, records: Records, what: BoxFuture<'st
     });
 }
 
+/// The last frames of a run that another process has ended.
+fn recovered() -> [(String, Json); 2] {
+    let failure = json!({"message": RECOVERY_ERROR, "name": "RunError"});
+    [("error".to_owned(), failure), ("end".to_owned(), Json::Null)]
+}
+
 const FIRST: [&str; 2] = ["first", "You said: first"];
 
 /// The other process finds nothing of the run to restore, and moves the head: the first write expects another one.
@@ -138,10 +144,7 @@ async fn a_run_that_was_ended_elsewhere_while_its_model_answered_stores_no_answe
         let name = format!("late-answer-{saver}-{mode}-{ahead}");
         let two = Two::start(on, &name).await;
         let created = two.own.create(ask("wait")).await.unwrap();
-        gate(&name).reached().await;
-        while said(&two.own.head().await.unwrap()).last().map(String::as_str) != Some("wait") {
-            tokio::task::yield_now().await;
-        }
+        at_gate(&two.own, &name, "wait").await;
         let before = count(&two.own).await;
         // More than a third of a lease has passed, or it is not known how much.
         two.ahead.store(ahead, Ordering::SeqCst);
@@ -151,9 +154,7 @@ async fn a_run_that_was_ended_elsewhere_while_its_model_answered_stores_no_answe
         gate(&name).open();
         let run_id = created.run.run_id.clone();
         let shown = frames(created.stream).await;
-        let failure = json!({"message": RECOVERY_ERROR, "name": "RunError"});
-        let last = [("error".to_owned(), failure), ("end".to_owned(), Json::Null)];
-        assert!(shown.ends_with(&last), "{on:?} {ahead}: {shown:?}");
+        assert!(shown.ends_with(&recovered()), "{on:?} {ahead}: {shown:?}");
         let row = two.own.row(&run_id).await;
         assert_eq!(row.error.as_deref(), Some(RECOVERY_ERROR), "{on:?}");
         assert_eq!(count(&two.own).await, before, "{on:?} {ahead}");
@@ -171,10 +172,7 @@ async fn clients_of_an_edit_that_was_taken_over_are_shown_what_it_died_of() {
         two.own.run(ask("second")).await;
         let before = said(&two.own.head().await.unwrap());
         let created = two.own.create(edit(from(&base, ask("wait")))).await.unwrap();
-        gate(&name).reached().await;
-        while said(&two.own.head().await.unwrap()).last().map(String::as_str) != Some("wait") {
-            tokio::task::yield_now().await;
-        }
+        at_gate(&two.own, &name, "wait").await;
         // More than a third of a lease has passed.
         two.ahead.store(21, Ordering::SeqCst);
         let records = &two.other.app.records;
@@ -183,9 +181,7 @@ async fn clients_of_an_edit_that_was_taken_over_are_shown_what_it_died_of() {
         gate(&name).open();
         let run_id = created.run.run_id.clone();
         let shown = frames(created.stream).await;
-        let failure = json!({"message": RECOVERY_ERROR, "name": "RunError"});
-        let last = [("error".to_owned(), failure), ("end".to_owned(), Json::Null)];
-        assert!(shown.ends_with(&last), "{on:?}: {shown:?}");
+        assert!(shown.ends_with(&recovered()), "{on:?}: {shown:?}");
         two.other.app.runs.roll_back(found.rollbacks);
         assert_eq!(two.other.row(&run_id).await.error.as_deref(), Some(RECOVERY_ERROR), "{on:?}");
         assert_eq!(said(&two.own.head().await.unwrap()), before, "{on:?}");

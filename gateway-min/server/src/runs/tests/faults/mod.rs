@@ -22,6 +22,7 @@ use threadkeep::id::ThreadId;
 use threadkeep::saver::Saver;
 use threadkeep::state::{StateAccessor, StateSnapshot, Update};
 use threadkeep_agent::Interrupts;
+use threadkeep_agent::model::scripted::gate;
 use tower::ServiceExt as _;
 
 use self::saver::{Fault, Faults, FaultySaver};
@@ -74,6 +75,14 @@ async fn faulty_with(on: On, gate: &str, records: Option<Records>) -> (Gateway, 
 fn said(state: &StateSnapshot) -> Vec<String> {
     let messages = state.json("messages").unwrap().unwrap_or_default();
     messages.as_array().unwrap().iter().map(|m| m["content"].as_str().unwrap().to_owned()).collect()
+}
+
+/// Waits until the run is at this gate, and its question is the last message that is stored.
+async fn at_gate(gateway: &Gateway, name: &str, question: &str) {
+    gate(name).reached().await;
+    while said(&gateway.head().await.unwrap()).last().map(String::as_str) != Some(question) {
+        tokio::task::yield_now().await;
+    }
 }
 
 /// Every checkpoint can be read from the store alone, and the next run finds the thread free and continues from its

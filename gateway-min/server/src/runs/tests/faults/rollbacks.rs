@@ -15,7 +15,7 @@ use threadkeep_records::{
 use super::super::left::left_by;
 use super::super::{Gateway, ask, everywhere, from, options};
 use super::saver::{Fault, Faults};
-use super::{count, edit, faulty, goes_on, said};
+use super::{at_gate, count, edit, faulty, goes_on, said};
 use crate::runs::request::{RunOptions, RunRequest, StreamMode};
 
 /// The row of a task that waits for the user, and of one that has finished.
@@ -37,10 +37,7 @@ fn rows(gateway: &Gateway) -> Vec<TaskWrites> {
 /// Runs until the gate and cancels there, with a rollback whose `k`-th write fails so.
 async fn rolled_back(gateway: &Gateway, faults: &Faults, name: &str, (k, fault): (usize, Fault)) -> RunRow {
     let created = gateway.create(ask("wait")).await.unwrap();
-    gate(name).reached().await;
-    while said(&gateway.head().await.unwrap()).last().map(String::as_str) != Some("wait") {
-        tokio::task::yield_now().await;
-    }
+    at_gate(gateway, name, "wait").await;
     faults.write(k, fault);
     gateway.app.runs.cancel(&created.run.run_id, CancelAction::Rollback).await.unwrap();
     gateway.row(&created.run.run_id).await
@@ -126,10 +123,7 @@ async fn what_a_stopping_process_cannot_restore_is_left_to_the_next() {
         let before = gateway.head().await.unwrap();
         let created = gateway.create(edit(from(&base, ask("wait")))).await.unwrap();
         let run_id = &created.run.run_id;
-        gate(&name).reached().await;
-        while said(&gateway.head().await.unwrap()).last().map(String::as_str) != Some("wait") {
-            tokio::task::yield_now().await;
-        }
+        at_gate(&gateway, &name, "wait").await;
         faults.away(usize::MAX);
         if asked {
             gateway.app.runs.cancel(run_id, CancelAction::Rollback).await.unwrap();
@@ -228,10 +222,7 @@ async fn a_run_that_fails_once_its_rollback_was_accepted_is_rolled_back() {
             let request = if edits { edit(from(&base, ask(text))) } else { ask(text) };
             let created = gateway.create(request).await.unwrap();
             let run_id = &created.run.run_id;
-            gate(&name).reached().await;
-            while said(&gateway.head().await.unwrap()).last().map(String::as_str) != Some(text) {
-                tokio::task::yield_now().await;
-            }
+            at_gate(&gateway, &name, text).await;
             // Not through the gateway, which would tell the task.
             let accepted = gateway.app.records.runs().request_cancel(run_id, CancelAction::Rollback).await;
             assert_eq!(accepted.unwrap(), CancelOutcome::Accepted);

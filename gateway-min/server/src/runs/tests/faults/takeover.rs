@@ -20,7 +20,7 @@ use threadkeep_records::{
 
 use super::super::{Gateway, MODES, ask, everywhere, frames, from, options};
 use super::saver::Fault;
-use super::{count, edit, faulty, goes_on, said};
+use super::{at_gate, count, edit, faulty, goes_on, said};
 use crate::runs::ending::DIED;
 use crate::runs::request::{RunOptions, RunRequest, StreamMode};
 use crate::runs::worker::rolling_back;
@@ -363,10 +363,7 @@ async fn an_edit_whose_task_panics_gives_way_to_the_old_turn() {
         gateway.run(ask("second")).await;
         let before = said(&gateway.head().await.unwrap());
         let created = gateway.create(edit(from(&base, ask("wait")))).await.unwrap();
-        gate(&name).reached().await;
-        while said(&gateway.head().await.unwrap()).last().map(String::as_str) != Some("wait") {
-            tokio::task::yield_now().await;
-        }
+        at_gate(&gateway, &name, "wait").await;
         faults.before_write(async { panic!("a saver that panics") });
         gate(&name).open();
         let row = gateway.row(&created.run.run_id).await;

@@ -9,7 +9,7 @@ use serde_json::{Map, Value as Json, json};
 use threadkeep::channel::Schema;
 use threadkeep::id::{IdSource, ThreadId};
 use threadkeep::mode::ChannelMode;
-use threadkeep::state::StateAccessor;
+use threadkeep::state::{StateAccessor, StateSnapshot};
 use threadkeep::step::StepWriter;
 use threadkeep_config::{ContextSize, Summarization};
 use threadkeep_memory::MemorySaver;
@@ -28,7 +28,12 @@ fn accessor(mode: ChannelMode) -> StateAccessor {
 }
 
 fn model(answers: &Json) -> RetryingModel {
-    let script = json!({"rules": [{"answers": answers}]}).to_string();
+    scripted(&json!([{"answers": answers}]))
+}
+
+/// A model that answers by these rules.
+fn scripted(rules: &Json) -> RetryingModel {
+    let script = json!({ "rules": rules }).to_string();
     RetryingModel::new(Arc::new(ScriptedModel::from_json("m", &script).unwrap()))
 }
 
@@ -234,26 +239,31 @@ async fn a_turn_begins_with_its_question_also_after_a_summary() {
     }
 }
 
-/// It stays in the conversation, which each model call reads.
-#[tokio::test]
-async fn what_a_judge_says_is_missing_is_cut_also_in_the_conversation() {
-    let verdict = json!({"satisfied": false, "blocker": "goal_not_met_yet", "reason": "x".repeat(5000)});
-    let script = json!({"rules": [
-        {"when": {"caller": "middleware:goal"}, "answers": [{"text": verdict.to_string()}]},
-        {"answers": [{"text": "First."}, {"text": "Second."}]},
-    ]});
-    let model = ScriptedModel::from_json("m", &script.to_string()).unwrap();
+/// A run with this goal, whose models answer by these rules. Returns what came of it and the thread's last state.
+async fn pursued(rules: &Json, goal: Json) -> (Ended, StateSnapshot) {
     let context = ToolContext::new("t", "r", "/nonexistent");
-    let agent = Agent::new(RetryingModel::new(Arc::new(model)), Toolbox::new(), context);
+    let agent = Agent::new(scripted(rules), Toolbox::new(), context);
     let accessor = accessor(ChannelMode::Full);
     let mut writer = StepWriter::open(&accessor, &ThreadId::from("t"), None).await.unwrap();
     let mut observer = Storing { fails_for: "" };
     let mut session = Session::new(RunTerms::new("r", 10), &mut writer, &mut observer);
-    let goal = json!({"objective": "Ship it", "status": "active", "max_continuations": 1});
     let messages = json!([message::human("go")]);
     let input = Map::from_iter([("messages".to_owned(), messages), ("goal".to_owned(), goal)]);
-    agent.work(&mut session, Some(input.into()), || async { Ok(false) }).await.unwrap();
-    let messages = conversation(session.writer.state()).unwrap();
+    let ended = agent.work(&mut session, Some(input.into()), || async { Ok(false) }).await.unwrap();
+    (ended, session.writer.state().unwrap().clone())
+}
+
+/// It stays in the conversation, which each model call reads.
+#[tokio::test]
+async fn what_a_judge_says_is_missing_is_cut_also_in_the_conversation() {
+    let verdict = json!({"satisfied": false, "blocker": "goal_not_met_yet", "reason": "x".repeat(5000)});
+    let rules = json!([
+        {"when": {"caller": "middleware:goal"}, "answers": [{"text": verdict.to_string()}]},
+        {"answers": [{"text": "First."}, {"text": "Second."}]},
+    ]);
+    let goal = json!({"objective": "Ship it", "status": "active", "max_continuations": 1});
+    let (_, state) = pursued(&rules, goal).await;
+    let messages = conversation(Some(&state)).unwrap();
     let kinds: Vec<&str> = messages.iter().map(message::kind).collect();
     assert_eq!(kinds, ["human", "ai", "human", "ai"]);
     let told = message::text(&messages[2]);
@@ -271,27 +281,16 @@ async fn a_goal_is_pursued_after_an_answer_that_was_only_too_long() {
         ("max_tokens", 4, None),
         ("content_filter", 2, Some("safety_capped")),
     ] {
-        let script = json!({"rules": [
+        let rules = json!([
             {"when": {"caller": "middleware:goal", "contains": ["two."]}, "answers": [{"text": reached}]},
             {"when": {"caller": "middleware:goal"}, "answers": [{"text": verdict}]},
             {"answers": [{"text": "One, ", "finish_reason": reason}, {"text": "two."}]},
-        ]});
-        let model = ScriptedModel::from_json("m", &script.to_string()).unwrap();
-        let context = ToolContext::new("t", "r", "/nonexistent");
-        let agent = Agent::new(RetryingModel::new(Arc::new(model)), Toolbox::new(), context);
-        let accessor = accessor(ChannelMode::Full);
-        let mut writer = StepWriter::open(&accessor, &ThreadId::from("t"), None).await.unwrap();
-        let mut observer = Storing { fails_for: "" };
-        let mut session = Session::new(RunTerms::new("r", 10), &mut writer, &mut observer);
-        let goal = json!({"objective": "Count", "status": "active"});
-        let messages = json!([message::human("go")]);
-        let input = Map::from_iter([("messages".to_owned(), messages), ("goal".to_owned(), goal)]);
-        let ended = agent.work(&mut session, Some(input.into()), || async { Ok(false) }).await.unwrap();
+        ]);
+        let (ended, state) = pursued(&rules, json!({"objective": "Count", "status": "active"})).await;
         let stop_reason = expected.map(str::to_owned);
         assert_eq!(ended, Ended::Done { stop_reason, fallback: None }, "{reason}");
-        let state = session.writer.state();
-        assert_eq!(conversation(state).unwrap().len(), said, "{reason}");
-        let left = state.unwrap().json("goal").unwrap().unwrap_or_default();
+        assert_eq!(conversation(Some(&state)).unwrap().len(), said, "{reason}");
+        let left = state.json("goal").unwrap().unwrap_or_default();
         assert_eq!(left["last_evaluation"]["stand_down_reason"].as_str(), expected, "{reason}");
     }
 }

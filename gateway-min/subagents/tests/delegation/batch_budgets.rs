@@ -8,12 +8,12 @@ use threadkeep_agent::model::message;
 use threadkeep_agent::model::scripted::gate;
 use threadkeep_agent::tools::ToolSource;
 use threadkeep_agent::{Ended, Input, Next};
-use threadkeep_records::{BatchItemStatus, BatchStatus, RunEnd};
+use threadkeep_records::{BatchItemStatus, BatchStatus};
 use tokio_util::sync::CancellationToken;
 
 use crate::batches::{
-    Held, SECTIONS, WORKER, batch, ended, gate_name, items_call, rows, submitted, submitted_by,
-    submitted_with, two_turns, worker,
+    Held, SECTIONS, WORKER, batch, ended, ended_elsewhere, gate_name, items_call, rows, submitted,
+    submitted_by, submitted_with, two_turns, worker,
 };
 use crate::guards::{SUMMARIES, summarized};
 use crate::support::{House, Seen, THREAD, lead, subagent};
@@ -255,14 +255,7 @@ async fn a_batch_that_a_later_run_submits_gets_what_is_left_of_the_limit() {
     script["rules"][0]["answers"][0]["gate"] = json!({"name": name});
     let house = House::new(script, &format!("{SECTIONS}\n{LIMITED}")).await;
     let worker = worker(&house).await;
-    let mut seen = Seen::default();
-    let (refused, ()) = tokio::join!(house.run("r1", Some("go"), &mut seen), async {
-        gate(&name).reached().await;
-        let end = RunEnd::failed("its process has died");
-        house.delegator.records.runs().finish("r1", &end).await.unwrap();
-        gate(&name).open();
-    });
-    refused.unwrap_err();
+    ended_elsewhere(&house, &name).await;
     house.run("r2", None, &mut Seen::default()).await.unwrap();
     worker.stop().await;
     assert_eq!(batch(&house).await.execution_spec["budget"]["used"]["total_tokens"], 12);
@@ -282,20 +275,13 @@ async fn batches_whose_turn_has_no_answer_yet_share_a_limit() {
     script["rules"].as_array_mut().unwrap().push(rule);
     let house = House::new(script, &format!("{SECTIONS}\n{LIMITED}")).await;
     let worker = worker(&house).await;
-    let (runs, batches) = (house.delegator.records.runs(), house.delegator.records.batches());
-    let mut seen = Seen::default();
-    let (refused, ()) = tokio::join!(house.run("r1", Some("go"), &mut seen), async {
-        gate(&name).reached().await;
-        runs.finish("r1", &RunEnd::failed("its process has died")).await.unwrap();
-        gate(&name).open();
-    });
-    refused.unwrap_err();
+    ended_elsewhere(&house, &name).await;
     let question = Map::from_iter([("messages".to_owned(), json!([message::human("Also this")]))]);
     let input = Input { next: Next::Stay, ..Input::from(question) };
-    let mut seen = Seen::default();
-    house.run_from("r2", Some(input), &mut seen, CancellationToken::new()).await.unwrap();
+    house.run_from("r2", Some(input), &mut Seen::default(), CancellationToken::new()).await.unwrap();
     all_ended(&house).await;
     worker.stop().await;
+    let batches = house.delegator.records.batches();
     assert_eq!(batches.of_thread(THREAD, 10).await.unwrap().len(), 2);
     let messages = house.messages().await;
     let answer = messages.iter().find(|message| message["type"] == "ai").unwrap()["id"].as_str().unwrap();

@@ -8,7 +8,7 @@ use serde_json::{Value as Json, json};
 use threadkeep::id::ThreadId;
 use threadkeep_agent::model::scripted::gate;
 use threadkeep_agent::tools::{Tool, ToolSource};
-use threadkeep_agent::{Added, Observer, ObserverError};
+use threadkeep_agent::{Added, AgentError, Observer, ObserverError};
 use threadkeep_config::Config;
 use threadkeep_records::{
     BatchItemRow, BatchItemStatus, BatchRow, BatchStatus, ExecutionKind, ExecutionStatus, NewThread, RunEnd,
@@ -192,6 +192,18 @@ async fn the_tools_say_what_is_wrong_and_show_and_cancel_a_batch() {
     assert!(!house.requests("lead_agent")[0]["tools"].to_string().contains("batch"));
 }
 
+/// The error of the run `r1`, which another process ends before the answer at this gate comes.
+pub(crate) async fn ended_elsewhere(house: &House, name: &str) -> AgentError {
+    let mut seen = Seen::default();
+    let (refused, ()) = tokio::join!(house.run("r1", Some("go"), &mut seen), async {
+        gate(name).reached().await;
+        let end = RunEnd::failed("ended elsewhere");
+        house.delegator.records.runs().finish("r1", &end).await.unwrap();
+        gate(name).open();
+    });
+    refused.unwrap_err()
+}
+
 /// A process stood still before it submitted: its run was ended elsewhere, and the next one makes the call.
 #[tokio::test]
 async fn a_run_that_has_ended_stores_no_result_of_a_submission() {
@@ -200,14 +212,7 @@ async fn a_run_that_has_ended_stores_no_result_of_a_submission() {
     script["rules"][0]["answers"][0]["gate"] = json!({"name": name});
     let house = House::new(script, SECTIONS).await;
     let worker = worker(&house).await;
-    let mut seen = Seen::default();
-    let (refused, ()) = tokio::join!(house.run("r1", Some("go"), &mut seen), async {
-        gate(&name).reached().await;
-        let end = RunEnd::failed("ended elsewhere");
-        house.delegator.records.runs().finish("r1", &end).await.unwrap();
-        gate(&name).open();
-    });
-    let error = refused.unwrap_err().to_string();
+    let error = ended_elsewhere(&house, &name).await.to_string();
     assert!(error.contains("Run r1 has ended") && error.ends_with("makes the call again"), "{error}");
     assert_eq!(house.results().await, Vec::<Json>::new());
     house.run("r2", None, &mut Seen::default()).await.unwrap();

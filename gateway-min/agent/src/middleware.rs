@@ -14,8 +14,8 @@ use crate::AgentError;
 /// messages.
 #[async_trait]
 pub trait Middleware: Send + Sync {
-    /// Before [`before_model`](Self::before_model), and when an answer is stored; `turn` is the current turn. The time to
-    /// exchange with other processes what the calls go by. What fails must not end the run.
+    /// Exchanges state with other processes, before [`before_model`](Self::before_model) and after an answer is stored.
+    /// `turn` is the current turn. A failure must not end the run.
     async fn exchange(&self, turn: &[Json]) {
         let _ = turn;
     }

@@ -49,7 +49,7 @@ pub fn read_all(directory: &Path) -> Vec<Skill> {
     paths.sort();
     let mut found = Vec::new();
     for path in paths {
-        // What follows a point in a directory's name is no extension, but makes it none of a skill: `review.old`.
+        // A directory's name has no extension, and is no name of a skill if it has a dot: `review.old`.
         let (file, name) = if path.is_dir() {
             (path.join("SKILL.md"), path.file_name())
         } else {

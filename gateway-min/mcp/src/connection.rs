@@ -147,7 +147,7 @@ impl Connection {
             };
             let result = result.ok_or(ServiceError::UnexpectedResponse)?;
             tools.extend(result.tools);
-            // Some servers give the same cursors again and again, or others without an end.
+            // Some servers repeat their cursors, or give new ones without end.
             let next = result.next_cursor.filter(|next| seen.insert(next.clone()));
             if next.is_none() || tools.len().max(seen.len()) >= TOOLS_MAX {
                 if next.is_some() || tools.len() > TOOLS_MAX {

@@ -200,8 +200,8 @@ fn settle(server: &Weak<Server>, name: &str, opened: Result<(Connection, Vec<Lis
     server.status.send_replace(status);
 }
 
-/// Lists the tools again whenever the server says that they have changed. It says so once, so what could not be listed
-/// is tried again, more and more rarely, as long as the connection lasts.
+/// Lists the tools again whenever the server says that they have changed. It says so once, so a list that
+/// failed is tried again, with growing pauses, as long as the connection lasts.
 async fn follow(connected: Weak<Connected>, name: String, hidden: Hidden, tools: watch::Sender<Vec<Listed>>) {
     let mut pause = LIST_AGAIN_AFTER;
     loop {

@@ -147,7 +147,7 @@ impl Runs {
 }
 
 impl EventLine {
-    /// Where it is alone, and whole, of the run at this address.
+    /// The address of this event alone, uncut. `run` is the address of its run.
     fn whole(&self, run: &str) -> String {
         // The first event of a feed comes after none.
         let after = if self.seq > 1 { format!("&after_seq={}", self.seq - 1) } else { String::new() };

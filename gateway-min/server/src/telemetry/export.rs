@@ -23,7 +23,7 @@ const ANSWER_BYTES: usize = 64 * 1024;
 #[derive(Debug)]
 pub(super) struct Collector {
     client: reqwest::Client,
-    /// What each request has besides.
+    /// Added to each request.
     headers: HeaderMap,
     /// Exports run on a thread without a runtime.
     runtime: Handle,
@@ -94,7 +94,7 @@ async fn body(mut answer: reqwest::Response) -> reqwest::Result<Bytes> {
 #[async_trait]
 impl HttpClient for Collector {
     async fn send_bytes(&self, mut request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
-        // Here, because the exporter decodes what it is given, and puts what the environment has over it.
+        // Here, because the exporter decodes its headers, and those of the environment replace them.
         for (name, value) in &self.headers {
             request.headers_mut().insert(name.clone(), value.clone());
         }

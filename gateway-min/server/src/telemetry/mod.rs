@@ -127,7 +127,7 @@ fn resource(settings: &Settings, environment: &Environment) -> Resource {
     }
 }
 
-/// The headers from the environment and from the configuration, which counts if both have one of the same name.
+/// The headers from the environment and from the configuration, which takes precedence.
 fn headers(settings: &Settings, environment: &Environment) -> HeaderMap {
     let variables = ["OTEL_EXPORTER_OTLP_TRACES_HEADERS", "OTEL_EXPORTER_OTLP_HEADERS"];
     let text = variables.iter().find_map(|name| environment.non_empty(name)).unwrap_or_default();

@@ -177,7 +177,7 @@ async fn another_users_thread_is_not_found_on_any_route() {
     }
 }
 
-/// A reserved key and an unknown model come before whose the thread is, and malformed messages after it.
+/// A reserved key and an unknown model are refused before the thread's owner is checked, malformed messages after.
 #[tokio::test]
 async fn a_stateless_request_is_checked_in_the_order_of_the_contract() {
     let guarded = Guarded::start(Setup::default()).await;

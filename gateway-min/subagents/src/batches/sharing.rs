@@ -25,7 +25,7 @@ pub(crate) struct Sharing {
     batches: Batches,
     thread_id: String,
     run_id: String,
-    /// Held by the one who asks the database.
+    /// Locked during a database request.
     known: Mutex<Known>,
 }
 

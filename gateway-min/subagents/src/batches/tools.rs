@@ -196,7 +196,7 @@ impl BatchTask {
             "subagent_batch_status": batch.status.as_str(),
             "subagent_batch_total_items": batch.total_items,
         }));
-        // What follows in the turn finds the limit by this result.
+        // Later steps of the turn find the limit by this result.
         if let Some(answer) = named_by.filter(|_| first_answer(&turn).is_none()) {
             additional_kwargs.insert(FIRST_ANSWER.to_owned(), json!(answer));
         }

@@ -64,8 +64,8 @@ pub(super) struct Said {
     pub(super) node: Option<String>,
     pub(super) data: Data,
     pub(super) seq: u64,
-    /// Whether a client whose last number this is gets it all the same: it may lack this event, which shares the number
-    /// of one before, or what belongs to it, which is read again.
+    /// Whether a client that resumes after this number gets the event again: it may lack it, because an earlier event
+    /// has the same number, or it may lack what belongs to it, which is read again.
     pub(super) again: bool,
     /// The same in every stream that has the event.
     pub(super) id: String,

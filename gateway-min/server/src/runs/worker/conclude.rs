@@ -197,7 +197,7 @@ impl Worker<'_> {
     /// ended the run or taken it over, or will take it over: that one restores.
     ///
     /// # Errors
-    /// Whose the run is cannot be read. Its row ends with no failure before the restore, so who ends it restores.
+    /// The run's owner cannot be read. The row has not ended, so the process that ends it restores.
     async fn undo_edit(
         &mut self,
         accessor: Option<&StateAccessor>,
@@ -214,7 +214,7 @@ impl Worker<'_> {
             match self.restore(accessor).await? {
                 Restored::Elsewhere => return Ok(false),
                 Restored::Not => {}
-                // Who asked for that meanwhile, of a run that has not noticed it, has got it.
+                // A rollback that was requested meanwhile, unnoticed by the run, is carried out by this.
                 Restored::Done => {
                     let row = persistently(|| self.runs.records.runs().get(&self.spec.run_id)).await?;
                     if row.is_some_and(|row| row.cancel_action == Some(CancelAction::Rollback)) {
@@ -232,7 +232,7 @@ impl Worker<'_> {
     /// does not end before that. Followers of an edit are shown the restored state.
     ///
     /// # Errors
-    /// Whose the run is by then cannot be read.
+    /// The run's owner cannot be read before another attempt.
     async fn restore(&mut self, accessor: Option<&StateAccessor>) -> Result<Restored, RecordsError> {
         let (runs, run_id) = (self.runs, &self.spec.run_id);
         let (Some(accessor), Some(head)) = (accessor, &mut self.head) else {
@@ -276,7 +276,7 @@ impl Worker<'_> {
                 tracing::error!(run_id, %error, "not rolled back");
                 return Ok(Restored::Not);
             }
-            // Who has taken the run over meanwhile has restored the state, and the next run may go on from there.
+            // A process that took the run over may have restored the state, and the next run may continue from it.
             if !persistently(|| runs.still_has(run_id)).await? {
                 return Ok(Restored::Elsewhere);
             }

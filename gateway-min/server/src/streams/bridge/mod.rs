@@ -343,7 +343,7 @@ impl Publisher {
         self.relieve();
     }
 
-    /// Of another process's events, all up to this one are lost, its newest: a subscriber that has not seen it gets a
+    /// Another process has lost all its events up to this one, the newest: a subscriber that has not seen it gets a
     /// [`Frame::Gap`].
     pub(crate) fn lose(&self, newest: EventId) {
         self.run.lose(newest);

@@ -11,7 +11,7 @@ use threadkeep_config::TokenBudget;
 
 use crate::batches::Sharing;
 
-pub use guard::Budgeting;
+pub(crate) use guard::Budgeting;
 pub use turn::keep_summarized;
 pub(crate) use turn::{FIRST_ANSWER, SUMMARIZED, first_answer, used_in};
 

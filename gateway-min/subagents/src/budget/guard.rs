@@ -16,7 +16,7 @@ use crate::contract::StopReason;
 const WARNING_NAME: &str = "budget_warning";
 
 /// Keeps an agent within its budget: warns its model once, then ends the run with what it has.
-pub struct Budgeting {
+pub(crate) struct Budgeting {
     budget: Arc<Budget>,
     /// Whether what was used before is read from the turn, and from nothing else.
     of_turn: bool,
@@ -28,7 +28,7 @@ pub struct Budgeting {
 
 impl Budgeting {
     /// Keeps to this budget, of which the turn shows what was used before.
-    pub fn new(budget: Arc<Budget>) -> Self {
+    pub(crate) fn new(budget: Arc<Budget>) -> Self {
         Self { budget, of_turn: true, warning: Mutex::default(), begun: AtomicBool::default() }
     }
 

@@ -1,5 +1,6 @@
 //! Imports whose outcome the store does not say, or beside which somebody else begins the thread.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use threadkeep::saver::Saver as _;
@@ -11,6 +12,26 @@ use super::store::{BUSY, Busy, IMPORTED, Import};
 use crate::error::OpsError;
 use crate::*;
 
+/// The file of thread a of this store, in this directory.
+async fn exported(store: &Busy, home: &Path) -> String {
+    let file = home.join("a.ndjson").display().to_string();
+    let export = ["export", "--thread", "a", "--out", &file];
+    carried_out(store, home, "memory", &export).await.0.unwrap();
+    file
+}
+
+async fn open_records(home: &Path) -> Records {
+    Records::open(&home.join(DATABASE_FILE), RecordsOptions::default()).await.unwrap()
+}
+
+/// Records that have a row for the imported thread.
+async fn records_with_imported(home: &Path) -> Records {
+    let records = open_records(home).await;
+    let new = NewThread { thread_id: IMPORTED.to_owned(), ..NewThread::default() };
+    records.threads().create(new).await.unwrap();
+    records
+}
+
 /// What an import of a thread with three checkpoints says, and the record that it left, in a store where writing the
 /// thread ends like this.
 async fn imported(import: Import) -> (Result<Exit, OpsError>, Option<threadkeep_records::ThreadRow>) {
@@ -20,10 +41,8 @@ async fn imported(import: Import) -> (Result<Exit, OpsError>, Option<threadkeep_
 /// The same of this store.
 async fn imported_into(store: &Busy) -> (Result<Exit, OpsError>, Option<threadkeep_records::ThreadRow>) {
     let home = tempfile::tempdir().unwrap();
-    let records = Records::open(&home.path().join(DATABASE_FILE), RecordsOptions::default()).await.unwrap();
-    let file = home.path().join("a.ndjson").display().to_string();
-    let export = ["export", "--thread", "a", "--out", &file];
-    carried_out(store, home.path(), "sqlite", &export).await.0.unwrap();
+    let records = open_records(home.path()).await;
+    let file = exported(store, home.path()).await;
     let import = ["import", &file, "--as", IMPORTED, "--owner", "bob"];
     let result = carried_out(store, home.path(), "sqlite", &import).await.0;
     let row = records.threads().get(IMPORTED, None).await.unwrap();
@@ -52,9 +71,7 @@ async fn an_import_in_doubt_is_taken_for_done_only_if_all_of_it_is_there() {
 async fn an_import_that_is_repeated_says_that_all_of_the_file_is_there() {
     let store = filled().await;
     let home = tempfile::tempdir().unwrap();
-    let file = home.path().join("a.ndjson").display().to_string();
-    let export = ["export", "--thread", "a", "--out", &file];
-    carried_out(&store, home.path(), "memory", &export).await.0.unwrap();
+    let file = exported(&store, home.path()).await;
     for (thread, all) in [("a", true), (BUSY, false)] {
         let import = ["import", &file, "--as", thread];
         let (result, printed) = carried_out(&store, home.path(), "memory", &import).await;
@@ -98,12 +115,8 @@ async fn a_failed_import_leaves_no_record_on_a_thread_that_another_program_began
 async fn a_thread_that_began_before_an_import_had_its_id_is_seen_before_the_record() {
     let store = Busy { import: Import::AnothersAfterLook, ..filled().await };
     let home = tempfile::tempdir().unwrap();
-    let records = Records::open(&home.path().join(DATABASE_FILE), RecordsOptions::default()).await.unwrap();
-    let new = NewThread { thread_id: IMPORTED.to_owned(), ..NewThread::default() };
-    records.threads().create(new).await.unwrap();
-    let file = home.path().join("a.ndjson").display().to_string();
-    let export = ["export", "--thread", "a", "--out", &file];
-    carried_out(&store, home.path(), "sqlite", &export).await.0.unwrap();
+    let records = records_with_imported(home.path()).await;
+    let file = exported(&store, home.path()).await;
     let import = ["import", &file, "--as", IMPORTED, "--owner", "bob"];
     let error = carried_out(&store, home.path(), "sqlite", &import).await.0.unwrap_err().to_string();
     assert!(error.contains("already exists") && !error.contains("another owner"), "{error}");
@@ -119,10 +132,8 @@ async fn of_two_imports_of_one_thread_at_once_one_is_refused() {
     let store = Busy { import: Import::Refused, gate: Some(gate.clone()), ..filled().await };
     let other = Busy { import: Import::Written, gate: None, ..store.clone() };
     let home = tempfile::tempdir().unwrap();
-    let records = Records::open(&home.path().join(DATABASE_FILE), RecordsOptions::default()).await.unwrap();
-    let file = home.path().join("a.ndjson").display().to_string();
-    let export = ["export", "--thread", "a", "--out", &file];
-    carried_out(&store, home.path(), "sqlite", &export).await.0.unwrap();
+    let records = open_records(home.path()).await;
+    let file = exported(&store, home.path()).await;
     let import = ["import", &file, "--as", IMPORTED, "--owner", "bob"];
     let beside = async {
         gate.0.notified().await;
@@ -146,13 +157,10 @@ async fn of_two_imports_of_one_thread_at_once_one_is_refused() {
 async fn a_record_that_was_there_before_a_failed_import_stays() {
     let store = Busy { import: Import::Refused, ..filled().await };
     let home = tempfile::tempdir().unwrap();
-    let records = Records::open(&home.path().join(DATABASE_FILE), RecordsOptions::default()).await.unwrap();
-    let new = NewThread { thread_id: IMPORTED.to_owned(), ..NewThread::default() };
-    records.threads().create(new).await.unwrap();
-    let file = home.path().join("a.ndjson").display().to_string();
-    for command in [&["export", "--thread", "a", "--out", &file][..], &["import", &file, "--as", IMPORTED]] {
-        let _ = carried_out(&store, home.path(), "sqlite", command).await;
-    }
+    let records = records_with_imported(home.path()).await;
+    let file = exported(&store, home.path()).await;
+    let import = ["import", &file, "--as", IMPORTED];
+    carried_out(&store, home.path(), "sqlite", &import).await.0.unwrap_err();
     assert!(records.threads().get(IMPORTED, None).await.unwrap().is_some());
     records.close().await;
 }

@@ -63,6 +63,12 @@ impl<'a> Newest<'a> {
     }
 }
 
+/// The bound of a query for this checkpoint and older ones; `None` if no id is above it.
+pub(crate) fn through(id: CheckpointId) -> Option<CheckpointId> {
+    let next = u128::from_be_bytes(*id.as_bytes()).checked_add(1)?;
+    Some(CheckpointId::from_bytes(next.to_be_bytes()))
+}
+
 /// A checkpoint as the first pass saw it.
 struct Seen {
     id: CheckpointId,
@@ -111,12 +117,10 @@ impl<'a> Oldest<'a> {
     pub(crate) async fn next(&mut self) -> Result<Vec<CheckpointTuple>> {
         let Some((namespace, seen)) = self.left.front_mut() else { return Ok(Vec::new()) };
         let expected: Vec<Seen> = seen.drain(..self.page.min(seen.len())).collect();
-        // Newer ones may have been added since.
-        let last = expected.last().map(|seen| u128::from_be_bytes(*seen.id.as_bytes()));
-        let before = last.and_then(|last| last.checked_add(1)).map(u128::to_be_bytes);
         let query = ListQuery {
             namespace: Some(namespace.clone()),
-            before: before.map(CheckpointId::from_bytes),
+            // Newer ones may have been added since.
+            before: expected.last().and_then(|seen| through(seen.id)),
             limit: Some(expected.len()),
             ..ListQuery::new(&self.thread)
         };

@@ -14,7 +14,7 @@ use threadkeep::saver::{ListQuery, Load, ThreadImage};
 use super::advice::option;
 use super::error::{OpsError, Result};
 use super::output::{Out, count, one_line, things};
-use super::pages::Newest;
+use super::pages::{Newest, through};
 use super::target::{StoreArgs, Target, Threads};
 
 /// The maximum number of threads that an error names.
@@ -166,10 +166,9 @@ async fn find_in_pages(
 
 /// Whether the thread has this checkpoint, of which only that one is read.
 async fn has(target: &Target, thread: &ThreadId, id: CheckpointId) -> Result<bool> {
-    let next = u128::from_be_bytes(*id.as_bytes()).checked_add(1).map(u128::to_be_bytes);
     let query = ListQuery {
         namespace: None,
-        before: next.map(CheckpointId::from_bytes),
+        before: through(id),
         limit: Some(1),
         load: Load::None,
         ..ListQuery::new(thread)

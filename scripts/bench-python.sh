@@ -6,7 +6,7 @@ target="${CARGO_TARGET_DIR:-$root/target}"
 venv="$target/python/bench"
 "$root/scripts/python-test.sh" --library
 (cd "$root" && cargo build -q --locked -p threadkeep-testing --example postgres)
-[ -x "$venv/bin/pip" ] || "${PYTHON:-python3}" -m venv "$venv"
+"$root/scripts/venv.sh" "$venv"
 "$venv/bin/pip" install -q --disable-pip-version-check -r "$root/python/requirements.txt"
 "$venv/bin/pip" install -q --disable-pip-version-check --force-reinstall --no-deps "$target"/python/library/threadkeep-*.whl
 cd "$target"

@@ -17,11 +17,7 @@ workloads=$target/release/workloads
 if [ "$plan" = peers ]; then
   venv=$target/bench/venv
   python=$venv/bin/python
-  if [ ! -x "$venv/bin/pip" ] && ! python3 -m venv "$venv" 2> /dev/null; then
-    rm -rf "$venv"
-    scripts/install.sh python3-venv
-    python3 -m venv "$venv"
-  fi
+  scripts/venv.sh "$venv"
   "$python" -m pip install --quiet --upgrade \
     langgraph langgraph-checkpoint-sqlite langgraph-checkpoint-postgres 'psycopg[binary]'
   set -- --python "$python" "$@"

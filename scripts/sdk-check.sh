@@ -4,14 +4,7 @@
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 venv="$root/.venv"
-# One whose creation was interrupted has no pip.
-if [ ! -x "$venv/bin/pip" ]; then
-    if ! python3 -m venv "$venv" 2> /dev/null; then
-        rm -rf "$venv"
-        "$root/scripts/install.sh" python3-venv
-        python3 -m venv "$venv"
-    fi
-fi
+"$root/scripts/venv.sh" "$venv"
 # The environment may be somebody's own, with another version.
 version=0.4.14
 if [ "$("$venv/bin/python" -c 'import importlib.metadata as all; print(all.version("langgraph-sdk"))' 2> /dev/null)" != "$version" ]; then

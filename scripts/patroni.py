@@ -195,7 +195,7 @@ class Client(threading.Thread):
             except (OSError, http.client.HTTPException) as error:
                 self.count(type(error).__name__)
                 time.sleep(0.1)
-            except Exception as error:  # An answer that cannot be read. Else the thread would end, and nobody would miss it.
+            except Exception as error:  # An answer that cannot be read would end the thread unnoticed.
                 self.wrong.append(f"{self.name}: the answer to {text}: {error!r}")
                 return
 

@@ -239,7 +239,7 @@ def run_all(report, steps, streams):
                 return
             try:
                 report.run(step)
-            except Exception as error:  # Else the thread would end, and the steps that are left would not be missed.
+            except Exception as error:  # It would end the thread, and the steps that are left would not run.
                 report.broke(step, error)
 
     threads = [threading.Thread(target=stream, daemon=True) for _ in range(streams)]

@@ -107,7 +107,7 @@ impl Server {
         parent(pid).map(|postmaster| Self { postmaster })
     }
 
-    /// CPU time of all its processes, including those that have ended, as that of a session that was closed.
+    /// CPU time of all its processes, including those that have ended, such as those of closed sessions.
     pub fn cpu(&self) -> Duration {
         let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
         let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok());

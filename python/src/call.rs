@@ -116,8 +116,8 @@ fn made(py: Python<'_>, call: Running) -> PyResult<Py<PyAny>> {
     done.map_err(exception)?.into_python(py)
 }
 
-/// The outcome of a call, or what it panicked with: that would end its task, and who waits for the result would wait
-/// for ever.
+/// The outcome of a call, or what it panicked with. An uncaught panic would end its task, and its caller would wait for
+/// ever.
 async fn caught(mut call: Running) -> thread::Result<threadkeep::Result<Output>> {
     poll_fn(|context| match catch_unwind(AssertUnwindSafe(|| call.as_mut().poll(context))) {
         Ok(done) => done.map(Ok),

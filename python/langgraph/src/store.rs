@@ -332,7 +332,7 @@ impl LangGraph {
             }
             None => turn.lock().await,
         };
-        // Many may have waited for one who failed. One after the other they would try for very long.
+        // The one waited for failed. Many may have waited, and trying one after the other would take very long.
         if let Some(error) = &*failed {
             return Err(error.clone());
         }

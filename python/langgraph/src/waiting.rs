@@ -23,8 +23,8 @@ pub(crate) struct WaitingRoom(Mutex<Waiting>);
 /// Writes that wait, and who put them.
 type Waiter = (Caller, Arc<PutWrites>);
 
-/// Held by who stores what waits for a checkpoint, with the error of the last one who did, if that failed. Of two at one
-/// time, one could store an older write after the other has stored a newer one.
+/// Held while what waits for a checkpoint is stored; contains the error of the last attempt, if that failed. Of two
+/// attempts at one time, one could store an older write after the other has stored a newer one.
 pub(crate) type Turn = Arc<futures::lock::Mutex<Option<Error>>>;
 
 #[derive(Default)]

@@ -7,7 +7,7 @@ use threadkeep::value::{ChannelValue, Codec, Encoded};
 
 use super::commands::{carried_out, filled};
 
-/// Only their length is shown.
+/// JSON shows only their length.
 #[tokio::test]
 async fn values_of_one_length_that_json_cannot_express_are_not_taken_for_equal() {
     let store = filled().await;

@@ -177,7 +177,7 @@ impl History {
 
     /// Checks what was read by a read that began when these values were acknowledged.
     fn check(&self, thread: &str, before: &[u64], found: &[u64]) -> anyhow::Result<()> {
-        // Who appends a value drew it after those that it follows.
+        // A value is drawn after those that it is appended to.
         let in_order = found.is_sorted_by(|one, next| one < next);
         ensure!(in_order, "thread {thread}: a value is there twice, or before an earlier one: {found:?}");
         let refused =

@@ -54,7 +54,7 @@ impl Runs {
     pub(super) async fn end_unfinished(
         self: &Arc<Self>,
         run_id: &str,
-        end: Option<&RunEnd>,
+        mut end: Option<&RunEnd>,
     ) -> Result<(), RecordsError> {
         let runs = self.records.runs();
         loop {
@@ -90,8 +90,9 @@ impl Runs {
                 };
                 runs.finish(run_id, &end).await?
             };
-            // Its rollback was accepted after its row was read.
-            if end.is_none() && matches!(outcome, FinishOutcome::CancelRequested(_)) {
+            // A cancellation was accepted after its row was read, or its end was planned: the row says how it ends now.
+            if matches!(outcome, FinishOutcome::CancelRequested(_)) {
+                end = None;
                 continue;
             }
             self.wake_next(&outcome);

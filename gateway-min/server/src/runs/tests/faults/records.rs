@@ -108,6 +108,25 @@ async fn a_run_whose_task_died_ends_in_error_and_frees_its_thread() {
     assert_eq!(runs.active_for_thread("t").await.unwrap(), None);
 }
 
+/// The cancellation was accepted before the end could be written.
+#[tokio::test]
+async fn a_cancelled_run_whose_success_was_to_be_written_later_frees_its_thread() {
+    let gateway = Gateway::start_on(("memory", "full"), &script("none")).await;
+    let runs = gateway.app.records.runs();
+    for (action, error) in [(CancelAction::Rollback, "Rolled back by user"), (CancelAction::Interrupt, DIED)]
+    {
+        let run = NewRun { run_id: error.into(), thread_id: "t".into(), ..NewRun::default() };
+        runs.admit(run, MultitaskStrategy::Reject).await.unwrap();
+        runs.start(error).await.unwrap();
+        assert_eq!(runs.request_cancel(error, action).await.unwrap(), CancelOutcome::Accepted);
+        let end = RunEnd { status: RunStatus::Success, error: None, ..RunEnd::failed("") };
+        gateway.app.runs.bury(error, Some(end)).await;
+        let ended = gateway.row(error).await;
+        assert_eq!((ended.status, ended.error.as_deref()), (RunStatus::Error, Some(error)));
+        assert_eq!(runs.active_for_thread("t").await.unwrap(), None);
+    }
+}
+
 /// From some write of a run on the database is unavailable for longer than any of its attempts, and then it is back. A
 /// process without leases has nobody else who would end the row.
 #[tokio::test]

@@ -10,7 +10,7 @@ use tokio::io::{AsyncRead, AsyncReadExt as _};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::task::JoinHandle;
 
-use super::guard::{GUARD, KILL_AFTER, TERM_AFTER};
+use super::guard::{GUARD, KILL_AFTER, TERM_AFTER, THIS_PROGRAM};
 use super::program::{Program, SpawnError};
 
 /// How much of the end of a program's standard error is kept, in bytes.
@@ -39,8 +39,7 @@ pub struct Guarded {
 impl Guard {
     /// Guards that are this program, whose `main` calls [`run_guard_if_asked`](crate::run_guard_if_asked).
     pub fn this_program() -> Self {
-        // The file that runs, even if an update has replaced it meanwhile.
-        Self::program("/proc/self/exe")
+        Self::program(THIS_PROGRAM)
     }
 
     /// Guards that are the program in this file.

@@ -15,16 +15,14 @@ use async_trait::async_trait;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use threadkeep_config::Secret;
+use threadkeep_processes::ProcessGroup;
 use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::process::{Child, Command};
 use tokio::time::timeout;
 
 use super::output::HeadAndTail;
 use super::workspace::Workspace;
-use super::{
-    ProcessGroup, Tool, ToolContext, ToolError, ToolOutput, ToolSettings, ToolSpec, ToolStatus, blocking,
-    parse,
-};
+use super::{Tool, ToolContext, ToolError, ToolOutput, ToolSettings, ToolSpec, ToolStatus, blocking, parse};
 
 /// How long to keep reading after a command has ended and its process group was killed. Only a process that left the
 /// group can still hold the output open, and it is not waited for.
@@ -79,9 +77,8 @@ impl Tool for Bash {
         let Args { command } = parse(args)?;
         let root = context.root.clone();
         let root = blocking(move |_| Ok(Workspace::open(&root)?.root().to_owned())).await?;
-        let mut child = spawn(&command, &root, &self.environment)
+        let (mut child, group) = spawn(&command, &root, &self.environment)
             .map_err(|error| ToolError::Failed(format!("cannot start the command: {error}")))?;
-        let group = ProcessGroup::of(&child);
         let mut output = HeadAndTail::new(self.max_chars.saturating_sub(ENDING_CHARS));
         let status = self.watch(&mut child, group, &mut output).await;
         Ok(result(output.into_text(), status?, self.timeout))
@@ -118,23 +115,26 @@ impl Bash {
     }
 }
 
-fn spawn(command: &str, directory: &Path, environment: &BTreeMap<String, Secret>) -> std::io::Result<Child> {
-    Command::new("bash")
-        .arg("-c")
-        .arg(command)
-        .current_dir(directory)
-        .env_clear()
-        .env("PATH", std::env::var_os("PATH").unwrap_or_else(|| DEFAULT_PATH.into()))
-        // The user's real home may contain keys, too.
-        .env("HOME", directory)
-        .env("LANG", "C.UTF-8")
-        .envs(environment.iter().map(|(name, value)| (name, value.expose())))
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .process_group(0)
-        .kill_on_drop(true)
-        .spawn()
+fn spawn(
+    command: &str,
+    directory: &Path,
+    environment: &BTreeMap<String, Secret>,
+) -> std::io::Result<(Child, ProcessGroup)> {
+    ProcessGroup::spawn(
+        Command::new("bash")
+            .arg("-c")
+            .arg(command)
+            .current_dir(directory)
+            .env_clear()
+            .env("PATH", std::env::var_os("PATH").unwrap_or_else(|| DEFAULT_PATH.into()))
+            // The user's real home may contain keys, too.
+            .env("HOME", directory)
+            .env("LANG", "C.UTF-8")
+            .envs(environment.iter().map(|(name, value)| (name, value.expose())))
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped()),
+    )
 }
 
 /// Reads both streams to their ends, in order of arrival.

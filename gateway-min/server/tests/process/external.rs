@@ -1,6 +1,7 @@
 //! External agents of a real gateway: what they see, how they are recorded, and that they end with the gateway, however
 //! that ends.
 
+use std::fs::File;
 use std::io::Read as _;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
@@ -45,8 +46,14 @@ fn with_an_agent() -> TempDir {
         {"answers": [{"text": "", "tool_calls": [call("look")]}, {"text": "{{tool_result}}"}]},
     ]});
     std::fs::write(dir.path().join("script.json"), script.to_string()).unwrap();
-    mknodat(CWD, dir.path().join("held"), FileType::Fifo, 0o600.into(), 0).unwrap();
     dir
+}
+
+/// Makes the pipe `held` in `dir`. It ends when no process has it open for writing.
+pub(super) fn held(dir: &Path) -> File {
+    let pipe = dir.join("held");
+    mknodat(CWD, &pipe, FileType::Fifo, 0o600.into(), 0).unwrap();
+    File::options().read(true).custom_flags(0o4000).open(pipe).unwrap()
 }
 
 async fn ask(gateway: &Gateway, text: &str) -> Json {
@@ -60,8 +67,7 @@ async fn ask(gateway: &Gateway, text: &str) -> Json {
 #[tokio::test]
 async fn an_external_agent_sees_no_key_of_the_gateway_and_its_call_is_recorded() {
     let dir = with_an_agent();
-    let held =
-        std::fs::File::options().read(true).custom_flags(0o4000).open(dir.path().join("held")).unwrap();
+    let held = held(dir.path());
     let gateway = Gateway::start_by(command(dir.path()).env("OPENAI_API_KEY", "sk-1"));
     gateway.post("/api/threads", json!({"thread_id": "t"})).await;
     let run = ask(&gateway, "Go").await;
@@ -88,7 +94,7 @@ async fn an_external_agent_sees_no_key_of_the_gateway_and_its_call_is_recorded()
 }
 
 /// Waits until nobody holds the pipe.
-async fn until_nobody_is_left(mut held: &std::fs::File) {
+pub(super) async fn until_nobody_is_left(mut held: &File) {
     // An error while somebody holds it, zero bytes afterwards.
     let left = async {
         while held.read(&mut [0]).is_err() {
@@ -98,7 +104,7 @@ async fn until_nobody_is_left(mut held: &std::fs::File) {
     tokio::time::timeout(Duration::from_mins(10), left).await.expect("a process is left");
 }
 
-async fn reached(dir: &Path) {
+pub(super) async fn reached(dir: &Path) {
     while !dir.join("reached").exists() {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
@@ -109,8 +115,7 @@ async fn reached(dir: &Path) {
 async fn an_external_agent_ends_with_the_gateway_however_that_ends() {
     for signal in ["-9", "-TERM"] {
         let dir = with_an_agent();
-        let held =
-            std::fs::File::options().read(true).custom_flags(0o4000).open(dir.path().join("held")).unwrap();
+        let held = held(dir.path());
         let mut gateway = Gateway::start(dir.path());
         gateway.post("/api/threads", json!({"thread_id": "t"})).await;
         ask(&gateway, "hang").await;
@@ -125,8 +130,7 @@ async fn an_external_agent_ends_with_the_gateway_however_that_ends() {
 #[tokio::test]
 async fn an_external_agent_ends_with_its_run() {
     let dir = with_an_agent();
-    let held =
-        std::fs::File::options().read(true).custom_flags(0o4000).open(dir.path().join("held")).unwrap();
+    let held = held(dir.path());
     let gateway = Gateway::start(dir.path());
     gateway.post("/api/threads", json!({"thread_id": "t"})).await;
     let run = ask(&gateway, "hang").await;

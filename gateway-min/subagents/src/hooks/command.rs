@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use serde_json::{Value as Json, json};
-use threadkeep_agent::tools::ProcessGroup;
 use threadkeep_config::{Hidden, HookCommand};
+use threadkeep_processes::ProcessGroup;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::process::{Child, Command};
 
@@ -51,8 +51,7 @@ impl CommandHook {
 
     /// Runs the command to its end and kills what it leaves. Dropping the future kills all of it.
     async fn run(&self, notification: &Json) -> std::io::Result<Ran> {
-        let mut child = self.spawn()?;
-        let group = ProcessGroup::of(&child);
+        let (mut child, group) = self.spawn()?;
         let (stdin, stderr) = (child.stdin.take(), child.stderr.take());
         let line = format!("{notification}\n");
         let told = async {
@@ -81,19 +80,18 @@ impl CommandHook {
         Ok(Ran { status, said: hidden.from_cut(String::from_utf8_lossy(&said).trim()) })
     }
 
-    fn spawn(&self) -> std::io::Result<Child> {
+    fn spawn(&self) -> std::io::Result<(Child, ProcessGroup)> {
         let command = &self.command;
-        Command::new(&command.program)
-            .args(&command.arguments)
-            .env_clear()
-            .env("PATH", std::env::var_os("PATH").unwrap_or_else(|| DEFAULT_PATH.into()))
-            .envs(command.environment.iter().map(|(name, value)| (name, value.expose())))
-            .stdin(Stdio::piped())
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped())
-            .process_group(0)
-            .kill_on_drop(true)
-            .spawn()
+        ProcessGroup::spawn(
+            Command::new(&command.program)
+                .args(&command.arguments)
+                .env_clear()
+                .env("PATH", std::env::var_os("PATH").unwrap_or_else(|| DEFAULT_PATH.into()))
+                .envs(command.environment.iter().map(|(name, value)| (name, value.expose())))
+                .stdin(Stdio::piped())
+                .stdout(Stdio::null())
+                .stderr(Stdio::piped()),
+        )
     }
 }
 

@@ -23,7 +23,7 @@ use crate::error::{CANNOT_OPEN, GONE, SAVER, unavailable};
 use crate::read::pool::Readers;
 use crate::read::queries;
 use crate::rows::{checkpoints, directory, element};
-use crate::sql::{Db, inode};
+use crate::sql::{Db, FileId, file_id};
 use crate::stats::{Counters, Stats};
 use crate::write::commit::Work;
 use crate::write::remains::{Clearing, Unfinished};
@@ -44,8 +44,8 @@ const BYTES: usize = 4 << 20;
 /// and closes the file in the background; nothing acknowledged is lost either way.
 pub struct SqliteSaver {
     path: PathBuf,
-    /// The inode of the file: another one may have its name later.
-    inode: Option<u64>,
+    /// The file that was opened: another one may have its name later.
+    pub(crate) file: Option<FileId>,
     pub(crate) options: Options,
     pub(crate) readers: Readers,
     pub(crate) writer: Arc<Turns>,
@@ -75,8 +75,8 @@ impl SqliteSaver {
         let readers = Readers::open(path, options, counters.clone())?;
         let writer = Arc::new(Turns::start(db, (&place, options), counters.clone())?);
         writer.begin_to_clear();
-        let inode = inode(&place);
-        Ok(Self { path: place, inode, options: options.clone(), readers, writer, counters })
+        let file = file_id(&place);
+        Ok(Self { path: place, file, options: options.clone(), readers, writer, counters })
     }
 
     /// Opens an existing database that cannot be written, because of permissions or a read-only file system: it can be
@@ -91,8 +91,8 @@ impl SqliteSaver {
         let readers = Readers::open_alone(path, options, counters.clone())?;
         let writer = Arc::new(Turns::refusing());
         let place = resolved(place);
-        let inode = inode(&place);
-        Ok(Self { path: place, inode, options: options.clone(), readers, writer, counters })
+        let file = file_id(&place);
+        Ok(Self { path: place, file, options: options.clone(), readers, writer, counters })
     }
 
     /// [`Self::open`] on a blocking thread.
@@ -171,7 +171,7 @@ impl SqliteSaver {
     /// # Errors
     /// As [`Self::backup`].
     pub async fn copied(&self, to: impl AsRef<Path>) -> Result<BackupFile> {
-        if inode(&self.path) != self.inode {
+        if file_id(&self.path) != self.file {
             return Err(unavailable(format!("{}: {GONE}", self.path.display())));
         }
         backup::copy_store(self.path.clone(), to.as_ref(), self.options.clone()).await

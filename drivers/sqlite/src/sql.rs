@@ -54,8 +54,8 @@ pub(crate) struct Db {
     conn: Connection,
     store: Arc<str>,
     busy_timeout: Duration,
-    /// The log and its index, by name and inode.
-    beside: Vec<(PathBuf, u64)>,
+    /// The log and its index, by their names.
+    beside: Vec<(PathBuf, FileId)>,
     packer: RefCell<Packer>,
     /// Rows that queries returned.
     rows_read: Cell<u64>,
@@ -274,14 +274,14 @@ impl Db {
     }
 
     /// The log and its index. They exist as long as a connection that has read from the database is open.
-    fn files_beside(&self) -> Result<Vec<(PathBuf, u64)>> {
+    fn files_beside(&self) -> Result<Vec<(PathBuf, FileId)>> {
         self.one("PRAGMA schema_version", [], |_| Ok(()))?;
         // With links resolved, as SQLite names these files.
         let Some(path) = self.conn.path() else { return Ok(Vec::new()) };
         let files = ["-wal", "-shm"].map(|end| {
             let file = PathBuf::from(format!("{path}{end}"));
-            let inode = inode(&file).ok_or_else(|| unavailable(format!("{}: {GONE}", self.store)))?;
-            Ok((file, inode))
+            let id = file_id(&file).ok_or_else(|| unavailable(format!("{}: {GONE}", self.store)))?;
+            Ok((file, id))
         });
         files.into_iter().collect()
     }
@@ -293,7 +293,7 @@ impl Db {
     /// [`Error::Unavailable`] if one of them was removed, renamed or replaced.
     pub(crate) fn in_place(&self) -> Result<()> {
         let moved = threadkeep_pages::has_moved(&self.conn).map_err(|error| self.error(&error))?;
-        if moved || self.beside.iter().any(|(file, known)| inode(file) != Some(*known)) {
+        if moved || self.beside.iter().any(|(file, known)| file_id(file) != Some(*known)) {
             return Err(unavailable(format!("{}: {GONE}", self.store)));
         }
         Ok(())
@@ -404,14 +404,20 @@ impl Db {
     }
 }
 
-/// The inode of the file with this name. The same for all files where the system has none; there an open file can be
-/// neither removed nor replaced.
-pub(crate) fn inode(path: &Path) -> Option<u64> {
+/// The device and the inode of a file: each device numbers its files by itself.
+pub(crate) type FileId = (u64, u64);
+
+/// Which file has this name. The same for all files where the system has no inodes; there an open file can be neither
+/// removed nor replaced.
+pub(crate) fn file_id(path: &Path) -> Option<FileId> {
     let metadata = std::fs::metadata(path).ok()?;
     #[cfg(unix)]
-    return Some(std::os::unix::fs::MetadataExt::ino(&metadata));
+    return Some((
+        std::os::unix::fs::MetadataExt::dev(&metadata),
+        std::os::unix::fs::MetadataExt::ino(&metadata),
+    ));
     #[cfg(not(unix))]
-    return Some(u64::from(metadata.is_file()));
+    return Some((0, u64::from(metadata.is_file())));
 }
 
 /// The integer in a column.

@@ -1,6 +1,7 @@
 use rusqlite::StatementStatus;
 
 use super::*;
+use crate::SqliteSaver;
 use crate::rows::directory;
 
 #[test]
@@ -110,4 +111,22 @@ fn what_is_free_when_the_time_is_up_is_found_free() {
     assert_eq!(attempted(patience, 2), (true, vec![patience, none]));
     assert_eq!(attempted(patience, 3), (false, vec![patience, none]), "once more, and not for ever");
     assert_eq!(attempted(none, 2), (false, vec![none]), "without patience");
+}
+
+/// Another file system that is mounted in the place of the first may have files with the same inodes.
+#[cfg(unix)]
+#[tokio::test]
+async fn a_file_with_the_same_inode_on_another_device_is_not_backed_up() {
+    use std::os::unix::fs::MetadataExt;
+
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("db");
+    let mut saver = SqliteSaver::open(&path, &Options::default()).unwrap();
+    let found = std::fs::metadata(&path).unwrap();
+    assert_eq!(saver.file, Some((found.dev(), found.ino())));
+    let to = dir.path().join("backup");
+    saver.copied(&to).await.unwrap();
+    saver.file = Some((!found.dev(), found.ino()));
+    let refused = saver.copied(&to).await;
+    assert!(matches!(&refused, Err(Error::Unavailable { .. })), "{refused:?}");
 }

@@ -147,11 +147,8 @@ impl<'t, 'o> Draft<'t, 'o> {
         let known = self.stored.objects.remove(key);
         let known = known.or_else(|| self.memo.object(self.thread.number, self.thread.mark, key));
         let last = known.as_ref().and_then(|known| Some((&known.entries, known.shape.last()?)));
-        let mut bytes = 0;
-        let numbers = draft_entries(&entries, last, |element| {
-            bytes += element.bytes().len();
-            self.element(Space::Entries, element)
-        })?;
+        let (numbers, mut bytes) =
+            draft_entries(&entries, last, |element| self.element(Space::Entries, element))?;
         let mut builder = Builder::default();
         let numbers = match (numbers, &known) {
             (Numbers::Behind(more), Some(known)) => {

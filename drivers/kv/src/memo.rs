@@ -8,7 +8,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use lru::LruCache;
 use threadkeep::id::{ChannelName, Namespace, Version};
 use threadkeep::metadata::Entries;
-use threadkeep_layout::Shape;
+use threadkeep_layout::{Shape, entries_bytes};
 
 use crate::keys::ThreadNumber;
 use crate::record::Mark;
@@ -17,8 +17,6 @@ use crate::record::Mark;
 const THREADS: NonZeroUsize = NonZeroUsize::MIN.saturating_add(255);
 /// The most bytes of all that is remembered.
 const BYTES: usize = 32 << 20;
-/// What an entry of an object takes besides its text: the reference counts of key and value, and a place in a tree.
-const ENTRY: usize = 256;
 /// What anything remembered takes besides its content.
 const ITEM: usize = 256;
 
@@ -181,7 +179,7 @@ fn bytes(name: &Name, value: &Value) -> usize {
         Name::List((namespace, channel)) => namespace.as_str().len() + channel.as_str().len(),
     };
     let value = match value {
-        Value::Object(known) => known.entries.len() * ENTRY + known.bytes + known.shape.bytes(),
+        Value::Object(known) => entries_bytes(&known.entries, known.bytes) + known.shape.bytes(),
         Value::List(_, shape) => shape.bytes(),
     };
     ITEM + name + value

@@ -6,13 +6,13 @@ use std::sync::Arc;
 use serde_json::{Map, Value as Json};
 use threadkeep::checkpoint::{ChannelEntry, Checkpoint, CheckpointTuple, Stored, TaskWrites, Write};
 use threadkeep::id::{ChannelName, CheckpointId, Namespace, TaskId, ThreadId};
-use threadkeep::metadata::{Entry, Extra, Metadata};
+use threadkeep::metadata::{Extra, Metadata};
 use threadkeep::saver::{Load, Revision};
 use threadkeep::value::Element;
 use threadkeep::{Error, Result};
 use threadkeep_layout::{
-    EntrySource, Form, Manifest, Objects, Rest, Run, ValueSource, Values, chunk_runs, decode_names, entry,
-    push_run,
+    EntrySource, Form, Manifest, Objects, Rest, Run, StoredEntry, ValueSource, Values, chunk_runs,
+    decode_names, entry, push_run,
 };
 
 use crate::element;
@@ -298,7 +298,7 @@ impl EntrySource for Loaded<'_> {
         Ok(runs)
     }
 
-    fn load(&mut self, runs: &[Run]) -> Result<Vec<Entry>> {
+    fn load(&mut self, runs: &[Run]) -> Result<Vec<StoredEntry>> {
         self.all(Space::Entries, runs)?.iter().map(entry).collect()
     }
 }

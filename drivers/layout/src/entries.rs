@@ -24,7 +24,8 @@ pub enum Numbers {
 }
 
 /// Stores the entries of an object. `known` is an object stored before, with its greatest number; `add` stores an
-/// element if it is missing and returns its number.
+/// element if it is missing and returns its number. Returns the numbers, and the bytes of their entries as they are
+/// stored.
 ///
 /// # Errors
 /// Those of `add`.
@@ -32,41 +33,48 @@ pub fn draft_entries(
     entries: &Entries,
     known: Option<(&Entries, u32)>,
     mut add: impl FnMut(&Element) -> Result<u32>,
-) -> Result<Numbers> {
+) -> Result<(Numbers, usize)> {
     if let Some((known, last)) = known
         && let Some(added) = entries.added_to(known)
     {
-        let numbers = numbers(added, &mut add)?;
+        let (numbers, bytes) = numbers(added, &mut add)?;
         if numbers.first().is_none_or(|first| *first > last) {
-            return Ok(Numbers::Behind(numbers));
+            return Ok((Numbers::Behind(numbers), bytes));
         }
     }
-    numbers(entries.iter(), &mut add).map(Numbers::All)
+    let (numbers, bytes) = numbers(entries.iter(), &mut add)?;
+    Ok((Numbers::All(numbers), bytes))
 }
 
 fn numbers<'e>(
     entries: impl IntoIterator<Item = (&'e Arc<str>, &'e Arc<Json>)>,
     add: &mut impl FnMut(&Element) -> Result<u32>,
-) -> Result<Vec<u32>> {
+) -> Result<(Vec<u32>, usize)> {
+    let mut bytes = 0;
     let number = |(key, value): (&Arc<str>, &Arc<Json>)| {
         let entry = Map::from_iter([(key.to_string(), Json::clone(value))]);
-        add(&Element::from_json(&Json::Object(entry))?)
+        let element = Element::from_json(&Json::Object(entry))?;
+        bytes += element.bytes().len();
+        add(&element)
     };
     let mut numbers = entries.into_iter().map(number).collect::<Result<Vec<_>>>()?;
     numbers.sort_unstable();
-    Ok(numbers)
+    Ok((numbers, bytes))
 }
+
+/// An entry, and its bytes as it is stored.
+pub type StoredEntry = (Entry, usize);
 
 /// Decodes the entry that an element holds.
 ///
 /// # Errors
 /// [`Error::Corrupt`] if it holds none.
-pub fn entry(element: &Element) -> Result<Entry> {
+pub fn entry(element: &Element) -> Result<StoredEntry> {
     let none = || Error::corrupt("checkpoint metadata", "an entry of a map is not one");
     let Json::Object(object) = element.to_json()? else { return Err(none()) };
     let mut entries = object.into_iter();
     match (entries.next(), entries.next()) {
-        (Some((key, value)), None) => Ok((key.into(), Arc::new(value))),
+        (Some((key, value)), None) => Ok(((key.into(), Arc::new(value)), element.bytes().len())),
         _ => Err(none()),
     }
 }
@@ -79,23 +87,35 @@ pub trait EntrySource {
     /// The runs in these chunks, concatenated.
     fn unpacked(&mut self, chunks: Vec<Run>) -> Result<Vec<Run>>;
     /// The entries with these numbers.
-    fn load(&mut self, runs: &[Run]) -> Result<Vec<Entry>>;
+    fn load(&mut self, runs: &[Run]) -> Result<Vec<StoredEntry>>;
+}
+
+/// An object that was read.
+#[derive(Debug, Clone, Default)]
+pub struct Object {
+    /// Where its entries are.
+    pub manifest: Manifest,
+    /// The entries.
+    pub entries: Entries,
+    /// Their bytes as they are stored: added up as entries are loaded, because to look at all of them in every read
+    /// would take longer the longer the object is.
+    pub bytes: usize,
 }
 
 /// The objects built during a read of a thread, the latest for each key: an object that extends it, or that it extends,
 /// shares its entries.
 #[derive(Debug, Default)]
-pub struct Objects(HashMap<String, (Manifest, Entries)>);
+pub struct Objects(HashMap<String, Object>);
 
 impl Objects {
-    /// Whether there is an object under a key.
-    pub fn has(&self, key: &str) -> bool {
-        self.0.contains_key(key)
+    /// The object under a key.
+    pub fn get(&self, key: &str) -> Option<&Object> {
+        self.0.get(key)
     }
 
-    /// Adds an object that was built before: the entries of `manifest`.
-    pub fn put(&mut self, key: &str, manifest: Manifest, entries: Entries) {
-        self.0.insert(key.to_owned(), (manifest, entries));
+    /// Adds an object that was built before.
+    pub fn put(&mut self, key: &str, object: Object) {
+        self.0.insert(key.to_owned(), object);
     }
 
     /// The object under `key` with the entries of `manifest`.
@@ -103,21 +123,29 @@ impl Objects {
     /// # Errors
     /// Those of the source.
     pub fn made(&mut self, key: &str, manifest: &Manifest, source: &mut impl EntrySource) -> Result<Entries> {
-        let (have, mut entries) = self.0.remove(key).unwrap_or_default();
+        let Object { manifest: have, mut entries, mut bytes } = self.0.remove(key).unwrap_or_default();
         if let Some(more) = beyond(&have, manifest, source)? {
-            source.load(&more)?.into_iter().for_each(|entry| entries.insert(entry));
+            for (entry, size) in source.load(&more)? {
+                entries.insert(entry);
+                bytes += size;
+            }
         } else {
             let less = beyond(manifest, &have, source)?;
             // If less than half remains, loading it is cheaper than dropping the rest.
             if let Some(less) = less.filter(|less| 2 * count(less) <= entries.len()) {
-                source.load(&less)?.iter().for_each(|(key, _)| entries.remove(key));
+                for ((name, _), size) in source.load(&less)? {
+                    entries.remove(&name);
+                    bytes = bytes.saturating_sub(size);
+                }
             } else {
                 let mut runs = source.unpacked(manifest.chunks.clone())?;
                 manifest.tail.iter().for_each(|run| push_run(&mut runs, *run));
-                entries = source.load(&runs)?.into_iter().collect();
+                let loaded = source.load(&runs)?;
+                bytes = loaded.iter().map(|(_, size)| size).sum();
+                entries = loaded.into_iter().map(|(entry, _)| entry).collect();
             }
         }
-        self.put(key, manifest.clone(), entries.clone());
+        self.put(key, Object { manifest: manifest.clone(), entries: entries.clone(), bytes });
         Ok(entries)
     }
 }
@@ -174,7 +202,7 @@ mod tests {
             Ok(runs)
         }
 
-        fn load(&mut self, runs: &[Run]) -> Result<Vec<Entry>> {
+        fn load(&mut self, runs: &[Run]) -> Result<Vec<StoredEntry>> {
             self.asked += count(runs);
             runs.iter().flat_map(|run| run.numbers()).map(|n| entry(&self.elements[n as usize])).collect()
         }
@@ -208,22 +236,48 @@ mod tests {
         (format!("run {n}").into(), Arc::new(json!(n)))
     }
 
+    /// The bytes of the elements of these entries.
+    fn stored_bytes(entries: &Entries) -> usize {
+        let element = |(key, value): (&Arc<str>, &Arc<Json>)| {
+            let entry = Map::from_iter([(key.to_string(), Json::clone(value))]);
+            Element::from_json(&Json::Object(entry)).unwrap().bytes().len()
+        };
+        entries.iter().map(element).sum()
+    }
+
     #[test]
     fn an_object_of_thousands_asks_about_what_it_adds() {
         let mut store = Numbered::default();
         let mut entries: Entries = (0..5000).map(number).collect();
         let all = draft_entries(&entries, None, |element| Ok(store.add(element))).unwrap();
-        let Numbers::All(all) = all else { panic!("nothing was known: {all:?}") };
+        let (Numbers::All(all), bytes) = all else { panic!("nothing was known: {all:?}") };
         assert_eq!(runs_of(&all, Vec::new()), [Run { start: 0, len: 5000 }]);
+        assert_eq!(bytes, stored_bytes(&entries));
         let before = entries.clone();
         for n in 5000..5003 {
             entries.insert(number(n));
         }
+        let added = stored_bytes(&entries) - bytes;
         store.asked = 0;
         let more = draft_entries(&entries, Some((&before, 4999)), |element| Ok(store.add(element))).unwrap();
-        assert_eq!((more, store.asked), (Numbers::Behind(vec![5000, 5001, 5002]), 3));
+        assert_eq!((more, store.asked), ((Numbers::Behind(vec![5000, 5001, 5002]), added), 3));
         let same = draft_entries(&before, Some((&before, 4999)), |element| Ok(store.add(element))).unwrap();
-        assert_eq!((same, store.asked), (Numbers::Behind(Vec::new()), 3));
+        assert_eq!((same, store.asked), ((Numbers::Behind(Vec::new()), 0), 3));
+    }
+
+    /// What is added was stored before the known object was, as by another process: all entries are looked up then,
+    /// those that were added a second time.
+    #[test]
+    fn bytes_are_counted_once_where_an_entry_has_an_older_number() {
+        let mut store = Numbered::default();
+        let later = number(0);
+        store.add(&Element::from_json(&json!({ "run 0": 0 })).unwrap());
+        let known: Entries = (1..10).map(number).collect();
+        draft_entries(&known, None, |element| Ok(store.add(element))).unwrap();
+        let mut entries = known.clone();
+        entries.insert(later);
+        let drafted = draft_entries(&entries, Some((&known, 9)), |element| Ok(store.add(element))).unwrap();
+        assert_eq!(drafted, (Numbers::All((0..10).collect()), stored_bytes(&entries)));
     }
 
     #[test]
@@ -276,7 +330,7 @@ mod tests {
                 }
                 let known_now = known.as_ref().filter(|_| knows);
                 let last = known_now.and_then(|(known, runs)| Some((known, runs.last()?.end() - 1)));
-                let numbers = draft_entries(&entries, last, |element| Ok(store.add(element))).unwrap();
+                let (numbers, _) = draft_entries(&entries, last, |element| Ok(store.add(element))).unwrap();
                 let runs = match (numbers, known_now) {
                     (Numbers::Behind(more), Some((_, runs))) => runs_of(&more, runs.clone()),
                     (Numbers::Behind(more), None) => panic!("behind nothing: {more:?}"),
@@ -295,6 +349,7 @@ mod tests {
                 let manifest = store.packed(runs.iter().flat_map(|run| run.numbers()));
                 let made = objects.made("k", &manifest, &mut store).unwrap();
                 prop_assert_eq!(&made, expected);
+                prop_assert_eq!(objects.get("k").unwrap().bytes, stored_bytes(expected));
             }
         }
     }

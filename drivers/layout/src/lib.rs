@@ -6,6 +6,7 @@ mod entries;
 mod form;
 mod list;
 mod manifest;
+mod memory;
 mod names;
 mod pack;
 mod reader;
@@ -19,12 +20,13 @@ pub use channels::{
     take_channels, take_entry_bits, take_kept,
 };
 pub use codec::{Decoder, Malformed, put_bytes, put_int, put_len, put_uint};
-pub use entries::{EntrySource, Numbers, Objects, draft_entries, entry, runs_of};
+pub use entries::{EntrySource, Numbers, Object, Objects, StoredEntry, draft_entries, entry, runs_of};
 pub use form::{FORM, Form, form_bits, put_form, take_form, take_number};
 pub use list::{INLINE, ListStore, Stored, draft, plain};
 pub use manifest::{
     Manifest, NUMBER_LIMIT, Run, chunk_bytes, chunk_runs, continuation, push_run, put_runs, take_runs,
 };
+pub use memory::{HASH, SHAPES, Shapes, entries_bytes};
 pub use names::{decode_names, encode_names};
 pub use pack::{Packer, Unpacker};
 pub use reader::{Refers, ValueSource, Values};

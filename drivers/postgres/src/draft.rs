@@ -1,6 +1,6 @@
 //! Values on their way into the database: existing elements are referred to, new ones are collected.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, HashSet};
 
 use bytes::Bytes;
 use serde_json::Value as Json;
@@ -9,13 +9,13 @@ use threadkeep::metadata::{self, Entries};
 use threadkeep::value::{ChannelValue, Element, ElementHash};
 use threadkeep::{Error, Result};
 use threadkeep_layout::{
-    Form, INLINE, ListStore, NUMBER_LIMIT, Numbers, Shape, Stored, draft, draft_entries, encode_names,
+    Form, INLINE, ListStore, NUMBER_LIMIT, Numbers, Shapes, Stored, draft, draft_entries, encode_names,
     runs_of,
 };
 
 use crate::element::Space;
 use crate::record::{CheckpointRecord, Extra, Rest};
-use crate::thread::{ListKey, SHAPES, StoredObject, ThreadState};
+use crate::thread::{ListKey, StoredObject, ThreadState};
 
 /// What a write adds to the elements of a thread. Nothing counts as stored until [`Draft::done`].
 pub(crate) struct Draft<'s> {
@@ -24,7 +24,7 @@ pub(crate) struct Draft<'s> {
     next: [u32; 3],
     elements: Vec<(i64, Element)>,
     /// The last ones: what is rewritten may have any number of lists.
-    shapes: VecDeque<(ListKey, Shape)>,
+    shapes: Shapes<ListKey>,
     /// The lists that the state remembers and in whose place something else is stored now.
     replaced: HashSet<ListKey>,
     objects: HashMap<String, StoredObject>,
@@ -41,7 +41,7 @@ pub(crate) struct Drafted {
     pub(crate) next: [u32; 3],
     /// The new elements, by sequence number.
     pub(crate) elements: Vec<(i64, Element)>,
-    shapes: VecDeque<(ListKey, Shape)>,
+    shapes: Shapes<ListKey>,
     replaced: HashSet<ListKey>,
     objects: HashMap<String, StoredObject>,
 }
@@ -56,11 +56,9 @@ impl Drafted {
         }
         state.index.next = self.next;
         for key in &self.replaced {
-            state.shapes.pop(key);
+            state.shapes.remove(key);
         }
-        for (key, shape) in self.shapes {
-            state.shapes.put(key, shape);
-        }
+        state.shapes.append(self.shapes);
         for (key, known) in self.objects {
             state.objects.put(key, known);
         }
@@ -74,7 +72,7 @@ impl<'s> Draft<'s> {
             added: Default::default(),
             next: state.index.next,
             elements: Vec::new(),
-            shapes: VecDeque::new(),
+            shapes: Shapes::default(),
             replaced: HashSet::new(),
             objects: HashMap::new(),
         }
@@ -124,9 +122,8 @@ impl<'s> Draft<'s> {
         let base = |version: Version| {
             let (namespace, channel, _) = key.as_ref()?;
             let wanted = (namespace.clone(), channel.clone(), version);
-            let drafted = shapes.iter().rev().find(|(key, _)| *key == wanted);
             let known = || state.shapes.peek(&wanted).filter(|_| !replaced.contains(&wanted));
-            drafted.map(|(_, shape)| shape).or_else(known)
+            shapes.peek(&wanted).or_else(known)
         };
         let stored = draft(self, value, base);
         (self.shapes, self.replaced) = (shapes, replaced);
@@ -136,12 +133,9 @@ impl<'s> Draft<'s> {
             if state.shapes.contains(&key) {
                 self.replaced.insert(key.clone());
             }
-            self.shapes.retain(|(known, _)| *known != key);
-            if let Some(shape) = shape {
-                if self.shapes.len() == SHAPES.get() {
-                    self.shapes.pop_front();
-                }
-                self.shapes.push_back((key, shape));
+            match shape {
+                Some(shape) => self.shapes.put(key, shape),
+                None => self.shapes.remove(&key),
             }
         }
         Ok(form)
@@ -172,11 +166,8 @@ impl<'s> Draft<'s> {
     fn object(&mut self, key: &str, entries: Entries) -> Result<StoredObject> {
         let known = self.objects.remove(key).or_else(|| self.state.objects.peek(key).cloned());
         let last = known.as_ref().and_then(|known| Some((&known.entries, known.runs.last()?.end() - 1)));
-        let mut bytes = 0;
-        let numbers = draft_entries(&entries, last, |element| {
-            bytes += element.bytes().len();
-            self.element(Space::Entries, element)
-        })?;
+        let (numbers, mut bytes) =
+            draft_entries(&entries, last, |element| self.element(Space::Entries, element))?;
         let runs = match (numbers, known) {
             (Numbers::Behind(more), Some(known)) => {
                 bytes += known.bytes;
@@ -210,6 +201,7 @@ mod tests {
     use threadkeep::id::Namespace;
     use threadkeep::metadata::Entry;
     use threadkeep::value::ListValue;
+    use threadkeep_layout::SHAPES;
 
     use super::*;
 
@@ -269,7 +261,7 @@ mod tests {
         // Neither are its elements those of an earlier list if a later one under the version is not remembered any more.
         let replaced = (9, list(1, &[json!(0), json!(1), json!(2), text(3)]));
         let others = (100..).zip(0..).map(|(version, n)| (version, list(1, &[text(n)])));
-        let others = others.take(SHAPES.get()).collect::<Vec<_>>();
+        let others = others.take(SHAPES).collect::<Vec<_>>();
         let forgotten = [vec![replaced], others].concat();
         let then = vec![next.clone()];
         for groups in [

@@ -7,11 +7,12 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 use bytes::Bytes;
 use threadkeep::id::ThreadId;
-use threadkeep::metadata::{Entries, Entry};
+use threadkeep::metadata::Entries;
 use threadkeep::value::{Element, ElementHash};
 use threadkeep::{Error, Result};
 use threadkeep_layout::{
-    EntrySource, Manifest, NUMBER_LIMIT, Objects, Packer, Run, Unpacker, chunk_runs, entry, push_run,
+    EntrySource, Manifest, NUMBER_LIMIT, Objects, Packer, Run, StoredEntry, Unpacker, chunk_runs, entry,
+    push_run,
 };
 
 use crate::error::corrupt;
@@ -114,7 +115,7 @@ pub(crate) struct Elements {
 struct Loaded {
     element: Element,
     /// The decoded entry of an object, once it was asked for: shared by all checkpoints that have it.
-    entry: OnceLock<Entry>,
+    entry: OnceLock<StoredEntry>,
 }
 
 impl Elements {
@@ -172,7 +173,7 @@ impl Elements {
         objects.made(key, &Manifest { chunks: Vec::new(), tail: runs.to_vec() }, &mut &*self)
     }
 
-    fn entry(&self, n: u32) -> Result<Entry> {
+    fn entry(&self, n: u32) -> Result<StoredEntry> {
         let loaded = self.find(Space::Entries, n)?;
         if let Some(entry) = loaded.entry.get() {
             return Ok(entry.clone());
@@ -212,7 +213,7 @@ impl EntrySource for &Elements {
         self.runs(&Manifest { chunks, tail: Vec::new() })
     }
 
-    fn load(&mut self, runs: &[Run]) -> Result<Vec<Entry>> {
+    fn load(&mut self, runs: &[Run]) -> Result<Vec<StoredEntry>> {
         runs.iter().flat_map(|run| run.numbers()).map(|n| self.entry(n)).collect()
     }
 }

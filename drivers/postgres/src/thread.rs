@@ -12,7 +12,7 @@ use std::time::{Duration, Instant, SystemTime};
 use lru::LruCache;
 use threadkeep::id::{ChannelName, Namespace, ThreadId, Version};
 use threadkeep::metadata::Entries;
-use threadkeep_layout::{Run, Shape};
+use threadkeep_layout::{HASH, Run, Shapes, entries_bytes};
 use tokio::sync::{Mutex as AsyncMutex, MutexGuard};
 
 use crate::element::Index;
@@ -21,18 +21,14 @@ use crate::rows::{Node, Snapshot};
 
 /// Remembered heads of a thread.
 const HEADS: NonZeroUsize = NonZeroUsize::MIN.saturating_add(63);
-/// Stored lists of a thread whose shapes are remembered.
-pub(crate) const SHAPES: NonZeroUsize = NonZeroUsize::MIN.saturating_add(63);
 /// Remembered large metadata objects of a thread.
 const OBJECTS: NonZeroUsize = NonZeroUsize::MIN.saturating_add(7);
 /// The number of remembered threads.
 const THREADS: usize = 1024;
 /// The number of further threads of which only what a flush must know is remembered: some tens of megabytes.
 const WAITING: usize = 1 << 16;
-/// Hashes remembered over all threads: about fifty megabytes.
-const HASHES: usize = 1 << 20;
-/// The bytes of a remembered hash.
-const HASH: usize = 48;
+/// The most bytes of all that is remembered and can be read again, over all threads.
+const BYTES: usize = 48 << 20;
 
 /// Identifies a stored list of a thread.
 pub(crate) type ListKey = (Namespace, ChannelName, Version);
@@ -45,7 +41,7 @@ pub(crate) struct ThreadState {
     pub(crate) index: Index,
     /// Known heads, including that a namespace has none.
     pub(crate) heads: LruCache<Namespace, Option<Arc<Node>>>,
-    pub(crate) shapes: LruCache<ListKey, Shape>,
+    pub(crate) shapes: Shapes<ListKey>,
     /// The most recently stored large metadata objects, by key.
     pub(crate) objects: LruCache<String, StoredObject>,
 }
@@ -66,7 +62,7 @@ impl ThreadState {
             history: None,
             index: Index::default(),
             heads: LruCache::new(HEADS),
-            shapes: LruCache::new(SHAPES),
+            shapes: Shapes::default(),
             objects: LruCache::new(OBJECTS),
         }
     }
@@ -101,11 +97,13 @@ impl ThreadState {
         state
     }
 
-    /// Its size in memory, in hashes.
+    /// Its bytes in memory.
     fn weight(&self) -> usize {
-        // Besides its text an entry is the reference counts of key and value, and a place in a tree.
-        let weight = |known: &StoredObject| 4 * known.entries.len() + known.bytes / HASH;
-        self.index.len() + self.objects.iter().map(|(_, known)| weight(known)).sum::<usize>()
+        let weight = |known: &StoredObject| {
+            entries_bytes(&known.entries, known.bytes) + known.runs.len() * size_of::<Run>()
+        };
+        let objects = self.objects.iter().map(|(_, known)| weight(known)).sum::<usize>();
+        self.index.len() * HASH + objects + self.shapes.bytes()
     }
 }
 
@@ -346,7 +344,7 @@ impl Places {
 
 impl Default for Threads {
     fn default() -> Self {
-        Self::of(HASHES)
+        Self::of(BYTES)
     }
 }
 
@@ -402,7 +400,10 @@ impl Threads {
 
 #[cfg(test)]
 mod tests {
+    use std::convert::Infallible;
+
     use threadkeep::saver::Flush;
+    use threadkeep_layout::{Manifest, Shape};
 
     use super::*;
     use crate::element::Space;
@@ -420,11 +421,38 @@ mod tests {
     #[test]
     fn a_thread_weighs_what_the_values_of_its_objects_take() {
         let mut state = ThreadState::absent();
-        for (key, bytes) in [("a", 1_000 * HASH), ("b", 500 * HASH)] {
+        for (key, bytes) in [("a", 1_000), ("b", 500)] {
             let object = StoredObject { entries: Entries::default(), bytes, runs: Vec::new() };
             state.objects.put(key.to_owned(), object);
         }
         assert_eq!(state.weight(), 1_500);
+        let mut object = state.objects.pop("b").unwrap();
+        object.runs = vec![Run { start: 1, len: 1 }; 100];
+        state.objects.put("b".to_owned(), object);
+        assert_eq!(state.weight(), 1_500 + 100 * size_of::<Run>());
+    }
+
+    /// A list that was edited much has thousands of runs, and each of its last versions has them.
+    #[tokio::test]
+    async fn a_thread_weighs_what_the_shapes_of_its_lists_take() {
+        let runs = (0..10_000).map(|n| Run { start: 2 * n, len: 1 }).collect();
+        let manifest = Manifest { chunks: Vec::new(), tail: runs };
+        let Ok(shape) = Shape::stored(&manifest, |_| Ok::<_, Infallible>(Vec::new()));
+        let threads = Threads::of(3 * shape.bytes());
+        let names = ["0", "1", "2", "3"].map(ThreadId::from);
+        for thread in &names {
+            let mut state = ThreadState::absent();
+            let version = Version { counter: 1, random: 1 };
+            state.shapes.put((Namespace::root(), "messages".into(), version), shape.clone());
+            assert!(state.weight() > shape.bytes());
+            threads.slot(thread).hold(&threads, thread).await.put(state);
+        }
+        let mut whole = Vec::new();
+        for thread in &names {
+            let slot = threads.existing(thread).unwrap();
+            whole.push(slot.hold(&threads, thread).await.take().is_some());
+        }
+        assert_eq!(whole, [false, false, true, true]);
     }
 
     /// The time in which the machine sleeps is missing in one of them.
@@ -450,7 +478,7 @@ mod tests {
             (0..9_u8).for_each(|n| state.index.note(Space::Values, n.into(), [n; 16]));
             state
         };
-        let threads = Threads::of(20);
+        let threads = Threads::of(20 * HASH);
         let moment = History::first(Flush::WithNext).moment();
         let names = ["0", "1", "2", "3", "4"].map(ThreadId::from);
         for thread in &names {
@@ -458,7 +486,7 @@ mod tests {
             slot.acknowledged(moment);
             slot.hold(&threads, thread).await.put(heavy());
         }
-        assert_eq!(threads.0.lock().unwrap().weight, 18);
+        assert_eq!(threads.0.lock().unwrap().weight, 18 * HASH);
         let mut whole = Vec::new();
         for thread in &names {
             let slot = threads.existing(thread).unwrap();

@@ -269,12 +269,12 @@ impl<'a> View<'a> {
         if let Some((memory, rewrites)) = self.memory {
             for (key, _) in &record.extra.maps {
                 let objects = self.elements.objects();
-                if !objects.has(key)
+                if objects.get(key).is_none()
                     && let Some(known) = memory.object(chain, key, rewrites)
                     // Not what was stored after this transaction began: it lacks those rows.
                     && (known.ordinal <= read.ordinal || checkpoints::exists(self.db, chain, known.ordinal)?)
                 {
-                    objects.put(key, known.manifest, known.entries);
+                    objects.put(key, known.object);
                 }
             }
         }
@@ -287,10 +287,10 @@ impl<'a> View<'a> {
         }
         metadata.extra = extra::load(&record.extra, &mut self.elements)?;
         if let Some((memory, rewrites)) = self.memory {
-            for (key, manifest) in &record.extra.maps {
-                if let Some(entries) = metadata.extra.object(key) {
-                    let (ordinal, manifest) = (read.ordinal, manifest.clone());
-                    memory.remember(chain, key, Known { ordinal, rewrites, manifest, entries });
+            for (key, _) in &record.extra.maps {
+                if let Some(object) = self.elements.objects().get(key) {
+                    let (ordinal, object) = (read.ordinal, object.clone());
+                    memory.remember(chain, key, Known { ordinal, rewrites, object });
                 }
             }
         }

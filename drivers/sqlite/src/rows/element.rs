@@ -4,10 +4,12 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
 use rusqlite::params;
-use threadkeep::metadata::{self, Entries};
+use threadkeep::metadata::Entries;
 use threadkeep::value::{Element, ElementHash};
 use threadkeep::{Error, Result};
-use threadkeep_layout::{EntrySource, Manifest, NUMBER_LIMIT, Objects, Run, chunk_runs, entry, push_run};
+use threadkeep_layout::{
+    EntrySource, Manifest, NUMBER_LIMIT, Objects, Run, StoredEntry, chunk_runs, entry, push_run,
+};
 
 use crate::rows::directory::ThreadKey;
 use crate::rows::pack::Slab;
@@ -216,7 +218,7 @@ pub(crate) struct Elements<'a> {
     thread: ThreadKey,
     loaded: [HashMap<u32, Element>; 3],
     /// Those that are entries of objects, decoded: shared by all checkpoints that have them.
-    entries: HashMap<u32, metadata::Entry>,
+    entries: HashMap<u32, StoredEntry>,
     objects: Objects,
     counters: Option<&'a Counters>,
 }
@@ -267,7 +269,7 @@ impl<'a> Elements<'a> {
     }
 
     /// The entries of an object that these runs hold.
-    fn entries(&mut self, runs: &[Run]) -> Result<Vec<metadata::Entry>> {
+    fn entries(&mut self, runs: &[Run]) -> Result<Vec<StoredEntry>> {
         let missing = |seq: &u32| !self.entries.contains_key(seq);
         let mut wanted = Vec::new();
         for seq in runs.iter().flat_map(|run| run.numbers()).filter(missing) {
@@ -354,7 +356,7 @@ impl EntrySource for Elements<'_> {
         self.runs(&Manifest { chunks, tail: Vec::new() })
     }
 
-    fn load(&mut self, runs: &[Run]) -> Result<Vec<metadata::Entry>> {
+    fn load(&mut self, runs: &[Run]) -> Result<Vec<StoredEntry>> {
         self.entries(runs)
     }
 }

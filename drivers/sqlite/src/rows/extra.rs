@@ -6,13 +6,10 @@ use serde_json::{Map, Value as Json};
 use threadkeep::metadata::{self, Entries};
 use threadkeep::value::Element;
 use threadkeep::{Error, Result};
-use threadkeep_layout::{Builder, INLINE, Numbers, Shape, draft_entries};
+use threadkeep_layout::{Builder, INLINE, Numbers, Shape, draft_entries, entries_bytes};
 
 use crate::rows::element::{Elements, Space};
 use crate::rows::record::{Extra, Rest};
-
-/// The bytes of a remembered hash.
-const HASH: usize = 48;
 
 /// What is remembered of a stored large object: its entries, and where they are.
 pub(crate) struct StoredObject {
@@ -23,10 +20,9 @@ pub(crate) struct StoredObject {
 }
 
 impl StoredObject {
-    /// Its size in memory, in hashes.
+    /// Its bytes in memory.
     pub(crate) fn weight(&self) -> usize {
-        // Besides its text an entry is the reference counts of key and value, and a place in a tree.
-        4 * self.entries.len() + self.bytes / HASH
+        entries_bytes(&self.entries, self.bytes) + self.shape.bytes()
     }
 }
 
@@ -63,11 +59,7 @@ fn store_object(
     store: &mut impl FnMut(Space, &Element) -> Result<u32>,
 ) -> Result<StoredObject> {
     let last = known.as_ref().and_then(|known| Some((&known.entries, known.shape.last()?)));
-    let mut bytes = 0;
-    let numbers = draft_entries(&entries, last, |element| {
-        bytes += element.bytes().len();
-        store(Space::Metadata, element)
-    })?;
+    let (numbers, mut bytes) = draft_entries(&entries, last, |element| store(Space::Metadata, element))?;
     let mut builder = Builder::default();
     let numbers = match (numbers, known) {
         (Numbers::Behind(more), Some(known)) => {
@@ -131,7 +123,8 @@ mod tests {
             let (_, object) = stored.pop().unwrap();
             let sizes = count * 1_000..count * 1_050;
             assert!(sizes.contains(&object.bytes), "{} bytes", object.bytes);
-            assert_eq!(object.weight(), 4 * count + object.bytes / HASH);
+            let weight = entries_bytes(&entries, object.bytes) + object.shape.bytes();
+            assert_eq!(object.weight(), weight);
             known = Some(object);
         }
     }

@@ -53,6 +53,26 @@ async fn a_read_goes_on_from_no_map_of_a_later_state() {
     assert_eq!(memory.counters.stats().elements_loaded - loaded, 1);
 }
 
+/// What readers remember is bounded by these bytes, and the second read loads only what was added.
+#[tokio::test]
+async fn a_read_counts_the_bytes_of_all_of_a_map() {
+    let (store, mut talk) = (Opened::new(), Talk::new("t"));
+    let memory = Memory::new(Arc::default());
+    for count in [80, 81] {
+        let mut step = talk.empty();
+        let map = (0..count).map(|n| (n.to_string().into(), Arc::new(json!("x".repeat(1_000))))).collect();
+        step.metadata.extra.insert_object(MAP, map);
+        store.saver.commit(step.clone()).await.unwrap();
+        talk.accept(&step);
+        let db = Db::reader(&store.dir.path().join("db"), &store.options).unwrap();
+        queries::get(&db, &memory, &CheckpointSelector::head(&talk.thread)).unwrap().unwrap();
+        let thread = directory::thread(&db, &talk.thread).unwrap().unwrap();
+        let (_, chain) = directory::chains(&db, thread.key).unwrap().remove(0);
+        let bytes = memory.object(chain.key, MAP, thread.rewrites).unwrap().object.bytes;
+        assert!((count * 1_000..count * 1_050).contains(&bytes), "{bytes} bytes of {count} entries");
+    }
+}
+
 /// The writes of a task that was interrupted with this text.
 fn interrupt(text: &str) -> TaskWrites {
     let value = ChannelValue::from_json(&json!(text.repeat(5))).unwrap();

@@ -13,7 +13,7 @@ use threadkeep::Result;
 use threadkeep::id::{CheckpointId, Namespace, ThreadId, Version};
 use threadkeep::metadata;
 use threadkeep::value::ChannelValue;
-use threadkeep_layout::{Form, Shape, Stored, draft};
+use threadkeep_layout::{Form, HASH, Shapes, Stored, draft};
 
 use crate::read::view::{Channel, View};
 use crate::rows::checkpoints::{self, CheckpointRow};
@@ -28,12 +28,10 @@ use crate::stats::Counters;
 
 /// Remembered chains of a thread.
 const CHAINS: NonZeroUsize = NonZeroUsize::MIN.saturating_add(63);
-/// Stored lists of a thread whose shapes are remembered.
-const SHAPES: NonZeroUsize = NonZeroUsize::MIN.saturating_add(63);
 /// Remembered large metadata objects of a thread.
 const OBJECTS: NonZeroUsize = NonZeroUsize::MIN.saturating_add(7);
-/// Hashes remembered over all threads: about fifty megabytes.
-const HASHES: usize = 1 << 20;
+/// The most bytes of all that is remembered, over all threads.
+const BYTES: usize = 48 << 20;
 
 /// A checkpoint from which a step is committed.
 #[derive(Debug)]
@@ -60,7 +58,7 @@ pub(crate) struct ThreadState {
     /// What others had written then, see [`Threads::others`].
     others: u64,
     chains: LruCache<Namespace, ChainState>,
-    shapes: LruCache<ListKey, Shape>,
+    shapes: Shapes<ListKey>,
     /// The most recently stored large metadata objects, by key.
     objects: LruCache<String, StoredObject>,
     index: Index,
@@ -75,7 +73,7 @@ impl ThreadState {
             rewrites,
             others: 0,
             chains: LruCache::new(CHAINS),
-            shapes: LruCache::new(SHAPES),
+            shapes: Shapes::default(),
             objects: LruCache::new(OBJECTS),
             index: Index::default(),
             room: Room::ANY,
@@ -114,9 +112,9 @@ impl ThreadState {
         let Stored { form, shape } = draft(&mut values, value, |base| shapes.get(&(chain, channel, base)))?;
         if let Some(version) = version {
             match shape {
-                Some(shape) => drop(shapes.put((chain, channel, version), shape)),
+                Some(shape) => shapes.put((chain, channel, version), shape),
                 // Of an earlier list under this version.
-                None => drop(shapes.pop(&(chain, channel, version))),
+                None => shapes.remove(&(chain, channel, version)),
             }
         }
         Ok(form)
@@ -183,9 +181,10 @@ impl ThreadState {
         state
     }
 
+    /// Its bytes in memory.
     fn weight(&self) -> usize {
         let objects = self.objects.iter().map(|(_, known)| known.weight()).sum::<usize>();
-        self.index.len() + objects
+        self.index.len() * HASH + objects + self.shapes.bytes()
     }
 }
 
@@ -244,10 +243,39 @@ impl Threads {
         state.others = self.others;
         self.weight += state.weight();
         self.states.put(thread, state);
-        while self.states.len() > 1 && (self.weight > HASHES || self.states.len() > THREADS) {
+        while self.states.len() > 1 && (self.weight > BYTES || self.states.len() > THREADS) {
             if let Some((_, old)) = self.states.pop_lru() {
                 self.weight -= old.weight();
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+
+    use threadkeep_layout::{Manifest, Run, Shape};
+
+    use super::*;
+
+    /// A list that was edited much has thousands of runs, and each of its last versions has them.
+    #[test]
+    fn the_shapes_of_lists_count() {
+        let runs = (0..400_000).map(|n| Run { start: 2 * n, len: 1 }).collect();
+        let manifest = Manifest { chunks: Vec::new(), tail: runs };
+        let Ok(shape) = Shape::stored(&manifest, |_| Ok::<_, Infallible>(Vec::new()));
+        let most = BYTES / shape.bytes();
+        let mut threads = Threads::default();
+        let names: Vec<_> = (0..most + 3).map(|n| ThreadId::from(n.to_string())).collect();
+        for name in &names {
+            let mut state = ThreadState::new(Thread { key: 1, rewrites: 0 });
+            state.shapes.put((1, 1, Version { counter: 1, random: 1 }), shape.clone());
+            threads.put(name.clone(), state);
+            assert!(threads.weight <= BYTES, "{} bytes", threads.weight);
+        }
+        let left = names.iter().filter(|name| threads.forget(name).is_some()).count();
+        assert!((most - 1..=most).contains(&left), "{left} of {most}");
+        assert_eq!(threads.weight, 0);
     }
 }

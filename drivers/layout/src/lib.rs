@@ -26,7 +26,7 @@ pub use list::{INLINE, ListStore, Stored, draft, plain};
 pub use manifest::{
     Manifest, NUMBER_LIMIT, Run, chunk_bytes, chunk_runs, continuation, push_run, put_runs, take_runs,
 };
-pub use memory::{HASH, SHAPES, Shapes, entries_bytes};
+pub use memory::{HASH, PART, SHAPES, Shapes, entries_bytes};
 pub use names::{decode_names, encode_names};
 pub use pack::{Packer, Unpacker};
 pub use reader::{Refers, ValueSource, Values};

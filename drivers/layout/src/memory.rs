@@ -11,6 +11,8 @@ use crate::shape::Shape;
 pub const HASH: usize = 48;
 /// What an entry of an object takes besides its text: the reference counts of key and value, and a place in a tree.
 const ENTRY: usize = 192;
+/// What a channel of a checkpoint, a task or a write takes: its name, and where its value is.
+pub const PART: usize = 128;
 /// The most shapes of a thread.
 pub const SHAPES: usize = 64;
 /// The most bytes of them. The last one is remembered whatever its size: otherwise every step of a longer list would

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use threadkeep::id::{CheckpointId, Namespace, ThreadId};
 use threadkeep::{Error, Result};
-use threadkeep_layout::{Malformed, decode_names};
+use threadkeep_layout::{Malformed, PART, decode_names};
 use tokio_postgres::Row;
 use uuid::Uuid;
 
@@ -120,6 +120,15 @@ impl Node {
     /// The same checkpoint, with these tasks.
     pub(crate) fn with(&self, tasks: Vec<TaskRecord>) -> Self {
         Self { id: self.id, record: self.record.clone(), tasks }
+    }
+
+    /// Its bytes in memory, roughly. Its tasks may be thousands, and so may the writes of one of them.
+    pub(crate) fn weight(&self) -> usize {
+        let Self { record, tasks, .. } = self;
+        let writes = tasks.iter().map(|task| task.writes.len()).sum::<usize>();
+        let parts = record.channels.len() + record.counters.len() + record.next.len() + tasks.len() + writes;
+        let maps = record.extra.maps.iter().map(|(_, runs)| size_of_val(runs.as_slice())).sum::<usize>();
+        parts * PART + size_of_val(record.applied.as_slice()) + maps
     }
 
     /// The sealed body, and the sealed tasks if there are any.

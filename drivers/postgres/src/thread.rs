@@ -103,7 +103,9 @@ impl ThreadState {
             entries_bytes(&known.entries, known.bytes) + known.runs.len() * size_of::<Run>()
         };
         let objects = self.objects.iter().map(|(_, known)| weight(known)).sum::<usize>();
-        self.index.len() * HASH + objects + self.shapes.bytes()
+        let heads = self.heads.iter().filter_map(|(_, head)| head.as_ref());
+        let heads = heads.map(|head| head.weight()).sum::<usize>();
+        self.index.len() * HASH + objects + heads + self.shapes.bytes()
     }
 }
 
@@ -400,13 +402,17 @@ impl Threads {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
     use std::convert::Infallible;
 
+    use threadkeep::id::{CheckpointId, TaskId};
+    use threadkeep::metadata::Source;
     use threadkeep::saver::Flush;
-    use threadkeep_layout::{Manifest, Shape};
+    use threadkeep_layout::{Form, Manifest, Shape};
 
     use super::*;
     use crate::element::Space;
+    use crate::record::{CheckpointRecord, Extra, TaskRecord, WriteRecord};
 
     #[test]
     fn the_memory_is_bounded_whatever_is_done_with_its_threads() {
@@ -453,6 +459,37 @@ mod tests {
             whole.push(slot.hold(&threads, thread).await.take().is_some());
         }
         assert_eq!(whole, [false, false, true, true]);
+    }
+
+    /// A graph that sends to thousands of tasks writes all of them onto one head.
+    #[test]
+    fn a_head_weighs_what_its_tasks_take() {
+        let write = WriteRecord { channel: "messages".into(), overwrite: false, value: Form::Shared(1) };
+        let task = TaskRecord {
+            task: TaskId::from_bytes([1; 16]),
+            node: "model".into(),
+            index: 0,
+            writes: vec![write; 1_000],
+        };
+        let maps = vec![("runs".to_owned(), vec![Run { start: 1, len: 1 }; 1_000])];
+        let record = CheckpointRecord {
+            parent: None,
+            source: Source::Loop,
+            step: 1,
+            delta_marker: false,
+            next: Vec::new(),
+            applied: vec![TaskId::from_bytes([2; 16]); 1_000],
+            parents: Vec::new(),
+            counters: BTreeMap::new(),
+            extra: Extra { maps, ..Extra::default() },
+            channels: BTreeMap::new(),
+        };
+        let node = Node { id: CheckpointId::from_bytes([1; 16]), record, tasks: vec![task; 10] };
+        let mut state = ThreadState::absent();
+        state.heads.put("inner".into(), None);
+        state.heads.put(Namespace::root(), Some(Arc::new(node)));
+        let least = 10_000 * size_of::<WriteRecord>() + 1_000 * (size_of::<TaskId>() + size_of::<Run>());
+        assert!(state.weight() >= least, "{} of {least} bytes", state.weight());
     }
 
     /// The time in which the machine sleeps is missing in one of them.

@@ -13,7 +13,7 @@ use threadkeep::Result;
 use threadkeep::id::{CheckpointId, Namespace, ThreadId, Version};
 use threadkeep::metadata;
 use threadkeep::value::ChannelValue;
-use threadkeep_layout::{Form, HASH, Shapes, Stored, draft};
+use threadkeep_layout::{Form, HASH, PART, Shapes, Stored, draft};
 
 use crate::read::view::{Channel, View};
 use crate::rows::checkpoints::{self, CheckpointRow};
@@ -41,6 +41,14 @@ pub(crate) struct Node {
     pub(crate) channels: Vec<Channel>,
     pub(crate) counters: Vec<(NameKey, metadata::Counters)>,
     pub(crate) tasks: Vec<TaskRecord>,
+}
+
+impl Node {
+    /// Its bytes in memory, roughly. Its tasks may be thousands, and so may the writes of one of them.
+    fn weight(&self) -> usize {
+        let writes = self.tasks.iter().map(|task| task.writes.len()).sum::<usize>();
+        (self.channels.len() + self.counters.len() + self.tasks.len() + writes) * PART
+    }
 }
 
 /// A chain and its head.
@@ -184,7 +192,9 @@ impl ThreadState {
     /// Its bytes in memory.
     fn weight(&self) -> usize {
         let objects = self.objects.iter().map(|(_, known)| known.weight()).sum::<usize>();
-        self.index.len() * HASH + objects + self.shapes.bytes()
+        let heads = self.chains.iter().filter_map(|(_, state)| state.head.as_ref());
+        let heads = heads.map(|head| head.weight()).sum::<usize>();
+        self.index.len() * HASH + objects + heads + self.shapes.bytes()
     }
 }
 
@@ -255,9 +265,11 @@ impl Threads {
 mod tests {
     use std::convert::Infallible;
 
+    use threadkeep::id::TaskId;
     use threadkeep_layout::{Manifest, Run, Shape};
 
     use super::*;
+    use crate::rows::record::WriteRecord;
 
     /// A list that was edited much has thousands of runs, and each of its last versions has them.
     #[test]
@@ -277,5 +289,29 @@ mod tests {
         let left = names.iter().filter(|name| threads.forget(name).is_some()).count();
         assert!((most - 1..=most).contains(&left), "{left} of {most}");
         assert_eq!(threads.weight, 0);
+    }
+
+    /// A graph that sends to thousands of tasks writes all of them onto one head.
+    #[test]
+    fn the_tasks_of_heads_count() {
+        let write = WriteRecord { channel: 1, overwrite: false, value: Form::Shared(1) };
+        let (id, writes) = (TaskId::from_bytes([1; 16]), vec![write; 50_000]);
+        let task = TaskRecord { task: id, node: 1, index: 0, writes };
+        let most = BYTES / (2 * 50_000 * size_of::<WriteRecord>());
+        let mut threads = Threads::default();
+        for n in 0..most + 3 {
+            let mut state = ThreadState::new(Thread { key: 1, rewrites: 0 });
+            let node = Node {
+                ordinal: 1,
+                id: CheckpointId::from_bytes([1; 16]),
+                channels: Vec::new(),
+                counters: Vec::new(),
+                tasks: vec![task.clone(); 2],
+            };
+            state.moved(&Namespace::root(), Chain { key: 1, floor: 0 }, node);
+            threads.put(ThreadId::from(n.to_string()), state);
+            assert!(threads.weight <= BYTES, "{} bytes", threads.weight);
+        }
+        assert!(threads.states.len() <= most, "{} of {most}", threads.states.len());
     }
 }

@@ -14,7 +14,7 @@ use super::error::ApiError;
 use super::extract::ApiJsonList;
 use super::fields::{Fields, FromFields, Pattern};
 use super::run_body::RunBody;
-use super::runs::{Follow, existing, record, start, stateless_thread};
+use super::runs::{Follow, checked, existing, record, start, stateless_thread};
 use super::schema::ErrorBody;
 use crate::app::App;
 use crate::runs::admission::OnThread;
@@ -69,22 +69,20 @@ async fn create_batch(
     // A separate task, so that a client that disconnects leaves all of them or none.
     let task = threads.spawn(async move {
         let mut created = Vec::with_capacity(runs.len());
-        for (index, run) in runs.into_iter().enumerate() {
-            let thread_and_place = async {
-                let Some(thread) = &run.thread_id else {
-                    return Ok((stateless_thread(&app, &caller, &run.body).await?, OnThread::Visible(&caller)));
+        for (index, BatchedRun { thread_id, body }) in runs.into_iter().enumerate() {
+            let started = async {
+                let (thread, place, request) = if let Some(thread) = thread_id {
+                    check_thread(&app, &caller, &thread).await?;
+                    existing(&app, &thread).await?;
+                    (thread, OnThread::Existing(&caller), checked(&app, body).await?)
+                } else {
+                    let request = checked(&app, body).await?;
+                    let thread = stateless_thread(&app, &caller, &request).await?;
+                    (thread, OnThread::Visible(&caller), request)
                 };
-                check_thread(&app, &caller, thread).await?;
-                existing(&app, thread).await?;
-                Ok((thread.clone(), OnThread::Existing(&caller)))
+                start(&app, &caller, &thread, place, request, Follow::No, None).await
             };
-            let started = match thread_and_place.await {
-                Ok((thread, place)) => {
-                    start(&app, &caller, &thread, place, run.body, Follow::No, None).await
-                }
-                Err(error) => Err(error),
-            };
-            match started {
+            match started.await {
                 Ok(started) => created.push((started.run, started.kwargs)),
                 Err(error) => {
                     for (run, _) in &created {

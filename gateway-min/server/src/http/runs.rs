@@ -140,24 +140,32 @@ pub(super) enum Follow {
     No,
 }
 
-/// The gateway's configuration, against which the request is checked.
-async fn checked(app: &App, body: &RunBody) -> Result<Arc<Config>, ApiError> {
-    let config = app.config.current_async().await;
-    body.check(|name| config.model(name).is_some())?;
-    Ok(config)
+/// A request that was checked against this configuration.
+pub(super) struct Checked {
+    body: RunBody,
+    config: Arc<Config>,
 }
 
-/// Checks the request against the gateway's configuration, and creates the run.
+/// Checks the request against the gateway's configuration.
+///
+/// # Errors
+/// Those of [`RunBody::check`].
+pub(super) async fn checked(app: &App, body: RunBody) -> Result<Checked, ApiError> {
+    let config = app.config.current_async().await;
+    body.check(|name| config.model(name).is_some())?;
+    Ok(Checked { body, config })
+}
+
+/// Creates the run.
 pub(super) async fn start(
     app: &Arc<App>,
     caller: &Principal,
     thread: &ThreadId,
     place: OnThread<'_>,
-    body: RunBody,
+    Checked { body, config }: Checked,
     follow: Follow,
     idempotency_key: Option<String>,
 ) -> Result<Created, ApiError> {
-    let config = checked(app, &body).await?;
     let limits = RunLimits {
         max_recursion_limit: config.max_recursion_limit.into(),
         max_running: u32::try_from(app.admission.capacity()).unwrap_or(u32::MAX),
@@ -229,14 +237,13 @@ fn refused(error: CreateError) -> ApiError {
 /// The thread of a stateless run: the one that its configuration names, or a new one.
 ///
 /// # Errors
-/// Those of [`RunBody::check`], which comes first by the contract; 404 for another user's thread.
+/// 404 for another user's thread, which comes after the errors of [`checked`] by the contract.
 pub(super) async fn stateless_thread(
     app: &App,
     caller: &Principal,
-    body: &RunBody,
+    request: &Checked,
 ) -> Result<ThreadId, ApiError> {
-    checked(app, body).await?;
-    let Some(named) = body.thread_id() else { return Ok(Uuid::new_v4().to_string().into()) };
+    let Some(named) = request.body.thread_id() else { return Ok(Uuid::new_v4().to_string().into()) };
     let thread = ThreadId::from(named);
     check_thread(app, caller, &thread).await?;
     Ok(thread)
@@ -257,7 +264,8 @@ async fn begin(
 ) -> Result<Created, ApiError> {
     let begun = async {
         let key = idempotency_key(headers, caller, thread)?;
-        start(app, caller, thread, OnThread::Existing(caller), body, follow, key).await
+        let request = checked(app, body).await?;
+        start(app, caller, thread, OnThread::Existing(caller), request, follow, key).await
     };
     let begun = begun.await;
     // Admission itself needs the thread. Only a refusal is worth a read: that the thread is missing is said first.
@@ -319,8 +327,9 @@ async fn create_stateless(
     Caller(caller): Caller,
     ApiJson(body): ApiJson<RunBody>,
 ) -> Result<Response, ApiError> {
-    let thread = stateless_thread(&app, &caller, &body).await?;
-    let created = start(&app, &caller, &thread, OnThread::Visible(&caller), body, Follow::No, None).await?;
+    let request = checked(&app, body).await?;
+    let thread = stateless_thread(&app, &caller, &request).await?;
+    let created = start(&app, &caller, &thread, OnThread::Visible(&caller), request, Follow::No, None).await?;
     Ok(created_record(&thread, created))
 }
 
@@ -332,8 +341,9 @@ async fn stream_stateless(
     Caller(caller): Caller,
     ApiJson(body): ApiJson<RunBody>,
 ) -> Result<Response, ApiError> {
-    let thread = stateless_thread(&app, &caller, &body).await?;
-    let created = start(&app, &caller, &thread, OnThread::Visible(&caller), body, Follow::Yes, None).await?;
+    let request = checked(&app, body).await?;
+    let thread = stateless_thread(&app, &caller, &request).await?;
+    let created = start(&app, &caller, &thread, OnThread::Visible(&caller), request, Follow::Yes, None).await?;
     Ok(sse::response(created.stream, &thread, &created.run.run_id))
 }
 
@@ -345,8 +355,9 @@ async fn wait_stateless(
     Caller(caller): Caller,
     ApiJson(body): ApiJson<RunBody>,
 ) -> Result<Response, ApiError> {
-    let thread = stateless_thread(&app, &caller, &body).await?;
-    let created = start(&app, &caller, &thread, OnThread::Visible(&caller), body, Follow::Yes, None).await?;
+    let request = checked(&app, body).await?;
+    let thread = stateless_thread(&app, &caller, &request).await?;
+    let created = start(&app, &caller, &thread, OnThread::Visible(&caller), request, Follow::Yes, None).await?;
     Ok(awaited(&app, &caller, &thread, &created.run.run_id, created.stream, HEARTBEAT).await)
 }
 

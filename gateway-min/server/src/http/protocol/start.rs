@@ -17,7 +17,7 @@ use crate::auth::Principal;
 use crate::http::error::{ApiError, OrApiError as _};
 use crate::http::fields::{Fields, Flaw, FromFields, Problems};
 use crate::http::run_body::{Forked, Responded, RunBody, Started, together};
-use crate::http::runs::{Follow, existing, idempotency_key, start};
+use crate::http::runs::{Follow, checked, existing, idempotency_key, start};
 use crate::runs::admission::{Created, OnThread};
 use crate::streams::bridge::unix_ms;
 
@@ -147,7 +147,11 @@ impl Sender<'_> {
         }
         let now_ms = self.app.ids.now_ms();
         let key = idempotency_key(self.headers, self.caller, self.thread)?;
-        let begun = start(self.app, self.caller, self.thread, place, body, Follow::No, key).await;
+        let begun = async {
+            let request = checked(self.app, body).await?;
+            start(self.app, self.caller, self.thread, place, request, Follow::No, key).await
+        };
+        let begun = begun.await;
         let Created { run, .. } = begun.map_err(|error| Refusal::of(error, Code::NoSuchCheckpoint))?;
         // The run may be that of an earlier command with the same key.
         let applied_through = Place::before_ms(now_ms.min(unix_ms(run.created_at)));

@@ -23,7 +23,7 @@ pub enum Exit {
     Found = 3,
     /// Nothing was changed, because the change was not confirmed.
     Refused = 4,
-    /// Ctrl-C or SIGTERM ended it early. What was done stays done.
+    /// Ctrl-C, SIGTERM or SIGHUP ended it early. What was done stays done.
     Interrupted = 130,
 }
 
@@ -115,7 +115,7 @@ pub(crate) enum OpsError {
     /// The command does not support this.
     #[error("{0}")]
     Unsupported(String),
-    /// Ctrl-C or SIGTERM ended a pass early.
+    /// Ctrl-C, SIGTERM or SIGHUP ended a pass early.
     #[error("interrupted: {done} of {total} {what}{rest}")]
     Interrupted {
         /// What is counted.

@@ -1,4 +1,4 @@
-//! Ctrl-C and SIGTERM during a command.
+//! Ctrl-C, SIGTERM and SIGHUP during a command.
 //!
 //! In a pass over many threads, files or other parts, such as the batches of one thread, the first one ends the pass
 //! after the part that it works on, so that the command can report what it did. Otherwise, and the second time, it ends
@@ -40,12 +40,15 @@ impl Drop for Watched {
     }
 }
 
-/// Ctrl-C and, on Unix, SIGTERM. While there is one of these, they do not end the process by themselves.
+/// Ctrl-C and, on Unix, SIGTERM and SIGHUP. While there is one of these, they do not end the process by themselves.
 pub struct Signals {
     #[cfg(unix)]
     interrupt: tokio::signal::unix::Signal,
     #[cfg(unix)]
     terminate: tokio::signal::unix::Signal,
+    /// The terminal is gone; `None` if the process was started to outlive it.
+    #[cfg(unix)]
+    hangup: Option<tokio::signal::unix::Signal>,
     #[cfg(windows)]
     interrupt: tokio::signal::windows::CtrlC,
 }
@@ -63,6 +66,8 @@ impl Signals {
             interrupt: signal(SignalKind::interrupt())?,
             #[cfg(unix)]
             terminate: signal(SignalKind::terminate())?,
+            #[cfg(unix)]
+            hangup: if ignores_hangup() { None } else { Some(signal(SignalKind::hangup())?) },
             #[cfg(windows)]
             interrupt: tokio::signal::windows::ctrl_c()?,
         })
@@ -72,9 +77,17 @@ impl Signals {
     pub async fn next(&mut self) -> bool {
         #[cfg(unix)]
         {
+            let Self { interrupt, terminate, hangup } = self;
+            let hung_up = async {
+                match hangup {
+                    Some(hangup) => hangup.recv().await,
+                    None => std::future::pending().await,
+                }
+            };
             tokio::select! {
-                received = self.interrupt.recv() => received.is_some(),
-                received = self.terminate.recv() => received.is_some(),
+                received = interrupt.recv() => received.is_some(),
+                received = terminate.recv() => received.is_some(),
+                received = hung_up => received.is_some(),
             }
         }
         #[cfg(not(unix))]
@@ -82,6 +95,17 @@ impl Signals {
             self.interrupt.recv().await.is_some()
         }
     }
+}
+
+/// Whether this process ignores SIGHUP, as one that `nohup` starts: a handler would undo that. Only Linux says so;
+/// elsewhere the signal is not caught.
+#[cfg(unix)]
+fn ignores_hangup() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let ignored = ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    // The lowest bit is that of the signal, whose number is 1.
+    ignored.is_none_or(|mask| mask & 1 == 1)
 }
 
 /// From now on signals end the command as this module says, and not the process by themselves.

@@ -234,8 +234,8 @@ impl StoreCommand {
 }
 
 /// Runs a command on these stores, or on that which its arguments name: results go to stdout, errors and progress to
-/// stderr. Ctrl-C and SIGTERM end the command, and the process if the command does not end soon: call it where nothing
-/// else goes on.
+/// stderr. Ctrl-C, SIGTERM and SIGHUP end the command, and the process if the command does not end soon: call it where
+/// nothing else goes on.
 pub async fn run(command: &OpsCommand, stores: &Stores) -> Exit {
     let mut out = Out::stdout();
     interrupt::listen();

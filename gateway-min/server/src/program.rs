@@ -80,7 +80,7 @@ Exit codes:
   2  an invalid command line
   3  verify found violations, delegations verify records that differ; a watched batch did not complete
   4  nothing was changed, because the change was not confirmed
-  130  Ctrl-C or SIGTERM ended it early; what was done stays done"
+  130  Ctrl-C, SIGTERM or SIGHUP ended it early; what was done stays done"
 )]
 struct Cli {
     #[command(subcommand)]

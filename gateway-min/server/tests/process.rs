@@ -256,7 +256,41 @@ async fn a_gateway_killed_in_a_run_recovers_it_and_the_thread_goes_on() {
 #[tokio::test]
 async fn a_terminated_gateway_interrupts_its_run_and_exits_in_order() {
     let dir = configured("delta");
-    let mut gateway = Gateway::start(dir.path());
+    let gateway = Gateway::start(dir.path());
+    exits_in_order(dir.path(), gateway, "-TERM").await;
+}
+
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn a_gateway_whose_terminal_is_gone_interrupts_its_run_and_exits_in_order() {
+    let dir = configured("delta");
+    let gateway = Gateway::start_by(&mut with_hangup(dir.path(), "--default-signal=HUP"));
+    exits_in_order(dir.path(), gateway, "-HUP").await;
+}
+
+/// As `nohup` starts it.
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn a_gateway_that_was_started_to_outlive_its_terminal_does() {
+    let dir = configured("full");
+    let mut gateway = Gateway::start_by(&mut with_hangup(dir.path(), "--ignore-signal=HUP"));
+    gateway.signal("-HUP");
+    gateway.post("/api/threads", json!({"thread_id": "t"})).await;
+    assert_eq!(texts(&gateway.ask("one").await), ["one", "You said: one"]);
+    gateway.signal("-TERM");
+    assert!(gateway.child.wait().unwrap().success());
+}
+
+/// A gateway with this option of `env`, whatever these tests were started to do at a hangup.
+#[cfg(target_os = "linux")]
+fn with_hangup(dir: &Path, option: &str) -> Command {
+    let mut command = unconfigured("env");
+    command.args([option, env!("CARGO_BIN_EXE_threadkeep"), "serve", "--port", "0"]);
+    command.current_dir(dir).env("SVC_HOME", dir.join("state"));
+    command
+}
+
+async fn exits_in_order(dir: &Path, mut gateway: Gateway, signal: &str) {
     gateway.post("/api/threads", json!({"thread_id": "t"})).await;
     let input = json!({"messages": [{"role": "user", "content": "hang"}]});
     let (_, run) = gateway.post("/api/threads/t/runs", json!({ "input": input })).await;
@@ -269,7 +303,7 @@ async fn a_terminated_gateway_interrupts_its_run_and_exits_in_order() {
         let stream = gateway.client.get(format!("{}/api/threads/t/runs/{run}/stream", gateway.base));
         followed.push(stream.send().await.unwrap());
     }
-    gateway.signal("-TERM");
+    gateway.signal(signal);
     // Followers did not ask for it, so they are not shown a bare end.
     for stream in followed {
         let frames = stream.text().await.unwrap();
@@ -278,7 +312,7 @@ async fn a_terminated_gateway_interrupts_its_run_and_exits_in_order() {
     }
     assert!(gateway.child.wait().unwrap().success());
 
-    let gateway = Gateway::start(dir.path());
+    let gateway = Gateway::start(dir);
     for run in [run, waiting] {
         let run = gateway.get(&format!("/api/threads/t/runs/{run}")).await;
         let error = run["error"].as_str().unwrap();

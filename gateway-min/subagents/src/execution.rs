@@ -78,6 +78,9 @@ pub(crate) enum ExecutionError {
     /// Its checkpoints could not be read.
     #[error(transparent)]
     Engine(#[from] threadkeep::Error),
+    /// Its call is not part of a conversation.
+    #[error("the call has no turn: there are no messages in its state")]
+    NoTurn,
     /// Another run has taken it over meanwhile.
     #[error("run {run} goes on with execution {execution}; its result is not this run's")]
     TakenOver {
@@ -94,7 +97,7 @@ impl ExecutionError {
         match self {
             Self::Records(error) => error.is_unavailable(),
             Self::Engine(error) => error.is_unavailable(),
-            Self::TakenOver { .. } => false,
+            Self::NoTurn | Self::TakenOver { .. } => false,
         }
     }
 }

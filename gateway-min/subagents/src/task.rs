@@ -109,6 +109,7 @@ impl From<ExecutionError> for Failure {
             }
             ExecutionError::Records(_) => "RunStoreError",
             ExecutionError::Engine(ref error) => error.class_name(),
+            ExecutionError::NoTurn => "ValueError",
         };
         Self::Unexpected { class, detail: error.to_string() }
     }
@@ -217,7 +218,10 @@ impl Task {
         };
         let failure = |error| Failure::before_work(error, is_own(context, entry));
         if let Some(budget) = &self.budget {
-            let counting = || count_earlier(&self.delegator, &self.accessor, budget, context);
+            let counting = || async {
+                let turn = turn(context)?;
+                count_earlier(&self.delegator, &self.accessor, budget, context, &turn).await
+            };
             self.counted.get_or_try_init(counting).await.map_err(failure)?;
         }
         let opened = self.open(context, &definition, entry, description).await.map_err(failure)?;
@@ -367,12 +371,14 @@ pub(crate) fn answer(context: &ToolContext) -> Option<Json> {
     messages.as_array()?.iter().rfind(|message| message::kind(message) == "ai").cloned()
 }
 
-/// Counts what an earlier run has used of the budget, if this one goes on with its calls: a restart gives none back.
+/// Counts what an earlier run has used of the budget, if this one goes on with its calls: a restart gives none back. `turn`
+/// is the call's.
 pub(crate) async fn count_earlier(
     delegator: &Delegator,
     accessor: &StateAccessor,
     budget: &Budget,
     context: &ToolContext,
+    turn: &[Json],
 ) -> Result<(), ExecutionError> {
     let Some(answer) = answer(context) else { return Ok(()) };
     let entries = ledger::entries(context.state.as_deref())?;
@@ -380,8 +386,7 @@ pub(crate) async fn count_earlier(
     let of_answer = |id: &String| {
         calls.contains(id) || entries.iter().any(|entry| entry.id == *id && answer["id"] == *entry.message_id)
     };
-    let turn = turn(context)?;
-    let mut used = budget::used_in(&turn);
+    let mut used = budget::used_in(turn);
     for row in delegator.records.executions().unsettled(&context.thread_id).await? {
         if !row.delivered && of_answer(&row.execution_id) {
             let state = accessor.get(&ThreadId::from(row.child_thread.as_str()), None).await?;
@@ -389,14 +394,17 @@ pub(crate) async fn count_earlier(
         }
     }
     budget.go_on_from(used);
-    budget.exchange(Some(&turn)).await;
+    budget.exchange(Some(turn)).await;
     Ok(())
 }
 
 /// The messages since the user's last one.
-pub(crate) fn turn(context: &ToolContext) -> threadkeep::Result<Vec<Json>> {
+///
+/// # Errors
+/// [`ExecutionError::NoTurn`] outside of a conversation; [`ExecutionError::Engine`] if it cannot be read.
+pub(crate) fn turn(context: &ToolContext) -> Result<Vec<Json>, ExecutionError> {
     let messages = context.state.as_ref().map(|state| state.json("messages")).transpose()?.flatten();
-    let Some(Json::Array(mut messages)) = messages else { return Ok(Vec::new()) };
+    let Some(Json::Array(mut messages)) = messages else { return Err(ExecutionError::NoTurn) };
     let begin = messages.iter().rposition(message::is_from_user).unwrap_or_default();
     Ok(messages.split_off(begin))
 }
@@ -449,4 +457,15 @@ fn ended(context: &ToolContext, entry: &Entry, output: &ToolOutput) -> Map<Strin
         "tool_call_id": entry.tool_call_id,
     });
     [(ledger::CHANNEL.to_owned(), json!([entry.ended(&result).to_json()]))].into_iter().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_call_outside_of_a_conversation_has_no_turn_and_says_so() {
+        let error = turn(&ToolContext::new("t", "r", "/nonexistent")).unwrap_err();
+        assert!(matches!(error, ExecutionError::NoTurn) && !error.may_pass(), "{error}");
+    }
 }

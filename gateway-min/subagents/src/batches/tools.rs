@@ -163,8 +163,11 @@ impl BatchTask {
         let batches = self.delegator.records.batches();
         let is_own = is_own(context);
         let unsubmitted = |error: RecordsError| Unsubmitted::of(&error, is_own);
-        let prepared = match self.count(context, is_own).await {
-            Ok(()) => self.prepare(context, args).await,
+        // A stored batch must be found by its turn: what is in doubt without one is left to the next run.
+        let turn = turn(context).map_err(|error| Unsubmitted::InDoubt(error.to_string()))?;
+        let named_by = self.budget.as_ref().and_then(|_| naming_answer(context, &turn));
+        let prepared = match self.count(context, &turn, is_own).await {
+            Ok(()) => self.prepare(context, args, named_by.as_deref()).await,
             // An earlier run may have stored the batch, and the next one finds it.
             Err(error) if error.may_pass() => return Err(Unsubmitted::InDoubt(error.to_string())),
             Err(error) => Err(failed(&error)),
@@ -180,8 +183,6 @@ impl BatchTask {
                 found.map_err(unsubmitted)?.ok_or(refusal)?
             }
         };
-        let turn = turn(context).unwrap_or_default();
-        let named_by = self.budget.as_ref().and_then(|_| naming_answer(context, &turn));
         if let (Some(budget), Some(answer)) = (&self.budget, &named_by) {
             budget.submitted(answer).await;
         }
@@ -204,18 +205,25 @@ impl BatchTask {
     }
 
     /// Counts what an earlier run has used of the budget, if this one goes on with its calls: the batch gets what is left.
-    async fn count(&self, context: &ToolContext, is_own: bool) -> Result<(), ExecutionError> {
+    async fn count(&self, context: &ToolContext, turn: &[Json], is_own: bool) -> Result<(), ExecutionError> {
         match &self.budget {
-            Some(budget) if !is_own => count_earlier(&self.delegator, &self.accessor, budget, context).await,
+            Some(budget) if !is_own => {
+                count_earlier(&self.delegator, &self.accessor, budget, context, turn).await
+            }
             _ => Ok(()),
         }
     }
 
-    /// The batch to store.
+    /// The batch to store. All batches of the turn share the limit that `named_by` names.
     ///
     /// # Errors
     /// The text for the model.
-    async fn prepare(&self, context: &ToolContext, args: Json) -> Result<NewBatch, String> {
+    async fn prepare(
+        &self,
+        context: &ToolContext,
+        args: Json,
+        named_by: Option<&str>,
+    ) -> Result<NewBatch, String> {
         if !self.batching.is_working() {
             return Err(UNAVAILABLE.to_owned());
         }
@@ -238,10 +246,7 @@ impl BatchTask {
             .budget
             .as_ref()
             .map(|budget| RunBudget { settings: config.token_budget, used: unsigned(budget.used()) });
-        // All batches of the turn share its limit.
-        let turn = turn(context).map_err(|error| failed(&error))?;
-        let named_by = budget.as_ref().and_then(|_| naming_answer(context, &turn));
-        let budget_id = named_by.map(|answer| budget_id(&context.thread_id, &answer));
+        let budget_id = named_by.map(|answer| budget_id(&context.thread_id, answer));
         let spec = Spec {
             definition: (**definition).clone(),
             model: self.model.clone(),

@@ -12,7 +12,7 @@ use super::threads::existing;
 use crate::app::App;
 use crate::auth::Principal;
 use crate::streams::bridge::HEARTBEAT;
-use threadkeep_records::{RunBrief, RunRow};
+use threadkeep_records::{RecordsError, RunBrief, RunRow};
 
 pub(super) const FAILED: &str = "Failed to read thread";
 /// How often the records are searched for new runs of other processes. This process announces its own.
@@ -92,6 +92,16 @@ impl RunsOf {
         let first = runs.iter().position(wanted).unwrap_or(newest);
         self.waiting.extend(runs.drain(first..).map(|run| (run.run_id, None)));
         Ok(())
+    }
+
+    /// The runs that were admitted before this one and have ended: the newest of them.
+    ///
+    /// # Errors
+    /// Those of the read.
+    pub(super) async fn ended_before(&self, run_id: &str) -> Result<Vec<RunBrief>, RecordsError> {
+        let page = self.app.records.runs().briefs(self.thread.as_str(), LOOKED_AT).await?;
+        let earlier = page.into_iter().skip_while(|run| run.run_id != run_id).skip(1);
+        Ok(earlier.filter(|run| !run.status.is_active()).collect())
     }
 
     /// The runs that appeared since the last look, oldest first: those that were admitted after the newest of its runs

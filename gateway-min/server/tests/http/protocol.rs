@@ -200,6 +200,30 @@ async fn two_clients_get_what_each_asked_for_of_the_same_events() {
     assert_eq!(rest(&mut part).await, expected);
 }
 
+/// It is cancelled before the run at work ends, and shown after that end.
+#[tokio::test]
+async fn a_client_that_has_the_end_of_a_run_gets_that_of_the_cancelled_one_that_waited_for_it() {
+    let name = "protocol-waited";
+    let gateway = started(Setup::default(), name).await;
+    command(&gateway, "t", "run.start", ask("wait")).await.ok();
+    gate(name).reached().await;
+    let waited = done(command(&gateway, "t", "run.start", ask("two")).await);
+    let waited = waited["run_id"].as_str().unwrap();
+    let mut stream = follow(&gateway, None).await;
+    let path = format!("/api/threads/t/runs/{waited}/cancel?wait=true");
+    assert_eq!(gateway.post(&path, json!({})).await.status, 204);
+    gate(name).open();
+    let first = rest(&mut stream).await;
+    in_order(&first);
+    let second = rest(&mut stream).await;
+    let end = second.last().unwrap();
+    assert_eq!(end["event_id"], format!("{waited}:end"));
+    assert_eq!(end["params"]["data"]["event"], "interrupted");
+    let since = seq(first.last().unwrap());
+    assert!(second.iter().all(|event| seq(event) >= since), "{second:?}");
+    assert_eq!(rest(&mut follow(&gateway, Some(since)).await).await, second);
+}
+
 #[tokio::test]
 async fn what_is_no_longer_kept_is_replaced_by_the_state() {
     let name = "protocol-gap";

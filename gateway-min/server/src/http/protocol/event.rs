@@ -165,6 +165,13 @@ impl Said {
         Self { node: node.map(str::to_owned), ..self }
     }
 
+    /// Gives it this number, which an event before it has, if its own is not a greater one.
+    pub(super) fn come_after(&mut self, seq: u64) {
+        if self.seq <= seq {
+            (self.seq, self.again) = (seq, true);
+        }
+    }
+
     /// The text of the server-sent event, in pieces.
     pub(super) fn encode(&self) -> Vec<Bytes> {
         let mut params = json!({ "namespace": self.namespace, "timestamp": self.unix_ms });

@@ -168,7 +168,9 @@ impl Following {
         };
         // The same place if nothing is kept of it but its row: after the frames of that millisecond.
         let ended = EventId { unix_ms: unix_ms(row.updated_at), seq: EventId::PER_MS - 1 };
+        let mut earlier = None;
         if translator.last().is_none() {
+            earlier = self.end_before(&row).await;
             self.snapshot(ended).await?;
         }
         // An `error` may be this process's own, which has read the row: it has the time of that look.
@@ -205,7 +207,25 @@ impl Following {
         });
         self.said.extend(asks);
         self.said.push_back(speaker.end(data));
+        if let Some(earlier) = earlier {
+            for said in &mut self.said {
+                said.come_after(earlier);
+            }
+        }
         Some(())
+    }
+
+    /// The number of the last end of the thread's earlier runs. That of a run which only waited may be a smaller one: it
+    /// was cancelled while another one was at work.
+    async fn end_before(&self, run: &RunRow) -> Option<u64> {
+        let ended = self.runs.ended_before(&run.run_id).await;
+        let run_id = &run.run_id;
+        let ended =
+            ended.inspect_err(|error| tracing::debug!(run_id, %error, "cannot read when earlier runs ended"));
+        // One that lies farther ahead is from before the clock was set back.
+        let latest = self.app().ids.now_ms().saturating_add(AHEAD_MS);
+        let times = ended.ok()?.into_iter().map(|run| unix_ms(run.updated_at));
+        times.filter(|time| *time <= latest).max().map(|time| Place::before_ms(time + 1))
     }
 
     /// The checkpoint that the run has left, with its messages; `None` if it wrote none.

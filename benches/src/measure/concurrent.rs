@@ -22,7 +22,7 @@ pub(super) async fn write(job: &Job, row: &mut Row, report: &mut impl FnMut(&Row
     row.found.rss_base = Some(meter::resident());
     let server = store.watch().and_then(|watch| watch.server);
     let (flushes, busy, served) = (store.flushes(), meter::cpu(), server.map(|server| server.cpu()));
-    let together = Arc::new(Barrier::new(case.writers + 1));
+    let together = Arc::new(Barrier::new(case.writers));
     let mut writers = Vec::new();
     for writer in 0..case.writers {
         let indexes = (writer..case.threads).step_by(case.writers);
@@ -34,18 +34,19 @@ pub(super) async fn write(job: &Job, row: &mut Row, report: &mut impl FnMut(&Row
             write_all(&case, conversations).await
         }));
     }
-    together.wait().await;
-    let started = Instant::now();
     let (mut turns, mut open) = (Turns::default(), Vec::new());
+    let mut started: Option<Instant> = None;
     for writer in writers {
         let written = writer.await.context("a writer panicked")??;
+        // The first of all: this task would get its turn again after some of their work.
+        started = Some(started.map_or(written.started, |first| first.min(written.started)));
         turns.wall.extend(written.latencies);
         row.found.capped = row.found.capped.take().or(written.capped.then(|| "time".to_owned()));
         row.found.raw_bytes = Some(row.found.raw_bytes.unwrap_or_default() + written.raw_bytes);
         // Kept until all have ended, as open threads would be.
         open.push(written.conversations);
     }
-    let wall = started.elapsed();
+    let wall = started.context("the case has no writer")?.elapsed();
     let found = &mut row.found;
     found.rss_peak = Some(meter::peak());
     found.wall_s = Some(seconds(wall));
@@ -74,6 +75,7 @@ pub(super) async fn write(job: &Job, row: &mut Row, report: &mut impl FnMut(&Row
 }
 
 struct Written {
+    started: Instant,
     conversations: Vec<Conversation>,
     latencies: Vec<Duration>,
     raw_bytes: u64,
@@ -81,8 +83,9 @@ struct Written {
 }
 
 async fn write_all(case: &Case, conversations: Vec<Conversation>) -> Result<Written> {
-    let mut written = Written { conversations, latencies: Vec::new(), raw_bytes: 0, capped: false };
-    let deadline = Instant::now() + Duration::from_secs(case.cap_s);
+    let started = Instant::now();
+    let deadline = started + Duration::from_secs(case.cap_s);
+    let mut written = Written { started, conversations, latencies: Vec::new(), raw_bytes: 0, capped: false };
     for _ in 0..case.turns {
         for conversation in &mut written.conversations {
             if Instant::now() > deadline {
@@ -108,4 +111,32 @@ async fn is_as_expected(case: &Case, store: &Store) -> Result<bool> {
         }
     }
     Ok(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::case::Mode;
+    use crate::measure::Phase;
+    use crate::runner::Matrix;
+
+    /// On one thread, the writer does all of its work in memory before any other task gets a turn.
+    #[tokio::test]
+    async fn the_wall_time_has_all_turns_of_the_writers() {
+        let matrix = Matrix {
+            backends: vec![Backend::Memory],
+            modes: vec![Mode::Full],
+            turns: vec![500],
+            threads: vec![2],
+            ..Matrix::default()
+        };
+        let case = matrix.cases().remove(0);
+        let job = Job { case: case.clone(), target: String::new(), floor_target: None, phase: Phase::Write };
+        let mut row = Row::new(case);
+        write(&job, &mut row, &mut |_: &Row| {}).await.unwrap();
+        let found = &row.found;
+        assert_eq!((found.turns_done, found.ok), (Some(1000), Some(true)));
+        // Both are rounded to a millisecond.
+        assert!(found.wall_s.unwrap() + 0.002 > found.turn_sum_s.unwrap(), "{found:?}");
+    }
 }

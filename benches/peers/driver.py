@@ -20,6 +20,7 @@ import time
 import uuid
 from contextlib import AsyncExitStack
 from importlib.metadata import version
+from queue import Empty
 
 from langchain_core.messages import AIMessage, HumanMessage
 from langgraph.checkpoint.serde.types import _DeltaSnapshot
@@ -227,22 +228,26 @@ async def open_store(stack: AsyncExitStack, case: dict, target: str) -> Store:
             raise SystemExit(f"{other} is not one of LangGraph's savers")
 
 
-def settings(case: dict, target: str) -> str:
+async def settings(case: dict, store: Store) -> str:
+    """Versions, and what a commit waits for: asked of the connection that is measured, as each has its own settings."""
     versions = f"langgraph {version('langgraph')}, Python {sys.version.split()[0]}"
+    connection = store.saver.conn
     if case["backend"] == "langgraph-postgres":
-        import psycopg
-
-        with psycopg.connect(target) as session:
-            names = ("server_version", "fsync", "synchronous_commit")
-            found = [session.execute(f"SHOW {name}").fetchone()[0] for name in names]
+        names = ("server_version", "fsync", "synchronous_commit")
+        found = [connection.execute(f"SHOW {name}").fetchone()[name] for name in names]
         saver = f"checkpoint-postgres {version('langgraph-checkpoint-postgres')}"
         return f"{versions}, {saver}, Postgres {found[0]}, fsync={found[1]}, synchronous_commit={found[2]}"
     import sqlite3
 
-    session = sqlite3.connect(target)
-    mode = session.execute("PRAGMA journal_mode").fetchone()[0]
-    synchronous = ("OFF", "NORMAL", "FULL", "EXTRA")[session.execute("PRAGMA synchronous").fetchone()[0]]
-    session.close()
+    found = []
+    for name in ("journal_mode", "synchronous"):
+        if store.is_async:
+            async with connection.execute(f"PRAGMA {name}") as cursor:
+                row = await cursor.fetchone()
+        else:
+            row = connection.execute(f"PRAGMA {name}").fetchone()
+        found.append(row[0])
+    mode, synchronous = found[0], ("OFF", "NORMAL", "FULL", "EXTRA")[found[1]]
     saver = f"checkpoint-sqlite {version('langgraph-checkpoint-sqlite')}"
     return f"{versions}, {saver}, SQLite {sqlite3.sqlite_version}, {mode}, synchronous={synchronous}"
 
@@ -308,7 +313,7 @@ async def single(case: dict, target: str, report) -> None:
     async with AsyncExitStack() as stack:
         store = await open_store(stack, case, target)
         conversation = Conversation(case, 0)
-        row = {"settings": settings(case, target), "rss_base": peak()}
+        row = {"settings": await settings(case, store), "rss_base": peak()}
         every, started = -(-case["turns"] // POINTS), time.perf_counter()
         turns, cpu, curve = [], [], []
         for n in range(1, case["turns"] + 1):
@@ -379,9 +384,22 @@ def process_writer(case: dict, target: str, writer: int, barrier, results) -> No
             barrier.wait()
             started, busy = time.perf_counter(), time.process_time()
             written = await write_all(store, case, writer)
-            results.put((written, started, time.perf_counter(), time.process_time() - busy))
+            ended, used = time.perf_counter(), time.process_time() - busy
+            results.put((written, started, ended, used, await settings(case, store)))
 
     asyncio.run(run())
+
+
+def gathered(queue, processes: list) -> list:
+    """What each process puts into the queue. One that ends without success would be waited for, for ever."""
+    found: list = []
+    while len(found) < len(processes):
+        try:
+            found.append(queue.get(timeout=1))
+        except Empty:
+            if failed := [process.exitcode for process in processes if process.exitcode]:
+                raise SystemExit(f"a writer failed: it ended with {failed[0]}") from None
+    return found
 
 
 async def concurrent(case: dict, target: str, report) -> None:
@@ -389,7 +407,8 @@ async def concurrent(case: dict, target: str, report) -> None:
     layout = {"langgraph-sqlite": "threads", "langgraph-async": "tasks", "langgraph-postgres": "processes"}[case["backend"]]
     async with AsyncExitStack() as stack:
         store = await open_store(stack, case, target)
-        row, busy = {"settings": settings(case, target), "layout": layout, "rss_base": peak()}, time.process_time()
+        row = {"settings": await settings(case, store), "layout": layout, "rss_base": peak()}
+        busy = time.process_time()
         started, results = time.perf_counter(), []
         if layout == "tasks":
             results = await asyncio.gather(*(write_all(store, case, writer) for writer in range(case["writers"])))
@@ -404,18 +423,20 @@ async def concurrent(case: dict, target: str, report) -> None:
             context = multiprocessing.get_context("spawn")
             barrier, queue = context.Barrier(case["writers"]), context.Queue()
             arguments = [(case, target, writer, barrier, queue) for writer in range(case["writers"])]
-            processes = [context.Process(target=process_writer, args=each) for each in arguments]
+            # Daemons end with this process, which does not wait for them if one has failed.
+            processes = [context.Process(target=process_writer, args=each, daemon=True) for each in arguments]
             for process in processes:
                 process.start()
-            ended = [queue.get() for _ in processes]
+            ended = gathered(queue, processes)
+            row["settings"] = " | ".join(sorted({each[-1] for each in ended}))
             for process in processes:
                 process.join()
             results = [written for written, *_ in ended]
         wall, cpu = time.perf_counter() - started, time.process_time() - busy
         if layout == "processes":
             # The clock is machine-wide, so all processes agree on it.
-            wall = max(end for _, _, end, _ in ended) - min(start for _, start, _, _ in ended)
-            cpu = sum(used for *_, used in ended)
+            wall = max(end for _, _, end, _, _ in ended) - min(start for _, start, *_ in ended)
+            cpu = sum(used for *_, used, _ in ended)
         if len(results) != case["writers"]:
             raise SystemExit("a writer failed")
         taken = [turn for turns, _, _ in results for turn in turns]

@@ -378,6 +378,10 @@ async def write_all(store: Store, case: dict, writer: int) -> tuple[list[float],
 
 
 def process_writer(case: dict, target: str, writer: int, barrier, results) -> None:
+    # A parent that is killed cannot end its daemons, whose output the runner would wait for.
+    parent = multiprocessing.parent_process()
+    threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
+
     async def run() -> None:
         async with AsyncExitStack() as stack:
             store = await open_store(stack, case, target)

@@ -15,16 +15,32 @@ pub struct Exercise {
     pub name: &'static str,
     /// The saver it works on.
     pub saver: Kind,
-    /// What it tries, in one line.
-    pub about: &'static str,
+    /// What it tries.
+    pub about: About,
     /// Does one turn. An error is a finding.
     pub run: fn(Turn) -> BoxFuture<'static, anyhow::Result<()>>,
+}
+
+/// What an exercise tries.
+#[derive(Clone, Copy)]
+pub struct About {
+    /// In one line.
+    pub what: &'static str,
+    /// What each run counts at least once. One that does not has tried nothing, and so found nothing.
+    pub needs: &'static [&'static str],
 }
 
 impl Exercise {
     /// Its name with that of its saver.
     pub fn title(&self) -> String {
         format!("{}, {}", self.name, self.saver.name())
+    }
+
+    /// What a run with these counts did not do.
+    pub fn untried(&self, tally: &Tally) -> Vec<&'static str> {
+        let counts = tally.counts();
+        let missing = |what: &&'static str| counts.get(*what).is_none_or(|count| *count == 0);
+        self.about.needs.iter().copied().filter(missing).collect()
     }
 }
 

@@ -11,4 +11,4 @@ pub mod trace;
 pub mod vfs;
 pub mod witness;
 
-pub use exercise::{Exercise, Tally, Turn};
+pub use exercise::{About, Exercise, Tally, Turn};

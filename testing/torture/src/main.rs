@@ -11,7 +11,7 @@ use futures::FutureExt as _;
 use indicatif::{ProgressBar, ProgressStyle};
 use threadkeep_torture::exercises::ALL;
 use threadkeep_torture::report::{Row, table};
-use threadkeep_torture::{Turn, child};
+use threadkeep_torture::{Exercise, Turn, child};
 
 #[derive(Parser)]
 #[command(name = "threadkeep-torture", about = "Tries to lose or damage what Threadkeep acknowledged")]
@@ -72,6 +72,11 @@ fn main() -> ExitCode {
     }
 }
 
+/// The names of the exercises, a line each.
+fn titles() -> String {
+    ALL.iter().map(Exercise::title).collect::<Vec<_>>().join("\n")
+}
+
 /// Runs the exercises in turn until the time is over. Returns whether there were no findings.
 async fn torture(run: &Run) -> anyhow::Result<bool> {
     let begun = Instant::now();
@@ -83,7 +88,7 @@ async fn torture(run: &Run) -> anyhow::Result<bool> {
     let wanted = |title: &str| run.only.as_ref().is_none_or(|only| title.contains(only.as_str()));
     let mut rows: Vec<Row> =
         ALL.iter().filter(|exercise| wanted(&exercise.title())).map(|exercise| Row::new(*exercise)).collect();
-    ensure!(!rows.is_empty(), "no exercise is called like that");
+    ensure!(!rows.is_empty(), "no exercise is called like that; there are:\n{}", titles());
     eprintln!("seed {seed}: replay a turn with SEED=(its seed) ONLY=(its name) TURNS=1");
     let progress = ProgressBar::no_length();
     progress.set_style(ProgressStyle::with_template("{spinner} {elapsed_precise} {msg}")?);
@@ -114,6 +119,13 @@ async fn torture(run: &Run) -> anyhow::Result<bool> {
         }
     }
     progress.finish_and_clear();
+    for row in &mut rows {
+        let known = row.found.len();
+        row.finish(seed);
+        for (_, what) in &row.found[known..] {
+            eprintln!("FOUND of {}: {what}", row.exercise.title());
+        }
+    }
     let shown = table(&rows, false);
     writeln!(std::io::stdout().lock(), "{shown}")?;
     if let Some(out) = &run.out {

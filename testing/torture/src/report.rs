@@ -26,13 +26,21 @@ impl Row {
         Self { exercise, turns: 0, took: Duration::ZERO, tally: Tally::default(), found: Vec::new() }
     }
 
+    /// After the last turn: that an exercise has tried nothing is a finding, of the seed of its first turn.
+    pub fn finish(&mut self, seed: u64) {
+        let untried = self.exercise.untried(&self.tally);
+        if self.found.is_empty() && !untried.is_empty() {
+            self.found.push((seed, format!("it has tried nothing: no {}", untried.join(", no "))));
+        }
+    }
+
     fn cells(&self) -> [String; 6] {
         let counts = self.tally.counts();
         let counts = counts.iter().map(|(what, n)| format!("{} {what}", grouped(*n)));
         let found = if self.found.is_empty() { "nothing".to_owned() } else { self.found.len().to_string() };
         [
             self.exercise.title(),
-            self.exercise.about.to_owned(),
+            self.exercise.about.what.to_owned(),
             grouped(self.turns),
             format!("{} s", grouped(self.took.as_secs())),
             counts.collect::<Vec<_>>().join(", "),
@@ -77,6 +85,27 @@ fn grouped(n: u64) -> String {
 mod tests {
     use super::*;
     use crate::exercises::ALL;
+
+    #[test]
+    fn an_exercise_that_has_tried_nothing_is_a_finding() {
+        for exercise in ALL {
+            let needs = exercise.about.needs;
+            assert!(!needs.is_empty(), "{}", exercise.title());
+            for missing in needs {
+                let mut row = Row::new(*exercise);
+                for what in needs {
+                    // A count of zero is none.
+                    row.tally.add(what, usize::from(what != missing));
+                }
+                row.finish(7);
+                assert_eq!(row.found, [(7, format!("it has tried nothing: no {missing}"))]);
+                row.found.clear();
+                row.tally.add(missing, 1);
+                row.finish(7);
+                assert!(row.found.is_empty(), "{:?}", row.found);
+            }
+        }
+    }
 
     #[test]
     fn the_table_says_what_was_tried_how_often_and_what_was_found() {

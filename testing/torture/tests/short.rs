@@ -24,6 +24,14 @@ fn each_exercise_has_a_turn_however_short_the_time_is() {
     assert!(!idle.status.success());
 }
 
+#[test]
+fn a_name_that_no_exercise_has_is_an_error_with_the_names() {
+    let mut torture = std::process::Command::new(env!("CARGO_BIN_EXE_threadkeep-torture"));
+    let done = torture.args(["--only", "typo"]).output().unwrap();
+    let said = String::from_utf8_lossy(&done.stderr);
+    assert!(!done.status.success() && said.contains("\nreads beside rewrites, postgres\n"), "{said}");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn storms_of_create_and_delete_leave_threads_whole() {
     for saver in [Kind::Memory, Kind::Sqlite] {

@@ -22,12 +22,14 @@ use threadkeep::step::{Durability, StepWriter};
 use threadkeep::verify::verify;
 
 use crate::actor::{accessor, say, table, texts};
-use crate::exercise::Turn;
+use crate::exercise::{About, Turn};
 use crate::storage::Storage;
 
-/// What it tries, in one line.
-pub const ABOUT: &str =
-    "a thread is converted or pruned under an open writer, a fork, a note or a pending row";
+/// What it tries, and what each run of it does.
+pub const ABOUT: About = About {
+    what: "a thread is converted or pruned under an open writer, a fork, a note or a pending row",
+    needs: &["conversions", "states"],
+};
 
 /// Converts some threads while they have writers.
 ///

@@ -31,11 +31,14 @@ use threadkeep_testing::proxy::{Cut, Proxy};
 use tokio::sync::Notify;
 
 use crate::actor::{accessor, say, table, texts};
-use crate::exercise::Turn;
+use crate::exercise::{About, Turn};
 use crate::storage::{HUNG, Kind, Storage, open_at};
 
-/// What it tries, in one line.
-pub const ABOUT: &str = "an answer is lost, and somebody else acts before the retry";
+/// What it tries, and what each run of it does.
+pub const ABOUT: About = About {
+    what: "an answer is lost, and somebody else acts before the retry",
+    needs: &["cuts", "commits", "states"],
+};
 
 /// The write whose answer is lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -17,12 +17,14 @@ use threadkeep_testing::{Cluster, Replication};
 use tokio::task::{JoinHandle, spawn_blocking};
 
 use crate::actor::{accessor, say, texts};
-use crate::exercise::Turn;
+use crate::exercise::{About, Turn};
 use crate::storage::{HUNG, Kind, open_at, postgres_options};
 
-/// What it tries, in a line.
-pub const ABOUT: &str =
-    "a primary is killed, crashed, frozen or restarted under writers, its standby promoted";
+/// What it tries, and what each run of it does.
+pub const ABOUT: About = About {
+    what: "a primary is killed, crashed, frozen or restarted under writers, its standby promoted",
+    needs: &["failovers", "commits"],
+};
 
 /// Between two looks whether writes go on.
 const PAUSE: Duration = Duration::from_millis(5);

@@ -13,12 +13,12 @@ use threadkeep_memory::MemorySaver;
 
 use crate::actor::{Actor, accessor, book_of, compare, read_back, say};
 use crate::child::{Child, Work, number};
-use crate::exercise::Turn;
+use crate::exercise::{About, Turn};
 use crate::storage::Storage;
 use crate::witness::Witness;
 
-/// What it tries, in one line.
-pub const ABOUT: &str = "kill -9 of a committing process";
+/// What it tries, and what each run of it does.
+pub const ABOUT: About = About { what: "kill -9 of a committing process", needs: &["kills", "commits"] };
 
 /// Kills one process.
 ///

@@ -15,12 +15,12 @@ pub mod storms;
 
 use futures::future::BoxFuture;
 
-use crate::exercise::{Exercise, Turn};
+use crate::exercise::{About, Exercise, Turn};
 use crate::storage::Kind;
 
 type Run = fn(Turn) -> BoxFuture<'static, anyhow::Result<()>>;
 
-const fn exercise(name: &'static str, saver: Kind, about: &'static str, run: Run) -> Exercise {
+const fn exercise(name: &'static str, saver: Kind, about: About, run: Run) -> Exercise {
     Exercise { name, saver, about, run }
 }
 

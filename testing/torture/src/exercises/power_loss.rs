@@ -19,15 +19,17 @@ use threadkeep_sqlite::{Options, SqliteSaver};
 
 use crate::actor::{Actor, Book, accessor, book_of, compare, read_back, say};
 use crate::disk::{self, Disk};
-use crate::exercise::{Tally, Turn};
+use crate::exercise::{About, Tally, Turn};
 use crate::storage::{scratch, sqlite_options};
 use crate::trace::{Event, Recorder};
 use crate::vfs;
 use crate::witness::Witness;
 
-/// What it tries, in one line.
-pub const ABOUT: &str =
-    "the power goes at each flush and between; any unflushed sectors are kept, lost or torn";
+/// What it tries, and what each run of it does.
+pub const ABOUT: About = About {
+    what: "the power goes at each flush and between; any unflushed sectors are kept, lost or torn",
+    needs: &["flushes", "images", "states"],
+};
 
 const FILE: &str = "db";
 /// SQLite's own VFS, without ours and the driver's.

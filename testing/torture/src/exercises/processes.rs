@@ -18,11 +18,14 @@ use threadkeep_sqlite::SqliteSaver;
 
 use crate::actor::{accessor, say, texts};
 use crate::child::{self, Child, Work};
-use crate::exercise::Turn;
+use crate::exercise::{About, Turn};
 use crate::storage::{Kind, PATIENCE, Storage, sqlite_options};
 
-/// What it tries, in one line.
-pub const ABOUT: &str = "two processes on one store; opens beside constant checkpoints";
+/// What it tries, and what each run of it does.
+pub const ABOUT: About = About {
+    what: "two processes on one store; opens beside constant checkpoints",
+    needs: &["commits", "opens", "states"],
+};
 
 /// The thread that all processes add to.
 const SHARED: &str = "shared";

@@ -5,11 +5,14 @@ use anyhow::ensure;
 use threadkeep_conformance::savers::{Memory, Postgres, Sqlite};
 use threadkeep_conformance::{Report, Settings, Verdict, run as suite};
 
-use crate::exercise::Turn;
+use crate::exercise::{About, Turn};
 use crate::storage::Kind;
 
-/// What it tries, in one line.
-pub const ABOUT: &str = "random programs of saver calls; after each call every read equals the naive model's";
+/// What it tries, and what each run of it does.
+pub const ABOUT: About = About {
+    what: "random programs of saver calls; after each call every read equals the naive model's",
+    needs: &["programs"],
+};
 
 const CASE: &str = "random_programs_agree_with_the_model";
 

@@ -14,11 +14,14 @@ use threadkeep::saver::{Rewrite, Saver, ThreadImage};
 use threadkeep::value::ChannelValue;
 
 use crate::actor::{Actor, read_back};
-use crate::exercise::Turn;
+use crate::exercise::{About, Turn};
 use crate::storage::Storage;
 
-/// What it tries, in one line.
-pub const ABOUT: &str = "late puts to applied tasks change no state; no revision comes back";
+/// What it tries, and what each run of it does.
+pub const ABOUT: About = About {
+    what: "late puts to applied tasks change no state; no revision comes back",
+    needs: &["states", "late puts", "revisions"],
+};
 
 /// The texts of notes. Few, so that contents repeat, which revisions must not.
 const NOTES: [&str; 3] = ["first first first first first", "SECOND SECOND SECOND SECOND", "a third one"];

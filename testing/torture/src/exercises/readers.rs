@@ -5,7 +5,7 @@
 //! each answer is compared with what the writer saw when it created the checkpoint.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context as _, ensure};
@@ -22,18 +22,42 @@ use threadkeep::mode::ChannelMode;
 use threadkeep::saver::Saver;
 use threadkeep::state::{HistoryQuery, StateAccessor, StateSnapshot, Update};
 use threadkeep::verify::verify;
+use tokio::task::JoinHandle;
 
 use crate::actor::{accessor, table, texts};
-use crate::exercise::Turn;
+use crate::exercise::{About, Turn};
 use crate::storage::Storage;
 
-/// What it tries, in one line.
-pub const ABOUT: &str = "reads beside prune, retention, delete-for-runs, convert, copy and delete";
+/// What it tries, and what each run of it does.
+pub const ABOUT: About = About {
+    what: "reads beside prune, retention, delete-for-runs, convert, copy and delete",
+    needs: &["commits", "rewrites", "states"],
+};
 
 const THREAD: &str = "t";
 
 /// What the writer saw of each checkpoint.
 type Known = Arc<Mutex<BTreeMap<CheckpointId, Vec<String>>>>;
+
+/// What happened beside the writer.
+#[derive(Default)]
+struct Beside {
+    rewrites: AtomicUsize,
+    states: AtomicUsize,
+    /// The writer has ended, and so do the others.
+    over: AtomicBool,
+}
+
+impl Beside {
+    fn is_over(&self) -> bool {
+        self.over.load(Ordering::SeqCst)
+    }
+
+    /// Whether the writer was beside both.
+    fn happened(&self) -> bool {
+        [&self.rewrites, &self.states].iter().all(|count| count.load(Ordering::SeqCst) > 0)
+    }
+}
 
 /// Reads during rewrites for a while.
 ///
@@ -42,19 +66,24 @@ type Known = Arc<Mutex<BTreeMap<CheckpointId, Vec<String>>>>;
 pub async fn run(turn: Turn) -> anyhow::Result<()> {
     let place = Storage::new(turn.saver).await?;
     let known = Known::default();
-    let done = Arc::new(AtomicBool::new(false));
+    let beside = Arc::new(Beside::default());
     let rewriter = place.open().await?;
     let reader = place.open().await?;
-    let rewriting = tokio::spawn(rewrite(rewriter, turn.clone(), done.clone()));
+    let rewriting = tokio::spawn(rewrite(rewriter, turn.clone(), beside.clone()));
     let mut reading = Vec::new();
     for (n, warm) in [(1, true), (2, false)] {
         let seed = turn.seed.wrapping_mul(3) + n;
-        reading.push(tokio::spawn(read(reader.clone(), seed, warm, known.clone(), done.clone())));
+        reading.push(tokio::spawn(read(reader.clone(), seed, warm, known.clone(), beside.clone())));
     }
     let writer = place.open().await?;
-    let written = write(&writer, &turn, &known).await;
+    // One that ends before the writer does has failed.
+    let goes_on = || {
+        let ended = rewriting.is_finished() || reading.iter().any(JoinHandle::is_finished);
+        !beside.happened() && !ended
+    };
+    let written = write(&writer, &turn, &known, goes_on).await;
     // Ends the other tasks too, however this one ended.
-    done.store(true, Ordering::SeqCst);
+    beside.over.store(true, Ordering::SeqCst);
     let mut answers = Vec::new();
     for reader in reading {
         answers.extend(reader.await?.context("a reader")?);
@@ -72,9 +101,18 @@ pub async fn run(turn: Turn) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn write(saver: &Arc<dyn Saver>, turn: &Turn, known: &Known) -> anyhow::Result<()> {
+/// Adds to the thread a number of times, and longer while `goes_on` says so.
+async fn write(
+    saver: &Arc<dyn Saver>,
+    turn: &Turn,
+    known: &Known,
+    goes_on: impl Fn() -> bool,
+) -> anyhow::Result<()> {
     let accessor = accessor(saver, ChannelMode::Delta, turn.seed)?;
-    for n in 0..60 * turn.effort {
+    for n in 0.. {
+        if n >= 60 * turn.effort && !goes_on() {
+            break;
+        }
         loop {
             match add(&accessor, n).await {
                 // The thread was deleted between the read of its head and the commit.
@@ -87,6 +125,8 @@ async fn write(saver: &Arc<dyn Saver>, turn: &Turn, known: &Known) -> anyhow::Re
             }
         }
         turn.tally.add("commits", 1);
+        // In memory no call waits, and the others may have no other worker.
+        tokio::task::yield_now().await;
     }
     Ok(())
 }
@@ -99,12 +139,12 @@ async fn add(accessor: &StateAccessor, n: u32) -> threadkeep::Result<StateSnapsh
     accessor.update(&THREAD.into(), update).await
 }
 
-async fn rewrite(saver: Arc<dyn Saver>, turn: Turn, done: Arc<AtomicBool>) -> anyhow::Result<()> {
+async fn rewrite(saver: Arc<dyn Saver>, turn: Turn, beside: Arc<Beside>) -> anyhow::Result<()> {
     let mut rng = StdRng::seed_from_u64(turn.seed ^ 0xde1);
     let (thread, saver) = (ThreadId::from(THREAD), &*saver);
     let (full, delta) = (table(ChannelMode::Full)?, table(ChannelMode::Delta)?);
     let mut copies = 0;
-    while !done.load(Ordering::SeqCst) {
+    while !beside.is_over() {
         let table = if rng.random_bool(0.5) { &full } else { &delta };
         let rewritten = match rng.random_range(0..12) {
             0..3 => {
@@ -142,7 +182,12 @@ async fn rewrite(saver: Arc<dyn Saver>, turn: Turn, done: Arc<AtomicBool>) -> an
             _ => saver.delete_thread(&thread).await,
         };
         match rewritten {
-            Ok(()) | Err(Error::Stale { .. }) => turn.tally.add("rewrites", 1),
+            Ok(()) => {
+                turn.tally.add("rewrites", 1);
+                beside.rewrites.fetch_add(1, Ordering::SeqCst);
+            }
+            // The writer came first, and nothing was rewritten.
+            Err(Error::Stale { .. }) => turn.tally.add("stale rewrites", 1),
             Err(error) => return Err(error.into()),
         }
         tokio::task::yield_now().await;
@@ -156,13 +201,13 @@ async fn read(
     seed: u64,
     warm: bool,
     known: Known,
-    done: Arc<AtomicBool>,
+    beside: Arc<Beside>,
 ) -> anyhow::Result<Vec<(CheckpointId, Vec<String>)>> {
     let mut rng = StdRng::seed_from_u64(seed);
     let thread = ThreadId::from(THREAD);
     let mut answers = Vec::new();
     let remembering = accessor(&saver, ChannelMode::Delta, seed)?;
-    while !done.load(Ordering::SeqCst) {
+    while !beside.is_over() {
         let accessor = if warm { remembering.clone() } else { accessor(&saver, ChannelMode::Delta, seed)? };
         let states = match rng.random_range(0..3) {
             0 => accessor.get(&thread, None).await.context("the head")?.into_iter().collect(),
@@ -172,7 +217,10 @@ async fn read(
                     let n = known.len().checked_sub(1).map(|last| rng.random_range(0..=last));
                     n.and_then(|n| known.keys().nth(n).copied())
                 };
-                let Some(id) = some else { continue };
+                let Some(id) = some else {
+                    tokio::task::yield_now().await;
+                    continue;
+                };
                 accessor.get(&thread, Some(id)).await.context("a checkpoint")?.into_iter().collect()
             }
             _ => {
@@ -183,6 +231,7 @@ async fn read(
         };
         for state in states {
             answers.push((state.key.id, texts(&state)?));
+            beside.states.fetch_add(1, Ordering::SeqCst);
         }
         tokio::task::yield_now().await;
     }

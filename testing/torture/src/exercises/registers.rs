@@ -22,11 +22,14 @@ use threadkeep::{Error, Result};
 use threadkeep_postgres::{Options, PostgresSaver, setup};
 use threadkeep_testing::{Cluster, Replication};
 
-use crate::exercise::{Tally, Turn};
+use crate::exercise::{About, Tally, Turn};
 use crate::storage::{HUNG, PATIENCE};
 
-/// What it tries, in a line.
-pub const ABOUT: &str = "a primary crashes, is killed, hangs; its standby hangs or takes over; waits are cancelled; two savers append and read";
+/// What it tries, and what each run of it does.
+pub const ABOUT: About = About {
+    what: "a primary crashes, is killed, hangs; its standby hangs or takes over; waits are cancelled; two savers append and read",
+    needs: &["acknowledged commits", "failovers", "reads"],
+};
 
 /// Threads that are appended to at a time.
 const THREADS: usize = 8;

@@ -21,14 +21,16 @@ use threadkeep_sqlite::SqliteSaver;
 
 use crate::actor::{accessor, say, texts};
 use crate::disk::{self, Disk};
-use crate::exercise::Turn;
+use crate::exercise::{About, Turn};
 use crate::storage::{scratch, sqlite_options};
 use crate::trace::{Operation, Recorder, Verdict};
 use crate::vfs;
 
-/// What it tries, in one line.
-pub const ABOUT: &str =
-    "each write and each flush of a file fails once; `Unavailable` means absent after a restart";
+/// What it tries, and what each run of it does.
+pub const ABOUT: About = About {
+    what: "each write and each flush of a file fails once; `Unavailable` means absent after a restart",
+    needs: &["failures", "restarts", "images"],
+};
 
 const FILE: &str = "db";
 const THREAD: &str = "t";

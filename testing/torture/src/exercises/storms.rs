@@ -16,11 +16,14 @@ use threadkeep::saver::Saver;
 use tokio::sync::Barrier;
 
 use crate::actor::{accessor, say, texts};
-use crate::exercise::Turn;
+use crate::exercise::{About, Turn};
 use crate::storage::{Kind, Storage};
 
-/// What it tries, in one line.
-pub const ABOUT: &str = "a thread is made while others delete it, then written to and read";
+/// What it tries, and what each run of it does.
+pub const ABOUT: About = About {
+    what: "a thread is made while others delete it, then written to and read",
+    needs: &["storms", "commits", "states"],
+};
 
 /// Runs a number of storms.
 ///

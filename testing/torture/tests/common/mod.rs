@@ -26,5 +26,6 @@ pub async fn play(name: &str, saver: Kind, seeds: std::ops::Range<u64>) -> Tally
         }
     }
     println!("{}: {:?}", exercise.title(), tally.counts());
+    assert_eq!(exercise.untried(&tally), [""; 0], "{}", exercise.title());
     tally
 }

@@ -19,7 +19,7 @@ suites: ## The conformance suites and the tests of the drivers, ROUNDS (20) time
 	@scripts/test.sh --suites --rounds $(or $(ROUNDS),20) --busy $(or $(BUSY),4)
 
 page-test: ## The page in Chromium, against the gateway itself; ARGS name tests
-	cargo test --locked -p threadkeep-gateway --test page -- $(ARGS)
+	scripts/named.sh test --locked -p threadkeep-gateway --test page -- $(ARGS)
 
 pictures: ## Pictures of every place of the page, in target/pictures, and how soon each is painted; ARGS (--docs: the README's too)
 	cargo build -q --release --locked -p threadkeep-gateway --bin threadkeep
@@ -90,11 +90,11 @@ torture: ## Try to lose or damage what was acknowledged, for MINUTES (10) or unt
 
 batches-torture: ## A batch of ITEMS (5000) on three processes, KILLS (100) of them, and CRASHES (5) of the database; see docs/torture.md
 	BATCH_ITEMS=$(or $(ITEMS),5000) BATCH_KILLS=$(or $(KILLS),100) BATCH_CRASHES=$(or $(CRASHES),5) \
-	  cargo test --locked -p threadkeep-gateway --test process -- s62_a_batch_outlives --nocapture
+	  scripts/named.sh test --locked -p threadkeep-gateway --test process -- s62_a_batch_outlives --nocapture
 
 chaos: ## Gateways while processes and servers fail, for MINUTES (10), with SEED; what was acknowledged must be there; ONLY (three_gateways, two_gateways); see docs/torture.md
 	CHAOS_SECONDS=$$(($(or $(MINUTES),10) * $(if $(ONLY),60,30))) $(if $(SEED),CHAOS_SEED=$(SEED)) \
-	  cargo test --locked -p threadkeep-gateway --test process -- chaos::$(ONLY) --nocapture --test-threads 1
+	  scripts/named.sh test --locked -p threadkeep-gateway --test process -- chaos::$(ONLY) --nocapture --test-threads 1
 
 patroni: ## Crashes, switchovers and lost machines under Patroni, with two gateways and streaming clients; ROUNDS (1); see docs/failover.md
 	scripts/patroni.py $(ROUNDS)
@@ -112,7 +112,7 @@ bench-targets: ## The workloads at full size, 2,000 turns in every mode; about a
 	scripts/bench.sh targets
 
 bench-criterion: ## Each engine step and each driver operation; FILTER names some
-	cargo bench --locked -p threadkeep-benches -- $(FILTER)
+	scripts/named.sh bench --locked -p threadkeep-benches -- $(FILTER)
 
 load: ## Turns per second, latency and CPU of a gateway with 1 and 64 threads, beside LangGraph's server; ARGS="--turns 100" for more
 	scripts/load.sh $(ARGS)

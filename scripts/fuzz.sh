@@ -12,7 +12,14 @@ fi
 command -v cargo-fuzz > /dev/null || cargo install --locked cargo-fuzz@0.13.2
 # The bundled SQLite has two copies of a constant, which is not our bug.
 export ASAN_OPTIONS="detect_odr_violation=0${ASAN_OPTIONS:+:$ASAN_OPTIONS}"
-[ $# -gt 0 ] || set -- $(cargo +nightly fuzz list --fuzz-dir .)
+targets=$(cargo +nightly fuzz list --fuzz-dir .)
+for target in "$@"; do
+    grep -qxF -- "$target" <<< "$targets" && continue
+    printf 'no target is called %s; there are:\n%s\n' "$target" "$targets" >&2
+    exit 1
+done
+# shellcheck disable=SC2086 # Names without spaces.
+[ $# -gt 0 ] || set -- $targets
 for target in "$@"; do
     printf '\n== %s, %s s\n' "$target" "$seconds"
     corpus=corpus/${target%_sqlite} # The two targets of programs share one.

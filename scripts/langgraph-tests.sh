@@ -7,6 +7,16 @@ root=$(cd "$(dirname "$0")/.." && pwd)
 target="${CARGO_TARGET_DIR:-$root/target}"
 python=${1:?the interpreter of an environment with the package}
 shift
+STORES=${STORES:-sqlite postgres}
+for store in $STORES; do
+    case $store in
+        sqlite | postgres) ;;
+        *)
+            echo "no store is called $store; there are: sqlite postgres" >&2
+            exit 1
+            ;;
+    esac
+done
 sources="$target/python/langgraph-tests"
 mkdir -p "$sources"
 
@@ -48,7 +58,7 @@ run() {
     THREADKEEP_STORE=$1 "$python" -W ignore -m pytest -q -p langgraph_tests -p no:cacheprovider -o addopts= --tb=short "${@:3}" $files
 }
 failed=0
-for store in ${STORES:-sqlite postgres}; do
+for store in $STORES; do
     run "$store" langgraph -p no:asyncio "$@" || failed=1
     for package in langgraph-checkpoint langgraph-checkpoint-sqlite; do
         run "$store" "$package" -o asyncio_mode=auto -o asyncio_default_fixture_loop_scope=function "$@" || failed=1

@@ -1,10 +1,13 @@
 #!/usr/bin/env bash
-# Creates the virtual environment of Python DIR unless it exists. One whose creation was interrupted has no pip, and is completed.
+# Creates the virtual environment of Python DIR unless it exists. One whose pip does not run is created again: its creation was
+# interrupted, or its interpreter is gone.
 set -euo pipefail
 venv=${1:?which directory}
-[ ! -x "$venv/bin/pip" ] || exit 0
-if ! "${PYTHON:-python3}" -m venv "$venv" 2> /dev/null; then
-    rm -rf "$venv"
+if "$venv/bin/pip" --version > /dev/null 2>&1; then
+    exit
+fi
+create() { "${PYTHON:-python3}" -m venv --clear "$venv"; }
+if ! create 2> /dev/null; then
     "$(dirname "$0")/install.sh" python3-venv
-    "${PYTHON:-python3}" -m venv "$venv"
+    create
 fi

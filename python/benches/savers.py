@@ -177,16 +177,21 @@ def database(url: str, name: str) -> str:
     return base.rsplit("/", 1)[0] + f"/{name}" + (f"?{query}" if query else "")
 
 
-def check_flushes(url: str) -> None:
-    """Refuses a server that acknowledges what it has not flushed: the savers on SQLite flush."""
+def check_flushes(url: str) -> str:
+    """Refuses a server that acknowledges what it has not flushed, as the savers on SQLite flush; else, its version and settings."""
     import psycopg
 
+    found: dict[str, Any] = {}
     with psycopg.connect(url, autocommit=True) as connection:
-        for name in ("fsync", "synchronous_commit"):
+        for name in ("server_version", "fsync", "synchronous_commit", "full_page_writes"):
             row = connection.execute(f"SHOW {name}").fetchone()
             assert row
-            if row[0] != "on":
-                raise SystemExit(f"the server of a measurement must flush, and its {name} is {row[0]}")
+            found[name] = row[0]
+    release = found.pop("server_version")
+    for name, value in found.items():
+        if value != "on":
+            raise SystemExit(f"the server of a measurement must flush, and its {name} is {value}")
+    return f"Postgres {release}, " + ", ".join(f"{name}={value}" for name, value in found.items())
 
 
 def database_size(url: str) -> int:
@@ -215,7 +220,7 @@ def main() -> None:
             server = subprocess.Popen([given.postgres, "flushing"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
             assert server.stdout
             url = server.stdout.readline().strip()
-            check_flushes(url)
+            print(check_flushes(url), end="\n\n", flush=True)
         for size in given.sizes:
             rows += asyncio.run(measure(size, given.turns, url, root))
     finally:

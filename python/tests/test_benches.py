@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import queue
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -37,6 +37,22 @@ def test_a_server_that_does_not_flush_is_not_measured(savers: Any, postgres_url:
     # The private server of the tests does not flush either.
     with pytest.raises(SystemExit, match="must flush, and its (fsync|synchronous_commit) is off"):
         savers.check_flushes(lazy)
+
+
+def test_a_run_says_that_its_server_flushes(savers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = {"server_version": "17.2", "fsync": "on", "synchronous_commit": "on", "full_page_writes": "on"}
+
+    def execute(statement: str) -> Any:
+        return SimpleNamespace(fetchone=lambda: (settings[statement.removeprefix("SHOW ")],))
+
+    connection = nullcontext(SimpleNamespace(execute=execute))
+    monkeypatch.setattr("psycopg.connect", lambda *_, **__: connection)
+    assert savers.check_flushes("") == "Postgres 17.2, fsync=on, synchronous_commit=on, full_page_writes=on"
+    for name in ("fsync", "synchronous_commit", "full_page_writes"):
+        settings[name] = "off"
+        with pytest.raises(SystemExit, match=f"its {name} is off"):
+            savers.check_flushes("")
+        settings[name] = "on"
 
 
 def test_the_first_page_of_a_saver_that_was_just_opened_is_measured_too(savers: Any, tmp_path: Path) -> None:

@@ -35,6 +35,8 @@ async fn commands_read_what_they_print_and_turns_go_on_beside_them() {
     }
     let beside: Vec<_> = report.turns.iter().filter(|turns| !turns.beside.is_empty()).collect();
     assert_eq!((beside.len(), report.turns.len()), (5, 10), "{shown}");
+    let place = |name: &str| beside.iter().position(|turns| turns.beside.starts_with(name)).unwrap();
+    assert!(place("copy") < place("retention").min(place("prune")), "they shorten what it copies\n{shown}");
     assert!(report.turns.iter().all(|turns| turns.turns >= 8 && turns.p50_ms <= turns.p99_ms), "{shown}");
     assert_eq!(report.turns.iter().map(|turns| turns.failed).sum::<usize>(), 0, "{shown}");
     let markdown = tables(&report, Form::Markdown);

@@ -385,6 +385,7 @@ def test_a_version_does_not_name_a_value(open_saver: Opener) -> None:
         {"step": -2},
         {"source": "input", "step": -1, "parents": {"": str(made({})["id"])}, "run_id": "r", "score": 1.5, "who": "me"},
         {"source": "elsewhere", "step": 2, "parents": {"": "no id"}, "nested": {"a": [1, None, {"b": True}]}},
+        {"source": None, "step": None, "parents": None, "who": None},
     ],
 )
 def test_what_langgraph_keeps_beside_channels_comes_back(open_saver: Opener, metadata: dict[str, Any]) -> None:
@@ -395,6 +396,7 @@ def test_what_langgraph_keeps_beside_channels_comes_back(open_saver: Opener, met
         found = read(saver, config)
         assert found.checkpoint == checkpoint
         assert found.metadata == metadata
+        assert [listed.metadata for listed in saver.list(at())] == [metadata]
         next_version = saver.get_next_version(None, None)
         step = made({"a": 1}, {"a": next_version}, versions_seen={**seen, "agent": {"a": next_version}})
         assert read(saver, put(saver, config, step)).checkpoint == step

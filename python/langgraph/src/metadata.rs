@@ -8,6 +8,8 @@ use threadkeep::metadata::{COUNTERS_KEY, Counters, Metadata, Source};
 
 /// The notes of what the engine's metadata cannot hold, by key: `null` for an absent one.
 const NOTED: [(&str, &str); 4] = [("source", "ms"), ("step", "mp"), ("parents", "mq"), (COUNTERS_KEY, "mc")];
+/// The note of the keys that are there with the value `null`.
+const NULLS: &str = "mn";
 
 /// Whether what LangGraph gives under a key may be noted.
 pub(crate) fn is_noted(key: &str) -> bool {
@@ -48,10 +50,18 @@ pub(crate) fn split(
     metadata.extra = map.into();
     let shown = shown(&metadata);
     let mut notes = Map::new();
+    let mut nulls = Vec::new();
     for (key, note) in NOTED {
-        if given.get(key) != shown.get(key) {
-            notes.insert(note.to_owned(), given.get(key).cloned().unwrap_or(Json::Null));
+        match given.get(key) {
+            Some(Json::Null) => nulls.push(key),
+            value if value == shown.get(key) => {}
+            value => {
+                notes.insert(note.to_owned(), value.cloned().unwrap_or(Json::Null));
+            }
         }
+    }
+    if !nulls.is_empty() {
+        notes.insert(NULLS.to_owned(), json!(nulls));
     }
     (metadata, notes)
 }
@@ -69,6 +79,10 @@ pub(crate) fn join(metadata: &Metadata, notes: &mut Map<String, Json>) -> Map<St
                 map.insert(key.to_owned(), value);
             }
         }
+    }
+    let nulls = notes.remove(NULLS);
+    for key in nulls.iter().filter_map(Json::as_array).flatten().filter_map(Json::as_str) {
+        map.insert(key.to_owned(), Json::Null);
     }
     map
 }
@@ -99,6 +113,8 @@ mod tests {
             json!({"source": "loop", "step": 3, "parents": {}, "run_id": "r", "n": 1.5}),
             json!({"step": -2}),
             json!({}),
+            json!({"source": null}),
+            json!({"source": null, "step": null, "parents": null, "n": null, COUNTERS_KEY: null}),
             json!({"source": "elsewhere", "step": "x", "parents": {"": "no id", "a": id}}),
             json!({"source": "input", "step": 1, "parents": {"": id}, COUNTERS_KEY: {"a": [1, 2], "b": [0, 4]}}),
         ] {

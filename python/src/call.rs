@@ -16,7 +16,7 @@ use pyo3::sync::PyOnceLock;
 use crate::errors::exception;
 use crate::gate::Gate;
 use crate::raw::Output;
-use crate::{logs, runtime};
+use crate::{fork, logs, runtime};
 
 type Running = Pin<Box<dyn Future<Output = threadkeep::Result<Output>> + Send>>;
 
@@ -75,8 +75,9 @@ impl Call {
         let call = self.take()?;
         let event_loop = running_loop(py)?;
         let future = event_loop.call_method0("create_future")?;
-        if HAND_OVERS.is_closed() {
-            // A function that runs at exit has a loop of its own, to which nothing is handed over any more.
+        if HAND_OVERS.is_closed() || fork::is_refused() {
+            // A function that runs at exit has a loop of its own, to which nothing is handed over any more. A
+            // destructor may have one, too, and only on its own thread the call is refused that would wait for it.
             let (value, error) = outcome(py, made(py, call));
             resolve(&future, value.bind(py), error.bind(py))?;
             return future.call_method0("__await__").map(Bound::unbind);

@@ -4,6 +4,7 @@
 //! delete the log that it writes to.
 
 use std::cell::Cell;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::{Builder, JoinHandle};
 
 use pyo3::prelude::*;
@@ -11,13 +12,22 @@ use pyo3::types::PyDict;
 use threadkeep::Error;
 
 use crate::call::{HAND_OVERS, panicked};
+use crate::errors::exception;
 use crate::gate::{Gate, Inside, PAUSE};
 use crate::{runtime, shared};
 
 /// The calls that are running.
 static CALLS: Gate = Gate::new();
 
+/// How many threads have a number.
+static THREADS: AtomicUsize = AtomicUsize::new(0);
+/// The number of the thread that the one which closes a connection waits for, as that of a connection of aiosqlite; 0
+/// if there is none. Not under a lock, as a gate.
+static AWAITED: AtomicUsize = AtomicUsize::new(0);
+
 thread_local! {
+    /// Never that of another thread, also of one that has ended.
+    static THREAD: usize = THREADS.fetch_add(1, Ordering::Relaxed) + 1;
     /// How often this thread has brought the stores to rest and did not let them go on yet.
     static RESTS: Cell<usize> = const { Cell::new(0) };
 }
@@ -29,16 +39,16 @@ impl Running {
     /// Waits while the process forks.
     ///
     /// # Errors
-    /// [`Error::Unavailable`] in the thread that forks: it would wait for itself. Python may run there meanwhile: other
-    /// functions that are called before a fork, handlers of signals, and destructors, whenever memory is collected.
+    /// [`Error::Unavailable`] in the thread that forks, and in one that it waits for: each would wait for itself.
+    /// Python may run there meanwhile: other functions that are called before a fork, handlers of signals, and
+    /// destructors, whenever memory is collected.
     pub(crate) async fn begin() -> threadkeep::Result<Self> {
         loop {
             if let Some(inside) = CALLS.enter() {
                 return Ok(Self(inside));
             }
-            if RESTS.get() > 0 {
-                let reason = "this thread forks the process, or closes a connection; make the call later";
-                return Err(Error::Unavailable { saver: "python", reason: reason.to_owned() });
+            if is_refused() {
+                return Err(refusal());
             }
             tokio::time::sleep(PAUSE).await;
         }
@@ -48,6 +58,20 @@ impl Running {
     pub(crate) fn now() -> Self {
         Self(CALLS.stay())
     }
+}
+
+/// Whether calls of this thread are refused until the stores go on: it would wait for itself.
+pub(crate) fn is_refused() -> bool {
+    RESTS.get() > 0 || is_awaited()
+}
+
+fn is_awaited() -> bool {
+    AWAITED.load(Ordering::Acquire) == THREAD.with(|number| *number)
+}
+
+fn refusal() -> Error {
+    let reason = "this thread forks the process, or closes a connection; make the call later";
+    Error::Unavailable { saver: "python", reason: reason.to_owned() }
 }
 
 /// Lets Python say when a process forks.
@@ -72,14 +96,22 @@ fn before(py: Python<'_>) -> PyResult<()> {
         RESTS.set(rests + 1);
         return Ok(());
     }
-    py.detach(|| {
+    let rested = py.detach(|| {
         runtime::wait(&runtime, async {
-            // Another thread may be forking: then this waits for it first.
-            CALLS.close();
+            // Another thread may be forking: then this waits for it first, unless that one waits for this thread.
+            while !CALLS.shut() {
+                if is_awaited() {
+                    return Err(refusal());
+                }
+                tokio::time::sleep(PAUSE).await;
+            }
+            CALLS.wait();
             RESTS.set(1);
             shared::rest().await;
-        });
+            Ok(())
+        })
     });
+    rested.map_err(exception)?;
     // Another thread may have dropped a store meanwhile, which is being closed.
     while !CALLS.is_empty() {
         py.detach(|| runtime::wait(&runtime, async { CALLS.wait() }));
@@ -99,10 +131,12 @@ fn after_in_parent() {
 
 /// Calls functions as if the process forked meanwhile: no call is running, and no SQLite file is open. They may close
 /// stores. Other calls fail, and must not be waited for. All are called, also if one raises: the first exception is raised.
+/// `awaited` is the [`thread_number`] of a thread that they wait for: its calls fail, too.
 #[pyfunction]
-pub(crate) fn at_rest(py: Python<'_>, functions: Vec<Bound<'_, PyAny>>) -> PyResult<()> {
+#[pyo3(signature = (functions, awaited=0))]
+pub(crate) fn at_rest(py: Python<'_>, functions: Vec<Bound<'_, PyAny>>, awaited: usize) -> PyResult<()> {
     before(py)?;
-    let _rest = Rest;
+    let _rest = Rest { awaited_before: AWAITED.swap(awaited, Ordering::AcqRel) };
     let mut done = Ok(());
     for function in functions {
         done = done.and(function.call0().map(drop));
@@ -111,12 +145,22 @@ pub(crate) fn at_rest(py: Python<'_>, functions: Vec<Bound<'_, PyAny>>) -> PyRes
 }
 
 /// The stores are at rest until it is dropped, also by a panic: other calls would wait for ever.
-struct Rest;
+struct Rest {
+    /// A destructor that closes a connection meanwhile waits for another thread.
+    awaited_before: usize,
+}
 
 impl Drop for Rest {
     fn drop(&mut self) {
+        AWAITED.store(self.awaited_before, Ordering::Release);
         after_in_parent();
     }
+}
+
+/// The number of this thread.
+#[pyfunction]
+pub(crate) fn thread_number() -> usize {
+    THREAD.with(|number| *number)
 }
 
 /// Calls a function in a thread of its own, and waits for it. A signal, such as that of a keyboard interrupt, is
@@ -136,6 +180,7 @@ pub(crate) fn in_thread(py: Python<'_>, function: Py<PyAny>) -> PyResult<Py<PyAn
 #[pyfunction]
 fn after_in_child() -> PyResult<()> {
     RESTS.set(0);
+    AWAITED.store(0, Ordering::Release);
     CALLS.reset();
     HAND_OVERS.reset();
     runtime::draw_own_numbers()

@@ -42,10 +42,15 @@ impl Gate {
 
     /// Waits until the gate is open, closes it, and waits until nothing is inside.
     pub(crate) fn close(&self) {
-        while !self.moved(|inside| (inside & CLOSED == 0).then_some(inside | CLOSED)) {
+        while !self.shut() {
             sleep(PAUSE);
         }
         self.wait();
+    }
+
+    /// Closes the gate, also if something is inside. Returns `false` if it is closed already.
+    pub(crate) fn shut(&self) -> bool {
+        self.moved(|inside| (inside & CLOSED == 0).then_some(inside | CLOSED))
     }
 
     /// Waits until nothing is inside.

@@ -28,6 +28,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     logs::watch();
     module.add_function(wrap_pyfunction!(fork::at_rest, module)?)?;
     module.add_function(wrap_pyfunction!(fork::in_thread, module)?)?;
+    module.add_function(wrap_pyfunction!(fork::thread_number, module)?)?;
     module.add_class::<store::Store>()?;
     module.add_class::<call::Call>()?;
     module.add_class::<raw::RawTuple>()?;

@@ -401,7 +401,8 @@ def test_what_is_closed_at_rest_is_closed_although_another_close_fails() -> None
 
 
 AT_REST = """
-import os, sqlite3, sys
+import asyncio, os, sqlite3, sys
+import aiosqlite
 sys.path.insert(0, sys.argv[2])
 beside = []
 
@@ -421,7 +422,7 @@ os.register_at_fork(before=call_others)
 from kit import at, made, put, read
 from threadkeep import UnavailableError
 from threadkeep._core import at_rest
-from threadkeep.langgraph import SqliteSaver
+from threadkeep.langgraph import AsyncSqliteSaver, SqliteSaver
 from threadkeep.langgraph._sqlite import _in_loop
 
 class Connection(sqlite3.Connection):
@@ -432,10 +433,24 @@ class Connection(sqlite3.Connection):
             call_others()
         super().close()
 
+class Awaited(sqlite3.Connection):
+    # On the thread of a connection of aiosqlite, which may collect garbage there.
+    def close(self):
+        third = SqliteSaver, sqlite3.connect(sys.argv[1] + ".third")
+        for call, given in (third, (asyncio.run, beside[0].aget_tuple(at()))):
+            try:
+                call(given)
+            except UnavailableError as error:
+                assert "this thread forks" in str(error), error
+            else:
+                raise AssertionError(call)
+        call_others()
+        super().close()
+
 async def in_loop():
     call_others()
 
-for way in ("connection", "loop", "fork"):
+for way in ("connection", "loop", "aiosqlite", "fork"):
     beside[:] = [SqliteSaver(sys.argv[1] + name) for name in (".one", ".two")]
     for saver in beside:
         put(saver, at(way), made({"a": way}))
@@ -444,6 +459,8 @@ for way in ("connection", "loop", "fork"):
     elif way == "loop":
         # As a connection of aiosqlite is closed.
         at_rest([lambda: _in_loop(in_loop())])
+    elif way == "aiosqlite":
+        AsyncSqliteSaver(aiosqlite.connect(sys.argv[1], factory=Awaited)).close()
     elif (child := os.fork()) == 0:
         os._exit(0)
     else:
@@ -465,7 +482,7 @@ def test_a_thread_that_brought_savers_to_rest_does_not_wait_for_itself(tmp_path:
     command = [sys.executable, *MAY_FORK, "-c", AT_REST, str(tmp_path / "checkpoints.db"), str(Path(__file__).parent)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
-    assert done.stdout.split() == ["refused", "closed"] * 3
+    assert done.stdout.split() == ["refused", "closed"] * 4
 
 
 def test_an_interrupt_comes_after_the_call_is_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

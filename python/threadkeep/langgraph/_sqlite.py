@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from typing_extensions import Self
 
-from threadkeep._core import Store, at_rest, in_thread
+from threadkeep._core import Store, at_rest, in_thread, thread_number
 from threadkeep.langgraph._saver import Fence, ThreadkeepSaver
 
 _MEMORY = ":memory:"
@@ -157,20 +157,20 @@ def _is_of_aiosqlite(conn: object) -> bool:
 def _place_of_aiosqlite(conn: Any) -> _Place:
     place = _PLACES.get(conn)
     if place is None:
-        path, busy_timeout = _in_loop(_asked(conn))
+        path, busy_timeout, thread = _in_loop(_asked(conn))
 
         def close() -> None:
             _in_loop(conn.close())
 
-        place = _closed(path, close), busy_timeout
+        place = _closed(path, close, thread), busy_timeout
         # What was in memory is gone.
         if place[0] != _MEMORY:
             _PLACES[conn] = place
     return place
 
 
-async def _asked(conn: Any) -> tuple[str, int]:
-    """The file of a connection of aiosqlite, and its busy timeout."""
+async def _asked(conn: Any) -> tuple[str, int, int]:
+    """The file of a connection of aiosqlite, its busy timeout, and the number of its thread."""
     try:
         conn.row_factory = None
     except ValueError:
@@ -181,10 +181,17 @@ async def _asked(conn: Any) -> tuple[str, int]:
             says = "the connection of aiosqlite is closed: pass one that is open or not awaited yet, or the path of its file"
             raise ValueError(says) from error
         conn.row_factory = None
-    conn.text_factory = bytes
+    threads: list[int] = []
+
+    def text(given: bytes) -> bytes:
+        # Only the connection calls it, on its own thread.
+        threads.append(thread_number())
+        return given
+
+    conn.text_factory = text
     databases: list[Any] = await conn.execute_fetchall("PRAGMA database_list")
     times: list[Any] = await conn.execute_fetchall("PRAGMA busy_timeout")
-    return _main(databases), times[0][0]
+    return _main(databases), times[0][0], threads[0]
 
 
 class _Loop(asyncio.SelectorEventLoop):
@@ -211,8 +218,10 @@ def _in_loop(coroutine: Coroutine[Any, Any, _T]) -> _T:
     return in_thread(run)
 
 
-def _closed(path: str, close: Callable[[], object]) -> str:
-    """The place of a connection to this file, after it was closed."""
+def _closed(path: str, close: Callable[[], object], thread: int = 0) -> str:
+    """The place of a connection to this file, after it was closed, on a thread of this number if it has its own. Python may
+    collect garbage there meanwhile, and a destructor may call a saver.
+    """
     ends = [close]
     if path:
         # The last connection that closes moves the log into the file, without the checksums of pages. One that may only
@@ -223,7 +232,7 @@ def _closed(path: str, close: Callable[[], object]) -> str:
             ends.append(reader.close)
             reader.execute("SELECT count(*) FROM sqlite_master").fetchall()
     # Other savers of this process may have the file open, and would lose their locks.
-    at_rest(ends)
+    at_rest(ends, thread)
     return path or _MEMORY
 
 

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import doctest
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from threadkeep.langgraph import _saver, _sqlite
 
 APPROVAL = Path(__file__).parent.parent / "examples" / "approval.py"
 
@@ -21,3 +27,9 @@ def test_the_desk_asks_goes_on_in_another_process_and_goes_back(tmp_path: Path) 
     continued = run(path)
     assert continued[:4] == ["continues: Buy desk and lamp for 340?", "yes: Bought for 340.", "no: Then not.", "orders: 0"]
     assert continued[4].endswith(" checkpoints, after pruning 1")
+
+
+@pytest.mark.parametrize("module", [_saver, _sqlite])
+def test_the_examples_in_docstrings_show_what_they_say(module: ModuleType) -> None:
+    done = doctest.testmod(module)
+    assert done.attempted > 0 and done.failed == 0, "what failed is in the output"

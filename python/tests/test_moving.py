@@ -358,6 +358,25 @@ def test_nothing_is_moved_where_it_cannot_be_compared(tmp_path: Path) -> None:
     assert (status, said) == (0, "1 threads with 1 checkpoints and 0 writes were moved.\n")
 
 
+def test_a_terminal_shows_how_far_the_move_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = str(tmp_path / "old.db")
+    with TheirSqliteSaver.from_conn_string(old) as theirs:
+        for thread in "ab":
+            put(theirs, at(thread), made({"a": 1}))
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with SqliteSaver.from_conn_string(str(tmp_path / "new.db")) as ours:
+        assert move(SqliteSource(old), ours).problems == []
+    first, *bars = capsys.readouterr().err.split("\r")
+    expected = [
+        f"[{'#' * 15 * done}{' ' * 15 * (2 - done)}] {done} of 2 {what}" + ("\n" if done == 2 else "")
+        for what in ("threads", "threads compared")
+        for done in range(3)
+    ]
+    assert (first, bars) == ("", expected)
+
+
 def test_what_cannot_be_moved_is_named(tmp_path: Path) -> None:
     old, new = str(tmp_path / "old.db"), str(tmp_path / "new.db")
     with TheirSqliteSaver.from_conn_string(old) as theirs:

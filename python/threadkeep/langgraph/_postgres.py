@@ -34,7 +34,11 @@ class _Postgres(ThreadkeepSaver):
 class PostgresSaver(_Postgres):
     """A saver on a Postgres database. ``conn`` is its address, or a connection or pool of ``psycopg`` to it, of which only
     the address is used. Call :meth:`setup` once to create the tables. They are in ``schema``, else in the schema that the
-    address names as its ``search_path``, else in ``public``.
+    address names as its ``search_path``, else in ``public``::
+
+        with PostgresSaver.from_conn_string("postgresql://localhost/app", schema="checkpoints") as saver:
+            saver.setup()
+            graph = builder.compile(checkpointer=saver)
     """
 
     @classmethod
@@ -54,7 +58,11 @@ class PostgresSaver(_Postgres):
 
 class AsyncPostgresSaver(_Postgres):
     """A saver on a Postgres database, for event loops. ``await saver.setup()`` once creates the tables, where
-    :class:`PostgresSaver` does.
+    :class:`PostgresSaver` does::
+
+        async with AsyncPostgresSaver.from_conn_string("postgresql://localhost/app") as saver:
+            await saver.setup()
+            graph = builder.compile(checkpointer=saver)
     """
 
     @classmethod

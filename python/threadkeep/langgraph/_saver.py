@@ -126,6 +126,14 @@ class ThreadkeepSaver(BaseCheckpointSaver[str]):
         """Checkpoints, newest first: of a thread, or of all threads if ``config`` is ``None``.
 
         Equal elements of lists are one object within a call.
+
+        >>> from langgraph.checkpoint.base import empty_checkpoint
+        >>> from threadkeep.langgraph import SqliteSaver
+        >>> thread = {"configurable": {"thread_id": "1", "checkpoint_ns": ""}}
+        >>> with SqliteSaver.from_conn_string(":memory:") as saver:
+        ...     stored = saver.put(thread, empty_checkpoint(), {"source": "input", "step": -1}, {})
+        ...     print([found.metadata["step"] for found in saver.list(thread, limit=10)])
+        [-1]
         """
         found = self._list(config, filter, before, limit).wait()
         decoder = self._decoder(share=True)
@@ -171,6 +179,19 @@ class ThreadkeepSaver(BaseCheckpointSaver[str]):
     ) -> Mapping[str, DeltaChannelHistory]:
         """What delta channels are replayed from at a checkpoint: the nearest older value, and the writes since that the
         checkpoints on the way applied, oldest first.
+
+        >>> from langgraph.checkpoint.base import empty_checkpoint
+        >>> from threadkeep.langgraph import SqliteSaver
+        >>> thread = {"configurable": {"thread_id": "1", "checkpoint_ns": ""}}
+        >>> full = {**empty_checkpoint(), "channel_values": {"log": ["a"]}, "channel_versions": {"log": 1}}
+        >>> delta = {**empty_checkpoint(), "channel_versions": {"log": 2}}
+        >>> counted = {"source": "loop", "step": 0, "counters_since_delta_snapshot": {"log": [1, 1]}}
+        >>> with SqliteSaver.from_conn_string(":memory:") as saver:
+        ...     stored = saver.put(thread, full, {"source": "input", "step": -1}, {"log": 1})
+        ...     saver.put_writes(stored, [("log", ["b"])], task_id="task")
+        ...     stored = saver.put(stored, delta, counted, {"log": 2})
+        ...     print(saver.get_delta_channel_history(config=stored, channels=["log"])["log"]["writes"])
+        [('task', 'log', ['b'])]
         """
         if not channels:
             return {}
@@ -201,7 +222,16 @@ class ThreadkeepSaver(BaseCheckpointSaver[str]):
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
-        """Stores a checkpoint whose parent is the one that ``config`` names."""
+        """Stores a checkpoint whose parent is the one that ``config`` names.
+
+        >>> from langgraph.checkpoint.base import empty_checkpoint
+        >>> from threadkeep.langgraph import SqliteSaver
+        >>> thread = {"configurable": {"thread_id": "1", "checkpoint_ns": ""}}
+        >>> with SqliteSaver.from_conn_string(":memory:") as saver:
+        ...     stored = saver.put(thread, empty_checkpoint(), {"source": "input", "step": -1}, {})
+        ...     print(saver.get_tuple(stored).metadata["source"])
+        input
+        """
         stored = _stored(config, checkpoint)
         for attempt in range(_ATTEMPTS):
             if learn := self._learn(config):
@@ -265,7 +295,17 @@ class ThreadkeepSaver(BaseCheckpointSaver[str]):
         task_id: str,
         task_path: str = "",
     ) -> None:
-        """Stores what a task wrote, under the checkpoint that it ran from."""
+        """Stores what a task wrote, under the checkpoint that it ran from.
+
+        >>> from langgraph.checkpoint.base import empty_checkpoint
+        >>> from threadkeep.langgraph import SqliteSaver
+        >>> thread = {"configurable": {"thread_id": "1", "checkpoint_ns": ""}}
+        >>> with SqliteSaver.from_conn_string(":memory:") as saver:
+        ...     stored = saver.put(thread, empty_checkpoint(), {"source": "input", "step": -1}, {})
+        ...     saver.put_writes(stored, [("answer", 42)], task_id="task")
+        ...     print(saver.get_tuple(stored).pending_writes)
+        [('task', 'answer', 42)]
+        """
         self._put_writes(config, writes, task_id, task_path).wait()
 
     async def aput_writes(
@@ -289,7 +329,17 @@ class ThreadkeepSaver(BaseCheckpointSaver[str]):
     # Deleting.
 
     def delete_thread(self, thread_id: str) -> None:
-        """Deletes a thread, in every namespace."""
+        """Deletes a thread, in every namespace.
+
+        >>> from langgraph.checkpoint.base import empty_checkpoint
+        >>> from threadkeep.langgraph import SqliteSaver
+        >>> thread = {"configurable": {"thread_id": "1", "checkpoint_ns": ""}}
+        >>> with SqliteSaver.from_conn_string(":memory:") as saver:
+        ...     stored = saver.put(thread, empty_checkpoint(), {"source": "input", "step": -1}, {})
+        ...     saver.delete_thread("1")
+        ...     print(saver.get_tuple(thread))
+        None
+        """
         self._store.delete_thread(str(thread_id)).wait()
 
     async def adelete_thread(self, thread_id: str) -> None:
@@ -300,6 +350,16 @@ class ThreadkeepSaver(BaseCheckpointSaver[str]):
         """Deletes the checkpoints that these runs made, in all threads.
 
         One that a delta channel of another checkpoint is replayed from stays.
+
+        >>> from langgraph.checkpoint.base import empty_checkpoint
+        >>> from threadkeep.langgraph import SqliteSaver
+        >>> thread = {"configurable": {"thread_id": "1", "checkpoint_ns": ""}}
+        >>> with SqliteSaver.from_conn_string(":memory:") as saver:
+        ...     of_run = {"source": "input", "step": -1, "run_id": "run"}
+        ...     stored = saver.put(thread, empty_checkpoint(), of_run, {})
+        ...     saver.delete_for_runs(["run"])
+        ...     print(saver.get_tuple(thread))
+        None
         """
         self._store.delete_for_runs(set(_ids("run_ids", run_ids))).wait()
 
@@ -308,7 +368,17 @@ class ThreadkeepSaver(BaseCheckpointSaver[str]):
         await self._store.delete_for_runs(set(_ids("run_ids", run_ids)))
 
     def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
-        """Copies a thread with all its checkpoints and writes to a thread that does not exist."""
+        """Copies a thread with all its checkpoints and writes to a thread that does not exist.
+
+        >>> from langgraph.checkpoint.base import empty_checkpoint
+        >>> from threadkeep.langgraph import SqliteSaver
+        >>> thread = {"configurable": {"thread_id": "1", "checkpoint_ns": ""}}
+        >>> with SqliteSaver.from_conn_string(":memory:") as saver:
+        ...     stored = saver.put(thread, empty_checkpoint(), {"source": "input", "step": -1}, {})
+        ...     saver.copy_thread("1", "2")
+        ...     print(saver.get_tuple({"configurable": {"thread_id": "2"}}).metadata["step"])
+        -1
+        """
         self._store.copy_thread(str(source_thread_id), str(target_thread_id)).wait()
 
     async def acopy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
@@ -320,6 +390,16 @@ class ThreadkeepSaver(BaseCheckpointSaver[str]):
 
         ``"keep_latest"`` keeps the newest of each namespace, and what its delta channels are replayed from;
         ``"delete"`` keeps none.
+
+        >>> from langgraph.checkpoint.base import empty_checkpoint
+        >>> from threadkeep.langgraph import SqliteSaver
+        >>> thread = {"configurable": {"thread_id": "1", "checkpoint_ns": ""}}
+        >>> with SqliteSaver.from_conn_string(":memory:") as saver:
+        ...     stored = saver.put(thread, empty_checkpoint(), {"source": "input", "step": -1}, {})
+        ...     stored = saver.put(stored, empty_checkpoint(), {"source": "loop", "step": 0}, {})
+        ...     saver.prune(["1"])
+        ...     print([found.metadata["step"] for found in saver.list(thread)])
+        [0]
         """
         self._store.prune(_ids("thread_ids", thread_ids), strategy).wait()
 

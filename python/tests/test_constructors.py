@@ -288,6 +288,31 @@ async def test_a_connection_of_aiosqlite_is_closed_between_the_calls_of_others(t
             assert read(saver, at(f"t{number}")).checkpoint["channel_values"] == {"a": 20}
 
 
+async def test_python_reads_a_file_only_while_no_saver_has_it_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.db"
+    connect, read_by_python = sqlite3.connect, 0
+
+    def at_rest_only(*arguments: Any, **options: Any) -> sqlite3.Connection:
+        nonlocal read_by_python
+        read_by_python += 1
+        # Locks do not keep two SQLites of one process apart: the other one clears the index of the log at its first read.
+        with pytest.raises(UnavailableError, match="closes a connection"):
+            saver.get_tuple(at())
+        return connect(*arguments, **options)
+
+    with SqliteSaver.from_conn_string(str(path)) as saver:
+        put(saver, at(), made({"a": 1}))
+        second, third = sqlite3.connect(path), await aiosqlite.connect(path)
+        monkeypatch.setattr(sqlite3, "connect", at_rest_only)
+        works(SqliteSaver(second))
+        await works_in_a_loop(AsyncSqliteSaver(third))
+        monkeypatch.undo()
+        assert read_by_python == 2
+        assert read(saver, at()).checkpoint["channel_values"] == {"a": 1}
+
+
 @pytest.mark.parametrize("given", [(SqliteSaver, sqlite3), (AsyncSqliteSaver, aiosqlite)], ids=["sqlite3", "aiosqlite"])
 async def test_the_rows_of_a_connection_may_have_any_form(given: Any, tmp_path: Path) -> None:
     saver_class, module = given

@@ -222,17 +222,25 @@ def _closed(path: str, close: Callable[[], object], thread: int = 0) -> str:
     """The place of a connection to this file, after it was closed, on a thread of this number if it has its own. Python may
     collect garbage there meanwhile, and a destructor may call a saver.
     """
-    ends = [close]
-    if path:
+    readers: list[sqlite3.Connection] = []
+
+    def read() -> None:
         # The last connection that closes moves the log into the file, without the checksums of pages. One that may only
         # read does not.
-        last = f"{Path(path).as_uri()}?mode=ro"
-        with suppress(sqlite3.Error):
-            reader = sqlite3.connect(last, uri=True, timeout=0)
-            ends.append(reader.close)
-            reader.execute("SELECT count(*) FROM sqlite_master").fetchall()
-    # Other savers of this process may have the file open, and would lose their locks.
-    at_rest(ends, thread)
+        if path:
+            with suppress(sqlite3.Error):
+                reader = sqlite3.connect(f"{Path(path).as_uri()}?mode=ro", uri=True, timeout=0)
+                readers.append(reader)
+                reader.execute("SELECT count(*) FROM sqlite_master").fetchall()
+
+    def end() -> None:
+        for reader in readers:
+            reader.close()
+
+    # Other savers of this process may have the file open. Python's SQLite is another one than theirs, and locks do not
+    # keep two apart in one process: its first read would clear the index of the log under them, and its end drop their
+    # locks.
+    at_rest([read, close, end], thread)
     return path or _MEMORY
 
 

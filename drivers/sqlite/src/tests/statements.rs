@@ -6,13 +6,15 @@ use futures::FutureExt;
 use serde_json::json;
 use tempfile::TempDir;
 use threadkeep::checkpoint::{CheckpointTuple, Stored, TaskWrites};
+use threadkeep::id::ThreadId;
 use threadkeep::saver::{CheckpointSelector, Flush, ListQuery, Rewrite, Saver, StepCommit};
 use threadkeep::value::ListValue;
 use threadkeep::{Error, Result};
 
 use super::common::{Talk, message};
 use super::faults::{Faults, How};
-use crate::error::{FULL, LOCKED};
+use crate::error::{CLOSED, FULL, LOCKED};
+use crate::write::turn::QUEUE;
 use crate::{Options, SqliteSaver};
 
 pub(super) struct Opened {
@@ -417,6 +419,57 @@ async fn callers_that_waited_for_the_same_lock_get_the_error_at_the_same_time() 
     let results = futures::future::join_all(waiting).await;
     for result in [first].into_iter().chain(results) {
         assert!(matches!(result, Err(Error::Unavailable { .. })), "{result:?}");
+    }
+}
+
+/// A caller that waited for a place in a full queue, and is not polled any more: neither the others wait for it, nor
+/// does the closing of the store.
+#[tokio::test]
+async fn stalled_callers_hold_up_nobody() {
+    let store = Opened::new();
+    let thread = ThreadId::from("t");
+    let flush = || store.saver.flush(&thread);
+    let lock = store.lock();
+    let mut first = flush();
+    assert!(first.as_mut().now_or_never().is_none(), "the lock is held");
+    while store.saver.queued() > 0 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    let mut queued: Vec<_> = (0..QUEUE).map(|_| flush()).collect();
+    let mut stalled: Vec<_> = (0..QUEUE).map(|_| flush()).collect();
+    for future in queued.iter_mut().chain(&mut stalled) {
+        assert!(future.now_or_never().is_none(), "the lock is held");
+    }
+    assert_eq!(store.saver.queued(), QUEUE);
+    lock.execute_batch("ROLLBACK").unwrap();
+    first.await.unwrap();
+    for result in futures::future::join_all(queued).await {
+        result.unwrap();
+    }
+    let patience = patient().busy_timeout;
+    let new = tokio::time::timeout(patience, flush()).await;
+    new.expect("it waits for those that are stalled").unwrap();
+    let closed = tokio::time::timeout(patience, store.saver.close()).await;
+    closed.expect("it waits for those that are stalled");
+    for result in futures::future::join_all(stalled).await {
+        assert!(matches!(&result, Err(Error::Unavailable { reason, .. }) if reason == CLOSED), "{result:?}");
+    }
+}
+
+/// A place that becomes free is taken by those who wait for one.
+#[tokio::test]
+async fn callers_that_wait_for_a_place_get_their_turn() {
+    let store = Opened::new();
+    let thread = ThreadId::from("t");
+    let lock = store.lock();
+    let mut waiting: Vec<_> = (0..3 * QUEUE).map(|_| store.saver.flush(&thread)).collect();
+    for future in &mut waiting {
+        assert!(future.now_or_never().is_none(), "the lock is held");
+    }
+    lock.execute_batch("ROLLBACK").unwrap();
+    let done = tokio::time::timeout(patient().busy_timeout, futures::future::join_all(waiting)).await;
+    for result in done.expect("nobody wakes them") {
+        result.unwrap();
     }
 }
 

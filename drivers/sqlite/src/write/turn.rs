@@ -16,7 +16,8 @@ use std::thread::JoinHandle;
 use threadkeep::id::ThreadId;
 use threadkeep::saver::Revision;
 use threadkeep::{Error, Result};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc::error::TrySendError;
+use tokio::sync::{Notify, mpsc, oneshot};
 
 use crate::care::space::{FileSize, Vacuum};
 use crate::care::train::Trainer;
@@ -31,7 +32,7 @@ use crate::write::remains;
 use crate::write::writer::Writer;
 
 /// Commands that may wait; further callers wait for a place in the queue.
-const QUEUE: usize = 1024;
+pub(crate) const QUEUE: usize = 1024;
 
 /// A request to the writer's thread.
 pub(crate) enum Message {
@@ -67,6 +68,8 @@ struct Seat {
     writer: Mutex<Option<Writer>>,
     /// The thread has taken a message from the queue and wants the writer, or has it.
     wanted: AtomicBool,
+    /// Notified after the thread has taken messages from the queue.
+    freed: Notify,
 }
 
 impl Turns {
@@ -82,7 +85,7 @@ impl Turns {
         let pieces = (options.piece(), remains.clone());
         let log = LogBound::of(options.log_bound());
         let writer = Writer::new(db, options.synchronous, trainer, (pieces, log), (counters, doubt.clone()));
-        let seat = Arc::new(Seat { writer: Mutex::new(Some(writer)), wanted: AtomicBool::new(false) });
+        let seat = Arc::new(Seat::of(Some(writer)));
         let thread = std::thread::Builder::new().name("threadkeep-sqlite".to_owned());
         let (run, doubtful) = (seat.clone(), doubt.clone());
         let thread = thread
@@ -94,7 +97,7 @@ impl Turns {
     /// For a database that cannot be written: every command is refused.
     pub(crate) fn refusing() -> Self {
         let (queue, _) = mpsc::channel(1);
-        let seat = Arc::new(Seat { writer: Mutex::new(None), wanted: AtomicBool::new(false) });
+        let seat = Arc::new(Seat::of(None));
         let (doubt, remains) = (Arc::default(), Arc::default());
         Self { queue, seat, thread: Mutex::new(None), doubt, remains, refusal: READ_ONLY }
     }
@@ -111,7 +114,7 @@ impl Turns {
         };
         let (reply, outcome) = oneshot::channel();
         let command = Message::Work(Command { work, reply });
-        if let Err(mpsc::error::SendError(refused)) = self.queue.send(command).await {
+        if let Some(refused) = self.send(command).await {
             let error = unavailable(self.refusal);
             return Err(match refused {
                 Message::Work(command) => self.doubt.error(&command.work, error),
@@ -119,6 +122,26 @@ impl Turns {
             });
         }
         outcome.await.unwrap_or_else(|_| Err(in_doubt(LOST)))
+    }
+
+    /// Puts a message into the queue, or waits until there is room. Returns the message if the queue is closed.
+    ///
+    /// A caller that waits has no place yet, as it may in [`mpsc::Sender::send`]: if nobody polls it any more, its place
+    /// is lost to the others, and the thread waits for its message when it closes the queue.
+    async fn send(&self, mut message: Message) -> Option<Message> {
+        loop {
+            // Before the look at the queue, so that no room that is made after it is missed.
+            let freed = self.seat.freed.notified();
+            message = match self.queue.try_send(message) {
+                Ok(()) => return None,
+                Err(TrySendError::Closed(refused)) => return Some(refused),
+                Err(TrySendError::Full(waiting)) => waiting,
+            };
+            tokio::select! {
+                () = freed => {}
+                () = self.queue.closed() => {}
+            }
+        }
     }
 
     /// The error of a rewrite that failed before its last command, or in it.
@@ -167,14 +190,16 @@ impl Turns {
     /// Returns free space.
     pub(crate) async fn vacuum(&self, vacuum: Vacuum) -> Result<FileSize> {
         let (reply, outcome) = oneshot::channel();
-        self.queue.send(Message::Vacuum(vacuum, reply)).await.map_err(|_| unavailable(self.refusal))?;
+        if self.send(Message::Vacuum(vacuum, reply)).await.is_some() {
+            return Err(unavailable(self.refusal));
+        }
         outcome.await.unwrap_or_else(|_| Err(in_doubt(LOST)))
     }
 
     /// Finishes the queue and closes the database.
     pub(crate) async fn close(&self) {
         let (reply, closed) = oneshot::channel();
-        if self.queue.send(Message::Close(reply)).await.is_ok() {
+        if self.send(Message::Close(reply)).await.is_none() {
             // An error means that the writer has ended for another reason.
             let _ = closed.await;
         }
@@ -187,6 +212,10 @@ impl Turns {
 }
 
 impl Seat {
+    fn of(writer: Option<Writer>) -> Self {
+        Self { writer: Mutex::new(writer), wanted: AtomicBool::new(false), freed: Notify::new() }
+    }
+
     /// Executes the queue until it is closed or all senders are gone.
     fn run(&self, mut queue: mpsc::Receiver<Message>, doubt: &Doubt) {
         let mut next = None;
@@ -204,6 +233,7 @@ impl Seat {
                 Message::Close(reply) => break Some(reply),
             }
             drop(seat);
+            self.freed.notify_waiters();
             self.wanted.store(next.is_some(), Ordering::Release);
             // Only now: a caller that goes on alone finds the writer free.
             for (reply, result) in answers {

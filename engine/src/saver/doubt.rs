@@ -3,6 +3,7 @@
 use super::{CheckpointSelector, Load, Saver, StepCommit};
 use crate::checkpoint::CheckpointKey;
 use crate::error::{Error, Result};
+use crate::id::CheckpointId;
 
 /// Commits a superstep, and tries once to resolve an outcome in doubt. If that fails, the outcome stays in doubt,
 /// whatever the second call returned: its failure says nothing about the first.
@@ -11,7 +12,8 @@ use crate::error::{Error, Result};
 /// back a thread that was deleted meanwhile, so in that case the store is only read.
 ///
 /// # Errors
-/// As [`Saver::commit`].
+/// As [`Saver::commit`]. [`Error::Conflict`] also after a doubt, if the head is another writer's and the checkpoint is
+/// not there.
 pub async fn commit(saver: &dyn Saver, step: StepCommit) -> Result<CheckpointKey> {
     let key = step.key();
     let doubt = match saver.commit(step.clone()).await {
@@ -19,8 +21,7 @@ pub async fn commit(saver: &dyn Saver, step: StepCommit) -> Result<CheckpointKey
         settled => return settled,
     };
     if step.parent.is_none() {
-        let read = saver.get(&CheckpointSelector::at(&key).loading(Load::None)).await;
-        return if matches!(read, Ok(Some(_))) { Ok(key) } else { Err(doubt) };
+        return look_for(saver, key, step.expected_head, doubt).await;
     }
     match saver.commit(step).await {
         Ok(key) => Ok(key),
@@ -29,6 +30,31 @@ pub async fn commit(saver: &dyn Saver, step: StepCommit) -> Result<CheckpointKey
         // Reported only once, and more serious than a commit in doubt.
         Err(lost @ Error::HistoryLost { .. }) => Err(lost.after_doubt()),
         Err(_) => Err(doubt),
+    }
+}
+
+/// Reads what came of a first commit in doubt.
+async fn look_for(
+    saver: &dyn Saver,
+    key: CheckpointKey,
+    expected: Option<CheckpointId>,
+    doubt: Error,
+) -> Result<CheckpointKey> {
+    let at = CheckpointSelector::at(&key).loading(Load::None);
+    let head = CheckpointSelector { id: None, ..at.clone() };
+    // The head first: a commit that arrives after this read finds the head of another writer, and is refused.
+    let head = match saver.get(&head).await {
+        Ok(head) => head.map(|tuple| tuple.checkpoint.id),
+        Err(error) => return Err(doubt_or(Some(doubt), error)),
+    };
+    match saver.get(&at).await {
+        Ok(Some(_)) => Ok(key),
+        Ok(None) if head == expected || head == Some(key.id) => Err(doubt),
+        Ok(None) => {
+            let CheckpointKey { thread, namespace, .. } = key;
+            Err(Error::Conflict { thread, namespace, expected, found: head })
+        }
+        Err(error) => Err(doubt_or(Some(doubt), error)),
     }
 }
 

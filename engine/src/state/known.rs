@@ -39,20 +39,25 @@ impl KnownHead {
         !self.in_doubt.is_empty()
     }
 
+    /// Whether another writer moved the head, if this one was found: it is neither the known one nor one in doubt. A
+    /// commit in doubt is refused from then on, so there is nothing to wait for.
+    pub fn is_moved_to(&self, found: Option<CheckpointId>) -> bool {
+        found != self.id && found.is_none_or(|found| !self.in_doubt.contains(&found))
+    }
+
     /// Takes the head that was found. A commit in doubt that was not found stays in doubt: nothing keeps it out yet.
     ///
     /// # Errors
     /// [`Error::Conflict`] if that is neither the known head nor one in doubt: another writer moved it.
     pub(crate) fn settle(&mut self, found: Option<CheckpointId>) -> Result<()> {
-        if found == self.id {
-            return Ok(());
-        }
-        if found.is_none_or(|found| !self.in_doubt.contains(&found)) {
+        if self.is_moved_to(found) {
             let (thread, namespace) = (self.thread.clone(), self.namespace.clone());
             return Err(Error::Conflict { thread, namespace, expected: self.id, found });
         }
-        self.id = found;
-        self.in_doubt.clear();
+        if found != self.id {
+            self.id = found;
+            self.in_doubt.clear();
+        }
         Ok(())
     }
 
@@ -124,7 +129,11 @@ mod tests {
         };
         head.settle(Some(id(1))).unwrap();
         assert!(head.is_in_doubt(), "it may still arrive");
+        for found in [1, 2, 3].map(|n| Some(id(n))) {
+            assert!(!head.is_moved_to(found), "{found:?}");
+        }
         for other in [None, Some(id(4))] {
+            assert!(head.is_moved_to(other), "{other:?}");
             assert!(matches!(head.settle(other), Err(Error::Conflict { .. })), "{other:?}");
         }
         head.settle(Some(id(3))).unwrap();

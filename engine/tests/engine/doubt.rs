@@ -473,76 +473,121 @@ async fn lost_history_after_a_doubt_says_that_there_was_a_doubt() {
     }
 }
 
+/// What somebody else does before the answer to a write is lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Then {
+    Deletes,
+    /// Deletes the thread and begins it again.
+    BeginsAgain,
+    GoesOn,
+}
+
+/// Carries writes out, and loses the answers.
+struct CutAnswers(MemorySaver, Then);
+
+impl CutAnswers {
+    async fn cut<T>(&self, thread: &ThreadId) -> Result<T> {
+        let other = on(Arc::new(self.0.clone()));
+        if self.1 != Then::GoesOn {
+            self.0.delete_thread(thread).await?;
+        }
+        match self.1 {
+            Then::Deletes => {}
+            Then::BeginsAgain => drop(other.create(thread, Map::new()).await?),
+            Then::GoesOn => drop(other.update(thread, saying(&other, "newer")).await?),
+        }
+        Err(Error::InDoubt { saver: "cut", reason: "the answer was cut".to_owned() })
+    }
+}
+
+#[async_trait]
+impl Saver for CutAnswers {
+    async fn get(&self, at: &CheckpointSelector) -> Result<Option<CheckpointTuple>> {
+        self.0.get(at).await
+    }
+
+    async fn list(&self, query: &ListQuery) -> Result<Vec<CheckpointTuple>> {
+        self.0.list(query).await
+    }
+
+    async fn put_writes(&self, at: &CheckpointKey, task: &TaskWrites) -> Result<()> {
+        self.0.put_writes(at, task).await
+    }
+
+    async fn commit(&self, step: StepCommit) -> Result<CheckpointKey> {
+        let key = self.0.commit(step).await?;
+        self.cut(&key.thread).await
+    }
+
+    async fn flush(&self, thread: &ThreadId) -> Result<()> {
+        self.0.flush(thread).await
+    }
+
+    async fn delta_history(
+        &self,
+        at: &CheckpointKey,
+        channels: &BTreeSet<ChannelName>,
+        reach: Option<CheckpointId>,
+    ) -> Result<DeltaHistory> {
+        self.0.delta_history(at, channels, reach).await
+    }
+
+    async fn delete_thread(&self, thread: &ThreadId) -> Result<()> {
+        self.0.delete_thread(thread).await
+    }
+
+    async fn threads(&self, after: Option<&ThreadId>, limit: usize) -> Result<Vec<ThreadId>> {
+        self.0.threads(after, limit).await
+    }
+
+    async fn read_thread(&self, thread: &ThreadId) -> Result<ThreadImage> {
+        self.0.read_thread(thread).await
+    }
+
+    async fn rewrite_thread(&self, thread: &ThreadId, expected: &Revision, rewrite: Rewrite) -> Result<()> {
+        self.0.rewrite_thread(thread, expected, rewrite).await?;
+        self.cut(thread).await
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.0.capabilities()
+    }
+}
+
+/// An accessor on this saver.
+fn on(saver: Arc<dyn Saver>) -> StateAccessor {
+    let table = Schema::thread_state().compile(ChannelMode::Full, 3).unwrap();
+    StateAccessor::new(saver, Arc::new(table), Arc::default())
+}
+
 /// A first commit in doubt that is stored, seen and deleted by somebody else does not come back.
 #[tokio::test]
 async fn a_first_commit_in_doubt_is_not_repeated_over_a_deletion() {
-    struct Deleted(MemorySaver);
-
-    #[async_trait]
-    impl Saver for Deleted {
-        async fn get(&self, at: &CheckpointSelector) -> Result<Option<CheckpointTuple>> {
-            self.0.get(at).await
-        }
-
-        async fn list(&self, query: &ListQuery) -> Result<Vec<CheckpointTuple>> {
-            self.0.list(query).await
-        }
-
-        async fn put_writes(&self, at: &CheckpointKey, task: &TaskWrites) -> Result<()> {
-            self.0.put_writes(at, task).await
-        }
-
-        async fn commit(&self, step: StepCommit) -> Result<CheckpointKey> {
-            let key = self.0.commit(step).await?;
-            self.0.delete_thread(&key.thread).await?;
-            Err(Error::InDoubt { saver: "deleted", reason: "the answer was cut".to_owned() })
-        }
-
-        async fn flush(&self, thread: &ThreadId) -> Result<()> {
-            self.0.flush(thread).await
-        }
-
-        async fn delta_history(
-            &self,
-            at: &CheckpointKey,
-            channels: &BTreeSet<ChannelName>,
-            reach: Option<CheckpointId>,
-        ) -> Result<DeltaHistory> {
-            self.0.delta_history(at, channels, reach).await
-        }
-
-        async fn delete_thread(&self, thread: &ThreadId) -> Result<()> {
-            self.0.delete_thread(thread).await
-        }
-
-        async fn threads(&self, after: Option<&ThreadId>, limit: usize) -> Result<Vec<ThreadId>> {
-            self.0.threads(after, limit).await
-        }
-
-        async fn read_thread(&self, thread: &ThreadId) -> Result<ThreadImage> {
-            self.0.read_thread(thread).await
-        }
-
-        async fn rewrite_thread(
-            &self,
-            thread: &ThreadId,
-            expected: &Revision,
-            rewrite: Rewrite,
-        ) -> Result<()> {
-            self.0.rewrite_thread(thread, expected, rewrite).await
-        }
-
-        fn capabilities(&self) -> Capabilities {
-            self.0.capabilities()
-        }
-    }
-
     let store = MemorySaver::new();
-    let table = Schema::thread_state().compile(ChannelMode::Full, 3).unwrap();
-    let accessor = StateAccessor::new(Arc::new(Deleted(store.clone())), Arc::new(table), Arc::default());
+    let accessor = on(Arc::new(CutAnswers(store.clone(), Then::Deletes)));
     let created = accessor.create(&"t".into(), Map::new()).await;
     assert!(matches!(created, Err(Error::InDoubt { .. })), "{created:?}");
     assert_eq!(store.threads(None, 10).await.unwrap(), []);
+}
+
+/// It can no longer arrive, unless it is there already.
+#[tokio::test]
+async fn a_first_commit_in_doubt_beside_the_head_of_another_writer_is_settled() {
+    let store = MemorySaver::new();
+    let accessor = on(Arc::new(CutAnswers(store.clone(), Then::BeginsAgain)));
+    let created = accessor.create(&"t".into(), Map::new()).await;
+    let head = on(Arc::new(store)).known_head(&"t".into()).await.unwrap().id();
+    assert!(head.is_some(), "theirs");
+    match created {
+        Err(Error::Conflict { expected: None, found, .. }) => assert_eq!(found, head),
+        other => panic!("{other:?}"),
+    }
+
+    let store = MemorySaver::new();
+    let accessor = on(Arc::new(CutAnswers(store.clone(), Then::GoesOn)));
+    let created = accessor.create(&"t".into(), Map::new()).await.unwrap();
+    let head = on(Arc::new(store)).get(&"t".into(), None).await.unwrap().unwrap();
+    assert_eq!(head.parent, Some(created.key.id));
 }
 
 /// What is in doubt may still arrive, and only a new head keeps it out. That nothing has changed yet is no rollback.

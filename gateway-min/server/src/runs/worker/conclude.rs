@@ -256,7 +256,7 @@ impl Worker<'_> {
             };
             let is_final = match &error {
                 // A commit of the run that was in doubt may have arrived; somebody else's write stays.
-                Error::Conflict { .. } => !head.is_in_doubt(),
+                Error::Conflict { found, .. } => head.is_moved_to(*found),
                 // Nothing keeps the first commit to a thread out, and it may never arrive.
                 Error::InDoubt { .. } => head.id().is_none(),
                 _ => false,

@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use chrono::TimeDelta;
-use serde_json::{Value as Json, json};
+use serde_json::{Map, Value as Json, json};
 use threadkeep::checkpoint::{INTERRUPT_CHANNEL, TaskWrites, Write};
 use threadkeep::id::ThreadId;
+use threadkeep::state::Update;
 use threadkeep::value::ChannelValue;
 use threadkeep_agent::model::scripted::gate;
 use threadkeep_records::{
@@ -112,6 +113,42 @@ async fn a_failed_edit_gives_way_to_the_old_turn_once_the_store_is_back() {
     }
 }
 
+/// The answer to a write of the run is lost, and somebody else writes before the repeat: the run does not hold its
+/// thread as for a store that may come back.
+#[tokio::test]
+async fn a_rollback_ends_at_once_if_somebody_else_has_written_after_a_doubt() {
+    for on @ (saver, mode) in everywhere() {
+        let name = format!("doubt-rollback-{saver}-{mode}");
+        let (gateway, faults) = faulty(on, &name).await;
+        let created = gateway.create(ask("wait")).await.unwrap();
+        let run_id = &created.run.run_id;
+        at_gate(&gateway, &name, "wait").await;
+        // Not through the gateway, which would tell the task.
+        let accepted = gateway.app.records.runs().request_cancel(run_id, CancelAction::Rollback).await;
+        assert_eq!(accepted.unwrap(), CancelOutcome::Accepted);
+        let (accessor, repeat) = (gateway.app.threads.accessor().clone(), faults.clone());
+        let meanwhile = async move {
+            let message = json!([{"type": "human", "content": "newer", "id": "newer"}]);
+            let writes = vec![accessor.write("messages", message, false).unwrap()];
+            let update = Update { at: None, node: "model".into(), writes, extra: Map::new() };
+            accessor.update(&ThreadId::from("t"), update).await.unwrap();
+            repeat.write(1, Fault::Away);
+        };
+        let second = faults.clone();
+        faults.before_write(async move { second.before_write(meanwhile) });
+        faults.write(1, Fault::InDoubt);
+        gate(&name).open();
+        // Less than a store that is away is waited for.
+        let ended = tokio::time::timeout(Duration::from_mins(5), gateway.row(run_id)).await;
+        let row = ended.expect("it is tried again and again");
+        assert!(!faults.disarm(), "{on:?}");
+        assert_eq!((row.status, row.error), (RunStatus::Interrupted, None), "{on:?}");
+        let kept = ["first", "You said: first", "wait", "late", "newer"];
+        assert_eq!(said(&gateway.head().await.unwrap()), kept, "{on:?}");
+        goes_on(&gateway).await;
+    }
+}
+
 /// A rollback that was accepted, and an edit that the stop interrupts, while the store is away.
 #[tokio::test]
 async fn what_a_stopping_process_cannot_restore_is_left_to_the_next() {
@@ -156,12 +193,12 @@ async fn a_rollback_of_a_run_that_committed_nothing_leaves_no_row_of_it() {
         let mut known = accessor.known_head(&thread).await.unwrap();
         let point = accessor.capture(&mut known).await.unwrap();
         let written = count(&gateway).await;
-        let same = accessor.restore(&mut known, &point, serde_json::Map::new()).await.unwrap().unwrap();
+        let same = accessor.restore(&mut known, &point, Map::new()).await.unwrap().unwrap();
         assert_eq!((same.key, count(&gateway).await), (before.key.clone(), written), "nothing to restore");
         for row in rows(&gateway) {
             accessor.saver().put_writes(&before.key, &row).await.unwrap();
         }
-        let restored = accessor.restore(&mut known, &point, serde_json::Map::new()).await.unwrap().unwrap();
+        let restored = accessor.restore(&mut known, &point, Map::new()).await.unwrap().unwrap();
         assert_eq!(gateway.head().await.unwrap().key, restored.key);
         assert_eq!(
             (restored.writes.len(), restored.values().unwrap()),

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use super::StateAccessor;
 use crate::error::{Error, Result};
 use crate::id::ThreadId;
-use crate::saver::{LocalKey, Revision, Rewrite};
+use crate::saver::{LocalKey, Revision, Rewrite, doubt_or};
 
 /// A thread as it was when its deletion was decided.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -38,11 +38,17 @@ impl StateAccessor {
         let SeenThread { thread, contents } = seen;
         let deleted = match contents {
             Some((revision, remove)) => {
-                let rewrite = Rewrite { remove, ..Rewrite::default() };
+                let rewrite = Rewrite { remove: remove.clone(), ..Rewrite::default() };
                 match self.saver.rewrite_thread(&thread, &revision, rewrite).await {
                     Err(doubt @ Error::InDoubt { .. }) => match self.saver.read_thread(&thread).await {
-                        Ok(image) if image.checkpoints.is_empty() => Ok(()),
-                        _ => Err(doubt),
+                        // What is there by now was begun by another writer.
+                        Ok(image)
+                            if remove.iter().all(|place| !image.checkpoints.contains_key(place)) =>
+                        {
+                            Ok(())
+                        }
+                        Ok(_) => Err(doubt),
+                        Err(error) => Err(doubt_or(Some(doubt), error)),
                     },
                     done => done,
                 }

@@ -1,5 +1,7 @@
 //! Going back: resuming from an older checkpoint, and rolling back a cancelled run.
 
+use std::collections::BTreeSet;
+
 use serde_json::{Map, Value as Json};
 
 use super::{KnownHead, StateAccessor, StateSnapshot};
@@ -8,7 +10,7 @@ use crate::checkpoint::Write;
 use crate::error::{Error, Result};
 use crate::id::{CheckpointId, Namespace, TaskId, ThreadId};
 use crate::mode::ChannelMode;
-use crate::saver::Rewrite;
+use crate::saver::{LocalKey, Revision, Rewrite, doubt_or};
 use crate::value::ChannelValue;
 
 /// The node recorded for a resume from an older checkpoint.
@@ -150,12 +152,23 @@ impl StateAccessor {
     /// [`Error::Conflict`] if it contains another writer's checkpoint: nothing changes. The saver's.
     async fn delete_known(&self, head: &mut KnownHead) -> Result<()> {
         let thread = head.thread().clone();
-        let mut last = Error::Stale { thread: thread.clone() };
+        let mut doubt = None;
+        // The revision that the attempt in doubt expects, and what it removes.
+        let mut attempt: Option<(Revision, BTreeSet<LocalKey>)> = None;
         for _ in 0..ATTEMPTS {
-            let image = match self.saver.read_thread(&thread).await {
-                Ok(image) => image,
-                Err(error) => return Err(if last.is_in_doubt() { last } else { error }),
-            };
+            let image = self.saver.read_thread(&thread).await;
+            let image = image.map_err(|error| doubt_or(doubt.clone(), error))?;
+            if let Some((expected, removed)) = &attempt {
+                if removed.iter().all(|place| !image.checkpoints.contains_key(place)) {
+                    // It was carried out. What is there by now was begun by another writer.
+                    head.cleared();
+                    return Ok(());
+                }
+                if image.revision != *expected {
+                    // It was not, and will be refused.
+                    doubt = None;
+                }
+            }
             // Any other commit in doubt is refused now: the head that it names is gone.
             if image.checkpoints.is_empty() && head.id().is_none() && head.is_in_doubt() {
                 return Err(Error::InDoubt {
@@ -168,14 +181,15 @@ impl StateAccessor {
             };
             if !image.checkpoints.is_empty() {
                 // Each commit named the head before it, so everything leading to this head is the writer's own.
-                head.settle(newest(&self.namespace))?;
+                let settled = head.settle(newest(&self.namespace));
+                settled.map_err(|error| doubt_or(doubt.clone(), error))?;
             }
             if let Some((namespace, _)) = image.checkpoints.keys().find(|(of, _)| *of != self.namespace) {
                 let (found, namespace) = (newest(namespace), namespace.clone());
                 return Err(Error::Conflict { thread, namespace, expected: None, found });
             }
-            let remove = image.checkpoints.into_keys().collect();
-            let rewrite = Rewrite { remove, ..Rewrite::default() };
+            let remove: BTreeSet<LocalKey> = image.checkpoints.into_keys().collect();
+            let rewrite = Rewrite { remove: remove.clone(), ..Rewrite::default() };
             let deleted = if rewrite.is_empty() {
                 Ok(())
             } else {
@@ -187,13 +201,15 @@ impl StateAccessor {
                     head.cleared();
                     return Ok(());
                 }
-                Err(error @ (Error::Stale { .. } | Error::InDoubt { .. })) => {
-                    last = if last.is_in_doubt() { last } else { error };
+                Err(Error::Stale { .. }) => {}
+                Err(error @ Error::InDoubt { .. }) => {
+                    doubt.get_or_insert(error);
+                    attempt = Some((image.revision, remove));
                 }
-                Err(error) => return Err(if last.is_in_doubt() { last } else { error }),
+                Err(error) => return Err(doubt_or(doubt, error)),
             }
         }
-        Err(last)
+        Err(doubt_or(doubt, Error::Stale { thread }))
     }
 
     /// The writes that turn the state of `head` into that of `target`: a selected channel gets its selected value; one

@@ -590,6 +590,32 @@ async fn a_first_commit_in_doubt_beside_the_head_of_another_writer_is_settled() 
     assert_eq!(head.parent, Some(created.key.id));
 }
 
+/// The rollback of a first run, and the deletion of a thread.
+#[tokio::test]
+async fn a_deletion_in_doubt_is_done_if_somebody_has_begun_the_thread_again() {
+    for then in [Then::Deletes, Then::BeginsAgain] {
+        for rolls_back in [true, false] {
+            let (store, t) = (MemorySaver::new(), ThreadId::from("t"));
+            let healthy = on(Arc::new(store.clone()));
+            let mut head = healthy.known_head(&t).await.unwrap();
+            let point = healthy.capture(&mut head).await.unwrap();
+            healthy.update_known(&mut head, saying(&healthy, "first")).await.unwrap();
+            let own = head.id();
+            let accessor = on(Arc::new(CutAnswers(store.clone(), then)));
+            if rolls_back {
+                let restored = accessor.restore(&mut head, &point, Map::new()).await.unwrap();
+                assert!(restored.is_none() && head.id().is_none(), "{then:?}");
+            } else {
+                let seen = healthy.look(&t).await.unwrap();
+                accessor.delete_seen(seen).await.unwrap();
+            }
+            let left = healthy.known_head(&t).await.unwrap().id();
+            assert_eq!(left.is_some(), then == Then::BeginsAgain, "{rolls_back}: theirs stays");
+            assert_ne!(left, own);
+        }
+    }
+}
+
 /// What is in doubt may still arrive, and only a new head keeps it out. That nothing has changed yet is no rollback.
 #[tokio::test]
 async fn a_rollback_that_failed_after_a_doubt_is_not_done_when_it_is_repeated() {

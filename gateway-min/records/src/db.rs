@@ -20,7 +20,7 @@ use super::failure::{DatabaseError, SqliteFailure};
 use super::postgres::{self, Changes, PostgresTarget, Scope};
 use super::query::{Builder, Dialect, FromRow, Row, Sql, query};
 use super::schema;
-use super::sqlite::{self, Answer, Readers, Writer};
+use super::sqlite::{self, Answer, Files, Readers, Writer};
 use super::threads_of_runs::ThreadsOfRuns;
 use super::transaction::{Tx, WriteTx, read_all};
 
@@ -67,10 +67,11 @@ impl Db {
             let place = path.display().to_string();
             let not_opened = |cause| not_opened(&place, cause);
             let mut connection = sqlite::open_writer(&path).map_err(not_opened)?;
+            let files = Files::of(&path).map_err(not_opened)?;
             let migrated = schema::migrate_sqlite(&mut connection, &place);
             migrated.map_err(|error| error.of_write_to(&place))?;
             let readers = Readers::open(&path).map_err(not_opened)?;
-            Self::with_sqlite(connection, Some(readers), &place, clock)
+            Self::with_sqlite((connection, Some(files.with_log())), Some(readers), &place, clock)
         });
         opening.await.map_err(|error| DatabaseError::Io(error.into()))?
     }
@@ -105,19 +106,19 @@ impl Db {
             sqlite::check_library()?;
             let mut connection = sqlite::open_memory()?;
             schema::migrate_sqlite(&mut connection, ":memory:")?;
-            Self::with_sqlite(connection, None, ":memory:", clock)
+            Self::with_sqlite((connection, None), None, ":memory:", clock)
         });
         opening.await.map_err(|error| DatabaseError::Io(error.into()))?
     }
 
     fn with_sqlite(
-        connection: Connection,
+        (connection, files): (Connection, Option<Files>),
         readers: Option<Readers>,
         place: &str,
         clock: Clock,
     ) -> Result<Self, RecordsError> {
         let commits = Arc::<Commits>::default();
-        let writer = Writer::start(connection, Arc::clone(&commits))?;
+        let writer = Writer::start(connection, files, Arc::clone(&commits))?;
         let pools = Pools::Sqlite { writer, readers, place: place.into() };
         Ok(Self { commits, ..Self::new(pools, clock) })
     }

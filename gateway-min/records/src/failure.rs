@@ -2,6 +2,7 @@
 
 use std::error::Error;
 use std::io::ErrorKind;
+use std::path::Path;
 
 use super::codec::BadCell;
 use super::{postgres, sqlite};
@@ -64,6 +65,16 @@ impl SqliteFailure {
     pub(super) fn poisoned() -> Self {
         let message = "an earlier commit failed, so nothing more is written; restart the gateway".to_owned();
         Self { message, code: None, lasts: true }
+    }
+
+    /// The file, its log or the log's index is no longer where it was opened. That may pass: it can be put back.
+    pub(super) fn gone(file: &Path) -> Self {
+        Self::new(format!(
+            "{}: the file of the database, its -wal or its -shm was removed, renamed or replaced while it was open, so nothing \
+             was written; put it back where it was, or restore a backup (`threadkeep backup` makes one), then restart the \
+             gateway",
+            file.display()
+        ))
     }
 
     /// The database was opened to be read only.

@@ -4,6 +4,7 @@
 //! One thread writes ([`writer`]); reads use a few other connections ([`readers`]). In WAL mode readers and the writer do
 //! not block each other.
 
+mod files;
 mod readers;
 mod writer;
 
@@ -14,6 +15,7 @@ use rusqlite::config::DbConfig;
 use rusqlite::types::{ToSqlOutput, Value as Stored};
 use rusqlite::{Connection, MAIN_DB, OpenFlags, ToSql};
 
+pub(super) use self::files::Files;
 pub(super) use self::readers::Readers;
 pub(super) use self::writer::{Answer, Committed, Writer};
 use super::error::RecordsError;
@@ -50,16 +52,12 @@ pub(super) fn open_writer(path: &Path) -> Result<Connection, DatabaseError> {
     Ok(connection)
 }
 
-/// A read-only connection to the file.
-fn open_reader(path: &Path) -> Result<Connection, DatabaseError> {
+/// A read-only connection to a file that exists, and is a database. It has read, and so has opened the log: later another
+/// one may have that name.
+pub(super) fn open_existing(path: &Path) -> Result<Connection, DatabaseError> {
     let connection = open(path, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
     connection.pragma_update(None, "query_only", true)?;
-    Ok(connection)
-}
-
-/// A read-only connection to a file that exists, and is a database.
-pub(super) fn open_existing(path: &Path) -> Result<Connection, DatabaseError> {
-    open_reader(path).and_then(readable)
+    readable(connection)
 }
 
 /// The connection, if its file can be read, which opening it does not show.

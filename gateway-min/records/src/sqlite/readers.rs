@@ -42,7 +42,7 @@ impl Shared {
 impl Readers {
     /// Opens the connections. Blocks.
     pub(crate) fn open(path: &Path) -> Result<Self, DatabaseError> {
-        Self::with(|| super::open_reader(path))
+        Self::with(|| super::open_existing(path))
     }
 
     /// Opens connections to a file that cannot be written. Blocks.

@@ -7,6 +7,8 @@
 //! that flush covers all earlier ones. A transaction that changes nothing would flush nothing; it writes a page if a
 //! caller waits for something unflushed.
 //!
+//! Nothing is committed to a file that was removed, renamed or replaced ([`Files`]), until it is put back.
+//!
 //! After a commit that failed for another reason than a full disk, or a failed rollback, nothing more is written until the
 //! database is opened again.
 
@@ -19,7 +21,7 @@ use std::sync::atomic::{AtomicI32, Ordering};
 use rusqlite::Connection;
 use tokio::sync::{mpsc, oneshot};
 
-use super::is_full;
+use super::{Files, is_full};
 use crate::commits::{Commits, Flush};
 use crate::error::RecordsError;
 use crate::failure::{DatabaseError, SqliteFailure as Failure};
@@ -80,13 +82,18 @@ pub(crate) struct Writer {
 }
 
 impl Writer {
-    /// Starts the thread.
-    pub(crate) fn start(connection: Connection, commits: Arc<Commits>) -> Result<Self, DatabaseError> {
+    /// Starts the thread. A database in memory has no files.
+    pub(crate) fn start(
+        connection: Connection,
+        files: Option<Files>,
+        commits: Arc<Commits>,
+    ) -> Result<Self, DatabaseError> {
         let (queue, messages) = mpsc::channel(QUEUE);
         #[cfg(test)]
         let failing = Arc::<AtomicI32>::default();
         let thread = Thread {
             connection,
+            files,
             messages,
             commits,
             flush: None,
@@ -137,6 +144,7 @@ impl Writer {
 
 struct Thread {
     connection: Connection,
+    files: Option<Files>,
     messages: mpsc::Receiver<Message>,
     commits: Arc<Commits>,
     /// What the connection is set to wait for; none if unknown.
@@ -300,6 +308,12 @@ impl Thread {
     }
 
     fn commit(&mut self, changed: bool, flush: Flush) -> Committed {
+        // Also if nothing changed: what the callers have read may be of a file that is lost.
+        if let Some(Err(failure)) = self.files.as_ref().map(Files::in_place) {
+            tracing::error!(%failure, "nothing is written to the records");
+            self.roll_back();
+            return Committed::No(failure);
+        }
         if let Err(failure) = self.run_commit() {
             self.roll_back();
             self.unflushed = true;

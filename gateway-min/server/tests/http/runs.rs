@@ -8,6 +8,8 @@ use axum::http::Request;
 use chrono::DateTime;
 use serde_json::{Value, json};
 use threadkeep_agent::model::scripted::gate;
+#[cfg(unix)]
+use threadkeep_testing::Log;
 
 use crate::sse;
 use crate::support::{ALL, Gateway, MODES, Setup, question, texts};
@@ -389,5 +391,31 @@ async fn requests_beyond_the_limit_in_bytes_are_null_in_a_list() {
         assert_eq!((&listed[1]["run_id"], listed[1]["kwargs"].is_object()), (&json!(older), has_both));
         let alone = gateway.get(&format!("/api/threads/t/runs/{older}")).await.ok();
         assert!(alone["kwargs"].is_object(), "{alone}");
+    }
+}
+
+/// What is committed to a file that has no name, or another one, is lost. The cause is the operator's, not the client's.
+#[cfg(unix)]
+#[tokio::test]
+async fn a_turn_on_records_whose_file_is_gone_is_refused_and_the_log_says_why() {
+    for replaced in [false, true] {
+        let log = Log::default();
+        let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(log.clone()).finish();
+        let _logged = tracing::subscriber::set_default(subscriber);
+        let gateway = Setup::on("sqlite", "full").start().await;
+        gateway.create("t").await;
+        gateway.ask("t", "one").await;
+        let (file, copy) = (gateway.data().join("gateway.db"), gateway.data().join("copy"));
+        if replaced {
+            std::fs::copy(&file, &copy).unwrap();
+            std::fs::rename(&copy, &file).unwrap();
+        } else {
+            std::fs::remove_file(&file).unwrap();
+        }
+        gateway.post("/api/threads/t/runs/wait", question("two")).await.refused(503, "Failed to create run");
+        for part in ["gateway.db: the file", "removed, renamed or replaced", "threadkeep backup"] {
+            assert!(log.text().contains(part), "{part}: {}", log.text());
+        }
+        assert_eq!(texts(&gateway.state("t").await), ["one", "You said: one"], "nothing was run");
     }
 }

@@ -29,6 +29,8 @@ mod flush;
 #[path = "../form.rs"]
 mod form;
 mod full;
+#[cfg(unix)]
+mod gone;
 #[path = "../leases.rs"]
 mod leases;
 #[path = "../lifecycle.rs"]

@@ -196,6 +196,36 @@ async fn a_run_whose_admission_cannot_be_settled_holds_its_thread_no_longer_than
     assert!(unknown > 0, "of one the admission was stored");
 }
 
+/// A turn that is at work when the file goes does not succeed on it, and ends when it is back.
+#[cfg(unix)]
+#[tokio::test]
+async fn a_turn_whose_records_lose_their_file_has_not_ended_before_it_is_back() {
+    let name = "records-gone";
+    let (gateway, _) = faulty(("sqlite", "delta"), name).await;
+    let file = gateway.dir.path().join("state/data/gateway.db");
+    let kept = file.with_file_name("kept");
+    let created = gateway.create(ask("wait")).await.unwrap();
+    let run_id = created.run.run_id;
+    gate(name).reached().await;
+    // A second name, so that it can be put back.
+    std::fs::hard_link(&file, &kept).unwrap();
+    std::fs::remove_file(&file).unwrap();
+    gate(name).open();
+    let shown = frames(created.stream).await;
+    assert!(shown.iter().any(|(name, _)| name == "error"), "{shown:?}");
+    assert!(gateway.row(&run_id).await.status.is_active());
+    let records = &gateway.app.records;
+    let new = NewThread { thread_id: "u".into(), ..NewThread::default() };
+    let error = records.threads().create(new.clone()).await.unwrap_err().to_string();
+    assert!(error.contains("removed, renamed or replaced"), "{error}");
+
+    std::fs::rename(&kept, &file).unwrap();
+    until_free(&gateway).await;
+    assert!(!gateway.row(&run_id).await.status.is_active());
+    assert!(records.threads().create(new).await.unwrap().created);
+    goes_on(&gateway).await;
+}
+
 /// Waits until nothing holds the thread.
 pub(super) async fn until_free(gateway: &Gateway) {
     let free = async {

@@ -42,9 +42,7 @@ impl StateAccessor {
                 match self.saver.rewrite_thread(&thread, &revision, rewrite).await {
                     Err(doubt @ Error::InDoubt { .. }) => match self.saver.read_thread(&thread).await {
                         // What is there by now was begun by another writer.
-                        Ok(image)
-                            if remove.iter().all(|place| !image.checkpoints.contains_key(place)) =>
-                        {
+                        Ok(image) if remove.iter().all(|place| !image.checkpoints.contains_key(place)) => {
                             Ok(())
                         }
                         Ok(_) => Err(doubt),

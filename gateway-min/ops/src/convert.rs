@@ -17,7 +17,10 @@ use super::threads::stored;
 /// Convert threads to the other mode.
 ///
 /// A process in full mode refuses a thread with delta checkpoints; after conversion to full it reads the thread's whole
-/// history. Each thread is converted in one atomic change while gateways may run, and an interrupted pass can be
+/// history. With --all the store remembers the mode as its own, and the cadence if --frequency names one: processes
+/// that differ say so when they start.
+///
+/// Each thread is converted in one atomic change while gateways may run, and an interrupted pass can be
 /// repeated. Nothing is lost: every checkpoint keeps its state, its id and its rows. What LangGraph wrote stays as it is,
 /// and where a gateway continued delta channels that only LangGraph can replay, those stay delta channels.
 #[derive(Debug, Args)]
@@ -36,7 +39,8 @@ pub(crate) struct ConvertCommand {
     /// The mode.
     #[arg(long, value_enum)]
     to: Mode,
-    /// For delta: updates between two snapshots [default: as configured, otherwise 10].
+    /// For delta: updates between two snapshots [default: as configured, otherwise 10]. With --all the store remembers
+    /// it as its own.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     frequency: Option<u64>,
     /// Only count what would change.
@@ -91,7 +95,7 @@ impl ConvertCommand {
         }
         let ended = pass.end(unlisted);
         let noted = match records {
-            Some(records) if ended.is_ok() => records.converted(mode.as_str()).await,
+            Some(records) if ended.is_ok() => records.remember_form(mode.as_str(), self.frequency).await,
             _ => Ok(()),
         };
         // What failed is not called nothing to do.

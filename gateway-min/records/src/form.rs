@@ -1,8 +1,11 @@
 //! How the checkpoints of this database are stored: what all processes that share it should agree on.
+//!
+//! The database keeps what its first process wrote, until an operator [changes it](Records::remember_form): a process
+//! that differs finds that at each start, whichever processes have started since.
 
 use crate::Records;
 use crate::error::RecordsError;
-use crate::query::query;
+use crate::query::{Sql, query};
 
 /// The form in which checkpoints are written.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -16,40 +19,63 @@ pub struct CheckpointForm {
 const MODE: &str = "checkpoint_channel_mode";
 const FREQUENCY: &str = "snapshot_frequency";
 
+fn remembered() -> Sql {
+    query("SELECT name, value FROM store_settings WHERE name IN ($1, $2)").bind(MODE).bind(FREQUENCY)
+}
+
+/// What these rows remember; what they lack is as in `ours`.
+fn form_of(rows: &[(String, String)], ours: &CheckpointForm) -> CheckpointForm {
+    let of = |wanted: &str| rows.iter().find(|(name, _)| name == wanted).map(|(_, value)| value.as_str());
+    CheckpointForm {
+        mode: of(MODE).unwrap_or(&ours.mode).to_owned(),
+        frequency: of(FREQUENCY).and_then(|value| value.parse().ok()).unwrap_or(ours.frequency),
+    }
+}
+
 impl Records {
-    /// Remembers the form that this process writes. Returns the one that was remembered, if it is another: the mode then
-    /// stays until the threads are [converted](Self::converted); the frequency is this process's from now on.
+    /// Remembers the form that this process writes, if none is remembered. Returns the remembered one if it is another.
+    ///
+    /// # Errors
+    /// [`RecordsError::Unavailable`], [`RecordsError::ReadOnly`], [`RecordsError::InDoubt`].
     pub async fn agree_on_form(&self, ours: &CheckpointForm) -> Result<Option<CheckpointForm>, RecordsError> {
-        let ours = ours.clone();
-        let agreed = self.db.write_everywhere(move |tx| {
-            Box::pin(async move {
-                let sql = "SELECT name, value FROM store_settings WHERE name IN ($1, $2)";
-                let found: Vec<(String, String)> =
-                    tx.fetch_all(query(sql).bind(MODE).bind(FREQUENCY)).await?;
-                let of = |wanted: &str| {
-                    found.iter().find(|(name, _)| name == wanted).map(|(_, value)| value.clone())
-                };
-                let theirs = CheckpointForm {
-                    mode: of(MODE).unwrap_or_else(|| ours.mode.clone()),
-                    frequency: of(FREQUENCY).and_then(|value| value.parse().ok()).unwrap_or(ours.frequency),
-                };
-                if found.len() == 2 && theirs == ours {
-                    return Ok(None);
-                }
-                for (name, value) in [(MODE, theirs.mode.clone()), (FREQUENCY, ours.frequency.to_string())] {
-                    let sql = "INSERT INTO store_settings (name, value) VALUES ($1, $2) \
-                               ON CONFLICT (name) DO UPDATE SET value = excluded.value";
-                    tx.execute(query(sql).bind(name).bind(value)).await?;
-                }
-                Ok(Some(theirs).filter(|theirs| *theirs != ours))
-            })
-        });
-        agreed.await
+        let mut rows: Vec<(String, String)> = self.db.fetch_all(remembered()).await?;
+        if rows.len() < 2 {
+            let ours = ours.clone();
+            let agreed = self.db.write_everywhere(move |tx| {
+                Box::pin(async move {
+                    // Another process may be the first.
+                    for (name, value) in [(MODE, ours.mode), (FREQUENCY, ours.frequency.to_string())] {
+                        let sql = "INSERT INTO store_settings (name, value) VALUES ($1, $2) \
+                                   ON CONFLICT (name) DO NOTHING";
+                        tx.execute(query(sql).bind(name).bind(value)).await?;
+                    }
+                    tx.fetch_all::<(String, String)>(remembered()).await
+                })
+            });
+            rows = agreed.await?;
+        }
+        Ok(Some(form_of(&rows, ours)).filter(|theirs| theirs != ours))
     }
 
-    /// Every thread is stored in this mode now.
-    pub async fn converted(&self, mode: &str) -> Result<(), RecordsError> {
-        let sql = query("UPDATE store_settings SET value = $2 WHERE name = $1").bind(MODE).bind(mode);
-        self.db.write_everywhere(move |tx| Box::pin(tx.execute(sql))).await.map(drop)
+    /// An operator has stored every thread in this mode, and may have said which frequency is that of the database from
+    /// now on. Where nothing is remembered yet, that is left to the first process that starts.
+    ///
+    /// # Errors
+    /// As [`Self::agree_on_form`].
+    pub async fn remember_form(&self, mode: &str, frequency: Option<u64>) -> Result<(), RecordsError> {
+        let change = |name: &str, value: String| {
+            query("UPDATE store_settings SET value = $2 WHERE name = $1").bind(name).bind(value)
+        };
+        let mut changes = vec![change(MODE, mode.to_owned())];
+        changes.extend(frequency.map(|frequency| change(FREQUENCY, frequency.to_string())));
+        let changed = self.db.write_everywhere(move |tx| {
+            Box::pin(async move {
+                for sql in changes {
+                    tx.execute(sql).await?;
+                }
+                Ok(())
+            })
+        });
+        changed.await
     }
 }

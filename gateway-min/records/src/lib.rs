@@ -8,7 +8,7 @@
 //! | `runs` | `run_id`; unique: one *active* row per thread, `idempotency_key` | every run, permanently, and a row for each other writer while it works | [`Runs`]; [`Records::delete_thread`] |
 //! | `run_frames` | (`run_id`, `next_seq`, `first_seq`) | the last frames of runs that another process follows, until some time after their end | [`Runs`]; [`Records::delete_thread`] |
 //! | `executions` | (`execution_id`, `attempt`) | every attempt of a subagent at delegated work | [`Executions`]; [`Records::delete_thread`] |
-//! | `store_settings` | `name` | the form in which checkpoints are written | [`Records::agree_on_form`], [`Records::converted`] |
+//! | `store_settings` | `name` | the form in which checkpoints are written | [`Records::agree_on_form`], [`Records::remember_form`] |
 //! | `subagent_batches` | `id`; unique: `user_id` and `submission_key` | durable batches of delegations | [`Batches`]; [`Records::delete_thread`] |
 //! | `subagent_batch_items` | `id`; unique: `batch_id` and `item_key`, `batch_id` and `position` | their items | [`Batches`]; [`Records::delete_thread`] |
 //! | `subagent_batch_remains` | `child_thread` | threads of deleted items that may have been at work, until a worker has looked at them | [`Batches`]; [`Records::delete_thread`] |

@@ -13,7 +13,9 @@ use threadkeep::saver::Saver;
 use threadkeep::state::StateAccessor;
 use threadkeep_acp::external_agents;
 use threadkeep_agent::AgentBuilder;
-use threadkeep_storage::{Checkpoints, OpenError, Stores, channel_mode, history_cache, open_records};
+use threadkeep_storage::{
+    Checkpoints, OpenError, Stores, channel_mode, form_difference, history_cache, open_records,
+};
 use threadkeep_subagents::Delegator;
 use threadkeep_subagents::admission::Admission;
 use threadkeep_subagents::batches::{AttemptEnd, BatchWorker, Batching};
@@ -35,7 +37,7 @@ use crate::threads::Threads;
 use threadkeep_config::{Backend, Config, ConfigHandle, RunEventsBackend};
 use threadkeep_mcp::McpServers;
 use threadkeep_processes::Guard;
-use threadkeep_records::{BatchStatus, CheckpointForm, Delegating, Records, RecordsError, RunRow};
+use threadkeep_records::{BatchStatus, Delegating, Records, RecordsError, RunRow};
 
 /// How long a stopping gateway waits for its runs.
 const DRAIN: Duration = Duration::from_secs(5);
@@ -184,7 +186,9 @@ impl App {
             Some(records) => records,
             None => open_records(&current).await?,
         };
-        agree_on_form(&records, &current).await?;
+        if let Some(difference) = form_difference(&records, &current).await? {
+            tracing::warn!("{difference}");
+        }
         let metrics = Metrics::new(checkpoints.sqlite().cloned(), records.commits());
         let saver = with_history_cache(checkpoints.saver(), &current, &metrics)?;
         let saver = (parts.wrap_saver)(Arc::new(MeteredSaver::new(saver, metrics.clone())));
@@ -371,30 +375,6 @@ async fn recover(
         );
     }
     Ok((instance, recovered.rollbacks))
-}
-
-/// Warns if other processes store checkpoints in another form.
-async fn agree_on_form(records: &Records, config: &Config) -> Result<(), StartError> {
-    let ours = CheckpointForm {
-        mode: channel_mode(config).as_str().to_owned(),
-        frequency: config.snapshot_frequency(),
-    };
-    let Some(theirs) = records.agree_on_form(&ours).await? else { return Ok(()) };
-    if theirs.mode == ours.mode {
-        tracing::warn!(
-            "this database was written with checkpoint_delta.snapshot_frequency {}, and this process has {}",
-            theirs.frequency,
-            ours.frequency
-        );
-    } else {
-        let (theirs, ours) = (theirs.mode, ours.mode);
-        tracing::warn!(
-            "the threads of this database are stored in {theirs} mode, and database.checkpoint_channel_mode of this process \
-             is {ours}: a process in full mode refuses threads that one in delta mode has written to; give all processes \
-             the same mode, and run 'threadkeep convert --all --to {ours}' to change that of the database"
-        );
-    }
-    Ok(())
 }
 
 /// Checks that several processes can share the database, as this one may be the first of several.

@@ -5,6 +5,7 @@ mod checkpoints;
 mod directory;
 mod error;
 mod existing;
+mod form;
 mod postgres;
 mod records;
 mod stores;
@@ -17,7 +18,8 @@ pub use checkpoints::{CHECKPOINT_FILE, Checkpoints};
 pub use directory::{GATEWAY_LOCK, is_served};
 pub use error::OpenError;
 pub use existing::{BackedUp, Existing};
-pub use records::{is_shared, open_records, open_records_beside};
+pub use form::form_difference;
+pub use records::{existing_records_beside, is_shared, open_records, open_records_beside};
 pub use stores::{OpenSaver, Stores};
 /// Operations that only a database in one file has, and its size.
 pub use threadkeep_sqlite::{FileSize, SqliteSaver};

@@ -29,9 +29,37 @@ pub async fn open_records_beside(config: &Config) -> Result<Records, OpenError> 
     open(config, Some(lease_beside(&config.run_ownership))).await
 }
 
-async fn open(config: &Config, lease: Option<Lease>) -> Result<Records, OpenError> {
+/// As [`open_records_beside`], if there are records. It creates and upgrades nothing.
+///
+/// # Errors
+/// [`OpenError::Records`], also for records of an older build.
+pub async fn existing_records_beside(config: &Config) -> Result<Option<Records>, OpenError> {
     let database = &config.database;
-    let options = RecordsOptions {
+    let options = options(config, Some(lease_beside(&config.run_ownership)));
+    Ok(match database.backend {
+        Backend::Memory => None,
+        Backend::Sqlite => {
+            let file = database.sqlite_dir.join(DATABASE_FILE);
+            if !file.exists() {
+                return Ok(None);
+            }
+            Some(Records::open_existing(&file, options).await?)
+        }
+        Backend::Postgres => Records::open_existing_postgres(&postgres::records(database)?, options).await?,
+    })
+}
+
+async fn open(config: &Config, lease: Option<Lease>) -> Result<Records, OpenError> {
+    let (database, options) = (&config.database, options(config, lease));
+    Ok(match database.backend {
+        Backend::Memory => Records::open_memory(options).await?,
+        Backend::Sqlite => Records::open(&database.sqlite_dir.join(DATABASE_FILE), options).await?,
+        Backend::Postgres => Records::open_postgres(&postgres::records(database)?, options).await?,
+    })
+}
+
+fn options(config: &Config, lease: Option<Lease>) -> RecordsOptions {
+    RecordsOptions {
         event_backend: match config.run_events.backend {
             RunEventsBackend::Memory => EventBackend::Memory,
             RunEventsBackend::Db => EventBackend::Database,
@@ -41,12 +69,7 @@ async fn open(config: &Config, lease: Option<Lease>) -> Result<Records, OpenErro
         max_trace_content: config.run_events.max_trace_content,
         lease,
         ..RecordsOptions::default()
-    };
-    Ok(match database.backend {
-        Backend::Memory => Records::open_memory(options).await?,
-        Backend::Sqlite => Records::open(&database.sqlite_dir.join(DATABASE_FILE), options).await?,
-        Backend::Postgres => Records::open_postgres(&postgres::records(database)?, options).await?,
-    })
+    }
 }
 
 /// Whether several gateways may use the database at the same time.

@@ -6,7 +6,10 @@ use std::sync::{Arc, Weak};
 use threadkeep::cache::CachedSaver;
 use threadkeep::saver::Saver;
 use threadkeep_records::Records;
-use threadkeep_storage::{Checkpoints, Stores, memory_cache, open_records_beside};
+use threadkeep_storage::{
+    Checkpoints, OpenError, Stores, existing_records_beside, form_difference, memory_cache,
+    open_records_beside,
+};
 use threadkeep_subagents::admission::Admission;
 use tokio::sync::{Mutex, OnceCell};
 
@@ -19,7 +22,7 @@ pub(super) struct SharedStore {
     saver: Arc<dyn Saver>,
     /// The slots for subagents, which all clients of the store share.
     slots: Admission,
-    /// The gateway's records, opened by the first client that needs them.
+    /// The gateway's records: opened with the store if there are any, else created by the first client that needs them.
     records: OnceCell<Records>,
     /// Held, because their address is their identity, which other stores would have when these are gone.
     _stores: Stores,
@@ -36,8 +39,27 @@ impl SharedStore {
 
     /// The records beside the checkpoints. The gateway may have them open at the same time.
     pub(super) async fn records(&self, config: &Config) -> Result<Records, ClientError> {
-        Ok(self.records.get_or_try_init(|| open_records_beside(config)).await?.clone())
+        let created = || async {
+            let records = open_records_beside(config).await?;
+            // They remember it from now on.
+            difference(&records, config).await;
+            Ok::<_, OpenError>(records)
+        };
+        Ok(self.records.get_or_try_init(created).await?.clone())
     }
+
+    /// See [`form_difference`]. Nothing is remembered before there are records.
+    pub(super) async fn difference(&self, config: &Config) -> Option<String> {
+        difference(self.records.get()?, config).await
+    }
+}
+
+/// Logs the difference. That it is unknown is no reason not to work on the threads.
+async fn difference(records: &Records, config: &Config) -> Option<String> {
+    let found = form_difference(records, config).await;
+    let found = found
+        .inspect_err(|error| tracing::warn!(%error, "cannot read in which form this database is stored"));
+    found.ok().flatten().inspect(|difference| tracing::warn!("{difference}"))
 }
 
 /// The open stores of this process, by the settings that identify them.
@@ -86,7 +108,12 @@ async fn open(stores: &Stores, config: &Config) -> Result<SharedStore, ClientErr
         None => checkpoints.saver(),
     };
     let slots = Admission::new(&config.subagent_runtime);
-    Ok(SharedStore { checkpoints, saver, slots, records: OnceCell::new(), _stores: stores.clone() })
+    let records = existing_records_beside(config).await.unwrap_or_else(|error| {
+        tracing::warn!(%error, "a client cannot read the gateway's records");
+        None
+    });
+    let records = OnceCell::new_with(records);
+    Ok(SharedStore { checkpoints, saver, slots, records, _stores: stores.clone() })
 }
 
 /// Releases a store, and closes it if no other client uses it. A client that opens it meanwhile waits.

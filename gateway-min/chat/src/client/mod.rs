@@ -77,6 +77,8 @@ pub struct Client {
     core: Arc<Core>,
     /// The process-wide store, if this client uses it.
     store: Option<Arc<SharedStore>>,
+    /// What it stores otherwise than its database remembers.
+    difference: Option<String>,
 }
 
 impl fmt::Debug for Client {
@@ -86,7 +88,8 @@ impl fmt::Debug for Client {
 }
 
 impl Client {
-    /// Loads the configuration, freezes mode and cadence from it, and opens the store.
+    /// Loads the configuration, freezes mode and cadence from it, and opens the store. If the gateway's records of the
+    /// store remember another mode or cadence, the log says so, and what to do.
     ///
     /// # Errors
     /// [`ClientError::Config`], also for a history cache in Redis, which only the gateway supports;
@@ -106,6 +109,10 @@ impl Client {
             Checkpointer::Own(saver) => (Some(saver), None),
             Checkpointer::Stateless => (None, None),
         };
+        let difference = match &store {
+            Some(store) => store.difference(&current).await,
+            None => None,
+        };
         let (table, ids) = (Arc::new(table), Arc::new(IdSource::default()));
         let accessor = saver.map(|saver| {
             let followed = config.clone();
@@ -114,7 +121,7 @@ impl Client {
         });
         let source = store.clone().map_or(RecordsSource::Client, RecordsSource::Shared);
         let core = Core::new(config, current, source, (table, ids), accessor, options.turn, Some(guard));
-        Ok(Self { core: Arc::new(core), store })
+        Ok(Self { core: Arc::new(core), store, difference })
     }
 
     /// Starts a turn: adds `message` to the thread and streams what follows.
@@ -290,7 +297,7 @@ impl Client {
         self.core.turns.close();
         self.core.closing.cancel();
         self.core.turns.wait().await;
-        let Self { core, store } = self;
+        let Self { core, store, .. } = self;
         drop(core);
         if let Some(store) = store {
             checkpointer::close(store).await;
@@ -300,6 +307,11 @@ impl Client {
     /// The client's current configuration.
     pub(crate) async fn config(&self) -> Arc<Config> {
         self.core.config.current_async().await
+    }
+
+    /// What its user should know of the mode and the cadence, as the log of a program says it.
+    pub(crate) fn difference(&self) -> Option<&str> {
+        self.difference.as_deref()
     }
 
     /// The gateway's records, which this client has open.

@@ -90,6 +90,9 @@ async fn have(args: &ChatArgs, form: Form, message: &str) -> Result<(), Failure>
         note(&text);
     }
     let client = Client::open(args.client_options(config)).await?;
+    if let Some(text) = client.difference() {
+        note(text);
+    }
     let done = async {
         let thread = args.thread(&client).await?;
         let turn = match &thread {

@@ -36,8 +36,8 @@ impl Files {
         self
     }
 
-    /// Fails if one of them was removed, renamed or replaced: what is committed to a file without a name is lost. Asks the
-    /// file system only, because closing any descriptor of a file drops the locks of the process on it.
+    /// Fails if one of them was removed, renamed or replaced: what is committed to a file without a name is lost. Asks
+    /// the file system only, because closing any descriptor of a file drops the locks of the process on it.
     pub(crate) fn in_place(&self) -> Result<(), SqliteFailure> {
         let stays = |(file, known): &(PathBuf, Identity)| identity(file).is_ok_and(|found| found == *known);
         if self.known.iter().all(stays) { Ok(()) } else { Err(SqliteFailure::gone(&self.path)) }

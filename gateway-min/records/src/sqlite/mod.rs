@@ -52,8 +52,8 @@ pub(super) fn open_writer(path: &Path) -> Result<Connection, DatabaseError> {
     Ok(connection)
 }
 
-/// A read-only connection to a file that exists, and is a database. It has read, and so has opened the log: later another
-/// one may have that name.
+/// A read-only connection to a file that exists, and is a database. It has read, and so has opened the log: later
+/// another one may have that name.
 pub(super) fn open_existing(path: &Path) -> Result<Connection, DatabaseError> {
     let connection = open(path, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
     connection.pragma_update(None, "query_only", true)?;

@@ -329,7 +329,8 @@ async fn create_stateless(
 ) -> Result<Response, ApiError> {
     let request = checked(&app, body).await?;
     let thread = stateless_thread(&app, &caller, &request).await?;
-    let created = start(&app, &caller, &thread, OnThread::Visible(&caller), request, Follow::No, None).await?;
+    let created =
+        start(&app, &caller, &thread, OnThread::Visible(&caller), request, Follow::No, None).await?;
     Ok(created_record(&thread, created))
 }
 
@@ -343,7 +344,8 @@ async fn stream_stateless(
 ) -> Result<Response, ApiError> {
     let request = checked(&app, body).await?;
     let thread = stateless_thread(&app, &caller, &request).await?;
-    let created = start(&app, &caller, &thread, OnThread::Visible(&caller), request, Follow::Yes, None).await?;
+    let created =
+        start(&app, &caller, &thread, OnThread::Visible(&caller), request, Follow::Yes, None).await?;
     Ok(sse::response(created.stream, &thread, &created.run.run_id))
 }
 
@@ -357,7 +359,8 @@ async fn wait_stateless(
 ) -> Result<Response, ApiError> {
     let request = checked(&app, body).await?;
     let thread = stateless_thread(&app, &caller, &request).await?;
-    let created = start(&app, &caller, &thread, OnThread::Visible(&caller), request, Follow::Yes, None).await?;
+    let created =
+        start(&app, &caller, &thread, OnThread::Visible(&caller), request, Follow::Yes, None).await?;
     Ok(awaited(&app, &caller, &thread, &created.run.run_id, created.stream, HEARTBEAT).await)
 }
 

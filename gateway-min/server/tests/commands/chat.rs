@@ -6,6 +6,7 @@ use std::process::{Command, Stdio};
 use rusqlite::{Connection, OpenFlags};
 use serde_json::{Value as Json, json};
 use tempfile::TempDir;
+use threadkeep_records::{CheckpointForm, DATABASE_FILE, Records, RecordsOptions};
 use threadkeep_sqlite::{Options, SqliteSaver};
 
 const MISMATCH: &str =
@@ -274,6 +275,23 @@ fn a_directory_that_nobody_trusted_decides_nothing() {
         "it was edited: {out}{err}"
     );
     assert_eq!(ran(&mut command(&["config", "trust", "--forget"])).0, 0);
+}
+
+#[tokio::test]
+async fn a_chat_in_another_form_than_the_database_says_so_at_each_start() {
+    let dir = in_mode("delta");
+    let file = dir.path().join("state/data").join(DATABASE_FILE);
+    let records = Records::open(&file, RecordsOptions::default()).await.unwrap();
+    let form = CheckpointForm { mode: "full".to_owned(), frequency: 3 };
+    assert_eq!(records.agree_on_form(&form).await.unwrap(), None);
+    records.close().await;
+    for _ in 0..2 {
+        let (code, out, err) = ran(&mut chat(&dir, &["--print", "hi"]));
+        assert_eq!((code, out.as_str(), err.lines().count()), (0, "You said: hi\n", 1), "{err}");
+        assert!(err.starts_with("Note: the threads of this database are stored in full mode"), "{err}");
+        assert!(err.contains("of this database is 3, and that of this process is 10"), "{err}");
+        assert!(err.contains("'threadkeep convert --all --to delta --frequency 10'"), "{err}");
+    }
 }
 
 /// Nobody can cancel a thread that blocks, as here on the script of the model.

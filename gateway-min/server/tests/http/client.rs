@@ -16,8 +16,9 @@ use threadkeep_chat::client::{
 use threadkeep_config::ConfigHandle;
 use threadkeep_memory::MemorySaver;
 use threadkeep_sqlite::{Options, SqliteSaver};
+use threadkeep_testing::Log;
 
-use super::support::{MODES, Setup, texts};
+use super::support::{DURABLE, MODES, Setup, texts};
 
 /// A separate mode register simulates a separate process.
 fn process() -> &'static ModeRegister {
@@ -466,4 +467,27 @@ async fn a_turn_stops_at_its_recursion_limit_and_its_supersteps_stay() {
     let error = client.chat("hi", Some("t"), options).await.unwrap_err();
     assert_eq!(error.class_name(), "GraphRecursionError");
     assert_eq!(client.get_values("t").await.unwrap().unwrap().messages.len(), 3);
+}
+
+#[tokio::test]
+async fn a_client_in_another_form_than_the_database_says_so_in_the_log() {
+    for backend in DURABLE {
+        let log = Log::default();
+        let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(log.clone()).finish();
+        let _logged = tracing::subscriber::set_default(subscriber);
+        let mut gateway = Setup::on(backend, "full").start().await;
+        client(gateway.config(), Checkpointer::default()).await.close().await;
+        assert_eq!(log.count("of this process is"), 0, "{backend}: {}", log.text());
+        gateway.reconfigure(|setup| (setup.mode, setup.frequency) = ("delta", 7));
+        for starts in 1..3 {
+            client(gateway.config(), Checkpointer::default()).await.close().await;
+            for part in [
+                "database.checkpoint_channel_mode of this process is delta",
+                "of this database is 3, and that of this process is 7",
+                "'threadkeep convert --all --to delta --frequency 7'",
+            ] {
+                assert_eq!(log.count(part), starts, "{backend} {part}: {}", log.text());
+            }
+        }
+    }
 }

@@ -156,24 +156,40 @@ async fn a_full_thread_goes_on_in_delta_mode_and_does_not_come_back() {
     }
 }
 
-/// Each of two processes with different modes would serve; only the warning says what is wrong.
+/// Each of two processes in different forms would serve; only the warning says what is wrong.
 #[tokio::test]
-async fn a_process_in_another_mode_than_the_database_says_so_when_it_starts() {
-    let log = Log::default();
-    let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(log.clone()).finish();
-    let _logged = tracing::subscriber::set_default(subscriber);
-    let told = |theirs: &str, ours: &str| {
-        log.count(&format!(
-            "the threads of this database are stored in {theirs} mode, and database.checkpoint_channel_mode of this \
-             process is {ours}"
-        ))
-    };
-    let gateway = Setup::on("sqlite", "full").start().await;
-    let gateway = gateway.reopen("full").await;
-    assert_eq!(log.count("are stored in"), 0, "{}", log.text());
-    let gateway = gateway.reopen("delta").await;
-    assert_eq!((told("full", "delta"), log.count("are stored in")), (1, 1), "{}", log.text());
-    // The database is still said to be in full mode: nobody has converted it.
-    gateway.reopen("full").await;
-    assert_eq!(log.count("are stored in"), 1, "{}", log.text());
+async fn a_process_in_another_form_than_the_database_says_so_at_each_start() {
+    let mode = "the threads of this database are stored in full mode, and database.checkpoint_channel_mode of this \
+                process is delta: a process in full mode refuses threads that one in delta mode has written to";
+    let cadence = "database.checkpoint_delta.snapshot_frequency of this database is 3, and that of this process is 7: \
+                   in delta mode";
+    for backend in DURABLE {
+        let log = Log::default();
+        let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(log.clone()).finish();
+        let _logged = tracing::subscriber::set_default(subscriber);
+        let counts = || [mode, cadence, "of this process is"].map(|part| log.count(part));
+        let mut gateway = Setup::on(backend, "full").start().await.reopen("full").await;
+        assert_eq!(counts(), [0; 3], "{backend}: {}", log.text());
+        // Whichever processes have started since, the database keeps what the first one wrote: nobody has changed it.
+        for _ in 0..2 {
+            for (ours, frequency, more, command) in [
+                ("delta", 3, [1, 0, 1], "'threadkeep convert --all --to delta'"),
+                ("full", 7, [0, 1, 1], "'threadkeep convert --all --to full --frequency 7'"),
+                ("delta", 7, [1, 1, 2], "'threadkeep convert --all --to delta --frequency 7'"),
+                ("full", 3, [0, 0, 0], ""),
+            ] {
+                let (before, warnings) = (counts(), log.count(command));
+                gateway.reconfigure(|setup| setup.frequency = frequency);
+                gateway = gateway.reopen(ours).await;
+                let after = counts();
+                let said = [0, 1, 2].map(|each| after[each] - before[each]);
+                assert_eq!(said, more, "{backend} {ours} {frequency}: {}", log.text());
+                assert!(
+                    command.is_empty() || log.count(command) == warnings + 1,
+                    "{command}: {}",
+                    log.text()
+                );
+            }
+        }
+    }
 }

@@ -394,7 +394,7 @@ async fn requests_beyond_the_limit_in_bytes_are_null_in_a_list() {
     }
 }
 
-/// What is committed to a file that has no name, or another one, is lost. The cause is the operator's, not the client's.
+/// What is committed to a file that has no name, or another one, is lost. The operator needs the cause, not the client.
 #[cfg(unix)]
 #[tokio::test]
 async fn a_turn_on_records_whose_file_is_gone_is_refused_and_the_log_says_why() {

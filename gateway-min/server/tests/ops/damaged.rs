@@ -241,6 +241,23 @@ async fn a_conversion_that_the_records_do_not_take_reports_what_it_converted() {
     assert!(again.contains("Nothing to convert"), "{again}");
 }
 
+/// The cadence is the one that the operator names, not that of a configuration which the command happens to read.
+#[tokio::test]
+async fn a_conversion_of_every_thread_is_what_the_database_remembers() {
+    let store = Store::new(ChannelMode::Delta).await;
+    let path = store.path().with_file_name("gateway.db");
+    let records = Records::open(&path, RecordsOptions::default()).await.unwrap();
+    let form = |mode: &str, frequency| CheckpointForm { mode: mode.to_owned(), frequency };
+    assert_eq!(records.agree_on_form(&form("delta", 5)).await.unwrap(), None);
+    store.run(&["convert", "--all", "--to", "full"]).done();
+    assert_eq!(records.agree_on_form(&form("full", 5)).await.unwrap(), None);
+    store.run(&["convert", "--all", "--to", "delta", "--frequency", "7", "--dry-run"]).done();
+    assert_eq!(records.agree_on_form(&form("full", 5)).await.unwrap(), None);
+    store.run(&["convert", "--all", "--to", "delta", "--frequency", "7"]).done();
+    assert_eq!(records.agree_on_form(&form("delta", 7)).await.unwrap(), None);
+    records.close().await;
+}
+
 /// Another program's channel, or rows that the reducer refuses, are of their thread.
 #[tokio::test]
 async fn a_thread_that_cannot_be_replayed_does_not_end_a_pass() {

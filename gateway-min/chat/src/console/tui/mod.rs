@@ -51,10 +51,12 @@ pub(super) async fn run(args: &ChatArgs, message: Option<String>) -> Result<(), 
     let client = Client::open(args.client_options(config)).await?;
     // Report early errors on an unchanged terminal.
     let thread = args.thread(&client).await?;
+    let difference = client.difference().map(str::to_owned);
     let mut session = Session::open(client).await?;
     let mut state = State { model: args.model.clone(), hides_tokens, ..State::default() };
-    if let Some(text) = withheld {
-        state.update(Action::Notice(text));
+    let notes: Vec<String> = withheld.into_iter().chain(difference).collect();
+    if !notes.is_empty() {
+        state.update(Action::Notice(notes.join("\n")));
     }
     if let Some(thread) = thread {
         carry_out(&mut session, &mut state, Effect::Switch(thread)).await;

@@ -2,13 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::process::Stdio;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use rand::RngExt as _;
 use rand::rngs::StdRng;
-use threadkeep_testing::unconfigured;
 
 use super::Scene;
 
@@ -25,10 +24,9 @@ enum Fault {
     CrashedRedis,
     EmptiedRedis,
     GarbageInRedis,
-    OperatorsCommand,
 }
 
-const ALL: [Fault; 11] = [
+const ALL: [Fault; 10] = [
     Fault::KilledGateway,
     Fault::StoppedInOrder,
     Fault::StandsStill,
@@ -39,20 +37,7 @@ const ALL: [Fault; 11] = [
     Fault::CrashedRedis,
     Fault::EmptiedRedis,
     Fault::GarbageInRedis,
-    Fault::OperatorsCommand,
 ];
-
-/// The commands that operators repeat.
-const COMMANDS: [&[&str]; 5] = [
-    &["retention", "apply", "--all", "--yes"],
-    &["prune", "apply", "--all", "--keep", "last:30", "--boundary", "fresh-snapshot", "--yes"],
-    &["verify", "--all"],
-    &["threads", "list"],
-    &["threads", "du"],
-];
-
-/// How long a command may take: a pass gives up a busy thread after a minute.
-const LONGEST: Duration = Duration::from_mins(15);
 
 /// How often each fault happened, and which gateways stand still until when.
 #[derive(Default)]
@@ -89,6 +74,11 @@ pub(super) async fn one(scene: &Arc<Scene>, choices: &mut StdRng, happened: &mut
         && matches!(fault, Fault::KilledGateway | Fault::StoppedInOrder | Fault::StandsStill)
     {
         return;
+    }
+    let is_of_database =
+        matches!(fault, Fault::CrashedPostgres | Fault::RestartedPostgres | Fault::EndedBackends);
+    if is_of_database {
+        scene.disturbances.fetch_add(1, Ordering::SeqCst);
     }
     match fault {
         Fault::KilledGateway => {
@@ -145,12 +135,9 @@ pub(super) async fn one(scene: &Arc<Scene>, choices: &mut StdRng, happened: &mut
             redis(scene, |connection| redis::cmd("FLUSHALL").exec(connection).unwrap()).await;
         }
         Fault::GarbageInRedis => redis(scene, garbage).await,
-        Fault::OperatorsCommand => {
-            let arguments = COMMANDS[choices.random_range(0..COMMANDS.len())];
-            let ended = tokio::time::timeout(LONGEST, command(scene, arguments)).await;
-            let (code, said) = ended.unwrap_or_else(|_| panic!("{arguments:?} does not end"));
-            assert_eq!(code, Some(0), "{arguments:?}: {said}");
-        }
+    }
+    if is_of_database {
+        scene.disturbances.fetch_add(1, Ordering::SeqCst);
     }
     *happened.counts.entry(fault).or_default() += 1;
 }
@@ -199,13 +186,4 @@ async fn redis(scene: &Scene, work: impl FnOnce(&mut redis::Connection) + Send +
     let client = redis::Client::open(scene.redis.url()).unwrap();
     let done = tokio::task::spawn_blocking(move || work(&mut client.get_connection().unwrap()));
     done.await.unwrap();
-}
-
-/// Runs a command of the operators on the database; returns its exit code and what it printed.
-pub(super) async fn command(scene: &Arc<Scene>, arguments: &[&str]) -> (Option<i32>, String) {
-    let mut command = unconfigured(env!("CARGO_BIN_EXE_threadkeep"));
-    command.args(arguments).args(["--postgres", scene.database.url()]).stdin(Stdio::null());
-    let done = tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap();
-    let said = format!("{}{}", String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr));
-    (done.status.code(), said)
 }

@@ -1,14 +1,16 @@
 //! Gateways on one Postgres, one of them through PgBouncer, while processes are killed and stand still, servers
-//! restart, operators work on the threads and the cache fills with garbage. Clients remember what was acknowledged to
-//! them, and in the end every thread is judged by that.
+//! restart, operators work on the threads and the cache fills with garbage. Clients leave, return and cancel, and
+//! remember what was acknowledged to them; in the end every thread is judged by that.
 //!
 //! `CHAOS_SECONDS` and `CHAOS_SEED` ask for more than the short form; `make chaos` does.
 
 mod clients;
 mod faults;
+mod operators;
 mod verdict;
 
 use std::path::PathBuf;
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -41,13 +43,17 @@ struct Scene {
     /// The directories that gateways are started in.
     dirs: Vec<TempDir>,
     homes: Homes,
+    /// `database.checkpoint_channel_mode`
+    mode: &'static str,
+    /// Beginnings and ends of faults of the database: odd during one.
+    disturbances: AtomicUsize,
     /// The gateways; `None` while one is being started.
     gateways: Mutex<Vec<Option<Gateway>>>,
 }
 
 impl Scene {
-    /// With this many gateways.
-    async fn start(gateways: usize, homes: Homes) -> Arc<Self> {
+    /// With this many gateways, in this mode.
+    async fn start(gateways: usize, homes: Homes, mode: &'static str) -> Arc<Self> {
         let servers = tokio::task::spawn_blocking(|| {
             let postgres = Postgres::start().unwrap();
             let bouncer = PgBouncer::start(&postgres).unwrap();
@@ -56,7 +62,7 @@ impl Scene {
         let (postgres, bouncer, redis) = servers.await.unwrap();
         let database = postgres.database().await.unwrap();
         let url = |at| if at == 1 { bouncer.url(&database) } else { database.url().to_owned() };
-        let dirs: Vec<TempDir> = (0..gateways).map(|at| on_postgres(&url(at), "delta")).collect();
+        let dirs: Vec<TempDir> = (0..gateways).map(|at| on_postgres(&url(at), mode)).collect();
         for dir in &dirs {
             configure(dir, &redis);
         }
@@ -67,6 +73,8 @@ impl Scene {
             redis,
             dirs,
             homes,
+            mode,
+            disturbances: AtomicUsize::new(0),
             gateways: Mutex::new((0..gateways).map(|_| None).collect()),
         };
         let scene = Arc::new(scene);
@@ -133,18 +141,24 @@ async fn two_gateways_with_one_state_directory_keep_what_they_acknowledged_whate
 async fn chaos(gateways: usize, homes: Homes) {
     let seconds = number("CHAOS_SECONDS", 20);
     let seed = number("CHAOS_SEED", 1);
+    // Of the two tests one is in each mode; the seed says which.
+    let mode = if (seed + gateways as u64) % 2 == 1 { "delta" } else { "full" };
     let started = Instant::now();
-    let scene = Scene::start(gateways, homes).await;
+    let scene = Scene::start(gateways, homes, mode).await;
     let over = CancellationToken::new();
-    let clients: Vec<_> = (0..CLIENTS)
-        .map(|number| {
-            let (scene, over) = (Arc::clone(&scene), over.clone());
-            tokio::spawn(clients::work(scene, over, number, seed))
-        })
-        .collect();
+    let mut clients = Vec::new();
+    for number in 0..CLIENTS {
+        let threads = clients::threads(&scene, number).await;
+        let choices = StdRng::seed_from_u64(seed ^ (number as u64 + 1) << 32);
+        clients.push(tokio::spawn(clients::work(Arc::clone(&scene), over.clone(), threads, choices)));
+    }
+    let operators = tokio::spawn(operators::work(Arc::clone(&scene), over.clone(), seed));
     let mut choices = StdRng::seed_from_u64(seed);
     let mut happened = faults::Happened::default();
-    while started.elapsed() < Duration::from_secs(seconds) || !happened.everything() {
+    // Operators end early only because a command did what no fault explains.
+    while !operators.is_finished()
+        && (started.elapsed() < Duration::from_secs(seconds) || !happened.everything())
+    {
         faults::one(&scene, &mut choices, &mut happened).await;
         tokio::time::sleep(Duration::from_millis(choices.random_range(100..1500))).await;
     }
@@ -154,8 +168,14 @@ async fn chaos(gateways: usize, homes: Homes) {
     for client in clients {
         threads.extend(client.await.unwrap());
     }
+    let mut done = operators.await.unwrap();
+    for thread in &mut threads {
+        clients::ask_last(&scene, thread).await;
+    }
+    done.rest(&scene).await;
     let judged = verdict::judge(&scene, &threads).await;
-    println!("{gateways} gateways, {seconds} s with the seed {seed}\n{happened}\n{judged}");
+    println!("{gateways} gateways in {mode} mode, {seconds} s with the seed {seed}");
+    println!("{happened}\n{done}\n{judged}");
     assert!(judged.acknowledged > 0, "{judged}");
     assert!(judged.wrong.is_empty(), "{judged}");
 }

@@ -226,6 +226,17 @@ impl Executions {
         Ok(attempts.into_iter().max_by_key(|row: &ExecutionRow| row.attempt))
     }
 
+    /// Whether an attempt with this number is there, of whatever thread: numbers of deleted ones are given again.
+    ///
+    /// # Errors
+    /// [`RecordsError::Unavailable`].
+    pub async fn exists(&self, row: &ExecutionRow) -> Result<bool, RecordsError> {
+        let sql = query("SELECT execution_id FROM executions WHERE execution_id = $1 AND attempt = $2");
+        let sql = sql.bind(&row.execution_id).bind(row.attempt);
+        let found: Option<(String,)> = self.db.fetch_optional(sql).await?;
+        Ok(found.is_some())
+    }
+
     /// The subagent's definition at the dispatch of an attempt.
     ///
     /// # Errors

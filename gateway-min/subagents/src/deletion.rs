@@ -7,6 +7,7 @@
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
+use threadkeep::Error;
 use threadkeep::id::ThreadId;
 use threadkeep::state::{SeenThread, StateAccessor};
 use threadkeep_records::{Records, RecordsError, Reservation};
@@ -20,7 +21,7 @@ const DELETED: &str = ".deleted";
 pub enum DeletionError {
     /// The checkpoints could not be deleted.
     #[error(transparent)]
-    Engine(#[from] threadkeep::Error),
+    Engine(#[from] Error),
     /// The records could not be read or written, or the reservation was lost.
     #[error(transparent)]
     Records(#[from] RecordsError),
@@ -38,7 +39,7 @@ impl DeletionError {
     /// Whether somebody else has used the thread, or may: what is left of it was not deleted.
     pub fn is_overtaken(&self) -> bool {
         match self {
-            Self::Engine(error) => matches!(error, threadkeep::Error::Stale { .. }),
+            Self::Engine(error) => matches!(error, Error::Stale { .. }),
             Self::Records(error) => error.is_lost_reservation(),
             Self::Directory { .. } => false,
         }
@@ -49,7 +50,7 @@ impl DeletionError {
 /// they come after everything else, so that a deletion that failed can be repeated.
 ///
 /// # Errors
-/// [`threadkeep::Error::Stale`] if somebody else has written to the thread since: it stays whole, with its subagents.
+/// [`Error::Stale`] if somebody else has written to the thread since: it stays whole, with its subagents.
 /// [`RecordsError::NotFound`] if the reservation was lost since. What the stores return.
 pub async fn delete_checkpoints(
     records: &Records,
@@ -61,12 +62,40 @@ pub async fn delete_checkpoints(
     // From now on no worker begins another item of the thread.
     records.batches().cancel_of_thread(reservation).await?;
     let children = records.executions().child_threads(reservation.thread_id()).await?;
-    // If it is held after they were read, no later run has any of them.
-    reservation.ensure_held().await?;
-    for child in children {
-        accessor.delete_thread(&ThreadId::from(child.as_str())).await?;
+    delete_children(accessor, children, || reservation.ensure_held()).await
+}
+
+/// Deletes the threads of subagents as they were seen before `held` looked whether their thread is still reserved: as
+/// long as it is, their executions have rows, and nobody else has their threads. Later another execution may have one: a
+/// copy of the thread has the ids of its executions, and numbers that were deleted are given again.
+async fn delete_children<F>(
+    accessor: &StateAccessor,
+    children: Vec<String>,
+    held: impl Fn() -> F,
+) -> Result<(), DeletionError>
+where
+    F: Future<Output = Result<(), RecordsError>>,
+{
+    let mut left: Vec<ThreadId> = children.into_iter().map(ThreadId::from).collect();
+    loop {
+        let mut seen = Vec::with_capacity(left.len());
+        for child in &left {
+            seen.push(accessor.look(child).await?);
+        }
+        held().await?;
+        let mut changed = Vec::new();
+        for (child, seen) in left.into_iter().zip(seen) {
+            match accessor.delete_seen(seen).await {
+                // A last write of its own subagent, unless the thread is lost by now.
+                Err(Error::Stale { .. }) => changed.push(child),
+                deleted => deleted?,
+            }
+        }
+        if changed.is_empty() {
+            return Ok(());
+        }
+        left = changed;
     }
-    Ok(())
 }
 
 /// Removes the working directory of the reserved thread; false if it has none.
@@ -184,10 +213,50 @@ fn merge(from: &Path, to: &Path) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
     use chrono::TimeDelta;
+    use serde_json::Map;
+    use threadkeep::channel::Schema;
+    use threadkeep::id::IdSource;
+    use threadkeep::mode::ChannelMode;
+    use threadkeep_memory::MemorySaver;
     use threadkeep_records::{RecordsOptions, WriterKind};
 
     use super::*;
+
+    /// After the look whether the thread is reserved, the process stands still. A subagent of the thread writes
+    /// meanwhile, or another process deletes the thread, and a copy gets an execution with the number that is free again.
+    #[tokio::test]
+    async fn a_subagent_that_has_the_name_of_a_deleted_one_stays() {
+        for lost in [false, true] {
+            let table = Schema::thread_state().compile(ChannelMode::Delta, 3).unwrap();
+            let ids = Arc::new(IdSource::default());
+            let accessor = StateAccessor::new(Arc::new(MemorySaver::default()), Arc::new(table), ids);
+            let child = ThreadId::from("subagent:e:2");
+            accessor.create(&child, Map::new()).await.unwrap();
+            let records = Records::open_memory(RecordsOptions::default()).await.unwrap();
+            let reservation = records.runs().reserve("t", WriterKind::Delete).await.unwrap();
+            let stood_still = AtomicBool::new(false);
+            let held = || async {
+                reservation.ensure_held().await?;
+                if !stood_still.swap(true, Ordering::SeqCst) {
+                    accessor.delete_thread(&child).await.unwrap();
+                    accessor.create(&child, Map::new()).await.unwrap();
+                    if lost {
+                        records.runs().recover_orphans(records.now(), TimeDelta::zero()).await.unwrap();
+                    }
+                }
+                Ok::<(), RecordsError>(())
+            };
+            let deleted = delete_children(&accessor, vec![child.to_string()], held).await;
+            let expected = if lost { Err(true) } else { Ok(()) };
+            assert_eq!(deleted.map_err(|error| error.is_overtaken()), expected);
+            let state = accessor.get(&child, None).await.unwrap();
+            assert_eq!(state.is_some(), lost, "what is not the thread's stays");
+        }
+    }
 
     /// Another process takes the thread for free just before the directory is moved, or after: its files stay.
     #[tokio::test]

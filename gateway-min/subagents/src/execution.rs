@@ -184,9 +184,20 @@ impl Work {
     /// Deletes the checkpoints of an execution that has no row any more.
     async fn delete_checkpoints(&self) {
         let thread = ThreadId::from(self.row.child_thread.as_str());
-        if let Err(error) = self.accessor.delete_thread(&thread).await {
+        if let Err(error) = self.delete_unless_taken(&thread).await {
             tracing::warn!(%thread, %error, "the checkpoints of a deleted subagent may remain");
         }
+    }
+
+    /// Deletes what is seen of its thread, unless another execution has that by now: a copy of the parent's thread has the
+    /// same ids, and its attempts get numbers that were deleted. A row comes before its checkpoints, so without one after
+    /// the look, what was seen is nobody's.
+    async fn delete_unless_taken(&self, thread: &ThreadId) -> Result<(), ExecutionError> {
+        let seen = self.accessor.look(thread).await?;
+        if !self.delegator.records.executions().exists(&self.row).await? {
+            self.accessor.delete_seen(seen).await?;
+        }
+        Ok(())
     }
 
     /// Tells extensions of the start.

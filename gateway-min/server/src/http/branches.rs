@@ -229,6 +229,7 @@ async fn record(
 
 /// Removes what was created of a failed branch; returns the original error.
 async fn undone(app: &App, branch: &ThreadId, error: ApiError) -> ApiError {
+    // Whatever it contains: its id is random, and nobody has got it, so nobody else writes to it or creates it again.
     if let Err(error) = app.threads.accessor().saver().delete_thread(branch).await {
         tracing::warn!(thread = %branch, %error, "checkpoints of a failed branch remain");
     }

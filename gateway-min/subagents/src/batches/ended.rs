@@ -231,6 +231,7 @@ impl AtWork {
         let records = &self.worker.delegator.records;
         loop {
             if !records.batches().exists(&row.execution_id).await? {
+                // Whatever it contains: the id of an item is of its batch's, which is random and never given again.
                 return Ok(self
                     .worker
                     .accessor

@@ -125,6 +125,7 @@ impl Worker {
             if self.stop.is_cancelled() {
                 break;
             }
+            // Whatever it contains: it is named after an item of a batch, whose id is random, so nobody else gets it.
             self.accessor.delete_thread(&ThreadId::from(thread.as_str())).await?;
             batches.forget_remains(&thread).await?;
         }

@@ -8,7 +8,7 @@ use threadkeep::id::ThreadId;
 use threadkeep::saver::CheckpointSelector;
 use threadkeep_agent::Ended;
 use threadkeep_agent::tools::ToolSource;
-use threadkeep_records::ExecutionStatus;
+use threadkeep_records::{CHILD_PREFIX, Delegating, ExecutionKind, ExecutionStatus, NewExecution};
 use tokio::sync::Notify;
 
 use crate::batches::{Held, delete_thread, gate_name};
@@ -315,6 +315,43 @@ async fn a_subagent_that_is_stopped_after_the_deletion_of_its_thread_leaves_no_c
     });
     house.settled().await;
     assert!(house.accessor.get(&child, None).await.unwrap().is_none(), "hidden checkpoints");
+}
+
+/// The same after a copy of the thread, which has the ids of its executions, got the number that was deleted.
+#[tokio::test]
+async fn a_subagent_that_is_stopped_after_its_deletion_leaves_the_thread_to_who_has_it_by_then() {
+    let (source, name) = (Arc::<Held>::default(), gate_name("deleted-and-taken"));
+    let answers = json!([{"text": "never", "gate": {"name": name}}]);
+    let script = lead(&[task("work", "general-purpose")], vec![subagent(answers)]);
+    let house = House::new(script, "").await.with_source(Arc::clone(&source) as Arc<dyn ToolSource>);
+    let (mut seen, cancel) = (Seen::default(), tokio_util::sync::CancellationToken::new());
+    let running = house.run_until("r1", Some("go"), &mut seen, cancel.clone());
+    let (_, child) = tokio::join!(running, async {
+        let child = deleted_before_its_first(&house, &source).await;
+        threadkeep_agent::model::scripted::gate(&name).reached().await;
+        let records = &house.delegator.records;
+        let of_copy = NewExecution {
+            execution_id: child.as_str().strip_prefix(CHILD_PREFIX).unwrap().to_owned(),
+            thread_id: "copy".to_owned(),
+            run_id: "r2".to_owned(),
+            delegating: Delegating::Unrecorded,
+            parent_execution: None,
+            kind: ExecutionKind::Task,
+            tool_call_id: "call".to_owned(),
+            agent_name: "general-purpose".to_owned(),
+            definition: serde_json::Map::new(),
+            definition_digest: String::new(),
+            description: "work".to_owned(),
+            deadline: records.now() + chrono::TimeDelta::hours(1),
+        };
+        let opened = records.executions().open(of_copy).await.unwrap();
+        assert_eq!(opened.row.child_thread, child.as_str());
+        house.delegator.stopping.cancel();
+        cancel.cancel();
+        child
+    });
+    house.settled().await;
+    assert!(house.accessor.get(&child, None).await.unwrap().is_some(), "it is the copy's");
 }
 
 const BASH: &str = "sandbox: {use: local, allow_host_bash: true}";

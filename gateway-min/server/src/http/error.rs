@@ -90,14 +90,18 @@ impl ApiError {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, detail).retry_after(AWAY)
     }
 
-    /// 500 with the route's own text; 503 if the database is unavailable, which may pass soon. The cause is logged and
-    /// not sent to the client.
+    /// 500 with the route's own text; 503 if the database is unavailable, which may pass soon; 409 with the text of a lost
+    /// history. Any other cause is logged and not sent to the client.
     pub fn internal(detail: &'static str, cause: &(dyn std::error::Error + 'static)) -> Self {
         tracing::error!(%cause, "{detail}");
         Self::caused(detail, cause)
     }
 
     fn caused(detail: &'static str, cause: &(dyn std::error::Error + 'static)) -> Self {
+        if let Some(lost @ Error::HistoryLost { .. }) = cause.downcast_ref::<Error>() {
+            // It is reported once, by whatever comes first. Its text says which thread and what to do.
+            return Self::conflict(lost.to_string());
+        }
         if is_unavailable(cause) {
             return Self::unavailable(detail);
         }
@@ -105,16 +109,10 @@ impl ApiError {
     }
 
     /// An error of the engine in a thread route (service reference, "HTTP mapping (threads router)"): a mode mismatch is 409, a
-    /// reconfiguration 503, lost history and changes of LangGraph 409, each with its own text; anything else is as
-    /// [`Self::internal`] has it.
+    /// reconfiguration 503, changes of LangGraph 409, each with its own text; anything else is as [`Self::internal`] has it.
     pub fn from_engine(thread: &ThreadId, detail: &'static str, error: &Error) -> Self {
         match error {
             Error::ModeMismatch => Self::conflict(format!("Thread {thread}: {error}")),
-            // Its text says which thread and what to do.
-            Error::HistoryLost { .. } => {
-                tracing::error!(cause = %error, %thread, "{detail}");
-                Self::conflict(error.to_string())
-            }
             Error::ForeignChanges { .. } => Self::conflict(error.to_string()),
             Error::Reconfiguration(text) => Self::new(StatusCode::SERVICE_UNAVAILABLE, *text),
             other => {
@@ -316,6 +314,10 @@ mod tests {
         let (status, body, log) = mapped(&lost).await;
         assert_eq!((status, body), (409, json!({"detail": lost.to_string()}).to_string()));
         assert!(lost.to_string().contains("revision 4 instead of 6") && log.contains("ERROR"), "{log}");
+        // Also where the other errors have the text of the route.
+        let error = ApiError::internal("Failed to delete thread", &lost);
+        let (status, _, body) = parts(error.into_response()).await;
+        assert_eq!((status, body), (409, json!({"detail": lost.to_string()}).to_string()));
 
         let foreign = Error::ForeignChanges {
             thread: "t-1".into(),

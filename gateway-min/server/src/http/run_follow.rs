@@ -6,6 +6,7 @@ use axum::extract::State;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value, json};
+use threadkeep::Error;
 use threadkeep::id::ThreadId;
 use threadkeep::saver::Load;
 use threadkeep_agent::serialize;
@@ -68,13 +69,14 @@ async fn ended(app: &App, run_id: &str) -> Result<Option<RunRow>, ApiError> {
 
 /// The channel values of the state in which the run ended, as JSON text. For a run that did not finish, or whose state
 /// cannot be read, also its status and error as the contract defines; for a failed run, in the form in which SDK clients
-/// raise it. A run that was deleted meanwhile left no state, and fails as its stream does.
+/// raise it. A run that was deleted meanwhile left no state, and fails as its stream does. So does one of which the store
+/// lost what it acknowledged: the thread's next turn would not hear of it.
 async fn outcome(app: &App, thread: &ThreadId, run: Option<RunRow>) -> Vec<u8> {
     let left = match &run {
         Some(run) => app.threads.left_by(run, &Load::All).await,
         None => Ok(None),
     };
-    let (status, error) = match run {
+    let (mut status, mut error) = match run {
         Some(run) => (run.reported_status(), run.error),
         None => (RunStatus::Error, Some(DELETED.to_owned())),
     };
@@ -88,8 +90,11 @@ async fn outcome(app: &App, thread: &ThreadId, run: Option<RunRow>) -> Vec<u8> {
     };
     let mut body = match values {
         Ok(values) => values.unwrap_or_default(),
-        Err(error) => {
-            tracing::warn!(%thread, %error, "cannot read the state that a run left");
+        Err(unreadable) => {
+            tracing::warn!(%thread, error = %unreadable, "cannot read the state that a run left");
+            if matches!(unreadable, Error::HistoryLost { .. }) {
+                (status, error) = (RunStatus::Error, Some(unreadable.to_string()));
+            }
             Map::new()
         }
     };

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use axum::Json;
 use axum::extract::State;
 use serde::Serialize;
+use threadkeep::Error;
 use threadkeep::channel::MESSAGES_CHANNEL;
 use threadkeep::id::ThreadId;
 use threadkeep_agent::summary;
@@ -109,6 +110,10 @@ async fn token_usage(
     usage.thread_id = thread_id.to_string();
     usage.context_usage = match context(&app, &thread_id, model.as_deref()).await {
         Ok(context) => context,
+        // It is reported once: the thread's next turn would not hear of it.
+        Err(lost @ Error::HistoryLost { .. }) => {
+            return Err(ApiError::from_engine(&thread_id, FAILED, &lost));
+        }
         Err(error) => {
             tracing::warn!(thread = %thread_id, %error, "cannot determine the context usage");
             None

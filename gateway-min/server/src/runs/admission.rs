@@ -313,7 +313,14 @@ impl Runs {
         let thread = ThreadId::from(thread_id);
         let load = Load::Only([MESSAGES_CHANNEL.into()].into());
         let state = self.threads.accessor().get_loading(&thread, selected, load).await;
-        let Ok(state) = state else { return Ok(()) };
+        let state = match state {
+            Ok(state) => state,
+            // It is reported once: the run would not hear of it.
+            Err(error @ threadkeep::Error::HistoryLost { .. }) => {
+                return Err(CreateError::HeadUnreadable(error));
+            }
+            Err(_) => return Ok(()),
+        };
         match resume::resolve(&thread, state.as_ref(), resume) {
             Ok(_) | Err(ResumeError::State(_)) => Ok(()),
             Err(refused) => Err(CreateError::Resume(refused)),

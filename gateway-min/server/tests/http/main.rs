@@ -28,6 +28,7 @@ mod history;
 mod history_cache;
 mod langgraph;
 mod limits;
+mod lost_history;
 mod metrics;
 mod page;
 mod page_batches;

@@ -83,7 +83,7 @@ async fn a_state_can_be_read_at_any_checkpoint_and_two_can_be_compared() {
 }
 
 /// What identifies the plan of a preview.
-fn plan_of(preview: &Answer) -> String {
+pub(crate) fn plan_of(preview: &Answer) -> String {
     let (_, rest) = html(preview).split_once("name=\"plan\" value=\"").expect("there is something to remove");
     rest[..64].to_owned()
 }

@@ -18,7 +18,7 @@ use crate::applied::{Children, is_stored};
 use crate::config::{Options, Target};
 use crate::convoy::Convoys;
 use crate::doubt::Asked;
-use crate::error::SAVER;
+use crate::error::{SAVER, Trouble};
 use crate::keys;
 use crate::plan;
 use crate::pool::Connections;
@@ -26,6 +26,9 @@ use crate::schema;
 use crate::sql::Sql;
 use crate::store::{Store, Wanted};
 use crate::thread::Threads;
+
+/// The result of an attempt at a write.
+type Attempted = Result<(), Trouble>;
 
 /// A store of checkpoints in a Postgres database.
 ///
@@ -82,106 +85,116 @@ impl PostgresSaver {
     }
 }
 
-/// Writes that leave rows alone which a child has applied. Where the children are needed and not read, nothing is written.
+/// Attempts at writes that leave rows alone which a child has applied. Where the children are needed and not read,
+/// nothing is written, and a second transaction reads them. Both are parts of one attempt: what an earlier attempt asked
+/// for is in doubt in both, and one that can do without the children is the whole call.
 impl PostgresSaver {
-    async fn put_unless(&self, at: &CheckpointKey, task: &TaskWrites, children: &Children) -> Result<()> {
-        let ns = keys::of_namespace(&at.namespace);
-        let asked = Asked::default();
-        let put = |again| {
-            let asked = &asked;
-            let ns = &ns;
-            async move {
-                let wanted = Wanted {
-                    thread: &at.thread,
-                    namespace: &at.namespace,
-                    ids: vec![at.id],
-                    children_of: children.of(at.id),
-                };
-                self.store
-                    .write(
-                        wanted,
-                        (asked, again),
-                        |state| {
-                            let head =
-                                state.heads.peek(&at.namespace)?.as_ref().filter(|head| head.id == at.id)?;
-                            plan::put_writes(at, task, state, Some(head), true).ok().flatten()
-                        },
-                        |state, snapshot| {
-                            let node = snapshot.nodes.get(ns).and_then(|nodes| nodes.get(&at.id));
-                            let is_head = snapshot.heads.get(ns).is_some_and(|(_, head)| *head == at.id);
-                            let planned = plan::put_writes(at, task, state, node, is_head)?;
-                            let stored = node.is_some_and(|node| is_stored(&node.tasks, task.task));
-                            if planned.is_none() || is_head || !stored {
-                                return Ok(planned);
-                            }
-                            let applied = children.applied(snapshot, ns, at.id);
-                            Ok(planned.filter(|_| applied.is_some_and(|of| !of.contains(&task.task))))
-                        },
-                    )
-                    .await
-            }
-        };
-        self.store.writing(|again| put(again).boxed()).await
+    async fn try_put(&self, at: &CheckpointKey, task: &TaskWrites, before: (&Asked, bool)) -> Attempted {
+        let children = Children::unread();
+        self.put_unless(at, task, before, &children).await?;
+        if children.are_wanted() {
+            self.put_unless(at, task, before, &Children::Read).await?;
+        }
+        Ok(())
     }
 
-    async fn commit_unless(&self, step: &StepCommit, children: &Children) -> Result<()> {
-        let ns = keys::of_namespace(&step.namespace);
-        let first = step.parent.is_none() && step.expected_head.is_none();
-        let asked = Asked::default();
-        let commit = |again| {
-            let (asked, ns) = (&asked, &ns);
-            async move {
-                let ids = [Some(step.checkpoint.id), step.parent].into_iter().flatten().collect();
-                let wanted = Wanted {
-                    thread: &step.thread,
-                    namespace: &step.namespace,
-                    ids,
-                    children_of: step.parent.and_then(|parent| children.of(parent)),
-                };
-                self.store
-                    .write(
-                        wanted,
-                        (asked, again),
-                        |state| match state.heads.peek(&step.namespace) {
-                            Some(head) => {
-                                let head = head.as_deref();
-                                let parent = head.filter(|head| Some(head.id) == step.parent);
-                                plan::commit(step, state, head, parent).ok()
-                            }
-                            // A first checkpoint is mostly that of a new thread.
-                            None if first && state.history.is_none() => {
-                                plan::commit(step, state, None, None).ok()
-                            }
-                            None => None,
-                        },
-                        |state, snapshot| {
-                            let nodes = snapshot.nodes.get(ns);
-                            let node = |id| nodes.and_then(|nodes| nodes.get(&id));
-                            if node(step.checkpoint.id).is_some() {
-                                return Ok(None);
-                            }
-                            let parent = step.parent.and_then(node);
-                            let head = snapshot.head(&step.thread, ns)?;
-                            let known = |row: &TaskWrites| {
-                                parent.is_some_and(|parent| is_stored(&parent.tasks, row.task))
-                            };
-                            let below =
-                                step.parent.filter(|parent| head.map(|head| head.id) != Some(*parent));
-                            let Some(below) = below.filter(|_| step.writes.iter().any(known)) else {
-                                return plan::commit(step, state, head, parent).map(Some);
-                            };
-                            let Some(applied) = children.applied(snapshot, ns, below) else {
-                                return Ok(None);
-                            };
-                            let mut step = step.clone();
-                            step.writes.retain(|row| !applied.contains(&row.task));
-                            plan::commit(&step, state, head, parent).map(Some)
-                        },
-                    )
-                    .await
-            }
+    async fn try_commit(&self, step: &StepCommit, before: (&Asked, bool)) -> Attempted {
+        let children = Children::unread();
+        self.commit_unless(step, before, &children).await?;
+        if children.are_wanted() {
+            self.commit_unless(step, before, &Children::Read).await?;
+        }
+        Ok(())
+    }
+
+    async fn put_unless(
+        &self,
+        at: &CheckpointKey,
+        task: &TaskWrites,
+        before: (&Asked, bool),
+        children: &Children,
+    ) -> Attempted {
+        let ns = &keys::of_namespace(&at.namespace);
+        let wanted = Wanted {
+            thread: &at.thread,
+            namespace: &at.namespace,
+            ids: vec![at.id],
+            children_of: children.of(at.id),
         };
-        self.store.writing(|again| commit(again).boxed()).await
+        self.store
+            .write(
+                wanted,
+                before,
+                |state| {
+                    let head = state.heads.peek(&at.namespace)?.as_ref().filter(|head| head.id == at.id)?;
+                    plan::put_writes(at, task, state, Some(head), true).ok().flatten()
+                },
+                |state, snapshot| {
+                    let node = snapshot.nodes.get(ns).and_then(|nodes| nodes.get(&at.id));
+                    let is_head = snapshot.heads.get(ns).is_some_and(|(_, head)| *head == at.id);
+                    let planned = plan::put_writes(at, task, state, node, is_head)?;
+                    let stored = node.is_some_and(|node| is_stored(&node.tasks, task.task));
+                    if planned.is_none() || is_head || !stored {
+                        return Ok(planned);
+                    }
+                    let applied = children.applied(snapshot, ns, at.id);
+                    Ok(planned.filter(|_| applied.is_some_and(|of| !of.contains(&task.task))))
+                },
+            )
+            .await
+    }
+
+    async fn commit_unless(
+        &self,
+        step: &StepCommit,
+        before: (&Asked, bool),
+        children: &Children,
+    ) -> Attempted {
+        let ns = &keys::of_namespace(&step.namespace);
+        let first = step.parent.is_none() && step.expected_head.is_none();
+        let wanted = Wanted {
+            thread: &step.thread,
+            namespace: &step.namespace,
+            ids: [Some(step.checkpoint.id), step.parent].into_iter().flatten().collect(),
+            children_of: step.parent.and_then(|parent| children.of(parent)),
+        };
+        self.store
+            .write(
+                wanted,
+                before,
+                |state| match state.heads.peek(&step.namespace) {
+                    Some(head) => {
+                        let head = head.as_deref();
+                        let parent = head.filter(|head| Some(head.id) == step.parent);
+                        plan::commit(step, state, head, parent).ok()
+                    }
+                    // A first checkpoint is mostly that of a new thread.
+                    None if first && state.history.is_none() => plan::commit(step, state, None, None).ok(),
+                    None => None,
+                },
+                |state, snapshot| {
+                    let nodes = snapshot.nodes.get(ns);
+                    let node = |id| nodes.and_then(|nodes| nodes.get(&id));
+                    if node(step.checkpoint.id).is_some() {
+                        return Ok(None);
+                    }
+                    let parent = step.parent.and_then(node);
+                    let head = snapshot.head(&step.thread, ns)?;
+                    let known =
+                        |row: &TaskWrites| parent.is_some_and(|parent| is_stored(&parent.tasks, row.task));
+                    let below = step.parent.filter(|parent| head.map(|head| head.id) != Some(*parent));
+                    let Some(below) = below.filter(|_| step.writes.iter().any(known)) else {
+                        return plan::commit(step, state, head, parent).map(Some);
+                    };
+                    let Some(applied) = children.applied(snapshot, ns, below) else {
+                        return Ok(None);
+                    };
+                    let mut step = step.clone();
+                    step.writes.retain(|row| !applied.contains(&row.task));
+                    plan::commit(&step, state, head, parent).map(Some)
+                },
+            )
+            .await
     }
 }
 
@@ -196,21 +209,14 @@ impl Saver for PostgresSaver {
     }
 
     async fn put_writes(&self, at: &CheckpointKey, task: &TaskWrites) -> Result<()> {
-        let children = Children::unread();
-        self.put_unless(at, task, &children).await?;
-        if children.are_wanted() {
-            self.put_unless(at, task, &Children::Read).await?;
-        }
-        Ok(())
+        let asked = Asked::default();
+        self.store.writing(|again| self.try_put(at, task, (&asked, again)).boxed()).await
     }
 
     async fn commit(&self, step: StepCommit) -> Result<CheckpointKey> {
         step.validate()?;
-        let children = Children::unread();
-        self.commit_unless(&step, &children).await?;
-        if children.are_wanted() {
-            self.commit_unless(&step, &Children::Read).await?;
-        }
+        let asked = Asked::default();
+        self.store.writing(|again| self.try_commit(&step, (&asked, again)).boxed()).await?;
         Ok(step.key())
     }
 

@@ -5,6 +5,7 @@
 
 mod addresses;
 mod aside;
+mod attempts;
 #[path = "../common/mod.rs"]
 mod common;
 mod concurrency;

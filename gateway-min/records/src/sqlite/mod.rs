@@ -17,6 +17,8 @@ use rusqlite::{Connection, MAIN_DB, OpenFlags, ToSql};
 
 pub(super) use self::files::Files;
 pub(super) use self::readers::Readers;
+#[cfg(test)]
+pub(super) use self::writer::QUEUE;
 pub(super) use self::writer::{Answer, Committed, Writer};
 use super::error::RecordsError;
 use super::failure::{DatabaseError, SqliteFailure};

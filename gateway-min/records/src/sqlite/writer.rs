@@ -19,7 +19,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
 
 use rusqlite::Connection;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc::error::TrySendError;
+use tokio::sync::{Notify, mpsc, oneshot};
 
 use super::{Files, is_full};
 use crate::commits::{Commits, Flush};
@@ -27,7 +28,7 @@ use crate::error::RecordsError;
 use crate::failure::{DatabaseError, SqliteFailure as Failure};
 
 /// Transactions that may wait; further callers wait for a place in the queue.
-const QUEUE: usize = 1024;
+pub(crate) const QUEUE: usize = 1024;
 /// The most in one transaction of SQLite, so that the first one does not wait long for its flush.
 const BATCH: usize = 256;
 
@@ -76,6 +77,8 @@ enum Message {
 #[derive(Debug, Clone)]
 pub(crate) struct Writer {
     queue: mpsc::Sender<Message>,
+    /// Notified after the thread has taken messages from the queue.
+    freed: Arc<Notify>,
     /// With which code the next commit fails; 0 if it does not.
     #[cfg(test)]
     failing: Arc<AtomicI32>,
@@ -89,12 +92,14 @@ impl Writer {
         commits: Arc<Commits>,
     ) -> Result<Self, DatabaseError> {
         let (queue, messages) = mpsc::channel(QUEUE);
+        let freed = Arc::<Notify>::default();
         #[cfg(test)]
         let failing = Arc::<AtomicI32>::default();
         let thread = Thread {
             connection,
             files,
             messages,
+            freed: freed.clone(),
             commits,
             flush: None,
             unflushed: true,
@@ -105,6 +110,7 @@ impl Writer {
         std::thread::Builder::new().name("threadkeep-records".to_owned()).spawn(move || thread.run())?;
         Ok(Self {
             queue,
+            freed,
             #[cfg(test)]
             failing,
         })
@@ -122,8 +128,27 @@ impl Writer {
         flush: Flush,
         work: impl FnOnce(Result<&mut Connection, Failure>) -> Answer + Send + 'static,
     ) -> Result<(), DatabaseError> {
-        let sent = self.queue.send(Message::Work(flush, Box::new(work))).await;
-        sent.map_err(|_| DatabaseError::Closed)
+        if self.put(Message::Work(flush, Box::new(work))).await { Ok(()) } else { Err(DatabaseError::Closed) }
+    }
+
+    /// Puts a message into the queue, or waits until there is room. Returns whether the thread still takes messages.
+    ///
+    /// A caller that waits has no place yet, as it may in [`mpsc::Sender::send`]: if nobody polls it any more, its place
+    /// is lost to the others.
+    async fn put(&self, mut message: Message) -> bool {
+        loop {
+            // Before the look at the queue, so that no room that is made after it is missed.
+            let freed = self.freed.notified();
+            message = match self.queue.try_send(message) {
+                Ok(()) => return true,
+                Err(TrySendError::Closed(_)) => return false,
+                Err(TrySendError::Full(waiting)) => waiting,
+            };
+            tokio::select! {
+                () = freed => {}
+                () = self.queue.closed() => {}
+            }
+        }
     }
 
     /// How much waits.
@@ -135,7 +160,7 @@ impl Writer {
     /// Finishes the queue and closes the database, which empties the log.
     pub(crate) async fn close(&self) {
         let (reply, closed) = oneshot::channel();
-        if self.queue.send(Message::Close(reply)).await.is_ok() {
+        if self.put(Message::Close(reply)).await {
             // An error means that the thread has ended for another reason.
             let _ = closed.await;
         }
@@ -146,6 +171,7 @@ struct Thread {
     connection: Connection,
     files: Option<Files>,
     messages: mpsc::Receiver<Message>,
+    freed: Arc<Notify>,
     commits: Arc<Commits>,
     /// What the connection is set to wait for; none if unknown.
     flush: Option<Flush>,
@@ -193,7 +219,10 @@ impl Thread {
         let mut next = None;
         let closing = loop {
             match next.take().or_else(|| self.messages.blocking_recv()) {
-                Some(Message::Work(flush, work)) => next = self.batch(flush, work),
+                Some(Message::Work(flush, work)) => {
+                    next = self.batch(flush, work);
+                    self.freed.notify_waiters();
+                }
                 Some(Message::Close(reply)) => break Some(reply),
                 None => break None,
             }

@@ -2,10 +2,13 @@
 
 use std::sync::mpsc;
 
+use futures::FutureExt;
+use futures::future::{BoxFuture, join_all};
 use serde_json::json;
 
 use super::support::*;
 use crate::query::query;
+use crate::sqlite::QUEUE;
 use crate::*;
 
 /// Queues `rest` while the writer's thread is at work on a first transaction, which changes something, and lets it go on
@@ -189,27 +192,56 @@ async fn a_commit_that_finds_the_disk_full_does_not_keep_later_ones_from_being_w
     assert_eq!(ids(&records).await, ["b"]);
 }
 
-#[cfg(unix)]
+/// A transaction for thread `t`.
+fn touch(records: &Records) -> BoxFuture<'_, Result<u64, RecordsError>> {
+    let touched = records.db.write("t", |tx| {
+        Box::pin(tx.execute(query("UPDATE threads_meta SET pinned = TRUE WHERE thread_id = 't'")))
+    });
+    touched.boxed()
+}
+
+/// A caller that waited for a place in a full queue, and is not polled any more: neither the others wait for it, nor does
+/// the closing of the records.
 #[tokio::test]
-async fn a_file_that_is_removed_during_a_transaction_takes_back_all_that_shares_it() {
+async fn stalled_callers_hold_up_no_other_writer() {
     let fixture = fixture().await;
     let records = fixture.place.try_open(RecordsOptions::default()).await.unwrap();
     create_thread(&records, "t").await;
     let (go_on, first) = held(&records).await;
-    let (other, failing) = (create(&records, "a", || Ok(())), create(&records, "b", fails));
-    soon(async {
-        while records.db.queued() < 2 {
-            tokio::task::yield_now().await;
-        }
-    })
-    .await;
-    std::fs::remove_file(fixture.place.path()).unwrap();
-    go_on.send(()).unwrap();
-    for error in [first.await.unwrap().map(drop).unwrap_err(), other.await.unwrap().unwrap_err()] {
-        assert!(error.to_string().contains("removed, renamed or replaced"), "{error}");
+    let mut queued: Vec<_> = (0..QUEUE).map(|_| touch(&records)).collect();
+    let mut stalled: Vec<_> = (0..QUEUE).map(|_| touch(&records)).collect();
+    for future in queued.iter_mut().chain(&mut stalled) {
+        assert!(future.now_or_never().is_none(), "the thread is at work");
     }
-    assert!(failing.await.unwrap().unwrap_err().is_not_found());
-    assert_eq!(ids(&records).await, ["t"]);
+    assert_eq!(records.db.queued(), QUEUE);
+    go_on.send(()).unwrap();
+    assert_eq!(first.await.unwrap().unwrap(), 1);
+    for result in join_all(queued).await {
+        assert_eq!(result.unwrap(), 1);
+    }
+    assert_eq!(soon(touch(&records)).await.unwrap(), 1);
+    soon(records.close()).await;
+    for result in join_all(stalled).await {
+        assert!(matches!(&result, Err(RecordsError::Unavailable { .. })), "{result:?}");
+    }
+}
+
+/// A place that becomes free is taken by those who wait for one.
+#[tokio::test]
+async fn writers_that_wait_for_a_place_get_their_turn() {
+    let fixture = fixture().await;
+    let records = fixture.place.try_open(RecordsOptions::default()).await.unwrap();
+    create_thread(&records, "t").await;
+    let (go_on, first) = held(&records).await;
+    let mut waiting: Vec<_> = (0..3 * QUEUE).map(|_| touch(&records)).collect();
+    for future in &mut waiting {
+        assert!(future.now_or_never().is_none(), "the thread is at work");
+    }
+    go_on.send(()).unwrap();
+    assert_eq!(first.await.unwrap().unwrap(), 1);
+    for result in soon(join_all(waiting)).await {
+        assert_eq!(result.unwrap(), 1);
+    }
 }
 
 /// Once the rows are gone, another process may use the id, and its events go to the same file.

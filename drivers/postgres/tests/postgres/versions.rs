@@ -1,15 +1,63 @@
-//! Stores that older versions of the format created.
+//! Stores of each version of the format, kept in the repository as SQL without the functions.
+//!
+//! A new version whose rows or tables are others needs a fixture of its own. This writes that of the current version, once:
+//! `WRITE_FIXTURE=1 cargo test -p threadkeep-postgres --test postgres versions`
+
+use std::path::{Path, PathBuf};
 
 use threadkeep::Error;
-use threadkeep::saver::{CheckpointSelector, Saver, StepCommit};
+use threadkeep::id::IdSource;
+use threadkeep::saver::{CheckpointSelector, Flush, Rewrite, Saver, StepCommit};
+use threadkeep_postgres::schema::FORMAT_VERSION;
 use threadkeep_postgres::{PostgresSaver, setup};
 use threadkeep_testing::postgres;
 
 use crate::common::damage::connect;
 use crate::common::talk::{Talk, note, texts};
-use crate::common::{open, patient};
+use crate::common::{database, open, patient};
 
-const STORE: &str = include_str!("../fixtures/version_3.sql");
+/// The versions, each with the one whose fixture has its tables and rows.
+const VERSIONS: [(u32, u32); 5] = [(2, 3), (3, 3), (4, 6), (5, 6), (6, 6)];
+
+const ABOUT: &str = "-- A store as version 6 of the format makes it, without its functions: a thread in full mode, one
+-- in delta mode, one that was rewritten. Each has ten notes and the writes of a task that nobody has applied; a few
+-- commits waited for a flush.
+";
+/// The tables of version 6.
+const TABLES: &str = "CREATE TABLE threadkeep_format (version int NOT NULL);
+INSERT INTO threadkeep_format VALUES (6);
+CREATE TABLE threadkeep_thread (
+    id uuid PRIMARY KEY, epoch bigint NOT NULL, revision bigint NOT NULL, name bytea NOT NULL, body bytea NOT NULL,
+    nonce uuid NOT NULL DEFAULT '00000000-0000-0000-0000-000000000000'
+) WITH (fillfactor = 50);
+CREATE INDEX threadkeep_thread_name ON threadkeep_thread (substring(name, 1, 512));
+CREATE TABLE threadkeep_head (
+    thread uuid NOT NULL, ns bytea NOT NULL, head uuid NOT NULL, name bytea NOT NULL, sum bytea NOT NULL,
+    PRIMARY KEY (thread, ns)
+) WITH (fillfactor = 70);
+CREATE TABLE threadkeep_checkpoint (
+    thread uuid NOT NULL, id uuid NOT NULL, parent uuid, seed uuid, names int NOT NULL, extra int,
+    ns bytea NOT NULL, body bytea NOT NULL, tasks bytea, needs bigint[],
+    PRIMARY KEY (thread, ns, id)
+);
+CREATE TABLE threadkeep_element (
+    thread uuid NOT NULL, hash uuid NOT NULL, seq bigint NOT NULL, body bytea NOT NULL, size int,
+    PRIMARY KEY (thread, seq)
+);
+ALTER TABLE threadkeep_element ALTER COLUMN body SET STORAGE EXTERNAL;
+CREATE TABLE threadkeep_grave (
+    thread uuid NOT NULL, life bigint NOT NULL, at timestamptz NOT NULL DEFAULT now(),
+    PRIMARY KEY (thread, life)
+);
+CREATE INDEX threadkeep_grave_at ON threadkeep_grave (at);
+";
+/// The columns of the tables with rows.
+const COLUMNS: [(&str, &str); 4] = [
+    ("thread", "id, epoch, revision, name, body, nonce"),
+    ("head", "thread, ns, head, name, sum"),
+    ("checkpoint", "thread, id, parent, seed, names, extra, ns, body, tasks, needs"),
+    ("element", "thread, hash, seq, body, size"),
+];
 
 /// Functions with the names, arguments and results of those of version 3.
 const FUNCTIONS: &str = "
@@ -27,6 +75,76 @@ CREATE FUNCTION threadkeep_lineage(uuid, bytea, uuid, uuid) RETURNS TABLE (
 ) LANGUAGE plpgsql AS 'BEGIN END';
 ";
 
+/// The file with a store of this version.
+fn fixture(version: u32) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/fixtures/version_{version}.sql"))
+}
+
+/// The store of this version, as SQL.
+fn store(version: u32) -> String {
+    let file = fixture(version);
+    std::fs::read_to_string(&file).unwrap_or_else(|error| panic!("the fixture {}: {error}", file.display()))
+}
+
+/// Writes the fixture of the current version: what that of version 3 holds.
+async fn write_fixture() {
+    let database = database().await;
+    let saver = open(database.url()).await;
+    for mut talk in [Talk::new("full"), Talk::delta("delta", 4), Talk::new("rewritten")] {
+        talk.ids = IdSource::default();
+        for n in 0..10 {
+            let flush = if n % 3 == 1 { Flush::WithNext } else { Flush::Now };
+            let step = StepCommit { flush, ..talk.say(&note(n)) };
+            saver.commit(step.clone()).await.unwrap();
+            talk.accept(&step);
+        }
+        saver.put_writes(&talk.key(), &talk.task(talk.messages.last().unwrap())).await.unwrap();
+        if talk.thread.as_str() == "rewritten" {
+            let image = saver.read_thread(&talk.thread).await.unwrap();
+            let mut places = image.checkpoints.keys().cloned();
+            let remove = places.next().into_iter().collect();
+            // The second one is the first one now.
+            let mut root = image.checkpoints[&places.next().unwrap()].clone();
+            root.parent = None;
+            root.checkpoint.applied.clear();
+            let rewrite = Rewrite { remove, put: vec![root] };
+            saver.rewrite_thread(&talk.thread, &image.revision, rewrite).await.unwrap();
+        }
+    }
+    let client = connect(database.url()).await;
+    let mut text = ABOUT.to_owned() + TABLES;
+    for (table, columns) in COLUMNS {
+        let values = vec!["%L"; columns.split(',').count()].join(", ");
+        let rows = format!(
+            "SELECT format('INSERT INTO threadkeep_{table} ({columns}) VALUES ({values});', {columns})
+             FROM threadkeep_{table} ORDER BY 1"
+        );
+        for row in client.query(&rows, &[]).await.unwrap() {
+            text.push_str(row.get(0));
+            text.push('\n');
+        }
+    }
+    std::fs::write(fixture(FORMAT_VERSION), text).unwrap();
+}
+
+/// Makes a database what this version left.
+async fn leave(url: &str, version: u32, of: u32) {
+    let client = connect(url).await;
+    client.batch_execute(&store(of)).await.unwrap();
+    match version {
+        3 => client.batch_execute(FUNCTIONS).await.unwrap(),
+        // Its functions are those of version 6, which `setup` creates here, without that for the usual commit. That for
+        // the lineage is replaced.
+        4 => {
+            setup(url, &patient()).await.unwrap();
+            client.batch_execute("DROP FUNCTION threadkeep_commit").await.unwrap();
+        }
+        5 => setup(url, &patient()).await.unwrap(),
+        _ => {}
+    }
+    client.batch_execute(&format!("UPDATE threadkeep_format SET version = {version}")).await.unwrap();
+}
+
 fn refused<T: std::fmt::Debug>(done: Result<T, Error>) {
     match done {
         Err(Error::Unavailable { reason, .. }) => {
@@ -37,15 +155,15 @@ fn refused<T: std::fmt::Debug>(done: Result<T, Error>) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_older_store_is_refused_until_it_is_set_up_and_keeps_what_it_has() {
-    for version in [2, 3] {
+async fn a_store_of_each_version_is_refused_until_it_is_set_up_and_keeps_what_it_has() {
+    if std::env::var_os("WRITE_FIXTURE").is_some() {
+        write_fixture().await;
+    }
+    let known = VERSIONS.iter().any(|(version, _)| *version == FORMAT_VERSION);
+    assert!(known, "version {FORMAT_VERSION} has no fixture");
+    for (version, of) in VERSIONS {
         let database = postgres().unwrap().database().await.unwrap();
-        let client = connect(database.url()).await;
-        client.batch_execute(STORE).await.unwrap();
-        if version == 3 {
-            client.batch_execute(FUNCTIONS).await.unwrap();
-        }
-        client.batch_execute(&format!("UPDATE threadkeep_format SET version = {version}")).await.unwrap();
+        leave(database.url(), version, of).await;
         refused(PostgresSaver::connect(database.url(), patient()).await);
 
         setup(database.url(), &patient()).await.unwrap();
@@ -92,7 +210,7 @@ async fn an_older_store_is_refused_until_it_is_set_up_and_keeps_what_it_has() {
 async fn rights_are_carried_over_to_what_is_new() {
     let database = postgres().unwrap().database().await.unwrap();
     let owner = connect(database.url()).await;
-    owner.batch_execute(STORE).await.unwrap();
+    owner.batch_execute(&store(3)).await.unwrap();
     owner.batch_execute(FUNCTIONS).await.unwrap();
     let role = format!("{}_older", database.name());
     let functions = "threadkeep_write, threadkeep_head, threadkeep_by_id, threadkeep_lineage";

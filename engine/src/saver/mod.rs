@@ -324,7 +324,8 @@ pub struct Capabilities {
 ///
 /// **Durable**: what a method stores is flushed to disk before it is acknowledged, along with everything acknowledged
 /// earlier; only a commit may ask for less, see [`Flush`]. A store that always flushes may ignore that. A repeat that finds
-/// its change stored flushes, too: the first call may have failed, or its process ended, before it did. What a handle
+/// its change stored flushes, too: the first call may have failed, or its process ended, before it did. No case sees a
+/// flush: the README of the conformance suite names the tests of our drivers that do. What a handle
 /// remembers is no proof of what is stored: `a_failed_operation_leaves_all_or_nothing` repeats on the same handle.
 ///
 /// **Errors**: [`Error::Conflict`], [`Error::Stale`], [`Error::HistoryLost`], [`Error::BrokenLineage`], [`Error::Corrupt`],

@@ -1,5 +1,7 @@
 #![doc = include_str!("../export.md")]
 
+#[cfg(test)]
+mod fixture;
 mod format;
 mod lines;
 mod read;

@@ -31,6 +31,7 @@ mod form;
 mod full;
 #[cfg(unix)]
 mod gone;
+mod kept;
 #[path = "../leases.rs"]
 mod leases;
 #[path = "../lifecycle.rs"]

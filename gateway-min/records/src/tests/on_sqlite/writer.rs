@@ -192,6 +192,29 @@ async fn a_commit_that_finds_the_disk_full_does_not_keep_later_ones_from_being_w
     assert_eq!(ids(&records).await, ["b"]);
 }
 
+#[cfg(unix)]
+#[tokio::test]
+async fn a_file_that_is_removed_during_a_transaction_takes_back_all_that_shares_it() {
+    let fixture = fixture().await;
+    let records = fixture.place.try_open(RecordsOptions::default()).await.unwrap();
+    create_thread(&records, "t").await;
+    let (go_on, first) = held(&records).await;
+    let (other, failing) = (create(&records, "a", || Ok(())), create(&records, "b", fails));
+    soon(async {
+        while records.db.queued() < 2 {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    std::fs::remove_file(fixture.place.path()).unwrap();
+    go_on.send(()).unwrap();
+    for error in [first.await.unwrap().map(drop).unwrap_err(), other.await.unwrap().unwrap_err()] {
+        assert!(error.to_string().contains("removed, renamed or replaced"), "{error}");
+    }
+    assert!(failing.await.unwrap().unwrap_err().is_not_found());
+    assert_eq!(ids(&records).await, ["t"]);
+}
+
 /// A transaction for thread `t`.
 fn touch(records: &Records) -> BoxFuture<'_, Result<u64, RecordsError>> {
     let touched = records.db.write("t", |tx| {

@@ -44,8 +44,20 @@ impl Store {
                 since = heard;
             }
             let reason = match done {
-                Ok(done) => return Ok(done),
-                Err(Trouble::Final(error)) => return Err(if doubt { unsettled(error) } else { error }),
+                Ok(done) => {
+                    if doubt {
+                        tracing::debug!(is_stored = true, "a write in doubt is settled");
+                    }
+                    return Ok(done);
+                }
+                Err(Trouble::Final(error)) if doubt => {
+                    let error = unsettled(error);
+                    if !matches!(error, Error::InDoubt { .. }) {
+                        tracing::debug!(is_stored = false, "a write in doubt is settled");
+                    }
+                    return Err(error);
+                }
+                Err(Trouble::Final(error)) => return Err(error),
                 Err(Trouble::Lost(error)) => {
                     self.connections.renew();
                     if std::mem::replace(&mut suspected, true) {

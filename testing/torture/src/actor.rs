@@ -383,8 +383,17 @@ pub async fn read_back(saver: &Arc<dyn Saver>, book: &Book) -> anyhow::Result<us
             );
         }
         count += states.len();
-        let found = verify(&**saver, thread, cold.table()).await?;
-        ensure!(found.is_empty(), "verify: {}", found[0]);
+        verified(&**saver, thread).await?;
     }
     Ok(count)
+}
+
+/// Fails if `verify` finds anything in a thread.
+///
+/// # Errors
+/// What it finds first.
+pub async fn verified(saver: &dyn Saver, thread: &ThreadId) -> anyhow::Result<()> {
+    let found = verify(saver, thread, &*table(ChannelMode::Delta)?).await?;
+    ensure!(found.is_empty(), "verify: {}", found[0]);
+    Ok(())
 }

@@ -11,12 +11,12 @@ use anyhow::{Context as _, bail, ensure};
 use clap::{Args, ValueEnum};
 use threadkeep::mode::ChannelMode;
 use threadkeep::saver::Flush;
-use tokio::io::{AsyncBufReadExt as _, BufReader, Lines};
-use tokio::process::{ChildStdout, Command};
+use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines};
+use tokio::process::{ChildStdin, ChildStdout, Command};
 
 use crate::actor::{Actor, accessor};
 use crate::exercise::Turn;
-use crate::exercises::processes;
+use crate::exercises::{processes, registers};
 use crate::storage::{Kind, open_at};
 use crate::witness::{Watch, Witness};
 
@@ -29,6 +29,8 @@ pub enum Work {
     Share,
     /// Writes to an SQLite file and moves its log into it, again and again.
     Checkpoint,
+    /// Reads registers and appends to them, as it is asked line by line.
+    Registers,
 }
 
 /// The arguments of a child process.
@@ -92,12 +94,14 @@ pub async fn work(task: Task) -> anyhow::Result<()> {
             std::future::pending().await
         }
         Work::Checkpoint => processes::checkpoint_for_ever(Path::new(&address)),
+        Work::Registers => registers::serve(&address).await,
     }
 }
 
 /// A child as seen by its parent. It is killed when this is dropped.
 pub(crate) struct Child {
     process: tokio::process::Child,
+    questions: ChildStdin,
     lines: Lines<BufReader<ChildStdout>>,
 }
 
@@ -107,13 +111,21 @@ impl Child {
         let work = work.to_possible_value().context("a work without a name")?;
         let mut process = Command::new(&turn.program)
             .args(["child", work.get_name(), turn.saver.name(), address, &seed.to_string()])
-            .stdin(Stdio::null())
+            .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .kill_on_drop(true)
             .spawn()
             .with_context(|| format!("{} does not start", turn.program.display()))?;
+        let questions = process.stdin.take().context("the child has no input")?;
         let out = process.stdout.take().context("the child has no output")?;
-        Ok(Self { process, lines: BufReader::new(out).lines() })
+        Ok(Self { process, questions, lines: BufReader::new(out).lines() })
+    }
+
+    /// What it answers to a line.
+    pub(crate) async fn ask(&mut self, question: &str) -> anyhow::Result<String> {
+        // One that has ended is heard of next.
+        let _it_may_have_ended = self.questions.write_all(format!("{question}\n").as_bytes()).await;
+        self.hear().await
     }
 
     /// The next line that it prints.

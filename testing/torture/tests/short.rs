@@ -89,6 +89,10 @@ async fn registers_keep_through_failovers_what_was_acknowledged() {
     let counts = tally.counts();
     assert!(counts["acknowledged commits"] >= 480, "{counts:?}");
     assert_eq!((counts["failovers"], counts["cancelled waits with failover"]), (20, 4));
+    assert!(
+        counts["doubts settled by a repeat"] > 0 && counts["doubts settled by the driver"] > 0,
+        "{counts:?}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -15,9 +15,11 @@ use threadkeep::state::StateAccessor;
 use threadkeep_postgres::setup;
 use threadkeep_testing::{Cluster, Replication};
 use tokio::task::{JoinHandle, spawn_blocking};
+use tracing::instrument::WithSubscriber as _;
 
-use crate::actor::{accessor, say, texts};
-use crate::exercise::{About, Turn};
+use crate::actor::{accessor, say, texts, verified};
+use crate::exercise::Turn;
+use crate::settled::Settled;
 use crate::storage::{HUNG, Kind, open_at, postgres_options};
 
 /// What it tries, and what each run of it does.
@@ -26,7 +28,7 @@ pub const ABOUT: About = About {
     needs: &["failovers", "commits"],
 };
 
-/// Between two looks whether writes go on.
+/// Between two looks whether writes go on, and before what was refused is tried again.
 const PAUSE: Duration = Duration::from_millis(5);
 
 /// Processes that write, each to a thread of its own.
@@ -49,12 +51,14 @@ pub async fn run(turn: Turn) -> anyhow::Result<()> {
     setup(&url, &postgres_options()).await?;
     let done = Arc::new(AtomicBool::new(false));
     let acknowledged = Arc::new(AtomicUsize::new(0));
+    let settled = Settled::default();
     let mut writing = Vec::new();
     for n in 0..WRITERS {
         let saver = open_at(Kind::Postgres, &url).await?;
         let engine = accessor(&saver, ChannelMode::Delta, turn.seed + n)?;
         let thread = ThreadId::from(format!("t{n}"));
-        writing.push(tokio::spawn(write(engine, thread, acknowledged.clone(), done.clone())));
+        let write = write(engine, thread, acknowledged.clone(), done.clone());
+        writing.push(tokio::spawn(write.with_subscriber(settled.dispatch())));
     }
     let mut rng = StdRng::seed_from_u64(turn.seed);
     let mut happened = Ok(());
@@ -92,7 +96,9 @@ pub async fn run(turn: Turn) -> anyhow::Result<()> {
         ensure!(known == acknowledged, "{thread} reads {known:?}, acknowledged were {acknowledged:?}");
         let once: BTreeSet<_> = read.iter().collect();
         ensure!(once.len() == read.len(), "{thread}: something was written twice: {read:?}");
+        verified(&*saver, &thread).await?;
     }
+    turn.tally.add("doubts settled by the driver", settled.count());
     happened
 }
 
@@ -136,6 +142,8 @@ async fn write(
 ) -> anyhow::Result<Written> {
     let mut written = Written { thread, acknowledged: Vec::new(), doubtful: BTreeSet::new() };
     let mut n = 0;
+    // Nobody else writes to the thread: a conflict can only be with an earlier write, one in doubt.
+    let mut in_doubt = false;
     while !done.load(Ordering::SeqCst) {
         n += 1;
         let text = format!("{n}");
@@ -143,10 +151,15 @@ async fn write(
             Ok(_) => {
                 written.acknowledged.push(text);
                 acknowledged.fetch_add(1, Ordering::SeqCst);
+                in_doubt = false;
             }
-            Err(Error::InDoubt { .. }) => drop(written.doubtful.insert(text)),
-            // Nothing was written. A conflict is with an earlier write in doubt.
-            Err(Error::Unavailable { .. } | Error::Conflict { .. }) => {}
+            Err(Error::InDoubt { .. }) => {
+                written.doubtful.insert(text);
+                in_doubt = true;
+            }
+            // Nothing was written.
+            Err(Error::Unavailable { .. }) => tokio::time::sleep(PAUSE).await,
+            Err(Error::Conflict { .. }) if in_doubt => {}
             Err(error) => return Err(error.into()),
         }
     }

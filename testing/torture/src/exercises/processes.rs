@@ -16,7 +16,7 @@ use threadkeep::mode::ChannelMode;
 use threadkeep::state::StateAccessor;
 use threadkeep_sqlite::SqliteSaver;
 
-use crate::actor::{accessor, say, texts};
+use crate::actor::{accessor, say, texts, verified};
 use crate::child::{self, Child, Work};
 use crate::exercise::{About, Turn};
 use crate::storage::{Kind, PATIENCE, Storage, sqlite_options};
@@ -142,6 +142,7 @@ pub async fn run(turn: Turn) -> anyhow::Result<()> {
     // The last one may have been stored before it was printed.
     ensure!(read.len() <= promised.len() + 1, "from nowhere: {:?}", read.difference(&promised));
     turn.tally.add("commits", all.len());
+    verified(&*saver, &thread).await?;
     if turn.saver == Kind::Sqlite {
         let store = Arc::new(SqliteSaver::open(place.file(), &sqlite_options())?);
         let found = store.check().await?;

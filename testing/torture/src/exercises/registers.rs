@@ -1,35 +1,36 @@
-//! Failovers under two savers, and a history that knows what was acknowledged.
+//! Failovers under several savers, and a history that knows what was acknowledged.
 //!
-//! Each thread is a register of which two savers append and read. A value that was acknowledged before a read began is in
-//! what it reads, in the order of the appends, once; a value that was refused is never there; a doubt is settled by
-//! repeating the commit.
+//! Each thread is a register that savers append to and read, in this process and in processes of their own. A value that
+//! was acknowledged before a read began is in what it reads, in the order of the appends, once; a value that was refused
+//! is never there. A doubt is settled by repeating the commit: by the driver, or, for a saver that tries once, by its
+//! caller. Nothing is found only if doubts were.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use anyhow::{anyhow, ensure};
+use anyhow::{anyhow, bail, ensure};
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom as _;
 use rand::{RngExt as _, SeedableRng as _};
-use threadkeep::checkpoint::{ChannelEntry, Checkpoint, Stored};
-use threadkeep::id::{IdSource, ThreadId};
-use threadkeep::metadata::{Metadata, Source};
-use threadkeep::saver::{CheckpointSelector, Flush, Saver, StepCommit};
-use threadkeep::value::ChannelValue;
-use threadkeep::{Error, Result};
+use threadkeep::id::ThreadId;
+use threadkeep::saver::Saver as _;
 use threadkeep_postgres::{Options, PostgresSaver, setup};
-use threadkeep_testing::{Cluster, Replication};
+use threadkeep_testing::{BoxError, Cluster, Replication};
 
-use crate::exercise::{About, Tally, Turn};
+use self::side::{Answer, Answered, Request, Side, connect, read};
+use crate::actor::verified;
+use crate::child::{Child, Work};
+use crate::exercise::{Tally, Turn};
 use crate::storage::{HUNG, PATIENCE};
 
-/// What it tries, and what each run of it does.
-pub const ABOUT: About = About {
-    what: "a primary crashes, is killed, hangs; its standby hangs or takes over; waits are cancelled; two savers append and read",
-    needs: &["acknowledged commits", "failovers", "reads"],
-};
+mod side;
+
+pub(crate) use self::side::serve;
+
+/// What it tries, in a line.
+pub const ABOUT: &str = "a primary crashes, is killed, hangs; its standby hangs or takes over; waits are cancelled; processes append and read";
 
 /// Threads that are appended to at a time.
 const THREADS: usize = 8;
@@ -37,6 +38,23 @@ const THREADS: usize = 8;
 const VALUES: usize = 100;
 /// How long a saver retries. A server that hangs is left after a quarter of it.
 const RETRIES: Duration = Duration::from_secs(4);
+/// Before what was refused is tried again.
+const PAUSE: Duration = Duration::from_millis(5);
+/// The name of the sessions of the saver that tries once.
+const HASTY: &str = "hasty";
+
+/// Waits, for a minute at most, until a commit of each kind of saver waits for the standby, or for such a commit.
+const WAITING: &str = "DO $$ BEGIN
+    FOR n IN 1..6000 LOOP
+        EXIT WHEN (SELECT count(DISTINCT application_name) = 2 FROM pg_stat_activity
+            WHERE application_name IN ('threadkeep', 'hasty')
+            AND (wait_event = 'SyncRep' OR wait_event_type = 'Lock'));
+        PERFORM pg_sleep(0.01);
+        PERFORM pg_stat_clear_snapshot();
+    END LOOP;
+END $$";
+const CANCEL: &str =
+    "SELECT count(pg_cancel_backend(pid)) FROM pg_stat_activity WHERE wait_event = 'SyncRep'";
 
 /// What happens to the servers.
 #[derive(Debug, Clone, Copy)]
@@ -66,7 +84,7 @@ impl Fault {
             Self::Kill => "kills with failover",
             Self::Zombie => "frozen primaries with failover",
             Self::Restart => "restarts",
-            Self::FrozenStandby => "frozen standbys",
+            Self::FrozenStandby => "frozen standbys with cancelled waits",
             Self::CancelledWaits => "cancelled waits with failover",
         }
     }
@@ -76,7 +94,7 @@ impl Fault {
         !matches!(self, Self::Restart | Self::FrozenStandby)
     }
 
-    fn strike(self, cluster: &Cluster) -> Result<(), threadkeep_testing::BoxError> {
+    fn strike(self, cluster: &Cluster) -> Result<(), BoxError> {
         match self {
             Self::Crash => cluster.crash_primary()?,
             Self::Kill => cluster.kill_primary()?,
@@ -88,16 +106,19 @@ impl Fault {
             }
             Self::FrozenStandby => {
                 cluster.freeze_standby()?;
+                // Their commits are stored, and in doubt until the standby has them.
+                cluster.execute(WAITING)?;
+                cluster.execute(CANCEL)?;
                 std::thread::sleep(Duration::from_millis(200));
                 cluster.thaw_standby()?;
                 return cluster.wait_for_standby();
             }
             Self::CancelledWaits => {
                 cluster.hold_replication()?;
+                cluster.execute(WAITING)?;
                 for _ in 0..5 {
+                    cluster.execute(CANCEL)?;
                     std::thread::sleep(Duration::from_millis(20));
-                    let cancel = "SELECT count(pg_cancel_backend(pid)) FROM pg_stat_activity WHERE wait_event = 'SyncRep'";
-                    cluster.execute(cancel)?;
                 }
                 cluster.kill_primary()?;
             }
@@ -123,7 +144,10 @@ struct History {
     /// The generations at whose threads workers are, and how many.
     entered: Mutex<BTreeMap<usize, usize>>,
     values: AtomicUsize,
+    /// Commits that were in doubt for their callers.
     doubts: AtomicUsize,
+    /// Doubts that the driver settled.
+    settled: AtomicUsize,
     reads: AtomicUsize,
     reported: AtomicUsize,
     progress: AtomicUsize,
@@ -171,11 +195,24 @@ impl History {
             let before = self.with(&thread, |known| known.acknowledged.clone());
             let (_, found) = read(reader, &thread).await?;
             self.check(&thread, &before, &found)?;
-            reader.delete_thread(&ThreadId::from(thread.as_str())).await?;
+            let id = ThreadId::from(thread.as_str());
+            verified(reader, &id).await?;
+            reader.delete_thread(&id).await?;
             tally.add("acknowledged commits", before.len());
             self.threads.lock().unwrap_or_else(PoisonError::into_inner).remove(&thread);
         }
         Ok(())
+    }
+
+    /// Asks a saver, and counts the doubts and the reports.
+    async fn ask(&self, side: &mut Side, request: &Request) -> anyhow::Result<Answer> {
+        let Answered { answer, was_in_doubt, settled } = side.ask(request).await?;
+        self.doubts.fetch_add(usize::from(was_in_doubt), Ordering::SeqCst);
+        self.settled.fetch_add(settled, Ordering::SeqCst);
+        if matches!(answer, Answer::HistoryLost) {
+            self.reported.fetch_add(1, Ordering::SeqCst);
+        }
+        Ok(answer)
     }
 
     /// Checks what was read by a read that began when these values were acknowledged.
@@ -219,7 +256,7 @@ impl Drop for Entered<'_> {
 /// # Errors
 /// The first acknowledged value that is lost, stale read or refused value that is there.
 pub async fn run(turn: Turn) -> anyhow::Result<()> {
-    let Turn { seed, effort, tally, .. } = turn;
+    let (seed, effort, tally) = (turn.seed, turn.effort, &turn.tally);
     // A short test needs failovers more than it needs commits. Five units are a hundred failovers and a million commits.
     let between = if effort == 1 { 20 } else { 1700 * effort as usize };
     let cluster = tokio::task::spawn_blocking(|| Cluster::start(Replication::Synchronous)).await?;
@@ -227,24 +264,25 @@ pub async fn run(turn: Turn) -> anyhow::Result<()> {
     let url = cluster.url("postgres");
     setup(&url, &Options { patience: PATIENCE, ..Options::default() }).await?;
     let (history, done) = (Arc::new(History::default()), Arc::new(AtomicBool::new(false)));
+    let patient = connect(&url, RETRIES).await?;
+    let hasty = connect(&format!("{url}&application_name={HASTY}"), Duration::ZERO).await?;
+    let mut sides = vec![
+        Side::here(&patient, &patient),
+        Side::here(&patient, &patient),
+        Side::here(&patient, &patient),
+        Side::here(&patient, &patient),
+        // It waits for a primary that hangs, and does not look for another one. So it must not be asked what is there.
+        Side::here(&patient, &hasty),
+        Side::here(&patient, &hasty),
+    ];
+    for _ in 0..2 {
+        sides.push(Side::Process(Box::new(Child::start(&turn, Work::Registers, &url, seed)?)));
+    }
     let mut workers = Vec::new();
-    for worker in 0..2 {
-        let options = Options { patience: RETRIES, ..Options::default() };
-        // Its retries may be over early on a busy machine.
-        let connected = async {
-            loop {
-                match PostgresSaver::connect(&url, options.clone()).await {
-                    Err(Error::Unavailable { .. }) => {}
-                    connected => return connected,
-                }
-            }
-        };
-        let saver = Arc::new(tokio::time::timeout(HUNG, connected).await??);
-        for task in 0..4 {
-            let (saver, history, done) = (saver.clone(), history.clone(), done.clone());
-            let rng = StdRng::seed_from_u64(seed ^ (worker << 8) ^ task);
-            workers.push(tokio::spawn(async move { work(&saver, &history, &done, rng).await }));
-        }
+    for (side, worker) in sides.into_iter().zip(1_u64..) {
+        let (history, done) = (history.clone(), done.clone());
+        let rng = StdRng::seed_from_u64(seed ^ (worker << 8));
+        workers.push(tokio::spawn(async move { work(side, &history, &done, rng).await }));
     }
     let mut rng = StdRng::seed_from_u64(seed);
     let planned = FAULTS.iter().flat_map(|(fault, often)| vec![*fault; (often * effort) as usize]);
@@ -255,7 +293,7 @@ pub async fn run(turn: Turn) -> anyhow::Result<()> {
         if !progress(&history, between, &workers).await? {
             break;
         }
-        history.retire(&reader, 2, &tally).await?;
+        history.retire(&reader, 2, tally).await?;
         let struck = cluster.clone();
         let outcome = tokio::task::spawn_blocking(move || fault.strike(&struck)).await?;
         outcome.map_err(|error| anyhow!("{}: {error}", fault.name()))?;
@@ -269,8 +307,11 @@ pub async fn run(turn: Turn) -> anyhow::Result<()> {
     for worker in workers {
         worker.await??;
     }
-    history.retire(&reader, 0, &tally).await?;
-    tally.add("doubts", history.doubts.load(Ordering::SeqCst));
+    history.retire(&reader, 0, tally).await?;
+    let doubts = history.doubts.load(Ordering::SeqCst);
+    ensure!(doubts > 0, "no commit was in doubt, so nothing was tried");
+    tally.add("doubts settled by a repeat", doubts);
+    tally.add("doubts settled by the driver", history.settled.load(Ordering::SeqCst));
     tally.add("lost histories reported", history.reported.load(Ordering::SeqCst));
     tally.add("reads", history.reads.load(Ordering::SeqCst));
     Ok(())
@@ -301,99 +342,39 @@ async fn progress(
 }
 
 /// Appends and reads until it is done.
-async fn work(
-    saver: &PostgresSaver,
-    history: &History,
-    done: &AtomicBool,
-    mut rng: StdRng,
-) -> anyhow::Result<()> {
-    let ids = IdSource::default();
+async fn work(mut side: Side, history: &History, done: &AtomicBool, mut rng: StdRng) -> anyhow::Result<()> {
     while !done.load(Ordering::SeqCst) {
         let entered = history.enter();
         let thread = format!("{}-{}", entered.generation, rng.random_range(0..THREADS));
         let before = history.with(&thread, |known| known.acknowledged.clone());
-        let (head, found) = match read(saver, &thread).await {
-            Ok(read) => read,
-            Err(Error::Unavailable { .. }) => continue,
-            // It had read what a cancelled wait left on the old primary alone. Nobody acknowledged that.
-            Err(Error::HistoryLost { .. }) => {
-                history.reported.fetch_add(1, Ordering::SeqCst);
-                continue;
-            }
-            Err(error) => return Err(error.into()),
+        let request = Request::Read { thread: thread.clone() };
+        let Answer::Read { mut head, mut values } = history.ask(&mut side, &request).await? else {
+            tokio::time::sleep(PAUSE).await;
+            continue;
         };
-        history.check(&thread, &before, &found)?;
+        history.check(&thread, &before, &values)?;
         history.reads.fetch_add(1, Ordering::SeqCst);
         // A few in a row, without a look: with a warm head.
-        let (mut head, mut values) = (head, found);
         for _ in 0..rng.random_range(1..6) {
             let value = history.values.fetch_add(1, Ordering::SeqCst) as u64;
             values.push(value);
-            let step = append(&ids, &thread, head, &values)?;
-            let mut doubtful = false;
-            let outcome = loop {
-                match saver.commit(step.clone()).await {
-                    Err(Error::InDoubt { .. }) => {
-                        doubtful = true;
-                        history.doubts.fetch_add(1, Ordering::SeqCst);
-                    }
-                    // Nothing was written this time; the doubt remains.
-                    Err(Error::Unavailable { .. }) if doubtful => {}
-                    other => break other,
-                }
-            };
-            match outcome {
-                Ok(_) => {
+            let request = Request::Append { thread: thread.clone(), head, values: values.clone() };
+            match history.ask(&mut side, &request).await? {
+                Answer::Stored(id) => {
                     history.with(&thread, |known| known.acknowledged.push(value));
                     history.progress.fetch_add(1, Ordering::SeqCst);
-                    head = Some(step.checkpoint.id);
+                    head = Some(id);
                 }
-                Err(Error::Conflict { .. } | Error::Unavailable { .. }) => {
+                Answer::Refused => {
                     history.with(&thread, |known| known.refused.insert(value));
                     break;
                 }
-                Err(Error::HistoryLost { .. }) => {
-                    history.reported.fetch_add(1, Ordering::SeqCst);
-                    break;
-                }
-                Err(error) => return Err(error.into()),
+                Answer::HistoryLost => break,
+                Answer::Read { .. } => bail!("asked to append, it has read"),
             }
         }
     }
-    Ok(())
-}
-
-type Head = Option<threadkeep::id::CheckpointId>;
-
-async fn read(saver: &PostgresSaver, thread: &str) -> Result<(Head, Vec<u64>)> {
-    let Some(head) = saver.get(&CheckpointSelector::head(&ThreadId::from(thread))).await? else {
-        return Ok((None, Vec::new()));
-    };
-    let value = head.checkpoint.channels.get("values").and_then(|entry| entry.stored.value());
-    let json = value.map(ChannelValue::to_json).transpose()?.unwrap_or_default();
-    let numbers = json.as_array().into_iter().flatten().filter_map(serde_json::Value::as_u64);
-    Ok((Some(head.checkpoint.id), numbers.collect()))
-}
-
-fn append(ids: &IdSource, thread: &str, head: Head, values: &[u64]) -> Result<StepCommit> {
-    let stored = Stored::Value(ChannelValue::from_json(&serde_json::json!(values))?);
-    let entry = ChannelEntry { version: ids.version_after(None), stored };
-    Ok(StepCommit {
-        thread: thread.into(),
-        namespace: "".into(),
-        parent: head,
-        expected_head: head,
-        checkpoint: Checkpoint {
-            id: ids.checkpoint_after(head),
-            channels: [("values".into(), entry)].into(),
-            next: Vec::new(),
-            applied: Vec::new(),
-        },
-        metadata: Metadata::new(Source::Loop, 0),
-        writes: Vec::new(),
-        pending: Vec::new(),
-        flush: Flush::Now,
-    })
+    side.end().await
 }
 
 #[cfg(test)]

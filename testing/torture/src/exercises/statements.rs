@@ -6,7 +6,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use anyhow::{bail, ensure};
+use anyhow::{Context as _, bail, ensure};
 use rand::SeedableRng as _;
 use rand::rngs::StdRng;
 use serde_json::{Map, json};
@@ -19,7 +19,7 @@ use threadkeep::state::StateAccessor;
 use threadkeep::step::{Durability, StepWriter};
 use threadkeep_sqlite::SqliteSaver;
 
-use crate::actor::{accessor, say, texts};
+use crate::actor::{accessor, say, texts, verified};
 use crate::disk::{self, Disk};
 use crate::exercise::{About, Turn};
 use crate::storage::{scratch, sqlite_options};
@@ -164,6 +164,7 @@ async fn expect(
     let read = texts(&head)?;
     let damage: Vec<_> = store.check().await?.into_iter().filter(|finding| !finding.orphan).collect();
     ensure!(damage.is_empty(), "{about}: {}", damage[0]);
+    verified(&*saver, &THREAD.into()).await.with_context(|| about.to_owned())?;
     let (mut least, mut most) = (0, 0);
     for said in [done, again] {
         match said {

@@ -15,8 +15,8 @@ use threadkeep::mode::ChannelMode;
 use threadkeep::saver::Saver;
 use tokio::sync::Barrier;
 
-use crate::actor::{accessor, say, texts};
-use crate::exercise::{About, Turn};
+use crate::actor::{accessor, say, texts, verified};
+use crate::exercise::Turn;
 use crate::storage::{Kind, Storage};
 
 /// What it tries, and what each run of it does.
@@ -35,6 +35,10 @@ pub async fn run(turn: Turn) -> anyhow::Result<()> {
     let mut rng = StdRng::seed_from_u64(turn.seed);
     for round in 0..50 * turn.effort {
         storm(&turn, &place, &handles, &mut rng, round).await?;
+    }
+    let fresh = place.open().await?;
+    for thread in fresh.threads(None, usize::MAX).await? {
+        verified(&*fresh, &thread).await?;
     }
     Ok(())
 }

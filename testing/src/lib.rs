@@ -82,6 +82,17 @@ pub fn unconfigured(program: impl AsRef<OsStr>) -> Command {
     command
 }
 
+/// Finds Patroni and etcd, which `scripts/patroni.py` starts; what is missing is installed.
+///
+/// # Errors
+/// If that is not possible; the text says what to install.
+pub fn find_patroni() -> Result<()> {
+    use tools::Tool;
+    let initdb = Tool { name: "initdb", package: "postgresql" };
+    let patroni = Tool { name: "patroni", package: "patroni" };
+    tools::find([initdb, patroni, Tool { name: "etcd", package: "etcd-server" }]).map(drop)
+}
+
 /// A server that is started once per process. A failure is not cached: the next test tries again.
 struct Shared<T> {
     starting: Mutex<()>,

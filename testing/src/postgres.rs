@@ -232,6 +232,14 @@ impl Database {
         &self.url
     }
 
+    /// Runs statements as a superuser; returns the text in the first column of the first row, empty if there is none.
+    ///
+    /// # Errors
+    /// Those of the server.
+    pub async fn ask(&self, statements: &str) -> Result<String> {
+        query(&self.url, statements).await
+    }
+
     /// Waits until one of its sessions waits for a lock.
     ///
     /// # Errors

@@ -1,6 +1,8 @@
 //! The definition of an exercise, and its counts.
 
 use std::collections::BTreeMap;
+use std::error::Error;
+use std::fmt;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -58,6 +60,18 @@ pub struct Turn {
     /// Counts what was tried.
     pub tally: Tally,
 }
+
+/// Why an exercise could not be tried: something that it needs is missing and cannot be installed. No finding.
+#[derive(Debug)]
+pub struct NotTried(pub String);
+
+impl fmt::Display for NotTried {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl Error for NotTried {}
 
 /// How often each thing was tried.
 #[derive(Debug, Clone, Default)]

@@ -11,7 +11,7 @@ use futures::FutureExt as _;
 use indicatif::{ProgressBar, ProgressStyle};
 use threadkeep_torture::exercises::ALL;
 use threadkeep_torture::report::{Row, table};
-use threadkeep_torture::{Exercise, Turn, child};
+use threadkeep_torture::{NotTried, Turn, child};
 
 #[derive(Parser)]
 #[command(name = "threadkeep-torture", about = "Tries to lose or damage what Threadkeep acknowledged")]
@@ -96,7 +96,9 @@ async fn torture(run: &Run) -> anyhow::Result<bool> {
     // The exercise with the least time so far goes next, so that each gets the same. Each has a turn, however short the
     // time is: of one that was not tried the table would say that nothing was found.
     while begun.elapsed() < end || rows.iter().any(|row| row.turns == 0) {
-        let next = rows.iter_mut().filter(|row| run.turns.is_none_or(|turns| row.turns < turns));
+        let next = rows
+            .iter_mut()
+            .filter(|row| row.not_tried.is_none() && run.turns.is_none_or(|turns| row.turns < turns));
         let Some(row) = next.min_by_key(|row| row.took) else { break };
         let turn = Turn {
             seed: seed + row.turns,
@@ -113,9 +115,14 @@ async fn torture(run: &Run) -> anyhow::Result<bool> {
         row.turns += 1;
         let done = done.unwrap_or_else(|_| Err(anyhow::anyhow!("it panicked; see the text above")));
         if let Err(error) = done {
-            let what = format!("{error:#}");
-            progress.suspend(|| eprintln!("FOUND by {}, seed {number}: {what}", row.exercise.title()));
-            row.found.push((number, what));
+            let (title, what) = (row.exercise.title(), format!("{error:#}"));
+            if error.is::<NotTried>() {
+                progress.suspend(|| eprintln!("NOT TRIED: {title}: {what}"));
+                row.not_tried = Some(what);
+            } else {
+                progress.suspend(|| eprintln!("FOUND by {title}, seed {number}: {what}"));
+                row.found.push((number, what));
+            }
         }
     }
     progress.finish_and_clear();

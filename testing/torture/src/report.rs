@@ -18,12 +18,15 @@ pub struct Row {
     pub tally: Tally,
     /// Its findings, each with the seed of the turn.
     pub found: Vec<(u64, String)>,
+    /// Why it could not be tried, if so.
+    pub not_tried: Option<String>,
 }
 
 impl Row {
     /// A row before the first turn.
     pub fn new(exercise: Exercise) -> Self {
-        Self { exercise, turns: 0, took: Duration::ZERO, tally: Tally::default(), found: Vec::new() }
+        let (tally, found) = (Tally::default(), Vec::new());
+        Self { exercise, turns: 0, took: Duration::ZERO, tally, found, not_tried: None }
     }
 
     /// After the last turn: that an exercise has tried nothing is a finding, of the seed of its first turn.
@@ -37,7 +40,11 @@ impl Row {
     fn cells(&self) -> [String; 6] {
         let counts = self.tally.counts();
         let counts = counts.iter().map(|(what, n)| format!("{} {what}", grouped(*n)));
-        let found = if self.found.is_empty() { "nothing".to_owned() } else { self.found.len().to_string() };
+        let found = match (&self.not_tried, self.found.len()) {
+            (Some(why), _) => format!("not tried: {}", why.lines().next().unwrap_or_default()),
+            (None, 0) => "nothing".to_owned(),
+            (None, found) => found.to_string(),
+        };
         [
             self.exercise.title(),
             self.exercise.about.what.to_owned(),
@@ -112,9 +119,12 @@ mod tests {
         let mut row = Row::new(ALL[0]);
         row.tally.add("images", 1_234_567);
         row.turns = 12;
-        let shown = table(&[row, Row { found: vec![(1, "lost".into())], ..Row::new(ALL[1]) }], true);
+        let lost = Row { found: vec![(1, "lost".into())], ..Row::new(ALL[1]) };
+        let missing = Row { not_tried: Some("etcd is missing".into()), ..Row::new(ALL[2]) };
+        let shown = table(&[row, lost, missing], true);
         assert!(shown.contains("1,234,567 images"), "{shown}");
-        assert!(shown.contains("| nothing |") && shown.contains("| 1 "), "{shown}");
+        assert!(shown.contains("| nothing ") && shown.contains("| 1 "), "{shown}");
+        assert!(shown.contains("| not tried: etcd is missing |"), "{shown}");
         assert_eq!(grouped(0) + &grouped(999) + &grouped(1000), "09991,000");
     }
 }

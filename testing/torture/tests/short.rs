@@ -96,6 +96,27 @@ async fn registers_keep_through_failovers_what_was_acknowledged() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_goes_back_is_reported_before_the_next_acknowledgement() {
+    let tally = play("lost histories", Kind::Postgres, 1..2).await;
+    let counts = tally.counts();
+    assert_eq!((counts["failovers to a lagging standby"], counts["restored copies"]), (2, 2));
+    // Two threads with one writer each and one with two, of which each loses three commits or more.
+    assert!(counts["reports"] >= 16 && counts["lost commits"] >= 48, "{counts:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_file_that_an_older_backup_replaces_takes_no_commit_until_it_is_opened_again() {
+    let tally = play("lost histories", Kind::Sqlite, 1..2).await;
+    assert_eq!((tally.counts()["replaced files"], tally.counts()["lost commits"]), (5, 60));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_an_error_says_of_a_failed_statement_is_true() {
+    let tally = play("failing statements", Kind::Postgres, 1..2).await;
+    assert!(tally.counts()["failures"] > 12, "{:?}", tally.counts());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn reads_beside_rewrites_are_right_and_never_call_a_thread_damaged_on_memory() {
     play("reads beside rewrites", Kind::Memory, 1..3).await;
 }

@@ -4,11 +4,14 @@ pub mod conversions;
 pub mod cut_answers;
 pub mod failovers;
 pub mod killed;
+pub mod lost;
+pub mod patroni;
 pub mod power_loss;
 pub mod processes;
 pub mod programs;
 pub mod properties;
 pub mod readers;
+pub mod refused;
 pub mod registers;
 pub mod statements;
 pub mod storms;
@@ -30,6 +33,7 @@ pub const ALL: &[Exercise] = &[
     exercise("killed", Kind::Sqlite, killed::ABOUT, |turn| Box::pin(killed::run(turn))),
     exercise("killed", Kind::Postgres, killed::ABOUT, |turn| Box::pin(killed::run(turn))),
     exercise("failing files", Kind::Sqlite, statements::ABOUT, |turn| Box::pin(statements::run(turn))),
+    exercise("failing statements", Kind::Postgres, refused::ABOUT, |turn| Box::pin(refused::run(turn))),
     exercise("storms", Kind::Memory, storms::ABOUT, |turn| Box::pin(storms::run(turn))),
     exercise("storms", Kind::Sqlite, storms::ABOUT, |turn| Box::pin(storms::run(turn))),
     exercise("storms", Kind::Postgres, storms::ABOUT, |turn| Box::pin(storms::run(turn))),
@@ -52,4 +56,7 @@ pub const ALL: &[Exercise] = &[
     exercise("random programs", Kind::Sqlite, programs::ABOUT, |turn| Box::pin(programs::run(turn))),
     exercise("random programs", Kind::Postgres, programs::ABOUT, |turn| Box::pin(programs::run(turn))),
     exercise("failovers", Kind::Postgres, failovers::ABOUT, |turn| Box::pin(failovers::run(turn))),
+    exercise("lost histories", Kind::Sqlite, lost::ABOUT, |turn| Box::pin(lost::run(turn))),
+    exercise("lost histories", Kind::Postgres, lost::ABOUT, |turn| Box::pin(lost::run(turn))),
+    exercise("patroni", Kind::Postgres, patroni::ABOUT, |turn| Box::pin(patroni::run(turn))),
 ];

@@ -12,4 +12,4 @@ pub mod trace;
 pub mod vfs;
 pub mod witness;
 
-pub use exercise::{Exercise, NotTried, Tally, Turn};
+pub use exercise::{About, Exercise, NotTried, Tally, Turn};

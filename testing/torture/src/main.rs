@@ -11,7 +11,7 @@ use futures::FutureExt as _;
 use indicatif::{ProgressBar, ProgressStyle};
 use threadkeep_torture::exercises::ALL;
 use threadkeep_torture::report::{Row, table};
-use threadkeep_torture::{NotTried, Turn, child};
+use threadkeep_torture::{Exercise, NotTried, Turn, child};
 
 #[derive(Parser)]
 #[command(name = "threadkeep-torture", about = "Tries to lose or damage what Threadkeep acknowledged")]

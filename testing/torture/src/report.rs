@@ -29,8 +29,12 @@ impl Row {
         Self { exercise, turns: 0, took: Duration::ZERO, tally, found, not_tried: None }
     }
 
-    /// After the last turn: that an exercise has tried nothing is a finding, of the seed of its first turn.
+    /// After the last turn: that an exercise has tried nothing is a finding, of the seed of its first turn. If it could not
+    /// be tried, the table says so.
     pub fn finish(&mut self, seed: u64) {
+        if self.not_tried.is_some() {
+            return;
+        }
         let untried = self.exercise.untried(&self.tally);
         if self.found.is_empty() && !untried.is_empty() {
             self.found.push((seed, format!("it has tried nothing: no {}", untried.join(", no "))));

@@ -18,7 +18,7 @@ use tokio::task::{JoinHandle, spawn_blocking};
 use tracing::instrument::WithSubscriber as _;
 
 use crate::actor::{accessor, say, texts, verified};
-use crate::exercise::Turn;
+use crate::exercise::{About, Turn};
 use crate::settled::Settled;
 use crate::storage::{HUNG, Kind, open_at, postgres_options};
 

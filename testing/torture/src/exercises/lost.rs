@@ -24,14 +24,16 @@ use threadkeep_testing::{BoxError, Cluster, Postgres, Replication};
 use tokio::task::spawn_blocking;
 
 use crate::actor::{accessor, say, texts, verified};
-use crate::exercise::Turn;
+use crate::exercise::{About, Turn};
 use crate::storage::{HUNG, Kind, open_at, postgres_options, scratch, sqlite_options};
 use crate::trace::Recorder;
 use crate::vfs;
 
-/// What it tries, in one line.
-pub const ABOUT: &str =
-    "a lagging standby takes over, or an older copy is restored, under writers that live on";
+/// What it tries, and what each run of it does.
+pub const ABOUT: About = About {
+    what: "a lagging standby takes over, or an older copy is restored, under writers that live on",
+    needs: &["commits", "lost commits", "states"],
+};
 
 /// Commits of a writer between two events. Few enough that the row of a thread still lists what the others knew.
 const QUOTA: usize = 3;

@@ -7,11 +7,13 @@ use anyhow::{Context as _, ensure};
 use threadkeep_testing::find_patroni;
 use tokio::process::Command;
 
-use crate::exercise::{NotTried, Turn};
+use crate::exercise::{About, NotTried, Turn};
 
-/// What it tries, in one line.
-pub const ABOUT: &str =
-    "three servers under Patroni: a crash, a switchover, a lost machine, under two gateways";
+/// What it tries, and what each run of it does.
+pub const ABOUT: About = About {
+    what: "three servers under Patroni: a crash, a switchover, a lost machine, under two gateways",
+    needs: &["rounds", "acknowledged turns"],
+};
 
 /// Plays a round.
 ///

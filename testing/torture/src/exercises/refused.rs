@@ -14,11 +14,14 @@ use threadkeep::state::StateAccessor;
 use threadkeep_testing::Database;
 
 use crate::actor::{accessor, say, texts, verified};
-use crate::exercise::Turn;
+use crate::exercise::{About, Turn};
 use crate::storage::{Kind, database, open_at};
 
-/// What it tries, in one line.
-pub const ABOUT: &str = "the server refuses each change of a row once, at once or at the commit";
+/// What it tries, and what each run of it does.
+pub const ABOUT: About = About {
+    what: "the server refuses each change of a row once, at once or at the commit",
+    needs: &["failures", "commits", "states"],
+};
 
 const TABLES: [&str; 4] = ["thread", "element", "checkpoint", "head"];
 /// When it is refused. At the commit, all is done but that.

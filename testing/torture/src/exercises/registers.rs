@@ -22,15 +22,18 @@ use threadkeep_testing::{BoxError, Cluster, Replication};
 use self::side::{Answer, Answered, Request, Side, connect, read};
 use crate::actor::verified;
 use crate::child::{Child, Work};
-use crate::exercise::{Tally, Turn};
+use crate::exercise::{About, Tally, Turn};
 use crate::storage::{HUNG, PATIENCE};
 
 mod side;
 
 pub(crate) use self::side::serve;
 
-/// What it tries, in a line.
-pub const ABOUT: &str = "a primary crashes, is killed, hangs; its standby hangs or takes over; waits are cancelled; processes append and read";
+/// What it tries, and what each run of it does.
+pub const ABOUT: About = About {
+    what: "a primary crashes, is killed, hangs; its standby hangs or takes over; waits are cancelled; processes append and read",
+    needs: &["acknowledged commits", "failovers", "reads"],
+};
 
 /// Threads that are appended to at a time.
 const THREADS: usize = 8;

@@ -16,7 +16,7 @@ use threadkeep::saver::Saver;
 use tokio::sync::Barrier;
 
 use crate::actor::{accessor, say, texts, verified};
-use crate::exercise::Turn;
+use crate::exercise::{About, Turn};
 use crate::storage::{Kind, Storage};
 
 /// What it tries, and what each run of it does.

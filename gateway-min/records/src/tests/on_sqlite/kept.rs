@@ -41,7 +41,8 @@ async fn write_fixture() {
         texts(&format!("{made} AND type {kind} 'table' AND {own} ORDER BY rowid"))
     };
     let mut lines = made("=");
-    let tables = "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_stat%' ORDER BY rowid";
+    let tables =
+        "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_stat%' ORDER BY rowid";
     for table in texts(tables) {
         let columns = format!("SELECT '\"' || name || '\"' FROM pragma_table_info('{table}') ORDER BY cid");
         let columns = texts(&columns);

@@ -2,24 +2,25 @@
 
 use std::sync::Arc;
 
+use bytes::Bytes;
 use proptest::prelude::*;
 use serde_json::{Map, Value as Json, json};
 use threadkeep::channel::Schema;
-use threadkeep::checkpoint::{CheckpointTuple, Stored};
-use threadkeep::id::{ChannelName, CheckpointId, IdSource, Namespace, ThreadId};
-use threadkeep::metadata::{DURATION_NODE, Source as MadeBy};
+use threadkeep::checkpoint::{ChannelEntry, Checkpoint, CheckpointTuple, Stored};
+use threadkeep::id::{ChannelName, CheckpointId, IdSource, Namespace, ThreadId, Version};
+use threadkeep::metadata::{DURATION_NODE, Metadata, Source as MadeBy};
 use threadkeep::mode::ChannelMode;
 use threadkeep::saver::{Revision, Rewrite, Saver, ThreadImage};
 use threadkeep::state::StateAccessor;
 use threadkeep::step::{Durability, StepWriter};
-use threadkeep::value::{ChannelValue, Codec, Element, Encoded};
+use threadkeep::value::{ChannelValue, Codec, Element, Encoded, ListValue};
 use threadkeep_memory::MemorySaver;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 
 use super::format::{entries_of, hex};
-use super::{Archive, ArchiveError, MAX_PLACES, Record, Source, read, read_within, write};
+use super::{Archive, ArchiveError, MAX_PLACES, Record, Source, Writer, read, read_within, write};
 
 #[derive(Debug, Clone)]
 enum Op {
@@ -193,6 +194,46 @@ fn a_long_thread_is_not_quadratic() {
     };
     let (short, long) = (size(40), size(160));
     assert!(long < short * 5, "{short} bytes for 40 steps, {long} for 160");
+}
+
+/// The bytes of an element, which are there as long as somebody holds it.
+struct Held(Arc<[u8; 2]>);
+
+impl AsRef<[u8]> for Held {
+    fn as_ref(&self) -> &[u8] {
+        &self.0[..]
+    }
+}
+
+/// Each list here has an element of its own, as if each checkpoint was read with another page.
+#[test]
+fn a_writer_holds_the_lists_of_the_latest_checkpoints_only() {
+    const CHECKPOINTS: u64 = 1_000;
+    let (bytes, ids, thread) = (Arc::new([0xa1, b'x']), IdSource::default(), ThreadId::from("t"));
+    let mut writer = Writer::begin(&thread, source(), None, std::io::sink()).unwrap();
+    let mut parent = None;
+    for number in 0..CHECKPOINTS {
+        let id = ids.checkpoint_after(parent);
+        let element = Element::from_bytes(Bytes::from_owner(Held(bytes.clone())));
+        let list: ListValue = [element].into_iter().collect();
+        let version = Version { counter: number, random: number };
+        let entry = ChannelEntry { version, stored: Stored::Value(list.into()) };
+        let channels = [("messages".into(), entry)].into();
+        let checkpoint = Checkpoint { id, channels, next: Vec::new(), applied: Vec::new() };
+        let tuple = CheckpointTuple {
+            thread: thread.clone(),
+            namespace: Namespace::root(),
+            checkpoint,
+            parent,
+            metadata: Metadata::new(MadeBy::Loop, 1),
+            writes: Vec::new(),
+        };
+        writer.checkpoint(&tuple).unwrap();
+        parent = Some(id);
+    }
+    let held = Arc::strong_count(&bytes) - 1;
+    assert!(held <= 200, "{held} lists");
+    assert_eq!(writer.end().unwrap().checkpoints, CHECKPOINTS);
 }
 
 #[test]

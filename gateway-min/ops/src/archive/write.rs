@@ -26,8 +26,10 @@ use super::format::{
 const INLINE: usize = 64;
 /// Larger metadata maps are written entry by entry: they often grow by one entry per run.
 const SMALL_MAP: usize = 16;
-/// How many checkpoints back a list is remembered. One that extends an older list is written as a list of its own.
-const REMEMBERED: NonZeroUsize = NonZeroUsize::MIN.saturating_add((1 << 12) - 1);
+/// How many lists are remembered, and of how many checkpoints: a list that extends an older one is written as a list of its
+/// own. Those of a page share nothing with those of another page, so each page from which one is remembered is held
+/// with all elements of its lists.
+const REMEMBERED: NonZeroUsize = NonZeroUsize::MIN.saturating_add((1 << 7) - 1);
 
 /// What was written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

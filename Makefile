@@ -117,8 +117,8 @@ bench-criterion: ## Each engine step and each driver operation; FILTER names som
 load: ## Turns per second, latency and CPU of a gateway with 1 and 64 threads, beside LangGraph's server; ARGS="--turns 100" for more
 	scripts/load.sh $(ARGS)
 
-scale: ## Every operator command and reading route on THREADS (10000) threads with long ones of TURNS (5000); turns beside commands; OUT, a file in Markdown; ARGS
-	scripts/scale.sh $(if $(THREADS),--threads $(THREADS)) $(if $(TURNS),--turns $(TURNS)) $(if $(OUT),--out $(OUT)) $(ARGS)
+scale: ## Operator commands and routes on THREADS (10000) threads with long ones of TURNS (5000); turns beside commands; OUT, a file in Markdown; ARGS
+	scripts/scale.sh --threads $(or $(THREADS),10000) --turns $(or $(TURNS),5000) $(if $(OUT),--out $(OUT)) $(ARGS)
 
 instructions: ## Instructions of the hot paths against benches/instructions.json; UPDATE=1 writes that file, BOUND=50 allows 50 %
 	scripts/instructions.sh $(if $(UPDATE),--update) $(if $(BOUND),--bound $(BOUND))

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Measures operators' commands and the gateway's reading routes on large stores: see scale --help.
+# Measures operators' commands and the gateway's routes on large stores: see scale --help.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 target=${CARGO_TARGET_DIR:-target}

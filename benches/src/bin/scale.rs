@@ -1,4 +1,4 @@
-//! Measures operators' commands and the gateway's reading routes on large stores.
+//! Measures operators' commands and the gateway's routes on large stores.
 
 use std::fs;
 use std::io::{self, Write as _};
@@ -9,8 +9,9 @@ use clap::Parser;
 use threadkeep_benches::load::{StoreKind, gateway_beside};
 use threadkeep_benches::scale::{Form, Scale, tables};
 
-/// Makes a large store and one with a tenth of its threads and turns, and measures every command and reading route on
-/// both: wall, CPU, peak memory, bytes read and printed. Then it measures turns alone and beside commands.
+/// Makes a large store, one whose long threads have a tenth of the turns, and one with a tenth of the threads too, and
+/// measures commands and routes on them: wall, CPU, peak memory, bytes read and printed. On the large one it measures
+/// turns alone and beside commands, too.
 #[derive(Parser)]
 #[command(
     version,
@@ -24,10 +25,10 @@ struct Cli {
     /// The stores.
     #[arg(long, value_delimiter = ',', value_enum, default_value = "sqlite,postgres")]
     store: Vec<StoreKind>,
-    /// Threads of the larger store; the smaller one has a tenth.
+    /// Threads of the larger stores; the smallest one has a tenth.
     #[arg(long, default_value_t = 10_000)]
     threads: usize,
-    /// Turns of the long threads, one in each mode; in the smaller store they have a tenth.
+    /// Turns of the long threads, one in each mode; in the smaller stores they have a tenth.
     #[arg(long, default_value_t = 5_000)]
     turns: usize,
     /// Turns that are measured alone, and at least beside each command; 0 leaves that out.

@@ -8,8 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value as Json;
 
-use super::{Grows, Used};
-use crate::load::StoreKind;
+use super::{Grows, Measured, Used};
 use crate::load::gateway::command;
 use crate::measure::ms;
 use crate::meter::Process;
@@ -26,12 +25,14 @@ pub(super) struct Commands<'a> {
 
 impl Commands<'_> {
     /// Runs the commands that change nothing.
-    pub(super) async fn read(&self) -> Result<Vec<(String, Grows, Used)>> {
-        let newest = self.newest()?;
+    pub(super) async fn read(&self) -> Result<Vec<Measured>> {
+        let newest = self.checkpoints(2)?;
+        ensure!(newest.len() == 2, "{} checkpoints in place of two", newest.len());
         let [head, before] = [0, 1].map(|at| newest[at].as_str());
         let long = "long-delta";
         // A line of a checkpoint has the number of its messages, and their size: the list is read once.
-        let list: [(Grows, &[&str]); 18] = [
+        let list: [(Grows, &[&str]); 23] = [
+            (Grows::No, &["setup"]),
             (Grows::No, &["threads", "list", "--limit", "20"]),
             (Grows::Thread, &["threads", "show", long]),
             (Grows::Thread, &["threads", "du", "--thread", long]),
@@ -44,6 +45,10 @@ impl Commands<'_> {
             (Grows::Store, &["retention", "plan", "--all", "--summary"]),
             (Grows::Thread, &["prune", "plan", "--thread", long, "--keep", "last:100", "--summary"]),
             (Grows::Store, &["prune", "plan", "--all", "--keep", "last:100", "--summary"]),
+            (Grows::Store, &["prune", "plan", "--all", "--keep", "since:30d", "--summary"]),
+            (Grows::Thread, &["delegations", "tree", long]),
+            (Grows::Thread, &["delegations", "verify", long]),
+            (Grows::Thread, &["batches", "list", long]),
             (Grows::Thread, &["verify", "--thread", long]),
             (Grows::Store, &["verify", "--all"]),
             (Grows::Thread, &["export", "--thread", long, "--out", "long.ndjson"]),
@@ -54,27 +59,36 @@ impl Commands<'_> {
         self.all(&list).await
     }
 
-    /// Runs the commands that change the store.
-    pub(super) async fn change(&self, store: StoreKind) -> Result<Vec<(String, Grows, Used)>> {
+    /// Runs the commands that change the store. In the end it has the threads again that [`Self::read`] exported.
+    pub(super) async fn change(&self) -> Result<Vec<Measured>> {
         let keep = ["--keep", "last:100", "--boundary", "fresh-snapshot", "--yes"];
         let long = [&["prune", "apply", "--thread", "long-delta"][..], &keep].concat();
         let all = [&["prune", "apply", "--all"][..], &keep].concat();
-        let list: [(Grows, &[&str]); 6] = [
+        let list: [(Grows, &[&str]); 13] = [
+            (Grows::No, &["keys", "create", "--user", "ann"]),
+            (Grows::No, &["keys", "list"]),
+            (Grows::Store, &["verify", "--all", "--repair", "--yes"]),
             (Grows::Thread, &["import", "long.ndjson", "--as", "imported", "--owner", "default"]),
             (Grows::Thread, &["convert", "--thread", "imported", "--to", "full"]),
             (Grows::Store, &["retention", "apply", "--all", "--yes"]),
             (Grows::Thread, &long),
             (Grows::Store, &all),
             (Grows::Store, &["vacuum"]),
+            (Grows::Store, &["prune", "apply", "--all", "--keep", "nothing", "--yes"]),
+            (Grows::Store, &["import", "exported", "--owner", "default"]),
+            // The mode of the configuration.
+            (Grows::Store, &["convert", "--all", "--to", "delta"]),
+            (Grows::Store, &["vacuum", "--full"]),
         ];
-        // Postgres vacuums by itself.
-        self.all(&list[..list.len() - usize::from(store == StoreKind::Postgres)]).await
+        self.all(&list).await
     }
 
-    async fn all(&self, list: &[(Grows, &[&str])]) -> Result<Vec<(String, Grows, Used)>> {
+    async fn all(&self, list: &[(Grows, &[&str])]) -> Result<Vec<Measured>> {
         let mut rows = Vec::with_capacity(list.len());
+        let is_on_postgres = self.is_on_postgres()?;
         for (grows, args) in list {
-            if args[0] == "backup" && self.is_on_postgres()? {
+            // Postgres has its own programs for copies, and vacuums by itself.
+            if is_on_postgres && ["backup", "vacuum"].contains(&args[0]) {
                 continue;
             }
             let used = self.measure(args).await.with_context(|| args.join(" "))?;
@@ -110,18 +124,32 @@ impl Commands<'_> {
         Ok(Used { wall_ms: ms(wall), cpu_ms: ms(cpu), peak, read, printed: fs::metadata(&out)?.len() })
     }
 
-    /// The newest two checkpoints of a long thread.
-    fn newest(&self) -> Result<Vec<String>> {
+    /// An old checkpoint of a long thread.
+    pub(super) fn old(&self) -> Result<String> {
+        let mut all = self.checkpoints(10_000_000)?;
+        ensure!(!all.is_empty(), "a long thread has no checkpoints");
+        Ok(all.swap_remove(all.len() * 3 / 4))
+    }
+
+    /// The newest checkpoints of a long thread.
+    fn checkpoints(&self, limit: usize) -> Result<Vec<String>> {
         let mut command = command(self.binary, self.directory);
-        command.args(["checkpoints", "list", "--thread", "long-delta", "--limit", "2", "--json"]);
+        command.args([
+            "checkpoints",
+            "list",
+            "--thread",
+            "long-delta",
+            "--limit",
+            &limit.to_string(),
+            "--json",
+        ]);
         let output = command.args(["--config", "config.yaml"]).output()?;
+        ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         let text = String::from_utf8(output.stdout)?;
         let ids = text.lines().map(|line| {
             let id = serde_json::from_str::<Json>(line)?["checkpoint"].as_str().map(str::to_owned);
             id.context("a checkpoint without an id")
         });
-        let ids = ids.collect::<Result<Vec<_>>>()?;
-        ensure!(ids.len() == 2, "{}", String::from_utf8_lossy(&output.stderr));
-        Ok(ids)
+        ids.collect()
     }
 }

@@ -1,9 +1,9 @@
-//! What each operator command and each reading route costs on a large store, how that grows, and what turns notice of the
-//! commands.
+//! What operator commands and routes cost on a large store, how that grows, and what turns notice of the commands.
 //!
-//! Two stores are made, one with ten times the threads of the other and long threads of ten times the turns. Each command is
-//! a process of its own; each route is asked of a gateway on the same store. What a command read and printed is counted too:
-//! unlike times, these figures say the same on any machine.
+//! Three stores are made: a small one, one with ten times the threads, and one that has long threads of ten times the turns
+//! too, so that it shows with which of both a figure grows. Each command is a process of its own; each route is asked of a
+//! gateway on the same store. What a command read and printed is counted too: unlike times, these figures say the same on
+//! any machine.
 
 mod beside;
 mod commands;
@@ -27,7 +27,7 @@ pub use table::{Form, tables};
 
 /// The mode of the gateways, which reads threads of both.
 const MODE: Mode = Mode::Delta(10);
-/// How much smaller the first store is.
+/// How many times fewer the threads, and the turns of the long ones, are in a smaller store.
 const FACTOR: usize = 10;
 
 /// What to measure.
@@ -39,9 +39,9 @@ pub struct Scale {
     pub scratch: PathBuf,
     /// The stores.
     pub stores: Vec<StoreKind>,
-    /// Threads of the larger store.
+    /// Threads of the larger stores.
     pub threads: usize,
-    /// Turns of its long threads.
+    /// Turns of the long threads of the largest one.
     pub turns: usize,
     /// Turns that are measured alone, and at least beside each command.
     pub beside: usize,
@@ -74,7 +74,7 @@ pub struct Used {
     pub printed: u64,
 }
 
-/// A command or a route on both stores.
+/// A command or a route on the three stores.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Row {
     /// The store.
@@ -83,11 +83,16 @@ pub struct Row {
     pub name: String,
     /// With what it may grow.
     pub grows: Grows,
-    /// On the smaller store.
+    /// On the small store.
     pub small: Used,
-    /// On the larger one.
+    /// On the one with more threads.
+    pub wide: Used,
+    /// On the one with more threads and longer ones.
     pub large: Used,
 }
+
+/// What was run or asked of one store, with what it may grow, and what it used.
+type Measured = (String, Grows, Used);
 
 /// Everything that was measured.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -127,24 +132,32 @@ impl Scale {
         let server = server.map_err(anyhow::Error::from_boxed)?;
         let mut report = Report::default();
         for store in &self.stores {
-            let small = self.store(*store, FACTOR, server.as_ref(), &mut report, &mut say).await?;
-            let large = self.store(*store, 1, server.as_ref(), &mut report, &mut say).await?;
-            for ((name, grows, small), (_, _, large)) in small.into_iter().zip(large) {
-                report.rows.push(Row { store: *store, name, grows, small, large });
+            let small = self.store(*store, (FACTOR, FACTOR), server.as_ref(), &mut report, &mut say).await?;
+            let wide = self.store(*store, (1, FACTOR), server.as_ref(), &mut report, &mut say).await?;
+            let large = self.store(*store, (1, 1), server.as_ref(), &mut report, &mut say).await?;
+            // A route that one of them refuses has no row.
+            for (name, grows, small) in small {
+                let on = |store: &[Measured]| {
+                    let row = store.iter().find(|(other, ..)| *other == name);
+                    row.map(|(_, _, used)| *used)
+                };
+                if let (Some(wide), Some(large)) = (on(&wide), on(&large)) {
+                    report.rows.push(Row { store: *store, name, grows, small, wide, large });
+                }
             }
         }
         Ok(report)
     }
 
-    /// Measures one store that is smaller by a factor.
+    /// Measures one store, whose threads and turns of long threads are fewer by these factors.
     async fn store(
         &self,
         store: StoreKind,
-        by: usize,
+        by: (usize, usize),
         server: Option<&Postgres>,
         report: &mut Report,
         say: &mut impl FnMut(&str),
-    ) -> Result<Vec<(String, Grows, Used)>> {
+    ) -> Result<Vec<Measured>> {
         let database = match (store, server) {
             (StoreKind::Sqlite, _) => None,
             (StoreKind::Postgres, Some(server)) => {
@@ -155,7 +168,7 @@ impl Scale {
         let url = database.as_ref().map(Database::url);
         let directory = tempfile::Builder::new().prefix("threadkeep-scale-").tempdir_in(&self.scratch)?;
         let directory = directory.path();
-        let (threads, turns) = (self.threads / by, self.turns / by);
+        let (threads, turns) = (self.threads / by.0, self.turns / by.1);
         let kind = format!("{store:?}").to_lowercase();
         say(&format!("{kind}: {threads} threads, long ones of {turns} turns"));
         // It makes the store, with the configuration that the commands use.
@@ -163,26 +176,32 @@ impl Scale {
         client::http()?.get(format!("{}/health", gateway.base())).send().await?.error_for_status()?;
         gateway.stop().await?;
         large::make(directory, url, threads, turns).await.context("making the store")?;
-        let mut rows = Vec::new();
         let gateway = Gateway::again(&self.gateway, directory)?;
         large::register(&gateway, threads).await.context("creating threads")?;
-        say(&format!("{kind}: routes"));
-        rows.extend(routes::measure(&gateway).await?);
+        say(&format!("{kind}: routes that read"));
+        let reading = routes::read(&gateway).await?;
         gateway.stop().await?;
-        say(&format!("{kind}: commands"));
-        let looking = commands::Commands { binary: &self.gateway, directory };
-        rows.splice(0..0, looking.read().await?);
-        if by == 1 && self.beside > 0 {
+        say(&format!("{kind}: commands that read"));
+        let commands = commands::Commands { binary: &self.gateway, directory };
+        let mut rows = commands.read().await?;
+        // Before the turns: a prune beside them removes old ones, from which a branch begins here.
+        say(&format!("{kind}: routes that change the store"));
+        let old = commands.old()?;
+        let gateway = Gateway::again(&self.gateway, directory)?;
+        let changed = routes::change(&gateway, &old, say).await;
+        gateway.stop().await?;
+        let changed = changed?;
+        if by == (1, 1) && self.beside > 0 {
             say(&format!("{kind}: turns beside commands"));
             let gateway = Gateway::again(&self.gateway, directory)?;
-            let measured = beside::measure(&gateway, &looking, store, self.beside, say).await;
+            let measured = beside::measure(&gateway, &commands, store, self.beside, say).await;
             gateway.stop().await?;
             report.turns.extend(measured?);
         }
         say(&format!("{kind}: commands that change the store"));
-        let place = rows.iter().take_while(|(name, ..)| !name.starts_with('/')).count();
-        let changing = looking.change(store).await?;
-        rows.splice(place..place, changing);
+        rows.extend(commands.change().await?);
+        rows.extend(reading);
+        rows.extend(changed);
         Ok(rows)
     }
 }

@@ -15,24 +15,11 @@ pub enum Form {
 
 /// The tables of a report.
 pub fn tables(report: &Report, form: Form) -> String {
-    let mut costs = table(
-        form,
-        &[
-            "store",
-            "command or route",
-            "grows with",
-            "wall",
-            "",
-            "CPU",
-            "",
-            "peak memory",
-            "",
-            "read",
-            "",
-            "printed",
-            "",
-        ],
-    );
+    // Each figure has three cells: on the small store, on the one with more threads, on that with longer ones too.
+    let figures = ["wall", "CPU", "peak memory", "read", "printed"];
+    let header = ["store", "command or route", "grows with"].into_iter();
+    let header: Vec<&str> = header.chain(figures.into_iter().flat_map(|figure| [figure, "", ""])).collect();
+    let mut costs = table(form, &header);
     for row in &report.rows {
         let grows = match row.grows {
             Grows::No => "",
@@ -48,7 +35,7 @@ pub fn tables(report: &Report, form: Form) -> String {
             |used| bytes(used.read),
             |used| bytes(used.printed),
         ];
-        cells.extend(columns.iter().flat_map(|cell| [cell(&row.small), cell(&row.large)]));
+        cells.extend(columns.iter().flat_map(|cell| [&row.small, &row.wide, &row.large].map(cell)));
         costs.add_row(cells);
     }
     let mut turns = table(form, &["store", "turns", "failed", "", "p50", "p99", "slowest", "p99 / alone"]);

@@ -19,8 +19,12 @@ async fn commands_read_what_they_print_and_turns_go_on_beside_them() {
     let report = scale.run(|_| {}).await.unwrap();
     let shown = tables(&report, Form::Aligned);
     for row in &report.rows {
-        let [small, large] = [&row.small, &row.large];
+        let [small, wide, large] = [&row.small, &row.wide, &row.large];
         assert!(small.wall_ms > 0.0 && large.peak > 0, "{row:?}");
+        if row.grows != Grows::Store {
+            // Ten times the threads.
+            assert!(wide.read <= 3 * small.read + 400_000, "{row:?}\n{shown}");
+        }
         // Ten times the threads and turns.
         if row.grows == Grows::No {
             assert!(large.printed <= 2 * small.printed + 20_000, "{row:?}\n{shown}");
@@ -30,7 +34,23 @@ async fn commands_read_what_they_print_and_turns_go_on_beside_them() {
             assert!(large.read <= 30 * small.read + 400_000, "{row:?}\n{shown}");
         }
     }
-    for name in ["threads list --limit 20", "prune apply --all", "vacuum", "/api/threads/{thread_id}/state"] {
+    for name in [
+        "setup",
+        "threads list --limit 20",
+        "delegations verify",
+        "batches list",
+        "prune apply --all --keep nothing",
+        "import exported",
+        "convert --all",
+        "vacuum --full",
+        "/api/threads/{thread_id}/state",
+        "/threads/{thread_id} (page)",
+        "/api/threads/{thread_id}/runs/wait (POST)",
+        "/api/threads/{thread_id}/runs/{run_id}/events",
+        "/api/threads/{thread_id}/state/{checkpoint_id}",
+        "/api/threads/{thread_id}/branches (POST)",
+        "/api/threads/{thread_id}/copy (POST)",
+    ] {
         assert!(report.rows.iter().any(|row| row.name.starts_with(name)), "{name}\n{shown}");
     }
     let beside: Vec<_> = report.turns.iter().filter(|turns| !turns.beside.is_empty()).collect();

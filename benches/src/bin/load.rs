@@ -21,7 +21,7 @@ Examples:
   load                                      1 and 64 threads, SQLite and Postgres, both modes: the short form
   load --turns 100 --out rows.jsonl         longer threads; rows as JSON, one a line
   load --store sqlite --mode full --threads 1,8,64
-  load --store sqlite --mode full --threads 1 --turns 5000 --frames updates   whether a turn grows with its thread
+  load --threads 1 --turns 5000 --frames updates   whether a turn grows with its thread: the first tenth and the last one
   load --store postgres --follow            how soon another process shows what a run does"
 )]
 struct Cli {

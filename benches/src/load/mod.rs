@@ -96,6 +96,10 @@ pub struct Row {
     pub turn_last10pct_ms: f64,
     /// CPU time per turn of the gateway that carries the turns out.
     pub gateway_cpu_ms: f64,
+    /// The same over the first tenth of the turns of a single thread; several threads are not at the same turn.
+    pub gateway_cpu_first10pct_ms: Option<f64>,
+    /// Over the last tenth.
+    pub gateway_cpu_last10pct_ms: Option<f64>,
     /// CPU time per turn of the other gateway, from which the streams are read.
     pub follower_cpu_ms: Option<f64>,
     /// System calls per turn with which the gateway reads and writes.
@@ -123,7 +127,7 @@ pub struct Row {
 }
 
 /// The row format's version.
-const VERSION: u32 = 3;
+const VERSION: u32 = 4;
 
 impl Load {
     /// Measures every case in turn, and writes each row as soon as it is known.
@@ -228,9 +232,20 @@ impl Load {
         let server_cpu = server.map(|server| server.cpu());
         let follower = follower.map(Gateway::process);
         let follower_cpu = follower.map(Process::cpu);
+        let tenth = self.turns.div_ceil(10);
+        // Several threads would wait for each other between the parts.
+        let parts = match self.turns.checked_sub(2 * tenth) {
+            Some(between) if self.threads == 1 => vec![tenth, between, tenth],
+            _ => vec![self.turns],
+        };
+        let (mut turns, mut cpus) = (Vec::new(), vec![cpu]);
         let began = Instant::now();
-        let turns;
-        (conversations, turns) = rounds(conversations, self.turns, bar).await?;
+        for part in &parts {
+            let taken;
+            (conversations, taken) = rounds(conversations, *part, bar).await?;
+            turns.extend(taken);
+            cpus.push(gateway.process().cpu());
+        }
         let wall = began.elapsed();
         let per_turn = |time: Duration| ms(time / u32::try_from(turns.len()).unwrap_or(u32::MAX));
         let (cpu, own_cpu) =
@@ -249,7 +264,10 @@ impl Load {
             times.sort_unstable();
             percentile(&times, percent).map(ms).unwrap_or_default()
         };
-        let tenth = self.turns.div_ceil(10);
+        let cpu_of = |part: usize| {
+            let count = u32::try_from(tenth).unwrap_or(u32::MAX);
+            (parts.len() > 1).then(|| ms(cpus[part + 1].saturating_sub(cpus[part]) / count))
+        };
         let median = |from: usize| {
             let each = turns.chunks(self.turns).flat_map(|turns| &turns[from..from + tenth]);
             let mut times: Vec<Duration> = each.map(|turn| turn.whole).collect();
@@ -276,6 +294,8 @@ impl Load {
             turn_first10pct_ms: median(0),
             turn_last10pct_ms: median(self.turns - tenth),
             gateway_cpu_ms: per_turn(cpu),
+            gateway_cpu_first10pct_ms: cpu_of(0),
+            gateway_cpu_last10pct_ms: cpu_of(2),
             follower_cpu_ms: follower_cpu.map(per_turn),
             gateway_calls: ratio(calls, turns.len()),
             gateway_waits: ratio(waits, turns.len()),

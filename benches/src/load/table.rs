@@ -7,7 +7,7 @@ use super::Row;
 /// A heading and the cell below it.
 type Column = (&'static str, fn(&Row) -> String);
 
-const COLUMNS: [Column; 21] = [
+const COLUMNS: [Column; 23] = [
     ("turns", |row| row.turns_done.to_string()),
     ("turns/s", |row| format!("{:.0}", row.turns_per_s)),
     ("first frame p50", |row| ms(row.first_frame_p50_ms)),
@@ -17,6 +17,8 @@ const COLUMNS: [Column; 21] = [
     ("first tenth", |row| ms(row.turn_first10pct_ms)),
     ("last tenth", |row| ms(row.turn_last10pct_ms)),
     ("CPU/turn", |row| ms(row.gateway_cpu_ms)),
+    ("first tenth", |row| row.gateway_cpu_first10pct_ms.map(ms).unwrap_or_default()),
+    ("last tenth", |row| row.gateway_cpu_last10pct_ms.map(ms).unwrap_or_default()),
     ("follower", |row| row.follower_cpu_ms.map(ms).unwrap_or_default()),
     ("server", |row| row.server_cpu_ms.map(ms).unwrap_or_default()),
     ("clients", |row| ms(row.client_cpu_ms)),

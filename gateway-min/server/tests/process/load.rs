@@ -41,6 +41,7 @@ async fn a_small_load_ends_well_on_every_store_in_every_mode() {
         assert!(row.gateway_calls > 0.0 && row.gateway_waits > 0.0, "{row:?}");
         assert!(row.record_statements.is_some_and(|count| count > 0.0), "{row:?}");
         assert_eq!(row.follower_cpu_ms, None, "nobody follows");
+        assert_eq!(row.gateway_cpu_last10pct_ms, None, "threads are not at the same turn");
         let sqlite = row.store == StoreKind::Sqlite;
         assert_eq!(row.record_round_trips.is_some_and(|trips| trips > 0.0), !sqlite, "{row:?}");
         assert_eq!(
@@ -57,6 +58,24 @@ async fn a_small_load_ends_well_on_every_store_in_every_mode() {
         std::fs::read_dir(scratch.path()).unwrap().next().is_none(),
         "the gateways' directories are gone"
     );
+}
+
+/// Of a single thread the row says what its first and its last turns cost.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_load_of_one_thread_shows_whether_a_turn_grows_with_it() {
+    let scratch = TempDir::new().unwrap();
+    let mut load = load(env!("CARGO_BIN_EXE_threadkeep").into(), &scratch);
+    (load.stores, load.modes) = (vec![StoreKind::Sqlite], vec![Mode::Full]);
+    (load.threads, load.frames) = (1, vec!["updates".to_owned()]);
+    for turns in [1, 12] {
+        load.turns = turns;
+        let rows = load.run(std::io::sink()).await.unwrap();
+        let row = &rows[0];
+        assert_eq!((row.turns_done, rows.len()), (turns, 1), "{row:?}");
+        let tenths = [row.gateway_cpu_first10pct_ms, row.gateway_cpu_last10pct_ms];
+        assert_eq!(tenths.map(|cpu| cpu.is_some()), [turns > 1; 2], "{row:?}");
+        assert!(row.turn_first10pct_ms > 0.0 && row.turn_last10pct_ms > 0.0, "{row:?}");
+    }
 }
 
 /// Each stream is read from a second process on the same database.

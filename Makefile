@@ -118,7 +118,7 @@ load: ## Turns per second, latency and CPU of a gateway with 1 and 64 threads, b
 	scripts/load.sh $(ARGS)
 
 scale: ## Operator commands and routes on THREADS (10000) threads with long ones of TURNS (5000); turns beside commands; OUT, a file in Markdown; ARGS
-	scripts/scale.sh --threads $(or $(THREADS),10000) --turns $(or $(TURNS),5000) $(if $(OUT),--out $(OUT)) $(ARGS)
+	scripts/scale.sh $(if $(THREADS),--threads $(THREADS)) $(if $(TURNS),--turns $(TURNS)) $(if $(OUT),--out $(OUT)) $(ARGS)
 
 instructions: ## Instructions of the hot paths against benches/instructions.json; UPDATE=1 writes that file, BOUND=50 allows 50 %
 	scripts/instructions.sh $(if $(UPDATE),--update) $(if $(BOUND),--bound $(BOUND))

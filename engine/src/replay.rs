@@ -1,5 +1,5 @@
 //! The values of every checkpoint of a thread, each derived from its parent's, so that a pass over a whole thread costs
-//! only what its checkpoints changed.
+//! only what its checkpoints changed, and holds the values of those only whose children are still to come.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -8,7 +8,7 @@ use crate::checkpoint::{CheckpointTuple, Stored, Write};
 use crate::deletion::{Lineage, cannot_replay};
 use crate::error::{Error, Result};
 use crate::foreign::ForeignChanges;
-use crate::id::{ChannelName, TaskId};
+use crate::id::{ChannelName, CheckpointId, TaskId};
 use crate::metadata::Counters;
 use crate::saver::LocalKey;
 use crate::value::ChannelValue;
@@ -16,26 +16,45 @@ use crate::value::ChannelValue;
 /// The values of a checkpoint.
 pub(crate) type Values = BTreeMap<ChannelName, ChannelValue>;
 
-/// The values of every checkpoint of a thread, each derived from its parent's.
+/// The values of every checkpoint of a thread, each derived from its parent's. They are requested once each, those of a
+/// namespace in the order of their ids.
 pub(crate) struct Replay<'a> {
     lineage: &'a Lineage<'a>,
     table: &'a ChannelTable,
     /// They have no value here.
     foreign: ForeignChanges,
+    /// Of the checkpoints that have children whose values were not requested yet, and of the latest one and its parent.
     done: HashMap<LocalKey, Values>,
     /// What was replayed since the nearest value of each channel that is stored as changes.
     paths: HashMap<LocalKey, BTreeMap<ChannelName, Counters>>,
+    /// The checkpoint whose values were requested last, and its parent.
+    latest: Option<(LocalKey, Option<CheckpointId>)>,
 }
 
 impl<'a> Replay<'a> {
     pub(crate) fn new(lineage: &'a Lineage<'a>, table: &'a ChannelTable) -> Self {
         let foreign = ForeignChanges::new(lineage);
-        Self { lineage, table, foreign, done: HashMap::new(), paths: HashMap::new() }
+        Self { lineage, table, foreign, done: HashMap::new(), paths: HashMap::new(), latest: None }
     }
 
     /// What only LangGraph can replay.
     pub(crate) fn foreign(&self) -> &ForeignChanges {
         &self.foreign
+    }
+
+    /// Drops what no checkpoint after the latest one needs: its own values, if it has no children, and its parent's, if it
+    /// is the last of its children.
+    fn drop_unneeded(&mut self) {
+        let Some((place, parent)) = self.latest.take() else { return };
+        let parent = parent.map(|id| (place.0.clone(), id));
+        for of in parent.iter().chain([&place]) {
+            // They are sorted by id.
+            let last = self.lineage.children(of).last();
+            if last.is_none_or(|child| child.checkpoint.id <= place.1) {
+                self.done.remove(of);
+                self.paths.remove(of);
+            }
+        }
     }
 
     /// The complete values at a checkpoint whose parent was already requested, but for foreign changes.
@@ -44,6 +63,7 @@ impl<'a> Replay<'a> {
     /// As a read of the checkpoint: [`Error::BrokenLineage`] also where a channel was never written, or was written
     /// less often than its counters say. The first of several channels is named.
     pub(crate) fn values(&mut self, place: &LocalKey, tuple: &CheckpointTuple) -> Result<Values> {
+        self.drop_unneeded();
         let (mut values, mut paths) = (Values::new(), BTreeMap::new());
         let mut broken = None;
         for (name, entry) in &tuple.checkpoint.channels {
@@ -71,6 +91,7 @@ impl<'a> Replay<'a> {
                 values.insert(name.clone(), value);
             }
         }
+        self.latest = Some((place.clone(), tuple.parent));
         self.done.insert(place.clone(), values.clone());
         if !paths.is_empty() {
             self.paths.insert(place.clone(), paths);
@@ -133,7 +154,7 @@ impl<'a> Replay<'a> {
         }
     }
 
-    /// Whether replaying these tasks on `parent` gives the value.
+    /// Whether replaying these tasks on `parent`, which is the parent of the latest checkpoint, gives the value.
     pub(crate) fn gives(
         &self,
         parent: &CheckpointTuple,
@@ -165,4 +186,56 @@ fn written<'t>(
         writes.extend(row.writes.iter().filter(|write| write.channel == *name));
     }
     Ok(writes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::channel::Schema;
+    use crate::checkpoint::{ChannelEntry, Checkpoint};
+    use crate::id::{Namespace, ThreadId, Version};
+    use crate::metadata::{Metadata, Source};
+    use crate::mode::ChannelMode;
+    use crate::saver::ThreadImage;
+
+    /// Checkpoints by number, each with its parent.
+    fn image(parents: &[Option<u8>]) -> ThreadImage {
+        let thread = ThreadId::from("t");
+        let id = |number: u8| CheckpointId::from_bytes([number; 16]);
+        let tuple = |(number, parent): (u8, &Option<u8>)| {
+            let version = Version { counter: number.into(), random: 0 };
+            let value = ChannelValue::from_json(&number.into()).unwrap();
+            let entry = ChannelEntry { version, stored: Stored::Value(value) };
+            let (channels, next) = ([("title".into(), entry)].into(), Vec::new());
+            let tuple = CheckpointTuple {
+                thread: thread.clone(),
+                namespace: Namespace::root(),
+                checkpoint: Checkpoint { id: id(number), channels, next, applied: Vec::new() },
+                parent: parent.map(id),
+                metadata: Metadata::new(Source::Loop, 1),
+                writes: Vec::new(),
+            };
+            ((Namespace::root(), id(number)), tuple)
+        };
+        let checkpoints = (1..).zip(parents).map(tuple).collect();
+        ThreadImage { checkpoints, ..ThreadImage::absent(&thread) }
+    }
+
+    #[test]
+    fn values_are_held_as_long_as_children_need_them() {
+        let table = Schema::thread_state().compile(ChannelMode::Delta, 3).unwrap();
+        // A chain of five with a fork from the second, which is needed until that comes, and a root of its own.
+        let image = image(&[None, Some(1), Some(2), Some(3), Some(4), Some(2), Some(6), None]);
+        let lineage = Lineage::new(&image);
+        let mut replay = Replay::new(&lineage, &table);
+        let mut held = Vec::new();
+        for (place, tuple) in &image.checkpoints {
+            replay.values(place, tuple).unwrap();
+            let mut numbers: Vec<u8> = replay.done.keys().map(|(_, id)| id.as_bytes()[0]).collect();
+            numbers.sort_unstable();
+            held.push(numbers);
+        }
+        let expected: [&[u8]; 8] = [&[1], &[1, 2], &[2, 3], &[2, 3, 4], &[2, 4, 5], &[2, 6], &[6, 7], &[8]];
+        assert_eq!(held, expected);
+    }
 }

@@ -72,9 +72,12 @@ pub enum Error {
         /// What this process knew and what it found instead.
         seen: String,
     },
-    /// A row that the lineage needs is missing, so the state cannot be determined; restore a backup or verify the
-    /// store.
-    #[error("thread {thread}, checkpoint {checkpoint}: broken lineage: {missing}")]
+    /// A row that the lineage needs is missing, so the state cannot be determined; restore a backup, or delete the damaged
+    /// part, which `threadkeep verify` names.
+    #[error(
+        "thread {thread}, checkpoint {checkpoint}: broken lineage: {missing}; restore a backup (`threadkeep backup --out \
+         FILE` makes one), or delete the damaged part (`threadkeep verify` names it)"
+    )]
     BrokenLineage {
         /// The thread.
         thread: ThreadId,

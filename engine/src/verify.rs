@@ -112,10 +112,20 @@ pub async fn verify(saver: &dyn Saver, thread: &ThreadId, table: &ChannelTable) 
     match saver.read_thread(thread).await {
         Ok(image) => Ok(verify_image(&image, table)),
         Err(error @ (Error::Corrupt { .. } | Error::BrokenLineage { .. } | Error::InvalidInput(_))) => {
-            let (rule, thread, found) = (Rule::Readable, thread.clone(), error.to_string());
+            let (rule, thread, found) = (Rule::Readable, thread.clone(), found_by(error));
             Ok(vec![Violation { rule, thread, at: None, found }])
         }
         Err(error) => Err(error),
+    }
+}
+
+/// What a read found wrong, without the remedy: a store may have many violations.
+fn found_by(error: Error) -> String {
+    match error {
+        Error::BrokenLineage { checkpoint, missing, .. } => {
+            format!("checkpoint {checkpoint}: broken lineage: {missing}")
+        }
+        other => other.to_string(),
     }
 }
 
@@ -233,7 +243,7 @@ impl<'a> Check<'a> {
                     values
                 }
                 Err(error) => {
-                    self.report(Rule::Replayable, tuple, error.to_string());
+                    self.report(Rule::Replayable, tuple, found_by(error));
                     Values::new()
                 }
             };

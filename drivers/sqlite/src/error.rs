@@ -35,8 +35,8 @@ pub(crate) const CANNOT_OPEN: &str =
     "the database cannot be opened; check that its directory exists and can be written";
 /// The database was moved or replaced since it was opened.
 pub(crate) const GONE: &str = "the file of the database, its -wal or its -shm was removed, renamed or replaced while the \
-    store was open, so nothing was written; put it back where it was, or restore a backup (`threadkeep backup` makes one), \
-    then reopen the store";
+    store was open, so nothing was written; put it back where it was, or restore a backup (`threadkeep backup --out FILE` \
+    makes one), then reopen the store";
 /// A piece of a thread is complete before the checkpoint at work is; never shown to a caller.
 pub(crate) const NO_ROOM: &str = "the rest of the thread is written in the next transaction";
 /// A thread that was being written in pieces is gone.
@@ -44,7 +44,7 @@ pub(crate) const SWEPT: &str =
     "another process deleted what had been written of the new thread so far; repeat it";
 /// The disk returns other bytes than were written.
 const DAMAGED: &str = "a page does not match its checksum: the file was damaged, or written by another program; \
-    restore a backup (`threadkeep backup` makes one), or export the threads that can still be read";
+    restore a backup (`threadkeep backup --out FILE` makes one), or export the threads that can still be read";
 
 /// What SQLite reports if it cannot make the index of the log larger.
 const NO_INDEX_CODES: [i32; 3] = [

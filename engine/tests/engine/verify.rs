@@ -195,12 +195,14 @@ async fn a_row_that_lost_its_writes_is_named_and_nothing_is_made_of_it() {
         store.saver.rewrite_thread(&store.thread, &revision, rewrite).await.unwrap();
         let read = store.accessor.get(&store.thread, Some(at.id)).await;
         assert_eq!(read, Err(Error::broken(&store.thread, at.id, missing)));
+        let advice = "`threadkeep backup --out FILE`";
+        assert!(read.unwrap_err().to_string().contains(advice));
 
         let found = verify(&store.saver, &store.thread, store.table()).await.unwrap();
         let named = found.iter().find(|violation| violation.rule == Rule::Replayable);
         let named = named.unwrap_or_else(|| panic!("{missing}: {found:?}"));
         assert_eq!(named.at, Some((at.namespace.clone(), at.id)));
-        assert!(named.found.contains(missing), "{named}");
+        assert!(named.found.contains(missing) && !named.found.contains(advice), "{named}");
         let keep = Keep::Last(8 - (under + 1));
         let cut = Prune { boundary: Boundary::FreshSnapshot, ..Prune::keeping(keep) };
         let cut = plan_prune(&broken, &cut, store.table());

@@ -307,7 +307,7 @@ fn intact(target: &Target, thread: &ThreadId, rewrite: Rewrite) -> Result<Rewrit
         let more = if rest.is_empty() { String::new() } else { format!(", and {} more", count(rest.len())) };
         return Err(format!(
             "the file was written of a thread that was damaged: {first}{more}; export the thread again from a backup \
-             (docs/backup.md)"
+             (`threadkeep backup --out FILE` makes one, see docs/backup.md)"
         ));
     }
     Ok(Rewrite { put: image.checkpoints.into_values().collect(), ..rewrite })

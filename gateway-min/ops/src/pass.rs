@@ -73,7 +73,7 @@ impl Pass {
         if left_out > 0 {
             return Err(OpsError::Unsupported(format!(
                 "{} of {} threads could not be {verb}: see above; repeat the command for those in use, and restore a backup \
-                 (docs/backup.md) for those that are damaged",
+                 (`threadkeep backup --out FILE` makes one, see docs/backup.md) for those that are damaged",
                 number(left_out),
                 number(threads as u64)
             )));

@@ -33,7 +33,7 @@ Exit codes: 0 no violations, or all repaired; 3 violations remain.
 A damaged part of the database does not end the check: the threads in it are named, and the others are checked.
 
 --repair fixes what can be fixed safely: markers and counters, and unreferenced rows. For the rest, restore a backup
-(docs/backup.md), or prune or delete the damaged part.")]
+(`threadkeep backup --out FILE` makes one, see docs/backup.md), or prune or delete the damaged part.")]
 pub(crate) struct VerifyCommand {
     #[command(flatten)]
     threads: Threads,
@@ -54,8 +54,8 @@ pub(crate) struct VerifyCommand {
 const LINE_CHARS: usize = 1_000;
 
 /// What helps against what cannot be repaired.
-const REMEDY: &str = "What --repair does not fix: restore a backup (docs/backup.md), or export the threads that are not \
-    named above and import them into a new store.";
+const REMEDY: &str = "What --repair does not fix: restore a backup (`threadkeep backup --out FILE` makes one, see \
+    docs/backup.md), or export the threads that are not named above and import them into a new store.";
 
 /// A violation for output.
 struct Line {

@@ -119,7 +119,10 @@ pub enum RecordsError {
     },
 
     /// Stored data cannot be read. Restore the database from a backup.
-    #[error("the gateway's database is damaged at {place}: {detail}; restore it from a backup")]
+    #[error(
+        "the gateway's database is damaged at {place}: {detail}; restore it from a backup (`threadkeep backup --out FILE` \
+         makes one)"
+    )]
     Corrupt {
         /// Table, row and column, as far as known.
         place: String,

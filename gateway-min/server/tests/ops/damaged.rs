@@ -35,7 +35,8 @@ async fn verify_names_the_threads_of_a_damaged_page_and_checks_the_others() {
         let said = store.run(&["verify", "--all", "--json"]);
         if page == 0 {
             assert_eq!((said.code, said.out.as_str()), (1, ""), "{said:?}");
-            assert!(said.err.lines().count() == 1 && said.err.contains("restore a backup"), "{said:?}");
+            let advice = "restore a backup (`threadkeep backup --out FILE` makes one)";
+            assert!(said.err.lines().count() == 1 && said.err.contains(advice), "{said:?}");
             continue;
         }
         if said.code == 0 {
@@ -76,6 +77,7 @@ async fn verify_names_the_threads_of_a_damaged_page_and_checks_the_others() {
             let said = store.run(&["verify", "--thread", thread]);
             assert_eq!(said.code, 3, "page {page}: {said:?}");
             assert!(said.out.contains(thread) && said.out.contains("docs/backup.md"), "{said:?}");
+            assert!(said.out.contains("`threadkeep backup --out FILE`"), "{said:?}");
         }
         ever.extend(damaged);
     }
@@ -215,6 +217,8 @@ async fn a_damaged_record_of_a_thread_ends_no_pass() {
     for (said, what) in [(listed, "read"), (exported, "exported")] {
         assert!(said.code == 1 && said.err.contains(&format!("thread {OTHER}: ")), "{said:?}");
         assert!(said.err.contains(&format!("1 of 2 threads could not be {what}")), "{said:?}");
+        let advised = said.err.lines().filter(|line| line.contains("`threadkeep backup --out FILE`"));
+        assert_eq!(advised.count(), 2, "of the thread, and of all: {said:?}");
     }
 }
 

@@ -9,7 +9,7 @@ use threadkeep_records::{BatchItemRow, BatchItemStatus, BatchRow, Batches, ItemC
 
 use super::Exit;
 use super::error::{OpsError, Result};
-use super::output::{Columns, Out, one_line, or_dash, short, things};
+use super::output::{Columns, Out, one_line, or_dash, short, things, time};
 use super::progress::Progress;
 use super::target::{StoreArgs, Target};
 
@@ -162,7 +162,7 @@ async fn list(target: &Target, batches: &Batches, out: &mut Out, of: &OfThread) 
             row.total_items.to_string(),
             counts.of(BatchItemStatus::Succeeded).to_string(),
             counts.of(BatchItemStatus::Failed).to_string(),
-            row.created_at.format("%Y-%m-%d %H:%M:%S").to_string(),
+            time(row.created_at),
         ]);
     }
     if !of.json {

@@ -10,7 +10,7 @@ use threadkeep_subagents::recheck;
 
 use super::Exit;
 use super::error::{OpsError, Result};
-use super::output::{Columns, Out, number, one_line, or_dash, short, things};
+use super::output::{Columns, Out, number, one_line, or_dash, short, things, time};
 use super::target::{StoreArgs, Target};
 
 /// The longest description in a table.
@@ -106,7 +106,7 @@ fn tree(out: &mut Out, rows: &[ExecutionRow], json: bool) -> Result<()> {
             status(row),
             or_dash(row.tokens().map(|tokens| number(tokens.total_tokens))),
             or_dash(row.waited_ms.map(|waited| format!("{waited} ms"))),
-            or_dash(row.started_at.map(|time| time.format("%Y-%m-%d %H:%M:%S").to_string())),
+            or_dash(row.started_at.map(time)),
         ]);
     }
     out.table_or(&table, "Nothing was delegated.")?;

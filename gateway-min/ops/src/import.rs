@@ -62,7 +62,7 @@ pub(crate) struct ImportCommand {
 enum Imported {
     Now {
         thread: ThreadId,
-        checkpoints: u64,
+        checkpoints: usize,
     },
     /// The thread, and the checkpoints of the file.
     ThereAlready(ThreadId, BTreeSet<LocalKey>),
@@ -86,12 +86,13 @@ impl ImportCommand {
         }
     }
 
-    fn tell(&self, out: &mut Out, thread: &ThreadId, checkpoints: u64) -> Result<()> {
+    fn tell(&self, out: &mut Out, thread: &ThreadId, checkpoints: usize) -> Result<()> {
         if self.json {
             out.json(&json!({"thread": thread.as_str(), "checkpoints": checkpoints}))?;
         } else {
-            let (thread, checkpoints) = (one_line(thread.as_str()), number(checkpoints));
-            out.line(format!("thread {thread}: {checkpoints} checkpoints were imported."))?;
+            let (thread, verb) = (one_line(thread.as_str()), if checkpoints == 1 { "was" } else { "were" });
+            let checkpoints = things(checkpoints, "checkpoint");
+            out.line(format!("thread {thread}: {checkpoints} {verb} imported."))?;
         }
         Ok(())
     }
@@ -148,7 +149,7 @@ impl ImportCommand {
         if !self.json {
             let verb = if threads == 1 { "was" } else { "were" };
             let threads = things(threads, "thread");
-            out.line(format!("{threads} {verb} imported, with {} checkpoints.", number(total)))?;
+            out.line(format!("{threads} {verb} imported, with {}.", things(total, "checkpoint")))?;
             if there > 0 {
                 let (exist, were) = if there == 1 { ("exists", "was") } else { ("exist", "were") };
                 let there = things(there, "thread");
@@ -320,7 +321,7 @@ async fn written(
     wanted: BTreeSet<LocalKey>,
     rewrite: Rewrite,
 ) -> Result<Imported> {
-    let checkpoints = rewrite.put.len() as u64;
+    let checkpoints = rewrite.put.len();
     match target.saver().rewrite_thread(&thread, &Revision::absent(), rewrite).await {
         Ok(()) => Ok(Imported::Now { thread, checkpoints }),
         Err(threadkeep::Error::Stale { .. }) => Ok(Imported::ThereAlready(thread, wanted)),

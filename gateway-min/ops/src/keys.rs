@@ -8,7 +8,7 @@ use serde_json::json;
 
 use super::advice::SameStore;
 use super::error::Result;
-use super::output::{Columns, Out};
+use super::output::{Columns, Out, time};
 use threadkeep_config::{Config, KeyFile, LoadOptions, Role};
 
 /// Which key file.
@@ -88,13 +88,12 @@ impl KeysCommand {
             Self::List { file, json } => {
                 let mut table = Columns::new(&["ID", "USER", "ROLE", "CREATED"]);
                 for record in file.open()?.list()? {
-                    let created = record.created_at.format("%Y-%m-%d %H:%M:%SZ").to_string();
                     let role = record.role.as_str();
                     if *json {
                         let document = json!({"id": record.id, "user": record.user, "role": role, "created_at": record.created_at});
                         out.json(&document)?;
                     } else {
-                        table.row([record.id, record.user, role.to_owned(), created]);
+                        table.row([record.id, record.user, role.to_owned(), time(record.created_at)]);
                     }
                 }
                 if !json {

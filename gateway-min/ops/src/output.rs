@@ -2,6 +2,7 @@
 
 use std::io::{self, BufWriter, Write};
 
+use chrono::{DateTime, Utc};
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use serde::Serialize;
 use threadkeep::id::CheckpointId;
@@ -135,7 +136,7 @@ pub(crate) fn cut(text: &str, chars: usize, whole: &str) -> String {
         return text;
     }
     let start: String = text.chars().take(chars).collect();
-    format!("{start}… ({} more characters: {whole})", number((count - chars) as u64))
+    format!("{start}… ({}: {whole})", things(count - chars, "more character"))
 }
 
 /// The first `chars` characters of a text.
@@ -198,6 +199,11 @@ pub(crate) fn moment(id: CheckpointId) -> String {
     )
 }
 
+/// A record's time for people: UTC, to the second.
+pub(crate) fn time(time: DateTime<Utc>) -> String {
+    time.format("%Y-%m-%d %H:%M:%SZ").to_string()
+}
+
 /// The last digits of a checkpoint's id, which distinguish it from its neighbours.
 pub(crate) fn tail(id: CheckpointId) -> String {
     let text = id.to_string();
@@ -233,6 +239,7 @@ mod tests {
             [number(0), number(999), number(1_000), number(1_234_567)],
             ["0", "999", "1,000", "1,234,567"]
         );
+        assert_eq!(time(DateTime::<Utc>::UNIX_EPOCH), "1970-01-01 00:00:00Z");
     }
 
     #[test]
@@ -240,7 +247,7 @@ mod tests {
         assert_eq!(one_line("a\u{1b}[2Jb\nc"), "a.[2Jb.c");
         assert_eq!(short("abcdef", 4), "abc…");
         assert_eq!(short("abcd", 4), "abcd");
-        assert_eq!(cut("ab\ncd", 4, "--json"), "ab.c… (1 more characters: --json)");
+        assert_eq!(cut("ab\ncd", 4, "--json"), "ab.c… (1 more character: --json)");
         assert_eq!(
             (cut("abcd", 4, ""), things(1, "thread"), things(1_000, "thread")),
             ("abcd".to_owned(), "1 thread".to_owned(), "1,000 threads".to_owned())

@@ -12,7 +12,7 @@ use threadkeep::saver::{CheckpointSelector, ListQuery, Load};
 
 use super::advice::option;
 use super::error::Result;
-use super::output::{Columns, Out, bytes, count, moment, number, one_line, or_dash, short, things};
+use super::output::{Columns, Out, bytes, count, moment, number, one_line, or_dash, short, things, time};
 use super::pages::Newest;
 use super::pass::Pass;
 use super::progress::Progress;
@@ -289,7 +289,7 @@ async fn show(target: &Target, out: &mut Out, thread: &ThreadId, json: bool) -> 
     if let Some(record) = record {
         out.line(format!("owner     {}", one_line(&or_dash(record.user_id))))?;
         out.line(format!("status    {}", record.status.as_str()))?;
-        out.line(format!("created   {}", record.created_at.format("%Y-%m-%d %H:%M:%SZ")))?;
+        out.line(format!("created   {}", time(record.created_at)))?;
     }
     let logical = stats.logical();
     let stored = stored.map_or_else(String::new, |stored| format!(", {} stored", bytes(stored)));

@@ -9,7 +9,7 @@ use threadkeep::id::ThreadId;
 use super::archive::{ArchiveError, Record, Source, Writer, Written};
 use super::error::{OpsError, Result};
 use super::flushing::Flushing;
-use super::output::{Out, bytes, number, one_line, things};
+use super::output::{Out, bytes, one_line, things};
 use super::pages::Oldest;
 use super::pass::Pass;
 use super::progress::Progress;
@@ -138,10 +138,11 @@ impl ExportCommand {
 
 /// What was written, for people.
 fn told(written: &Written) -> String {
+    let of = |count: u64, one: &str| things(usize::try_from(count).unwrap_or(usize::MAX), one);
     format!(
-        "{} checkpoints, {} elements, {}",
-        number(written.checkpoints),
-        number(written.elements),
+        "{}, {}, {}",
+        of(written.checkpoints, "checkpoint"),
+        of(written.elements, "element"),
         bytes(written.bytes)
     )
 }

@@ -129,8 +129,11 @@ impl VerifyCommand {
             }))?);
         }
         if left.is_empty() {
-            let repaired =
-                if repaired > 0 { format!(", {} were repaired", count(repaired)) } else { String::new() };
+            let repaired = match repaired {
+                0 => String::new(),
+                1 => ", 1 was repaired".to_owned(),
+                repaired => format!(", {} were repaired", count(repaired)),
+            };
             return Ok(out.line(format!("{}: no violations{repaired}.", things(threads.len(), "thread")))?);
         }
         out.line(format!(
@@ -237,7 +240,7 @@ impl VerifyCommand {
             out.show()?;
         }
         let asked = question::ask(
-            format!("Repair {} violations?", count(repairable)),
+            format!("Repair {}?", things(repairable, "violation")),
             "the repair was not confirmed",
             "pass --yes to repair without confirmation",
         );

@@ -93,7 +93,7 @@ pub(super) async fn run(target: &Target, out: &mut Out, id: Option<CheckpointId>
             format!("{:?}", entry.version),
         ]);
     }
-    out.table(&table)?;
+    out.table_or(&table, "It holds no channels.")?;
     if !tuple.writes.is_empty() {
         out.line("")?;
         let mut table = Columns::new(&["TASK RUN FROM IT", "NODE", "INDEX>", "WRITES", "BYTES>", "APPLIED"]);

@@ -62,6 +62,7 @@ async fn batches_are_listed_shown_exported_and_followed() {
     let records = submitted(&store).await;
     let listed = store.run(&["batches", "list", TALK]).done();
     assert!(listed.contains("subagent-batch-1") && listed.contains("running"), "{listed}");
+    assert!(listed.lines().nth(1).is_some_and(|row| row.ends_with('Z')), "a time has its zone: {listed}");
     assert_eq!(store.run(&["batches", "list", "other"]).done().trim(), "The thread has no batches.");
     let typo = store.run(&["batches", "list", "tlak"]);
     assert!(typo.code == 1 && typo.err.contains("the nearest id is talk"), "{typo:?}");

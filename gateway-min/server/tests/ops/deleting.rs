@@ -254,7 +254,7 @@ async fn verify_names_violations_and_repairs_what_needs_no_guess() {
     assert_eq!(refused.code, 4, "{}", refused.err);
     assert!(store.image(TALK).await == broken);
     let repaired = store.run(&["verify", "--all", "--repair", "--yes"]).done();
-    assert!(repaired.contains("no violations, 1 were repaired"), "{repaired}");
+    assert!(repaired.contains("no violations, 1 was repaired"), "{repaired}");
     assert!(store.image(TALK).await.checkpoints == image.checkpoints);
 }
 

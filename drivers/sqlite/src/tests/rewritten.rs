@@ -7,8 +7,11 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use futures::FutureExt as _;
 use tempfile::TempDir;
+use threadkeep::channel::Schema;
 use threadkeep::checkpoint::{INTERRUPT_CHANNEL, Write};
+use threadkeep::convert::convert;
 use threadkeep::id::{TaskId, ThreadId};
+use threadkeep::mode::ChannelMode;
 use threadkeep::saver::{Rewrite, Saver, ThreadImage};
 use threadkeep::value::ChannelValue;
 use threadkeep::{Error, Result};
@@ -86,7 +89,24 @@ async fn a_thread_rewritten_in_pieces_is_the_thread() {
     }
 }
 
-/// What a transaction reads and writes does not grow with the thread, for a rewrite, a copy and a deletion.
+/// Leaves a value that nothing refers to.
+async fn make_untidy(saver: &SqliteSaver, speaker: &Talk) {
+    for text in ["a first answer of more than a few bytes", "a second answer, which replaces the first one"] {
+        let mut row = rich(speaker, 1).writes.remove(0);
+        row.task = TaskId::from_bytes([7; 16]);
+        row.writes = vec![Write {
+            channel: INTERRUPT_CHANNEL.into(),
+            value: ChannelValue::from_json(&text.repeat(3).into()).unwrap(),
+            overwrite: false,
+        }];
+        saver.put_writes(&speaker.key(), &row).await.unwrap();
+    }
+    assert_eq!(saver.check().await.unwrap().len(), 1);
+}
+
+/// What a transaction reads and writes does not grow with the thread, whatever command writes it: an import and a copy
+/// make a thread, a conversion and a repair change its checkpoints, a repair sweeps it, `prune` and `retention` remove
+/// checkpoints, and it is deleted. `vacuum` is bounded by pages.
 #[tokio::test]
 async fn no_transaction_grows_with_the_thread() {
     let most = async |steps: usize| {
@@ -99,17 +119,30 @@ async fn no_transaction_grows_with_the_thread() {
         let saver = SqliteSaver::open(made.dir.path().join("db"), &made.options).unwrap();
         threadkeep::deletion::copy_thread(&saver, &talk(), &"copy".into()).await.unwrap();
         let copied = saver.stats().most_rows;
+        let converted = async |mode: ChannelMode| {
+            let table = Schema::thread_state().compile(mode, 4).unwrap();
+            assert_eq!(convert(&saver, &talk(), &table).await.unwrap().changed, steps, "{mode}");
+            saver.stats().most_rows
+        };
+        let to_delta = converted(ChannelMode::Delta).await;
+        let to_full = converted(ChannelMode::Full).await;
+        // Through the other handle: the first write of a step through this one would read the hashes of the thread.
+        make_untidy(&made.saver, &speaker).await;
+        saver.sweep().await.unwrap();
+        assert_eq!(saver.check().await.unwrap(), []);
+        let swept = saver.stats().most_rows;
         keep(&saver, steps / 2).await.unwrap();
         let halved = saver.stats().most_rows;
         saver.delete_thread(&"copy".into()).await.unwrap();
         keep(&saver, 1).await.unwrap();
         assert_eq!(saver.check().await.unwrap(), []);
         saver.close().await;
-        [copied, halved, saver.stats().most_rows]
+        [copied, to_delta, to_full, swept, halved, saver.stats().most_rows]
     };
     let (short, long) = (most(60).await, most(300).await);
-    for (short, long) in short.into_iter().zip(long) {
-        assert!(short > 20 && long * 4 <= short * 5, "{short} rows in a transaction, then {long}");
+    let commands = ["copy", "to delta", "to full", "sweep", "prune", "delete"];
+    for (command, (short, long)) in commands.into_iter().zip(short.into_iter().zip(long)) {
+        assert!(short > 20 && long * 4 <= short * 5, "{command}: {short} rows in a transaction, then {long}");
     }
 }
 
@@ -292,19 +325,7 @@ async fn a_long_thread_is_swept() {
     for piece in [2, 1000] {
         let store = store(piece);
         let speaker = thread(&store, 20).await;
-        for text in
-            ["a first answer of more than a few bytes", "a second answer, which replaces the first one"]
-        {
-            let mut row = rich(&speaker, 1).writes.remove(0);
-            row.task = TaskId::from_bytes([7; 16]);
-            row.writes = vec![Write {
-                channel: INTERRUPT_CHANNEL.into(),
-                value: ChannelValue::from_json(&text.repeat(3).into()).unwrap(),
-                overwrite: false,
-            }];
-            store.saver.put_writes(&speaker.key(), &row).await.unwrap();
-        }
-        assert_eq!(store.saver.check().await.unwrap().len(), 1);
+        make_untidy(&store.saver, &speaker).await;
         let before = read(&store.saver).await;
         store.saver.sweep().await.unwrap();
         assert_eq!(store.saver.check().await.unwrap(), []);

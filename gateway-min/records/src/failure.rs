@@ -48,6 +48,9 @@ impl From<rusqlite::Error> for SqliteFailure {
     fn from(error: rusqlite::Error) -> Self {
         let code = error.sqlite_error().map(|error| error.extended_code);
         let message = match code {
+            Some(code) if code & 0xff == rusqlite::ffi::SQLITE_FULL => {
+                format!("(code: {code}) {error}; free some space, then retry")
+            }
             Some(code) => format!("(code: {code}) {error}"),
             None => error.to_string(),
         };

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use futures::TryStreamExt as _;
 use futures::future::join_all;
+use tokio_postgres::error::SqlState;
 use tokio_postgres::types::{IsNull, ToSql, Type, private::BytesMut, to_sql_checked};
 use tokio_postgres::{Error, Row};
 
@@ -164,6 +165,9 @@ fn without_nul(text: &str) -> Cow<'_, str> {
 /// What the server or the connection reported, with its cause.
 pub(crate) fn text_of(error: &Error) -> String {
     match (error.as_db_error(), error.source()) {
+        (Some(refused), _) if *refused.code() == SqlState::DISK_FULL => {
+            format!("the server's disk is full; free some space, then retry ({})", refused.message())
+        }
         (Some(refused), _) => format!("error returned from database: {}", refused.message()),
         (None, Some(cause)) => format!("{error}: {cause}"),
         (None, None) => error.to_string(),

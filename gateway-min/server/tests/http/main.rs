@@ -19,6 +19,7 @@ mod dropped_requests;
 mod events;
 mod fields;
 mod forged;
+mod full_disk;
 mod gate;
 mod goal;
 #[allow(dead_code, reason = "the commands' tests use all of it")]

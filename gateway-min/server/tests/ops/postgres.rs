@@ -7,6 +7,7 @@ use threadkeep_postgres::{Options, setup};
 use threadkeep_records::NewThread;
 use threadkeep_storage::open_records;
 use threadkeep_testing::{Database, postgres};
+use tokio_postgres::NoTls;
 
 use super::store::{MODES, Said, Store, TALK, threadkeep};
 
@@ -98,4 +99,85 @@ async fn the_gateways_records_in_postgres_are_seen() {
     let listed = &run(&list).json()[0];
     assert_eq!((&listed["owner"], &listed["title"]), (&"ann".into(), &"Tables".into()));
     assert_eq!(run(&["threads", "show", TALK, "--json"]).json()[0]["record"]["owner"], "ann");
+}
+
+/// A server without room on its disk, which triggers play: where the change is made, and when it is committed.
+const FULL: [&str; 2] = [
+    "CREATE TRIGGER full_disk BEFORE INSERT OR UPDATE OR DELETE ON threadkeep_checkpoint
+        FOR EACH ROW EXECUTE FUNCTION full_disk()",
+    "CREATE CONSTRAINT TRIGGER full_disk AFTER INSERT OR UPDATE OR DELETE ON threadkeep_checkpoint
+        DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION full_disk()",
+];
+
+#[tokio::test]
+async fn a_full_disk_of_the_server_is_one_error_with_its_remedy_and_changes_nothing() {
+    let database = postgres().unwrap().database().await.unwrap();
+    setup(database.url(), &Options::default()).await.unwrap();
+    let (client, connection) = tokio_postgres::connect(database.url(), NoTls).await.unwrap();
+    tokio::spawn(connection);
+    let function = "CREATE FUNCTION full_disk() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+        RAISE EXCEPTION 'could not extend file: No space left on device' USING ERRCODE = '53100'; END $$";
+    client.batch_execute(function).await.unwrap();
+    let store = Store::new(ChannelMode::Delta).await;
+    let file = store.file("talk.ndjson");
+    store.run(&["export", "--thread", TALK, "--out", &file]).done();
+    run(&database, &["import", &file]).done();
+    let thread = || run(&database, &["export", "--thread", TALK]).done();
+    let before = thread();
+    let commands = [
+        &["import", &file, "--as", "copy"][..],
+        &["retention", "apply", "--thread", TALK, "--yes"],
+        &["prune", "apply", "--all", "--keep", "last:3", "--boundary", "fresh-snapshot", "--yes"],
+        &["convert", "--all", "--to", "full"],
+    ];
+    for full in FULL {
+        client.batch_execute(full).await.unwrap();
+        for command in commands {
+            let said = run(&database, command);
+            assert_eq!((said.code, said.err.lines().count()), (1, 1), "{command:?}: {said:?}");
+            let remedy = "nothing was written: the server's disk is full; free some space, then retry";
+            assert!(said.err.contains(remedy), "{full}, {command:?}: {said:?}");
+        }
+        client.batch_execute("DROP TRIGGER full_disk ON threadkeep_checkpoint").await.unwrap();
+        assert_eq!(thread(), before, "{full}");
+        assert_eq!(run(&database, &["threads", "list", "--json"]).json().len(), 1, "{full}");
+    }
+    // There is room again: each does what it could not do.
+    for command in commands {
+        run(&database, command).done();
+    }
+    assert_ne!(thread(), before);
+    run(&database, &["verify", "--all"]).done();
+}
+
+/// With the gateway's records on the same server, of which the import writes first.
+#[tokio::test]
+async fn records_on_a_full_disk_of_the_server_name_the_remedy() {
+    let database = postgres().unwrap().database().await.unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let config = dir.path().join("config.yaml").display().to_string();
+    let settings = json!({"config_version": 49, "database": {
+        "backend": "postgres", "postgres_url": database.url(),
+    }});
+    std::fs::write(&config, settings.to_string()).unwrap();
+    let run = |args: &[&str]| without_warnings(threadkeep(&[args, &["--config", &config]].concat()));
+    run(&["setup"]).done();
+    let store = Store::new(ChannelMode::Full).await;
+    let file = store.file("talk.ndjson");
+    store.run(&["export", "--thread", TALK, "--out", &file]).done();
+    let (client, connection) = tokio_postgres::connect(database.url(), NoTls).await.unwrap();
+    tokio::spawn(connection);
+    let full = "CREATE FUNCTION full_disk() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+            RAISE EXCEPTION 'could not extend file: No space left on device' USING ERRCODE = '53100'; END $$;
+        CREATE TRIGGER full_disk BEFORE INSERT OR UPDATE OR DELETE ON threadkeep_gateway_threads_meta
+            FOR EACH ROW EXECUTE FUNCTION full_disk()";
+    client.batch_execute(full).await.unwrap();
+    let said = run(&["import", &file]);
+    assert_eq!((said.code, said.err.lines().count()), (1, 1), "{said:?}");
+    let remedy = "nothing was changed: the server's disk is full; free some space, then retry";
+    assert!(said.err.contains(remedy), "{said:?}");
+    client.batch_execute("DROP FUNCTION full_disk() CASCADE").await.unwrap();
+    assert_eq!(run(&["threads", "list", "--json"]).json().len(), 0, "nothing was imported");
+    run(&["import", &file]).done();
+    run(&["verify", "--all"]).done();
 }

@@ -37,7 +37,7 @@ async fn s48_a_full_disk_takes_no_part_of_a_batch_and_no_part_of_an_end() {
     allow(records, 1).await;
     let error = batches.submit(large()).await.unwrap_err();
     assert!(matches!(error, RecordsError::Unavailable { .. }), "{error}");
-    assert!(error.to_string().contains("full"), "{error}");
+    assert!(error.to_string().contains("disk is full; free some space, then retry"), "{error}");
     let long = succeeded(&"x".repeat(1_000_000));
     batches.finalize(&claimed[0].claim, long.clone(), None).await.unwrap_err();
     batches.finalize(&claimed[1].claim, failed(&"x".repeat(1_000_000)), None).await.unwrap_err();

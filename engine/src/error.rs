@@ -72,8 +72,8 @@ pub enum Error {
         /// What this process knew and what it found instead.
         seen: String,
     },
-    /// A row that the lineage needs is missing, so the state cannot be determined; restore a backup, or delete the damaged
-    /// part, which `threadkeep verify` names.
+    /// A row that the lineage needs is missing, so the state cannot be determined; restore a backup, or delete the
+    /// damaged part, which `threadkeep verify` names.
     #[error(
         "thread {thread}, checkpoint {checkpoint}: broken lineage: {missing}; restore a backup (`threadkeep backup --out \
          FILE` makes one), or delete the damaged part (`threadkeep verify` names it)"

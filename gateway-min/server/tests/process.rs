@@ -3,6 +3,8 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A test.
 
+#[path = "process/backup.rs"]
+mod backup;
 #[cfg(target_os = "linux")]
 #[path = "process/batches.rs"]
 mod batches;

@@ -3,7 +3,7 @@
 use std::io::Read as _;
 use std::process::Stdio;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use threadkeep::mode::ChannelMode;
 use threadkeep::saver::Saver as _;
@@ -13,7 +13,7 @@ use threadkeep_sqlite::{Options, SqliteSaver};
 use super::store::{MODES, OTHER, Store, TALK, command, threadkeep, turn_of};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_backup_under_a_writer_is_restored_as_described() {
+async fn a_backup_under_writers_is_restored_as_described() {
     for mode in MODES {
         let store = Store::new(mode).await;
         let path = store.path().with_file_name("gateway.db");
@@ -25,21 +25,35 @@ async fn a_backup_under_a_writer_is_restored_as_described() {
         };
         records.threads().create(thread).await.unwrap();
         let saver = store.open().await;
-        let stop = Arc::<AtomicBool>::default();
-        let writing = tokio::spawn({
+        let (stop, noted) = (Arc::<AtomicBool>::default(), Arc::<AtomicUsize>::default());
+        let mut writing = Vec::new();
+        for thread in [OTHER, "another"] {
             let (accessor, stop) = (store.accessor(&saver, mode), stop.clone());
-            async move {
+            writing.push(tokio::spawn(async move {
                 for turn in 100.. {
-                    if stop.load(Ordering::Relaxed) {
+                    if stop.load(Ordering::SeqCst) {
                         return;
                     }
-                    turn_of(&accessor, OTHER, turn).await;
+                    turn_of(&accessor, thread, turn).await;
+                }
+            }));
+        }
+        writing.push(tokio::spawn({
+            let (records, stop, noted) = (records.clone(), stop.clone(), noted.clone());
+            async move {
+                while !stop.load(Ordering::SeqCst) {
+                    let thread_id = format!("noted-{}", noted.load(Ordering::SeqCst));
+                    let thread = NewThread { thread_id, ..NewThread::default() };
+                    records.threads().create(thread).await.unwrap();
+                    noted.fetch_add(1, Ordering::SeqCst);
                 }
             }
-        });
-        for round in 0..3 {
+        }));
+        for round in 0..5 {
             let file = store.file(&format!("backup-{round}.db"));
-            let before = length(&saver, OTHER).await;
+            let before = [length(&saver, OTHER).await, length(&saver, "another").await];
+            let noted = noted.load(Ordering::SeqCst);
+            assert!(writing.iter().all(|writer| !writer.is_finished()), "a writer has failed");
             let said = store.run(&["backup", "--out", &file]).done();
             assert!(said.contains("checkpoints") && said.contains("records"), "{said}");
 
@@ -53,11 +67,20 @@ async fn a_backup_under_a_writer_is_restored_as_described() {
             let shown = threadkeep(&["threads", "list", "--sqlite", &path]).done();
             assert!(shown.contains("A talk"), "{shown}");
             let restored = SqliteSaver::open(&db, &Options::default()).unwrap();
-            assert!(length(&restored, OTHER).await >= before);
+            assert!(length(&restored, OTHER).await >= before[0]);
+            assert!(length(&restored, "another").await >= before[1]);
+            restored.close().await;
+            let restored = Records::open(&gateway, RecordsOptions::default()).await.unwrap();
+            if let Some(last) = noted.checked_sub(1) {
+                let row = restored.threads().get(&format!("noted-{last}"), None).await.unwrap();
+                assert!(row.is_some(), "the newest of {noted} records");
+            }
             restored.close().await;
         }
-        stop.store(true, Ordering::Relaxed);
-        writing.await.unwrap();
+        stop.store(true, Ordering::SeqCst);
+        for writer in writing {
+            writer.await.unwrap();
+        }
         records.close().await;
         saver.close().await;
     }

@@ -1,8 +1,8 @@
 //! Forwards the stream of a run to other processes, through the database, while one of them follows it.
 //!
-//! The frames keep their ids, so that a client can reconnect to another process. A batch contains what arrived while
-//! the previous one was written, so a fast stream costs no more statements than a slow one. A run that no other process
-//! follows writes nothing.
+//! The frames keep their ids, so that a client can reconnect to another process. Batches begin at least [`PAUSE`] apart
+//! and contain what arrived meanwhile, so a fast stream costs no more statements than a slow one. The end, and a frame
+//! after a longer pause, are written at once. A run that no other process follows writes nothing.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -11,12 +11,13 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures::{FutureExt as _, StreamExt as _};
 use serde_json::{Value as Json, json};
+use tokio::time::{Instant, timeout_at};
 
 use super::Streams;
 use super::bridge::{Event, EventId, Frame, Subscription};
 use threadkeep_records::{FrameBatch, RecordsError, until_available};
 
-/// The pause between two batches.
+/// How long after the beginning of a batch the next one is written, unless that is the last one.
 const PAUSE: Duration = Duration::from_millis(20);
 /// A batch is written when it has this many bytes.
 const BATCH_BYTES: usize = 1 << 20;
@@ -47,39 +48,13 @@ async fn hand_on(
 ) -> Result<(), RecordsError> {
     let mut batch = FrameBatch { first_seq: 0, next_seq: 0, frames: Vec::new(), ends: false };
     let mut forwarded = Forwarded::default();
+    let mut not_before = Instant::now();
     loop {
-        let (mut next, mut bytes, mut gap) = (stream.next().await, 0, false);
-        while let Some(frame) = next.take() {
-            match frame {
-                Frame::Event(event) => {
-                    if batch.frames.is_empty() {
-                        batch.first_seq = event.id.seq;
-                    }
-                    batch.next_seq = event.id.seq + 1;
-                    bytes += event.data.len();
-                    forwarded.add(&event);
-                    batch.frames.push(encode(&event));
-                }
-                Frame::Heartbeat => {}
-                // The database is slower than the run: clients see the loss as a gap.
-                Frame::Gap(_) => gap = true,
-                Frame::End => {
-                    batch.ends = true;
-                    // An ended run is emptied when there is no room: that is a gap in other processes too.
-                    if let Some(newest) = stream.latest().filter(|newest| newest.seq >= batch.next_seq) {
-                        batch.next_seq = newest.seq + 1;
-                        batch.frames.push(encode_lost(newest));
-                    }
-                }
-            }
-            if !gap && !batch.ends && bytes < BATCH_BYTES {
-                next = stream.next().now_or_never().flatten();
-            }
-        }
-        if gap {
+        if fill(&mut batch, &mut stream, &mut forwarded, not_before).await == Filled::Gap {
             stream = stream.again();
         }
         if !batch.frames.is_empty() || batch.ends {
+            not_before = Instant::now() + PAUSE;
             let keep_from = forwarded.keep_from(streams.bridge.capacity(), batch.first_seq);
             // Meanwhile the run may publish more than is kept: also a gap.
             until_available(|| streams.records.runs().append_frames(thread_id, run_id, &batch, keep_from))
@@ -89,8 +64,59 @@ async fn hand_on(
             return Ok(());
         }
         batch = FrameBatch { first_seq: batch.next_seq, frames: Vec::new(), ..batch };
-        tokio::time::sleep(PAUSE).await;
     }
+}
+
+/// How the stream goes on after a batch.
+#[derive(Debug, PartialEq, Eq)]
+enum Filled {
+    /// With the next frame.
+    Whole,
+    /// Not at all: frames are lost, and it has to be joined again.
+    Gap,
+}
+
+/// Waits for a frame, and moves into the batch what comes before this time, at most until the end of the stream.
+async fn fill(
+    batch: &mut FrameBatch,
+    stream: &mut Subscription,
+    forwarded: &mut Forwarded,
+    not_before: Instant,
+) -> Filled {
+    let (mut next, mut bytes) = (stream.next().await, 0);
+    while let Some(frame) = next.take() {
+        match frame {
+            Frame::Event(event) => {
+                if batch.frames.is_empty() {
+                    batch.first_seq = event.id.seq;
+                }
+                batch.next_seq = event.id.seq + 1;
+                bytes += event.data.len();
+                forwarded.add(&event);
+                batch.frames.push(encode(&event));
+            }
+            Frame::Heartbeat => {}
+            // The database is slower than the run: clients see the loss as a gap.
+            Frame::Gap(_) => return Filled::Gap,
+            Frame::End => {
+                batch.ends = true;
+                // An ended run is emptied when there is no room: that is a gap in other processes too.
+                if let Some(newest) = stream.latest().filter(|newest| newest.seq >= batch.next_seq) {
+                    batch.next_seq = newest.seq + 1;
+                    batch.frames.push(encode_lost(newest));
+                }
+                return Filled::Whole;
+            }
+        }
+        if bytes < BATCH_BYTES {
+            next = if Instant::now() < not_before {
+                timeout_at(not_before, stream.next()).await.ok().flatten()
+            } else {
+                stream.next().now_or_never().flatten()
+            };
+        }
+    }
+    Filled::Whole
 }
 
 /// The forwarded frames that the database still has: as many as a buffer keeps, in frames and in bytes.
@@ -146,6 +172,45 @@ pub(super) fn decode_lost(frame: &Json) -> Option<EventId> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::streams::bridge::{BridgeOptions, StreamBridge};
+
+    /// Within the pause after another batch, as a fast run publishes them.
+    #[tokio::test(start_paused = true)]
+    async fn frames_wait_for_the_next_batch_and_the_end_of_a_run_does_not() {
+        let gap = Duration::from_millis(5);
+        for (ends, late) in [(false, false), (true, false), (false, true), (true, true)] {
+            let bridge = StreamBridge::new(BridgeOptions::default());
+            let publisher = bridge.open("r");
+            let mut stream = bridge.hand_on("r").unwrap();
+            let mut batch = FrameBatch { first_seq: 0, next_seq: 0, frames: Vec::new(), ends: false };
+            let mut forwarded = Forwarded::default();
+            let began = Instant::now();
+            let not_before = if late { began } else { began + PAUSE };
+            publisher.publish("values", &json!({}));
+            let publish = async {
+                tokio::time::sleep(gap).await;
+                publisher.publish("values", &json!({}));
+                if ends {
+                    publisher.end();
+                }
+            };
+            let filling = async {
+                let filled = fill(&mut batch, &mut stream, &mut forwarded, not_before).await;
+                (filled, began.elapsed())
+            };
+            let ((filled, took), ()) = tokio::join!(filling, publish);
+            assert_eq!(filled, Filled::Whole);
+            // What comes after the pause goes at once, and does not wait for more.
+            let expected = if late { (1, 1) } else { (2, 2) };
+            assert_eq!((batch.frames.len(), batch.next_seq), expected, "{ends} {late}");
+            assert_eq!(batch.ends, ends && !late, "{ends} {late}");
+            match (ends, late) {
+                (_, true) => assert!(took < gap, "{took:?}"),
+                (true, false) => assert!((gap..PAUSE).contains(&took), "{took:?}"),
+                (false, false) => assert!(took >= PAUSE, "{took:?}"),
+            }
+        }
+    }
 
     fn event(seq: u64, bytes: usize) -> Event {
         Event { id: EventId { unix_ms: 1, seq }, name: "values".into(), data: vec![b'x'; bytes].into() }

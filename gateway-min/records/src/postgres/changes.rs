@@ -2,6 +2,7 @@
 //! with its connection or behind a pooler, so a waiting process polls too.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio::sync::broadcast::{self, error::RecvError};
@@ -23,29 +24,43 @@ const CONNECT: Duration = Duration::from_secs(10);
 
 /// Passes on what was heard: the id of a run, or nothing if something may have been missed.
 #[derive(Clone, Debug)]
-pub(crate) struct Announced(broadcast::Sender<Option<Arc<str>>>);
+pub(crate) struct Announced {
+    messages: broadcast::Sender<Option<Arc<str>>>,
+    /// Whether nobody listens.
+    missed: Arc<AtomicBool>,
+}
 
 impl Default for Announced {
     fn default() -> Self {
-        Self(broadcast::channel(KEPT).0)
+        Self { messages: broadcast::channel(KEPT).0, missed: Arc::default() }
     }
 }
 
 impl Announced {
     pub(crate) fn subscribe(&self) -> Changes {
-        Changes(Some(self.0.subscribe()))
+        Changes(Some(Heard { messages: self.messages.subscribe(), missed: Arc::clone(&self.missed) }))
+    }
+
+    fn set_missed(&self, missed: bool) {
+        self.missed.store(missed, Ordering::Relaxed);
     }
 
     fn pass_on(&self, run_id: Option<&str>) {
         // Nobody may be waiting.
-        let _ = self.0.send(run_id.map(Into::into));
+        let _ = self.messages.send(run_id.map(Into::into));
     }
 }
 
 /// Wakes when another process has done something with a run that its owner or its followers should look at. Beside
 /// waiting for it, poll: messages can be lost, and a database that does not pass them on never wakes anybody.
 #[derive(Debug)]
-pub struct Changes(Option<broadcast::Receiver<Option<Arc<str>>>>);
+pub struct Changes(Option<Heard>);
+
+#[derive(Debug)]
+struct Heard {
+    messages: broadcast::Receiver<Option<Arc<str>>>,
+    missed: Arc<AtomicBool>,
+}
 
 impl Changes {
     /// Of a database that passes nothing on.
@@ -53,10 +68,16 @@ impl Changes {
         Self(None)
     }
 
+    /// Whether other processes are known to say things that do not arrive, as behind a pooler, or while the connection
+    /// that listens is gone: then only polling finds what they did.
+    pub fn are_missed(&self) -> bool {
+        self.0.as_ref().is_some_and(|heard| heard.missed.load(Ordering::Relaxed))
+    }
+
     /// Waits for the next message: the id of a run, or none if some may have been missed.
     pub async fn next(&mut self) -> Option<Arc<str>> {
         match &mut self.0 {
-            Some(heard) => match heard.recv().await {
+            Some(heard) => match heard.messages.recv().await {
                 Ok(run_id) => run_id,
                 Err(RecvError::Lagged(_)) => None,
                 Err(RecvError::Closed) => std::future::pending().await,
@@ -81,6 +102,7 @@ impl Listener {
                 if let Err(error) = hear(&target, &announced).await {
                     tracing::debug!(%error, "cannot listen to other processes; polling goes on");
                 }
+                announced.set_missed(true);
                 tokio::time::sleep(PAUSE).await;
             }
         }))
@@ -104,6 +126,7 @@ async fn hear(target: &PostgresTarget, announced: &Announced) -> Result<(), Data
     if !session.is_own() {
         tracing::debug!("the database is behind a pooler: runs of other processes are followed by polling");
         drop(session);
+        announced.set_missed(true);
         // The address may lead elsewhere by then.
         tokio::time::sleep(SILENCE).await;
         return Ok(());
@@ -111,6 +134,7 @@ async fn hear(target: &PostgresTarget, announced: &Announced) -> Result<(), Data
     let listen = format!("LISTEN {}", target.tables().channel());
     timeout(CONNECT, session.batch_execute(&listen)).await.map_err(|_| silent())??;
     // What was said before is missed.
+    announced.set_missed(false);
     announced.pass_on(None);
     // Ends with the connection, which holds the other end.
     while let Ok(Some(message)) = timeout(SILENCE, heard.recv()).await {

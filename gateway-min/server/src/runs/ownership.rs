@@ -26,6 +26,8 @@ use threadkeep_records::{
 
 /// How often a process polls whether its runs were cancelled, ended or followed elsewhere, unless others say so.
 const LOOK: Duration = Duration::from_millis(500);
+/// How often where what others say does not arrive, as behind a pooler: one statement, of a process that has runs.
+const LOOK_IF_MISSED: Duration = Duration::from_millis(20);
 
 /// The terms on which rows are owned.
 #[derive(Clone, Copy, Debug)]
@@ -178,25 +180,41 @@ async fn end_expired(runs: &Arc<Runs>, terms: Terms, seen: &mut SeenLeases) -> b
     matches!(ended, Ok(Ok(())))
 }
 
+/// What a process looks at, because of a message or of the time.
+enum Look {
+    /// Its runs at work, and the kept streams of those that have ended.
+    Everything,
+    /// Its runs at work.
+    AtWork,
+    /// This run, at work or ended, if it is its own.
+    Run(Arc<str>),
+}
+
 /// Polls whether runs of this process were cancelled, ended or followed elsewhere, those that have ended too while
 /// their streams are kept.
 async fn look(runs: Weak<Runs>, mut changes: Changes) {
     let mut poll = tokio::time::interval(LOOK);
     poll.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut often = false;
     loop {
-        let heard = tokio::select! {
-            _ = poll.tick() => None,
-            heard = changes.next() => heard,
+        let look = tokio::select! {
+            _ = poll.tick() => Look::Everything,
+            heard = changes.next() => heard.map_or(Look::Everything, Look::Run),
+            () = tokio::time::sleep(LOOK_IF_MISSED), if often => Look::AtWork,
         };
         let Some(runs) = runs.upgrade() else { return };
-        let looked = match heard {
-            Some(run_id) if runs.local.get(&run_id).is_some() => runs.notice().await,
-            Some(run_id) => runs.streams.hand_on_if_ended(&run_id).await,
-            None => match runs.notice().await {
+        let looked = match look {
+            Look::Run(run_id) if runs.local.get(&run_id).is_none() => {
+                runs.streams.hand_on_if_ended(&run_id).await
+            }
+            Look::Run(_) | Look::AtWork => runs.notice().await,
+            Look::Everything => match runs.notice().await {
                 Ok(()) => runs.streams.hand_on_ended().await,
                 failed => failed,
             },
         };
+        // A database that fails is not asked more often.
+        often = looked.is_ok() && changes.are_missed();
         if let Err(error) = looked {
             tracing::debug!(%error, "cannot look for runs that were cancelled or are followed elsewhere");
         }

@@ -19,6 +19,8 @@ use threadkeep_records::{CancelAction, EventQuery, RECOVERY_STOP_REASON, Records
 
 /// How often the database is polled for the state of a run, unless its process says that there is something to read.
 const POLL: Duration = Duration::from_millis(250);
+/// The shortest time between two looks where it cannot say so, as behind a pooler.
+const SHORTEST_POLL: Duration = Duration::from_millis(20);
 /// How many looks at a run whose row has ended count before its last frames are given up: they have two seconds.
 const LAST_LOOKS: u32 = 8;
 /// Batches of frames read at once.
@@ -31,6 +33,8 @@ pub(super) async fn relay(streams: Arc<Streams>, run: RunRow, publisher: Publish
     let (mut asked, mut cancelled) = (false, false);
     let mut next_seq = 0;
     let mut last_looks: Option<LastLooks> = None;
+    // When something new was found last.
+    let mut newest = Instant::now();
     // Before the frames are requested, so that none are missed.
     let mut changes = streams.records.changes();
     loop {
@@ -38,7 +42,11 @@ pub(super) async fn relay(streams: Arc<Streams>, run: RunRow, publisher: Publish
             cancelled = runs.request_cancel(&run.run_id, CancelAction::Interrupt).await.is_ok();
         }
         asked = asked || runs.follow(&run.run_id).await.is_ok();
-        match look(&streams, &run.run_id, &mut next_seq, &publisher).await {
+        let known = (next_seq, last_looks.is_some());
+        let seen = look(&streams, &run.run_id, &mut next_seq, &publisher).await;
+        // One that fails is not asked more often.
+        let only_polled = seen.is_ok() && changes.are_missed();
+        match seen {
             Ok(Seen::AtWork) => {}
             Ok(Seen::All) => break,
             Ok(Seen::Ended(row)) => {
@@ -55,12 +63,23 @@ pub(super) async fn relay(streams: Arc<Streams>, run: RunRow, publisher: Publish
             }
             Err(error) => tracing::warn!(run_id = run.run_id, %error, "cannot read a run of another process"),
         }
-        let _changed = tokio::time::timeout(POLL, changes.of(&run.run_id)).await;
+        if known != (next_seq, last_looks.is_some()) {
+            newest = Instant::now();
+        }
+        let pause = if only_polled { pause_after(newest.elapsed()) } else { POLL };
+        let _changed = tokio::time::timeout(pause, changes.of(&run.run_id)).await;
         if let Some(looks) = &mut last_looks {
             looks.another();
         }
     }
     publisher.end();
+}
+
+/// The time until the next look at a run of which nothing new was found for so long, if only looks find it: a frame is
+/// late by at most an eighth of the pause before it, or by [`SHORTEST_POLL`], and never by more than [`POLL`]. A run
+/// that waits for its model for minutes is asked about no more often than where messages arrive.
+fn pause_after(quiet: Duration) -> Duration {
+    (quiet / 8).clamp(SHORTEST_POLL, POLL)
 }
 
 /// The looks at a run since its row was seen to have ended. One in each [`POLL`] counts, however often its process says
@@ -195,6 +214,22 @@ async fn failure(streams: &Streams, row: &RunRow) -> Option<Json> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_stream_that_is_only_polled_is_late_by_a_part_of_its_pauses() {
+        for (quiet_ms, pause_ms) in [(0, 20), (160, 20), (400, 50), (1_000, 125), (2_000, 250), (60_000, 250)]
+        {
+            let pause = pause_after(Duration::from_millis(quiet_ms));
+            assert_eq!(pause, Duration::from_millis(pause_ms), "after {quiet_ms} ms");
+        }
+        // So a pause of two seconds costs tens of looks, not a hundred.
+        let (mut quiet, mut looks) = (Duration::ZERO, 0);
+        while quiet < Duration::from_secs(2) {
+            quiet += pause_after(quiet);
+            looks += 1;
+        }
+        assert!((20..40).contains(&looks), "{looks}");
+    }
 
     #[tokio::test(start_paused = true)]
     async fn last_frames_are_given_up_by_looks_also_if_there_seems_to_be_something_to_read_all_the_time() {

@@ -284,6 +284,32 @@ async fn processes_tell_each_other_of_what_concerns_them() {
     soon(heard.of("r")).await;
 }
 
+/// So it knows when only polling finds what they did: behind a pooler, and until it listens again.
+#[tokio::test]
+async fn a_process_knows_whether_it_hears_the_others() {
+    let database = postgres().unwrap().database().await.unwrap();
+    let missed = async |changes: &Changes, expected: bool| {
+        while changes.are_missed() != expected {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    let direct = target(database.url(), "public");
+    let records = Records::open_postgres(&direct, RecordsOptions::default()).await.unwrap();
+    let mut changes = records.changes();
+    soon(async { while changes.next().await.is_some() {} }).await;
+    assert!(!changes.are_missed(), "it listens");
+    let admin = direct.open().await.unwrap();
+    let end = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity \
+               WHERE datname = current_database() AND query LIKE 'LISTEN %'";
+    assert_eq!(admin.query(end, &[]).await.unwrap().len(), 1);
+    soon(missed(&changes, true)).await;
+    soon(missed(&changes, false)).await;
+
+    let pooled = target(&pgbouncer().unwrap().url(&database), "public");
+    let records = Records::open_postgres(&pooled, RecordsOptions::default()).await.unwrap();
+    soon(missed(&records.changes(), true)).await;
+}
+
 /// Queued statements go with the commit. One that the server refuses takes all back, and the error says so; no session is
 /// left over.
 #[tokio::test]

@@ -41,7 +41,8 @@ struct Cli {
     /// The frames that each turn asks for.
     #[arg(long, value_delimiter = ',', default_value = "values,messages-tuple")]
     frames: Vec<String>,
-    /// Reads each turn's stream from a second gateway on the same database: times count from the request to that one.
+    /// Reads each turn's stream from a second gateway on the same database: times count from the request to that one, and
+    /// later frames and ends from their arrival at a client of the first one.
     #[arg(long)]
     follow: bool,
     /// The file to append rows to.

@@ -4,7 +4,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use futures::StreamExt as _;
-use reqwest::{Client, Response};
+use futures::future::try_join;
+use reqwest::{Client, RequestBuilder, Response};
 use serde_json::{Value as Json, json};
 
 use super::gateway::Api;
@@ -21,12 +22,47 @@ pub(crate) fn http() -> Result<Client> {
 }
 
 /// The times of a turn, from the moment its request was sent.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(crate) struct Turn {
     /// Until the first bytes of the stream.
     pub(crate) first_frame: Duration,
     /// Until the stream ended.
     pub(crate) whole: Duration,
+    /// Of a turn that is followed.
+    pub(crate) delays: Option<Delays>,
+}
+
+/// How much later than at a client of the gateway that works on the run, which joins it at the same time, something
+/// arrives at the client of the other gateway.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Delays {
+    /// Each frame but the first.
+    pub(crate) frames: Vec<Duration>,
+    /// The end of the stream.
+    pub(crate) end: Duration,
+}
+
+impl Delays {
+    /// # Errors
+    /// If the two streams have not the same frames.
+    fn between(owner: &Shown, follower: &Shown) -> Result<Self> {
+        let ids = |shown: &Shown| shown.frames.iter().map(|(id, _)| id.clone()).collect::<Vec<_>>();
+        let (expected, found) = (ids(owner), ids(follower));
+        ensure!(expected == found, "frames {expected:?} of the run are {found:?} at the other gateway");
+        let pairs = owner.frames.iter().zip(&follower.frames);
+        let frames = pairs.skip(1).map(|((_, here), (_, there))| there.saturating_duration_since(*here));
+        Ok(Self { frames: frames.collect(), end: follower.ended.saturating_duration_since(owner.ended) })
+    }
+}
+
+/// A stream that was read to its end.
+#[derive(Debug)]
+struct Shown {
+    /// When its first bytes arrived.
+    began: Instant,
+    /// When each frame arrived, by its id. The end has none.
+    frames: Vec<(String, Instant)>,
+    ended: Instant,
 }
 
 /// A thread of the gateway.
@@ -41,8 +77,8 @@ pub(crate) struct Conversation {
 }
 
 impl Conversation {
-    /// Creates thread `number`, whose turns ask for these frames. With a follower, a turn is begun in the background, and
-    /// its times count from the request to the follower for its stream.
+    /// Creates thread `number`, whose turns ask for these frames. With a follower, a turn is begun in the background
+    /// and joined at both gateways, and its times count from the request to the follower for its stream.
     pub(crate) async fn create(
         client: &Client,
         api: Api,
@@ -77,35 +113,42 @@ impl Conversation {
     }
 
     async fn stream(&self, body: &Json) -> Result<Turn> {
-        let mut began = Instant::now();
         let runs = format!("{}/{}/runs", self.api.threads, self.id);
-        let answer = match &self.follower {
-            None => successful(self.client.post(format!("{runs}/stream")).json(body).send().await?).await?,
-            Some(follower) => {
-                let begun: Json =
-                    successful(self.client.post(runs).json(body).send().await?).await?.json().await?;
-                let run = begun["run_id"].as_str().context("the run has no id")?;
-                let stream = format!("{}/{}/runs/{run}/stream", follower.threads, self.id);
-                began = Instant::now();
-                successful(self.client.get(stream).send().await?).await?
-            }
+        let Some(follower) = &self.follower else {
+            let asked = Instant::now();
+            let shown = self.read(self.client.post(format!("{runs}/stream")).json(body)).await?;
+            return Ok(shown.turn(asked, None));
         };
-        let mut first_frame = None;
+        let begun: Json = successful(self.client.post(runs).json(body).send().await?).await?.json().await?;
+        let run = begun["run_id"].as_str().context("the run has no id")?;
+        let join = |api: &Api| self.client.get(format!("{}/{}/runs/{run}/stream", api.threads, self.id));
+        let asked = Instant::now();
+        let (there, here) = try_join(self.read(join(follower)), self.read(join(&self.api))).await?;
+        let delays = Delays::between(&here, &there)?;
+        Ok(there.turn(asked, Some(delays)))
+    }
+
+    /// Reads the stream that this request answers with to its end.
+    async fn read(&self, request: RequestBuilder) -> Result<Shown> {
+        let answer = successful(request.send().await?).await?;
+        let (mut began, mut frames) = (None, Vec::new());
         let mut lines = Lines::default();
         let mut chunks = answer.bytes_stream();
         while let Some(chunk) = chunks.next().await {
             let chunk = chunk.context("the stream broke off")?;
-            first_frame.get_or_insert_with(|| began.elapsed());
+            let now = Instant::now();
+            began.get_or_insert(now);
             lines.take(&chunk);
+            frames.extend(lines.ids.drain(..).map(|id| (id, now)));
         }
-        let whole = began.elapsed();
+        let ended = Instant::now();
         ensure!(lines.errors == 0, "the stream has {} error events: {}", lines.errors, lines.error);
         ensure!(
             lines.last == self.api.last.as_bytes(),
             "the stream ends with {:?}",
             String::from_utf8_lossy(&lines.last)
         );
-        Ok(Turn { first_frame: first_frame.context("the stream is empty")?, whole })
+        Ok(Shown { began: began.context("the stream is empty")?, frames, ended })
     }
 
     /// Checks that the thread holds a question and an answer for each turn.
@@ -118,6 +161,14 @@ impl Conversation {
     }
 }
 
+impl Shown {
+    /// The turn that was asked for at this time.
+    fn turn(&self, asked: Instant, delays: Option<Delays>) -> Turn {
+        let since = |at: Instant| at.saturating_duration_since(asked);
+        Turn { first_frame: since(self.began), whole: since(self.ended), delays }
+    }
+}
+
 async fn successful(answer: Response) -> Result<Response> {
     let status = answer.status();
     if !status.is_success() {
@@ -126,13 +177,15 @@ async fn successful(answer: Response) -> Result<Response> {
     Ok(answer)
 }
 
-/// The event names in a stream, parsed as it arrives. Data is skipped.
+/// The events' names and ids in a stream, parsed as it arrives. Data is skipped.
 #[derive(Debug, Default)]
 struct Lines {
     /// The line in progress, up to the length of a name.
     begun: Vec<u8>,
     /// The name of the last event.
     last: Vec<u8>,
+    /// The ids that have arrived, each at the end of its event.
+    ids: Vec<String>,
     errors: usize,
     /// What the first error says, cut.
     error: String,
@@ -153,6 +206,8 @@ impl Lines {
                 if let Some(name) = line.strip_prefix(b"event: ") {
                     self.last = name.to_vec();
                     self.errors += usize::from(name == b"error");
+                } else if let Some(id) = line.strip_prefix(b"id: ") {
+                    self.ids.push(String::from_utf8_lossy(id).into_owned());
                 } else if self.errors == 1 && self.error.is_empty() && self.last == b"error" {
                     self.error = String::from_utf8_lossy(line).into_owned();
                 }
@@ -212,15 +267,34 @@ mod tests {
     }
 
     #[test]
+    fn each_frame_after_the_first_and_the_end_are_late_by_their_own_times() {
+        let began = Instant::now();
+        let shown = |frames: &[(&str, u64)], ended: u64| {
+            let at = |ms| began + Duration::from_millis(ms);
+            let frames = frames.iter().map(|(id, ms)| ((*id).to_owned(), at(*ms))).collect();
+            Shown { began, frames, ended: at(ended) }
+        };
+        let owner = shown(&[("1-0", 0), ("1-1", 10), ("2-2", 20)], 30);
+        let found = Delays::between(&owner, &shown(&[("1-0", 90), ("1-1", 13), ("2-2", 19)], 37)).unwrap();
+        // A client that is served first is not late.
+        let expected = [3, 0].map(Duration::from_millis);
+        assert_eq!((found.frames.as_slice(), found.end), (expected.as_slice(), Duration::from_millis(7)));
+        let error = Delays::between(&owner, &shown(&[("1-0", 90), ("2-2", 19)], 37)).unwrap_err();
+        assert!(error.to_string().contains("1-1"), "a frame that is lost is not a fast one: {error}");
+    }
+
+    #[test]
     fn events_are_found_however_the_stream_is_cut() {
         let long = "x".repeat(100);
         let stream = format!(
-            "event: metadata\ndata: {{}}\n\nevent: values\ndata: event: error{long}\n\nevent: end\n\n"
+            "event: metadata\ndata: {{}}\nid: 7-0\n\nevent: values\ndata: event: error{long}\nid: 7-1\n\n\
+             event: end\n\n"
         );
         for size in [1, 3, 7, stream.len()] {
             let mut lines = Lines::default();
             stream.as_bytes().chunks(size).for_each(|chunk| lines.take(chunk));
             assert_eq!((lines.last.as_slice(), lines.errors), (b"end".as_slice(), 0), "{size}");
+            assert_eq!(lines.ids, ["7-0", "7-1"], "{size}");
         }
         let mut lines = Lines::default();
         lines.take(b"event: values\r\ndata: {}\r\n\r\n");

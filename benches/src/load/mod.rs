@@ -59,7 +59,7 @@ pub struct Load {
     pub turns: usize,
     /// The frames that each turn asks for (`stream_mode`).
     pub frames: Vec<String>,
-    /// Whether each turn's stream is read from a second gateway on the same database.
+    /// Whether each turn's stream is read from a second gateway on the same database, and from the first one to compare.
     pub follow: bool,
 }
 
@@ -90,6 +90,15 @@ pub struct Row {
     pub turn_p50_ms: f64,
     /// 99th percentile.
     pub turn_p99_ms: f64,
+    /// How much later each frame but the first arrives from the other gateway than at a client of the one that works on
+    /// the run, if the turns are followed.
+    pub frame_delay_p50_ms: Option<f64>,
+    /// 99th percentile.
+    pub frame_delay_p99_ms: Option<f64>,
+    /// The same for the end of the stream.
+    pub end_delay_p50_ms: Option<f64>,
+    /// 99th percentile.
+    pub end_delay_p99_ms: Option<f64>,
     /// Median over the first tenth of each thread's turns: with few threads, whether a turn grows with its thread.
     pub turn_first10pct_ms: f64,
     /// Median over the last tenth.
@@ -260,19 +269,16 @@ impl Load {
             conversation.check(self.turns + 1).await?;
         }
         let at = |time: fn(&Turn) -> Duration, percent| {
-            let mut times: Vec<Duration> = turns.iter().map(time).collect();
-            times.sort_unstable();
-            percentile(&times, percent).map(ms).unwrap_or_default()
+            percentile_ms(turns.iter().map(time), percent).unwrap_or_default()
         };
-        let cpu_of = |part: usize| {
-            let count = u32::try_from(tenth).unwrap_or(u32::MAX);
-            (parts.len() > 1).then(|| ms(cpus[part + 1].saturating_sub(cpus[part]) / count))
-        };
+        let delays = || turns.iter().filter_map(|turn| turn.delays.as_ref());
+        let frame_delay =
+            |percent| percentile_ms(delays().flat_map(|delays| delays.frames.iter().copied()), percent);
+        let end_delay = |percent| percentile_ms(delays().map(|delays| delays.end), percent);
+        let tenth = self.turns.div_ceil(10);
         let median = |from: usize| {
             let each = turns.chunks(self.turns).flat_map(|turns| &turns[from..from + tenth]);
-            let mut times: Vec<Duration> = each.map(|turn| turn.whole).collect();
-            times.sort_unstable();
-            percentile(&times, 50.0).map(ms).unwrap_or_default()
+            percentile_ms(each.map(|turn| turn.whole), 50.0).unwrap_or_default()
         };
         // Before the peak: the gateway may need more meanwhile.
         let rss_end = gateway.process().resident();
@@ -291,6 +297,10 @@ impl Load {
             first_frame_p99_ms: at(|turn| turn.first_frame, 99.0),
             turn_p50_ms: at(|turn| turn.whole, 50.0),
             turn_p99_ms: at(|turn| turn.whole, 99.0),
+            frame_delay_p50_ms: frame_delay(50.0),
+            frame_delay_p99_ms: frame_delay(99.0),
+            end_delay_p50_ms: end_delay(50.0),
+            end_delay_p99_ms: end_delay(99.0),
             turn_first10pct_ms: median(0),
             turn_last10pct_ms: median(self.turns - tenth),
             gateway_cpu_ms: per_turn(cpu),
@@ -347,6 +357,13 @@ pub fn gateway_beside(own: &Path) -> Result<PathBuf> {
     let path = own.with_file_name(format!("threadkeep{}", std::env::consts::EXE_SUFFIX));
     ensure!(path.exists(), "{} is missing; build it with `make load`, or pass --gateway", path.display());
     Ok(path)
+}
+
+/// A percentile in milliseconds; `None` if there are no times.
+fn percentile_ms(times: impl IntoIterator<Item = Duration>, percent: f64) -> Option<f64> {
+    let mut times: Vec<Duration> = times.into_iter().collect();
+    times.sort_unstable();
+    percentile(&times, percent).map(ms)
 }
 
 #[allow(clippy::cast_precision_loss, reason = "counts of turns")]

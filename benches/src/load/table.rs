@@ -7,13 +7,17 @@ use super::Row;
 /// A heading and the cell below it.
 type Column = (&'static str, fn(&Row) -> String);
 
-const COLUMNS: [Column; 23] = [
+const COLUMNS: [Column; 25] = [
     ("turns", |row| row.turns_done.to_string()),
     ("turns/s", |row| format!("{:.0}", row.turns_per_s)),
     ("first frame p50", |row| ms(row.first_frame_p50_ms)),
     ("p99", |row| ms(row.first_frame_p99_ms)),
     ("turn p50", |row| ms(row.turn_p50_ms)),
     ("p99", |row| ms(row.turn_p99_ms)),
+    ("later frames p50", |row| row.frame_delay_p50_ms.map(ms).unwrap_or_default()),
+    ("p99", |row| row.frame_delay_p99_ms.map(ms).unwrap_or_default()),
+    ("end p50", |row| row.end_delay_p50_ms.map(ms).unwrap_or_default()),
+    ("p99", |row| row.end_delay_p99_ms.map(ms).unwrap_or_default()),
     ("first tenth", |row| ms(row.turn_first10pct_ms)),
     ("last tenth", |row| ms(row.turn_last10pct_ms)),
     ("CPU/turn", |row| ms(row.gateway_cpu_ms)),

@@ -271,11 +271,14 @@ impl Load {
         let at = |time: fn(&Turn) -> Duration, percent| {
             percentile_ms(turns.iter().map(time), percent).unwrap_or_default()
         };
+        let cpu_of = |part: usize| {
+            let count = u32::try_from(tenth).unwrap_or(u32::MAX);
+            (parts.len() > 1).then(|| ms(cpus[part + 1].saturating_sub(cpus[part]) / count))
+        };
         let delays = || turns.iter().filter_map(|turn| turn.delays.as_ref());
         let frame_delay =
             |percent| percentile_ms(delays().flat_map(|delays| delays.frames.iter().copied()), percent);
         let end_delay = |percent| percentile_ms(delays().map(|delays| delays.end), percent);
-        let tenth = self.turns.div_ceil(10);
         let median = |from: usize| {
             let each = turns.chunks(self.turns).flat_map(|turns| &turns[from..from + tenth]);
             percentile_ms(each.map(|turn| turn.whole), 50.0).unwrap_or_default()

@@ -7,7 +7,7 @@ use super::Row;
 /// A heading and the cell below it.
 type Column = (&'static str, fn(&Row) -> String);
 
-const COLUMNS: [Column; 25] = [
+const COLUMNS: [Column; 27] = [
     ("turns", |row| row.turns_done.to_string()),
     ("turns/s", |row| format!("{:.0}", row.turns_per_s)),
     ("first frame p50", |row| ms(row.first_frame_p50_ms)),

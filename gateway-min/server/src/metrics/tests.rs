@@ -1,4 +1,6 @@
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+
+use regex::Regex;
 
 use super::*;
 
@@ -38,49 +40,150 @@ fn everything(sqlite: Option<Arc<SqliteSaver>>) -> String {
     metrics.rendered(snapshot)
 }
 
-/// The metrics that a text names.
-fn named(text: &str) -> BTreeSet<&str> {
-    let starts = text.match_indices("threadkeep_").map(|(at, _)| &text[at..]);
-    let end = |name: &str| name.find(|c: char| c != '_' && !c.is_ascii_lowercase()).unwrap_or(name.len());
-    starts.map(|name| &name[..end(name)]).collect()
+/// The labels of each metric, with their values.
+type Labels = BTreeMap<String, BTreeMap<String, BTreeSet<String>>>;
+
+/// What Prometheus adds to all metrics.
+const ADDED: [&str; 2] = ["instance", "job"];
+
+/// The metrics in a text of the OpenMetrics format.
+fn existing(text: &str) -> Labels {
+    let label = Regex::new(r#"([a-z_]+)="([^"]*)""#).unwrap();
+    let mut existing = Labels::new();
+    for line in text.lines().filter(|line| !line.starts_with('#')) {
+        let name = line.split(['{', ' ']).next().unwrap_or_default();
+        let labels = existing.entry(name.to_owned()).or_default();
+        for [label, value] in label.captures_iter(line).map(|found| found.extract::<2>().1) {
+            labels.entry(label.to_owned()).or_default().insert(value.to_owned());
+        }
+    }
+    existing
 }
 
-/// Dashboard, alerts and their page name only what there is, and each alert is explained.
+/// The metrics that a query names, or what is wrong: a metric, a label or a value does not exist, or a label is shown
+/// that the answer does not have. The query may be followed by what is shown of its answer.
+fn used<'t>(query: &'t str, existing: &Labels) -> Result<Vec<&'t str>, String> {
+    let metric = Regex::new(r"(threadkeep_[a-z_]+)(\{[^}]*\})?").unwrap();
+    let selector = Regex::new(r#"([a-z_]+)=~?"([^"]*)""#).unwrap();
+    let group = Regex::new(r" by \(([^)]*)\)").unwrap();
+    let shown = Regex::new(r"\{\{ ?(?:\$labels\.)?([a-z_]+) ?\}\}").unwrap();
+    let groups: Vec<&str> = group
+        .captures_iter(query)
+        .flat_map(|found| found.extract::<1>().1)
+        .flat_map(|labels| labels.split(", "))
+        .collect();
+    let mut names = Vec::new();
+    for found in metric.captures_iter(query) {
+        let name = found.get(1).map_or("", |name| name.as_str());
+        let selectors = found.get(2).map_or("", |selectors| selectors.as_str());
+        // The name of a histogram alone is that of all its samples.
+        let labels = existing.get(name).or_else(|| existing.get(&format!("{name}_count")));
+        let labels = labels.ok_or_else(|| format!("no metric {name}: {query}"))?;
+        let has = |label: &str| ADDED.contains(&label) || labels.contains_key(label);
+        for [label, values] in selector.captures_iter(selectors).map(|found| found.extract::<2>().1) {
+            let known = labels.get(label);
+            let is_known = |value: &str| known.is_some_and(|known| known.contains(value));
+            if !has(label) || (known.is_some() && !values.split('|').all(is_known)) {
+                return Err(format!("{name} has no {label} {values}: {query}"));
+            }
+        }
+        if let Some(label) = groups.iter().find(|label| !has(label)) {
+            return Err(format!("{name} has no {label}: {query}"));
+        }
+        for label in shown.captures_iter(query).flat_map(|found| found.extract::<1>().1) {
+            let of_each = groups.is_empty() && !query.contains("sum(");
+            let is_left = groups.contains(&label) || (of_each && has(label));
+            if !is_left {
+                return Err(format!("{label} is not in the answer: {query}"));
+            }
+        }
+        names.push(name);
+    }
+    Ok(names)
+}
+
+/// The metrics that a page names in code, with their labels. It leaves the prefix out, and the name before a further
+/// selector of the same metric.
+fn on_page(page: &str) -> Vec<String> {
+    let mut named = Vec::new();
+    let mut last = "";
+    for code in page.split('`').skip(1).step_by(2) {
+        let name = code.split('{').next().unwrap_or_default();
+        if name.contains('_') && name.chars().all(|c| c == '_' || c.is_ascii_lowercase()) {
+            last = name;
+            named.push(format!("threadkeep_{code}"));
+        } else if code.starts_with('{') {
+            named.push(format!("threadkeep_{last}{code}"));
+        }
+    }
+    // What it says of all names.
+    named.retain(|name| name != "threadkeep_threadkeep_");
+    named
+}
+
+/// Dashboard, alerts and their page name only metrics, labels and values that there are, and each alert is explained.
 #[test]
 fn the_dashboard_and_the_alerts_name_metrics_that_exist() {
     let dir = tempfile::TempDir::new().unwrap();
     let saver = SqliteSaver::open(dir.path().join("c.db"), &threadkeep_sqlite::Options::default()).unwrap();
-    let text = everything(Some(Arc::new(saver)));
-    let existing = named(&text);
+    let existing = existing(&everything(Some(Arc::new(saver))));
     let (page, alerts, dashboard) = (
         include_str!("../../../../docs/metrics.md"),
         include_str!("../../../../docs/metrics/alerts.yaml"),
         include_str!("../../../../docs/metrics/dashboard.json"),
     );
-    let used: BTreeSet<_> = named(alerts).union(&named(dashboard)).copied().collect();
-    assert!(used.len() > 20, "{used:?}");
-    let unknown: Vec<_> = used.difference(&existing).collect();
-    assert!(unknown.is_empty(), "{unknown:?} are not among {existing:?}");
-    // The page leaves the prefix out.
-    let mut metrics = 0;
-    for name in page.split('`').skip(1).step_by(2).filter_map(|code| code.split('{').next()) {
-        let is_metric =
-            ["runs_", "run_s", "commit_", "lease_", "subagents_", "refused", "database_b", "database_f"]
-                .iter()
-                .any(|start| name.starts_with(start));
-        metrics += usize::from(is_metric);
-        assert!(
-            !is_metric
-                || existing.contains(format!("threadkeep_{name}").as_str())
-                || existing.contains(format!("threadkeep_{name}_count").as_str()),
-            "{name}"
-        );
+    let parsed: serde_json::Value = serde_json::from_str(dashboard).unwrap();
+    let list = |place: &serde_json::Value| place.as_array().cloned().unwrap_or_default();
+    let targets = list(&parsed["panels"]).into_iter().flat_map(|panel| list(&panel["targets"]));
+    let mut queries: Vec<String> = targets
+        .map(|target| [&target["expr"], &target["legendFormat"]].map(|text| text.as_str().unwrap()).join(" "))
+        .collect();
+    let variables = list(&parsed["templating"]["list"]);
+    queries.extend(variables.iter().map(|variable| variable["query"].as_str().unwrap().to_owned()));
+    queries.extend(alerts.split("- alert: ").map(str::to_owned));
+    let found: BTreeSet<&str> = queries.iter().flat_map(|query| used(query, &existing).unwrap()).collect();
+    // None is anywhere else.
+    let name = Regex::new("threadkeep_[a-z_]+").unwrap();
+    let named = [alerts, dashboard].into_iter().flat_map(|text| name.find_iter(text));
+    let all: BTreeSet<&str> = named.map(|name| name.as_str()).collect();
+    assert_eq!(found, all);
+    assert!(found.len() > 20, "{found:?}");
+
+    let codes = on_page(page);
+    let figures: BTreeSet<&str> = codes.iter().flat_map(|code| used(code, &existing).unwrap()).collect();
+    for figure in ["connections_open", "config_valid", "batch_attempts_total", "replay_supersteps"] {
+        assert!(figures.contains(format!("threadkeep_{figure}").as_str()), "{figure} is not in {figures:?}");
     }
-    assert!(metrics > 10, "only {metrics} names were recognised");
+    assert!(figures.len() > 15, "only {figures:?} were recognised");
     let alerts = alerts.lines().filter_map(|line| line.trim().strip_prefix("- alert: "));
     let explained: Vec<_> = alerts.map(|alert| page.contains(&format!("| `{alert}` |"))).collect();
     assert_eq!(explained, [true; 10]);
-    serde_json::from_str::<serde_json::Value>(dashboard).unwrap();
+}
+
+#[test]
+fn a_query_of_what_does_not_exist_is_recognised() {
+    let existing = existing(&everything(None));
+    for (query, wrong) in [
+        ("threadkeep_runs_total{outcome=\"error\",instance=~\"$instance\"}", ""),
+        ("sum by (le, outcome) (rate(threadkeep_run_seconds_bucket[1m])) {{outcome}}", ""),
+        ("threadkeep_config_valid == 0 {{ $labels.instance }} {{ $value }}", ""),
+        ("threadkeep_run_seconds", ""),
+        ("threadkeep_runs{outcome=\"error\"}", "no metric threadkeep_runs:"),
+        ("threadkeep_runs_total{status=\"error\"}", "threadkeep_runs_total has no status error:"),
+        ("threadkeep_runs_total{outcome=~\"error|no\"}", "threadkeep_runs_total has no outcome error|no:"),
+        ("sum by (status) (threadkeep_runs_total)", "threadkeep_runs_total has no status:"),
+        ("sum by (outcome) (threadkeep_runs_total) {{instance}}", "instance is not in the answer:"),
+        ("sum(threadkeep_runs_total) {{outcome}}", "outcome is not in the answer:"),
+    ] {
+        match used(query, &existing) {
+            Ok(names) => assert!(wrong.is_empty() && names.len() == 1, "{query}"),
+            Err(error) => assert!(!wrong.is_empty() && error.starts_with(wrong), "{error}"),
+        }
+    }
+    let page =
+        "`threadkeep_` `runs_total{outcome=\"ok\"}`, `{outcome=\"error\"}` `a.b_c` `error` `runs_lost_total`";
+    let names = ["runs_total{outcome=\"ok\"}", "runs_total{outcome=\"error\"}", "runs_lost_total"];
+    assert_eq!(on_page(page), names.map(|name| format!("threadkeep_{name}")));
 }
 
 #[test]

@@ -41,6 +41,7 @@ async fn a_small_load_ends_well_on_every_store_in_every_mode() {
         assert!(row.gateway_calls > 0.0 && row.gateway_waits > 0.0, "{row:?}");
         assert!(row.record_statements.is_some_and(|count| count > 0.0), "{row:?}");
         assert_eq!((row.follower_cpu_ms, row.frame_delay_p50_ms), (None, None), "nobody follows");
+        assert_eq!(row.gateway_cpu_last10pct_ms, None, "threads are not at the same turn");
         let sqlite = row.store == StoreKind::Sqlite;
         assert_eq!(row.record_round_trips.is_some_and(|trips| trips > 0.0), !sqlite, "{row:?}");
         assert_eq!(

@@ -5,9 +5,11 @@
 //! the current format, once.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers are test code too")]
 
-use std::fmt::Write as _;
+use std::fmt::{Display, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition};
 use serde_json::Value as Json;
@@ -20,11 +22,28 @@ mod kept;
 /// The formats that have a fixture: a line for each row, and the contents.
 const VERSIONS: [u32; 1] = [1];
 
+/// After this time a file is not being closed any more.
+const CLOSING: Duration = Duration::from_mins(1);
+
 /// The one table of the file.
 const ROWS: TableDefinition<'_, &[u8], &[u8]> = TableDefinition::new("threadkeep");
 
 fn open(path: &Path) -> Arc<dyn Saver> {
-    Arc::new(threadkeep_redb::open(path).unwrap())
+    Arc::new(once_closed(|| threadkeep_redb::open(path)))
+}
+
+/// Opens a file. The thread of a saver that was dropped closes it soon after that.
+fn once_closed<T, E: Display>(open: impl Fn() -> Result<T, E>) -> T {
+    let started = Instant::now();
+    loop {
+        match open() {
+            Ok(opened) => return opened,
+            Err(error) if error.to_string().contains("already open") && started.elapsed() < CLOSING => {
+                sleep(Duration::from_millis(5));
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
 }
 
 /// The rows of a format, and their contents.
@@ -59,7 +78,7 @@ async fn write_fixture() {
     let contents = serde_json::to_string(&kept::contents(&*saver).await).unwrap();
     drop(saver);
     let mut text = String::new();
-    let database = Database::open(&path).unwrap();
+    let database = once_closed(|| Database::open(&path));
     let table = database.begin_read().unwrap().open_table(ROWS).unwrap();
     for row in table.iter().unwrap() {
         let (key, value) = row.unwrap();

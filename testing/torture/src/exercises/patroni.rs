@@ -25,13 +25,20 @@ pub async fn run(turn: Turn) -> anyhow::Result<()> {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/patroni.py");
     let mut round = Command::new(script);
     // How long it takes says nothing on a busy machine.
-    round.args(["1", "--untimed"]).stdin(Stdio::null()).stderr(Stdio::inherit());
-    let done = round.output().await.context("scripts/patroni.py does not start")?;
-    let said = String::from_utf8_lossy(&done.stdout);
-    ensure!(done.status.success(), "scripts/patroni.py: {}\n{said}", done.status);
+    round.args(["1", "--untimed"]);
+    let said = output(round).await.context("scripts/patroni.py")?;
     turn.tally.add("rounds", 1);
     turn.tally.add("acknowledged turns", acknowledged(&said).context("no turns were counted")?);
     Ok(())
+}
+
+/// What a program prints. If it fails, all of its output is in the error: it gives the reason on its standard error.
+async fn output(mut program: Command) -> anyhow::Result<String> {
+    let done = program.stdin(Stdio::null()).output().await.context("it does not start")?;
+    let said = String::from_utf8_lossy(&done.stdout).into_owned();
+    let errors = String::from_utf8_lossy(&done.stderr);
+    ensure!(done.status.success(), "{}\n{said}{errors}", done.status);
+    Ok(said)
 }
 
 /// The count in what the script prints at its end.
@@ -42,6 +49,14 @@ fn acknowledged(said: &str) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn a_round_that_fails_gives_its_reason() {
+        let mut round = Command::new("sh");
+        round.args(["-c", "echo crash; echo no etcd >&2; exit 1"]);
+        let error = output(round).await.unwrap_err().to_string();
+        assert!(error.contains("\ncrash\nno etcd\n"), "{error}");
+    }
 
     #[test]
     fn the_acknowledged_turns_are_read_from_the_output_of_the_script() {

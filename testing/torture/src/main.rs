@@ -129,8 +129,8 @@ async fn torture(run: &Run) -> anyhow::Result<bool> {
     for row in &mut rows {
         let known = row.found.len();
         row.finish(seed);
-        for (_, what) in &row.found[known..] {
-            eprintln!("FOUND of {}: {what}", row.exercise.title());
+        for (number, what) in &row.found[known..] {
+            eprintln!("FOUND by {}, seed {number}: {what}", row.exercise.title());
         }
     }
     let shown = table(&rows, false);

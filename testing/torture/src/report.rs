@@ -45,9 +45,9 @@ impl Row {
         let counts = self.tally.counts();
         let counts = counts.iter().map(|(what, n)| format!("{} {what}", grouped(*n)));
         let found = match (&self.not_tried, self.found.len()) {
-            (Some(why), _) => format!("not tried: {}", why.lines().next().unwrap_or_default()),
+            (Some(why), 0) => format!("not tried: {}", why.lines().next().unwrap_or_default()),
             (None, 0) => "nothing".to_owned(),
-            (None, found) => found.to_string(),
+            (_, found) => found.to_string(),
         };
         [
             self.exercise.title(),
@@ -129,6 +129,9 @@ mod tests {
         assert!(shown.contains("1,234,567 images"), "{shown}");
         assert!(shown.contains("| nothing ") && shown.contains("| 1 "), "{shown}");
         assert!(shown.contains("| not tried: etcd is missing |"), "{shown}");
+        let found = vec![(1, "lost".into())];
+        let both = Row { found, not_tried: Some("gone".into()), ..Row::new(ALL[2]) };
+        assert!(!table(&[both], true).contains("not tried"), "a finding comes first");
         assert_eq!(grouped(0) + &grouped(999) + &grouped(1000), "09991,000");
     }
 }

@@ -6,7 +6,7 @@ pub mod disk;
 mod exercise;
 pub mod exercises;
 pub mod report;
-pub mod settled;
+mod settled;
 pub mod storage;
 pub mod trace;
 pub mod vfs;

@@ -12,7 +12,7 @@ const FIELD: &str = "is_stored";
 
 /// The count of one future, which runs with [`Self::dispatch`].
 #[derive(Debug, Clone)]
-pub struct Settled {
+pub(crate) struct Settled {
     count: Arc<AtomicUsize>,
     dispatch: Dispatch,
 }
@@ -29,12 +29,12 @@ impl Default for Settled {
 
 impl Settled {
     /// What the future runs with.
-    pub fn dispatch(&self) -> Dispatch {
+    pub(crate) fn dispatch(&self) -> Dispatch {
         self.dispatch.clone()
     }
 
     /// How many were settled so far.
-    pub fn count(&self) -> usize {
+    pub(crate) fn count(&self) -> usize {
         self.count.load(Ordering::SeqCst)
     }
 }

@@ -123,7 +123,7 @@ impl Child {
 
     /// What it answers to a line.
     pub(crate) async fn ask(&mut self, question: &str) -> anyhow::Result<String> {
-        // One that has ended is heard of next.
+        // If it has ended, that is what is heard.
         let _it_may_have_ended = self.questions.write_all(format!("{question}\n").as_bytes()).await;
         self.hear().await
     }

@@ -1,6 +1,7 @@
 //! Stores of each version of the format, kept in the repository as SQL without the functions.
 //!
-//! A new version whose rows or tables are others needs a fixture of its own. This writes that of the current version, once:
+//! A new version with other rows or tables needs a fixture of its own. Once `ABOUT`, `TABLES` and `COLUMNS` describe it,
+//! this writes it:
 //! `WRITE_FIXTURE=1 cargo test -p threadkeep-postgres --test postgres versions`
 
 use std::path::{Path, PathBuf};

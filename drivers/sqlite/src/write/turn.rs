@@ -126,8 +126,8 @@ impl Turns {
 
     /// Puts a message into the queue, or waits until there is room. Returns the message if the queue is closed.
     ///
-    /// A caller that waits has no place yet, as it may in [`mpsc::Sender::send`]: if nobody polls it any more, its place
-    /// is lost to the others, and the thread waits for its message when it closes the queue.
+    /// Without [`mpsc::Sender::send`], which gives a caller that waits its place before it is polled: if nobody polls it
+    /// any more, the others lack that place, and the thread waits for its message when it closes the queue.
     async fn send(&self, mut message: Message) -> Option<Message> {
         loop {
             // Before the look at the queue, so that no room that is made after it is missed.

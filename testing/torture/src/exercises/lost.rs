@@ -212,7 +212,7 @@ async fn replaced(turn: &Turn) -> anyhow::Result<()> {
         for (writer, fresh) in all.iter_mut().zip(writers(&shared(&stores), turn.seed ^ ((round + 1) << 32))?)
         {
             writer.engine = fresh.engine;
-            // The refusal has said it.
+            // The refusals were the report.
             writer.known.clear();
         }
         all = all_write(all, false).await?;

@@ -3,7 +3,7 @@
 //! Each thread is a register that savers append to and read, in this process and in processes of their own. A value that
 //! was acknowledged before a read began is in what it reads, in the order of the appends, once; a value that was refused
 //! is never there. A doubt is settled by repeating the commit: by the driver, or, for a saver that tries once, by its
-//! caller. Nothing is found only if doubts were.
+//! caller. A turn in which no commit was in doubt fails.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

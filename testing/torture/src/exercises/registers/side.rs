@@ -68,7 +68,7 @@ pub(super) async fn connect(url: &str, patience: Duration) -> anyhow::Result<Arc
 /// Carries out what is asked line by line, on a saver of this process alone, until the process is killed.
 ///
 /// # Errors
-/// One that no answer stands for.
+/// Any but those that are answers.
 pub(crate) async fn serve(url: &str) -> anyhow::Result<()> {
     let saver = connect(url, RETRIES).await?;
     let local = Local::new(&saver, &saver);

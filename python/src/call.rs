@@ -77,14 +77,14 @@ impl Call {
         let future = event_loop.call_method0("create_future")?;
         if HAND_OVERS.is_closed() || fork::is_refused() {
             // A function that runs at exit has a loop of its own, to which nothing is handed over any more. A
-            // destructor may have one, too, and only on its own thread the call is refused that would wait for it.
+            // destructor may have one, too, on a thread whose calls are refused.
             let (value, error) = outcome(py, made(py, call));
             resolve(&future, value.bind(py), error.bind(py))?;
             return future.call_method0("__await__").map(Bound::unbind);
         }
         let (waiting, event_loop) = (future.clone().unbind(), event_loop.unbind());
         let held = self.held.as_ref().map(|held| held.clone_ref(py));
-        runtime::current()?.spawn(async move {
+        runtime::current()?.spawn(fork::for_this_thread(async move {
             let done = caught(call).await;
             let Some(_inside) = HAND_OVERS.enter() else { return };
             Python::try_attach(|py| {
@@ -104,7 +104,7 @@ impl Call {
                 // An event loop that was closed meanwhile has no one waiting.
                 drop(handed);
             });
-        });
+        }));
         future.call_method0("__await__").map(Bound::unbind)
     }
 }

@@ -10,6 +10,7 @@ use std::thread::{Builder, JoinHandle};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use threadkeep::Error;
+use tokio::task::futures::TaskLocalFuture;
 
 use crate::call::{HAND_OVERS, panicked};
 use crate::errors::exception;
@@ -30,6 +31,11 @@ thread_local! {
     static THREAD: usize = THREADS.fetch_add(1, Ordering::Relaxed) + 1;
     /// How often this thread has brought the stores to rest and did not let them go on yet.
     static RESTS: Cell<usize> = const { Cell::new(0) };
+}
+
+tokio::task_local! {
+    /// The number of the thread that waits for what runs here, on another one.
+    static CALLER: usize;
 }
 
 /// A call that is running: the process does not fork meanwhile.
@@ -66,7 +72,16 @@ pub(crate) fn is_refused() -> bool {
 }
 
 fn is_awaited() -> bool {
-    AWAITED.load(Ordering::Acquire) == THREAD.with(|number| *number)
+    AWAITED.load(Ordering::Acquire) == caller()
+}
+
+fn caller() -> usize {
+    CALLER.try_with(|number| *number).unwrap_or_else(|_| thread_number())
+}
+
+/// A task that this thread waits for. Its calls are refused as this thread's are, also if they began before.
+pub(crate) fn for_this_thread<F: Future>(task: F) -> TaskLocalFuture<usize, F> {
+    CALLER.scope(caller(), task)
 }
 
 fn refusal() -> Error {
@@ -167,11 +182,11 @@ pub(crate) fn thread_number() -> usize {
 /// handled when the outcome is known.
 #[pyfunction]
 pub(crate) fn in_thread(py: Python<'_>, function: Py<PyAny>) -> PyResult<Py<PyAny>> {
-    let rests = RESTS.get();
+    let (rests, caller) = (RESTS.get(), caller());
     let call = move || {
         // What this thread waits for must not wait for it.
         RESTS.set(rests);
-        Python::attach(move |py| function.call0(py))
+        CALLER.sync_scope(caller, || Python::attach(move |py| function.call0(py)))
     };
     let called = py.detach(|| Builder::new().spawn(call).map(JoinHandle::join));
     called?.unwrap_or_else(|panic| Err(panicked(&*panic)))

@@ -26,7 +26,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from conftest import Opener
 from kit import apatiently, at, made, patiently, put, read, threadkeep
 from threadkeep import ConflictError, UnavailableError
-from threadkeep._core import at_rest
+from threadkeep._core import at_rest, thread_number
 from threadkeep.langgraph import AsyncPostgresSaver, AsyncSqliteSaver, PostgresSaver, SqliteSaver
 from threadkeep.langgraph._sqlite import _in_loop
 
@@ -483,6 +483,38 @@ def test_a_thread_that_brought_savers_to_rest_does_not_wait_for_itself(tmp_path:
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
     assert done.stdout.split() == ["refused", "closed"] * 4
+
+
+@pytest.mark.parametrize("run", [asyncio.run, _in_loop], ids=["thread", "thread of its own"])
+def test_a_call_that_began_before_its_thread_is_waited_for_is_refused_too(run: Any, tmp_path: Path) -> None:
+    saver = SqliteSaver(tmp_path / "checkpoints.db")
+    numbers: list[int] = []
+    outcomes: list[Any] = []
+    waits = threading.Event()
+
+    async def call() -> None:
+        begun = asyncio.ensure_future(saver.aget_tuple(at()))
+        # It waits for the end of the rest then.
+        await asyncio.sleep(0)
+        waits.set()
+        outcomes.append(await begun)
+
+    def called() -> None:
+        numbers.append(thread_number())
+        try:
+            run(call())
+        except UnavailableError as error:
+            outcomes.append(str(error))
+
+    thread = threading.Thread(target=called)
+
+    def wait_for_it() -> None:
+        at_rest([partial(thread.join, PATIENCE)], numbers[0])
+
+    at_rest([thread.start, partial(waits.wait, PATIENCE), wait_for_it])
+    thread.join(PATIENCE)
+    assert len(outcomes) == 1 and "this thread forks" in str(outcomes[0]), outcomes
+    saver.close()
 
 
 def test_an_interrupt_comes_after_the_call_is_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

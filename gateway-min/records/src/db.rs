@@ -295,7 +295,7 @@ impl Db {
         }
     }
 
-    /// Does `work` in a write transaction for a thread, after those requested earlier: commits it if `work` succeeds, and
+    /// Does `work` in a write transaction for a thread, after those that are queued: commits it if `work` succeeds, and
     /// rolls it back otherwise. Write transactions for one thread run one after the other, and the repositories rely on
     /// it: what one has read of its thread stays valid until it commits.
     pub(super) async fn write<T: Send + 'static>(

@@ -322,10 +322,15 @@ def test_a_database_that_is_no_source_is_named(old: Any, tmp_path: Path) -> None
 
 
 def test_a_target_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
-    old = str(tmp_path / "old.db")
-    with TheirSqliteSaver.from_conn_string(old) as theirs:
-        put(theirs, at(), made({"a": 1}))
-    assert refused(old, old).startswith("the target cannot be opened: ")
+    old, other, link = (str(tmp_path / name) for name in ("old.db", "other.db", "link.db"))
+    for path in (old, other):
+        with TheirSqliteSaver.from_conn_string(path) as theirs:
+            put(theirs, at(), made({"a": 1}))
+    assert refused(old, other).startswith("the target cannot be opened: ")
+    # One process must not have a file open in two SQLites.
+    Path(link).symlink_to(old)
+    for target in (old, link):
+        assert refused(old, target) == "the target cannot be opened: it is the file of the source; name another one\n"
     assert "begin it with postgresql://" in refused(old, "postgresql+psycopg://ann:secret@db/threads")
 
 

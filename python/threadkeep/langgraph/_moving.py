@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
@@ -186,6 +187,13 @@ def _shown(found: CheckpointTuple) -> Any:
     return checkpoint, values, dict(found.metadata), writes
 
 
+def _is_one_file(source: str, target: str) -> bool:
+    try:
+        return os.path.samefile(source, target)
+    except (OSError, ValueError):  # One of them is missing, or is an address.
+        return False
+
+
 def _progress(done: int, total: int, what: str) -> None:
     if sys.stderr.isatty():
         width = 30 * done // max(total, 1)
@@ -207,6 +215,9 @@ def main(arguments: Sequence[str]) -> int:
             "the stores are compared with LangGraph's saver, which is not installed: "
             f"pip install langgraph-checkpoint-{theirs}, or pass --no-compare"
         )
+    # Python's SQLite would have it open beside the store's, and locks do not keep two apart in one process.
+    if not given.dry_run and _is_one_file(given.source, given.target):
+        raise SystemExit("the target cannot be opened: it is the file of the source; name another one")
     end_in_order()
     source = PostgresSource(given.source) if is_address(given.source) else SqliteSource(given.source)
     with ExitStack() as stack:

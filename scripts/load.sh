@@ -10,7 +10,7 @@ mkdir -p "$target/bench"
 CARGO_INCREMENTAL=0 cargo build --release --locked -p threadkeep-gateway -p threadkeep-benches --bin threadkeep --bin load
 
 venv=$target/bench/langgraph
-if { [ -x "$venv/bin/pip" ] || python3 -m venv "$venv"; } &&
+if scripts/venv.sh "$venv" &&
   "$venv/bin/python" -m pip install --quiet 'langgraph-cli[inmem]==0.4.40' 'langgraph==1.2.22' 'langgraph-api==0.16.7'; then
   case " $* " in *" --store"*) ;; *) set -- --store sqlite,postgres,langgraph "$@" ;; esac
   set -- --langgraph "$venv/bin/langgraph" "$@"

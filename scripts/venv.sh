@@ -1,13 +1,17 @@
 #!/usr/bin/env bash
-# Creates the virtual environment of Python DIR unless it exists. One whose pip does not run is created again: its creation was
-# interrupted, or its interpreter is gone.
+# Creates the virtual environment of Python DIR unless it exists. One without a pip that runs gets pip, and keeps what is in it:
+# another program may have made it. If that does not work, its creation was interrupted or its interpreter is gone, and it is
+# created again.
 set -euo pipefail
 venv=${1:?which directory}
-if "$venv/bin/pip" --version > /dev/null 2>&1; then
+python=${PYTHON:-python3}
+has_pip() { "$venv/bin/pip" --version > /dev/null 2>&1; }
+if has_pip; then
     exit
 fi
-create() { "${PYTHON:-python3}" -m venv --clear "$venv"; }
-if ! create 2> /dev/null; then
-    "$(dirname "$0")/install.sh" python3-venv
-    create
+# Debian has it in a package of its own.
+"$python" -c 'import ensurepip' 2> /dev/null || "$(dirname "$0")/install.sh" python3-venv
+if "$venv/bin/python" -m ensurepip --default-pip > /dev/null 2>&1 && has_pip; then
+    exit
 fi
+"$python" -m venv --clear "$venv"

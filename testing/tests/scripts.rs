@@ -23,13 +23,23 @@ esac
 
 const SUCCEEDS: &str = "#!/bin/sh\necho nightly\n";
 
-/// Creates environments whose pip runs, and says so.
+/// Creates environments whose pip runs, in place of what is there, and says so.
 const PYTHON: &str = r#"#!/bin/sh
+[ "$*" != "-c import ensurepip" ] || exit 0
 for last; do :; done
+rm -rf "$last"
 mkdir -p "$last/bin"
 printf '#!/bin/sh\n' > "$last/bin/pip"
 chmod +x "$last/bin/pip"
 echo created
+"#;
+
+/// The interpreter of an environment, which installs its pip.
+const GIVES_PIP: &str = r#"#!/bin/sh
+[ "$*" = "-m ensurepip --default-pip" ] || exit 1
+folder=${0%/*}
+printf '#!/bin/sh\n' > "$folder/pip"
+chmod +x "$folder/pip"
 "#;
 
 fn root() -> PathBuf {
@@ -128,4 +138,11 @@ fn an_environment_whose_pip_does_not_run_is_created_again() {
     // The interpreter went away with an upgrade.
     program(&pip, "#!/nowhere/python3\n");
     assert_eq!((create(), create()), ("created\n".to_owned(), String::new()));
+    // Another program made it, without pip: what is in it stays.
+    fs::remove_file(&pip).unwrap();
+    let own = venv.join("own");
+    fs::write(&own, "").unwrap();
+    program(&venv.join("bin/python"), GIVES_PIP);
+    assert_eq!((create(), create()), (String::new(), String::new()));
+    assert!(own.exists() && pip.exists());
 }

@@ -74,8 +74,8 @@ impl SqliteFailure {
     pub(super) fn gone(file: &Path) -> Self {
         Self::new(format!(
             "{}: the file of the database, its -wal or its -shm was removed, renamed or replaced while it was open, so nothing \
-             was written; put it back where it was, or restore a backup (`threadkeep backup` makes one), then restart the \
-             gateway",
+             was written; put it back where it was, or restore a backup (`threadkeep backup --out FILE` makes one), then \
+             restart the gateway",
             file.display()
         ))
     }

@@ -1,8 +1,8 @@
 //! Forwards the stream of a run to other processes, through the database, while one of them follows it.
 //!
 //! The frames keep their ids, so that a client can reconnect to another process. Batches begin at least [`PAUSE`] apart
-//! and contain what arrived meanwhile, so a fast stream costs no more statements than a slow one. The end, and a frame
-//! after a longer pause, are written at once. A run that no other process follows writes nothing.
+//! and contain what arrived meanwhile, so a fast stream costs no more statements than a slow one. The end, a full
+//! batch, and a frame after a longer pause are written at once. A run that no other process follows writes nothing.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use super::Streams;
 use super::bridge::{Event, EventId, Frame, Subscription};
 use threadkeep_records::{FrameBatch, RecordsError, until_available};
 
-/// How long after the beginning of a batch the next one is written, unless that is the last one.
+/// How long after the beginning of a batch the next one is written, unless that is full or the last one.
 const PAUSE: Duration = Duration::from_millis(20);
 /// A batch is written when it has this many bytes.
 const BATCH_BYTES: usize = 1 << 20;

@@ -29,7 +29,7 @@ use super::threads::{Thread, absent, existing};
 use crate::app::App;
 use crate::runs::admission::seed_runs;
 use crate::threads::branch::{self, TurnEnd};
-use crate::threads::lineage::{self, Base};
+use crate::threads::lineage::{self, Base, LineageError};
 use threadkeep_records::{
     BRANCH_SEED_PREFIX, DISPLAY_NAME_MAX_CHARS, NewThread, RecordsError, ThreadRow, WriterKind, persistently,
 };
@@ -199,6 +199,7 @@ async fn find(app: &App, source: &ThreadId, body: &BranchThread) -> Result<Found
             tracing::warn!(thread = %source, %error, "cannot branch from a turn");
             return Err(ApiError::conflict(TURN_GONE));
         }
+        Err(LineageError::Read(error)) => return Err(ApiError::from_engine(source, INSPECT_FAILED, &error)),
         Err(error) => return Err(ApiError::internal(INSPECT_FAILED, &error)),
     };
     let whole = async |id| {

@@ -26,7 +26,7 @@ use super::threads::existing;
 use super::turns;
 use crate::app::App;
 use crate::runs::admission::{EDIT, REPLAY_KIND};
-use crate::threads::lineage::{self, Base};
+use crate::threads::lineage::{self, Base, LineageError};
 use threadkeep_records::{RunRow, RunStatus};
 
 const READ_FAILED: &str = "Failed to read latest checkpoint";
@@ -304,6 +304,7 @@ impl Conversation {
                 tracing::warn!(%thread, %error, "cannot repeat a turn");
                 Err(ApiError::conflict(NOT_RESOLVED))
             }
+            Err(LineageError::Read(error)) => Err(inspect_failed(error)),
             Err(error) => Err(ApiError::internal(INSPECT_FAILED, &error)),
         }
     }

@@ -53,6 +53,11 @@ impl RunError {
         }
     }
 
+    /// Whether the store lost what it had acknowledged. It is found once: another attempt works on what is there.
+    pub(super) fn is_history_lost(&self) -> bool {
+        matches!(self, Self::Agent(AgentError::Engine(threadkeep::Error::HistoryLost { .. })))
+    }
+
     /// Whether the head that was read is gone and an older one is there: an operator's pass removed it, and the run has
     /// written nothing since.
     pub(super) fn is_head_removed(&self, read: Option<CheckpointId>) -> bool {

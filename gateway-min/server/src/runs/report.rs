@@ -2,9 +2,9 @@
 
 use async_trait::async_trait;
 use serde_json::Value as Json;
-use threadkeep::Result;
 use threadkeep::state::StateSnapshot;
 use threadkeep::step::Task;
+use threadkeep::{Error, Result};
 use threadkeep_agent::serialize;
 use threadkeep_agent::tools::loop_detection::Verdict;
 use threadkeep_agent::tools::{Nested, WorkUsage};
@@ -21,6 +21,22 @@ pub(super) struct Reporter {
     pub(super) journal: Journal,
     pub(super) usage: UsageLedger,
     pub(super) owned: Owned,
+    /// That the store lost acknowledged changes of the thread, if something found it that does not fail the run.
+    pub(super) history_lost: Option<String>,
+}
+
+impl Reporter {
+    /// Shows a lost history. The run ends with it, whatever else came of it: it is found once, and nobody else would
+    /// hear of it.
+    pub(super) fn report_if_lost(&mut self, error: &Error) {
+        if self.history_lost.is_some() || !matches!(error, Error::HistoryLost { .. }) {
+            return;
+        }
+        let (name, message) = (error.class_name(), error.to_string());
+        self.frames.error(name, &message);
+        self.journal.error(name, &message);
+        self.history_lost = Some(message);
+    }
 }
 
 #[async_trait]

@@ -77,7 +77,8 @@ impl Runs {
         guard.control.begun();
         let asked = row.cancel_action == Some(CancelAction::Rollback);
         let named = |head: Option<CheckpointId>| Some(head.map(|id| id.to_string()).unwrap_or_default());
-        let (error, left) = match self.restore_when_possible(&row).await {
+        let mut lost = None;
+        let (error, left) = match self.restore_when_possible(&row, &mut lost).await {
             Ok(Undone::Succeeded(head)) => (None, named(Some(head))),
             Ok(Undone::Restored(head)) if asked => (Some(ROLLED_BACK.to_owned()), named(head)),
             // Nobody asked for that: it ends with what it died of.
@@ -99,6 +100,7 @@ impl Runs {
                 (Some(kept), None)
             }
         };
+        let error = lost.or(error);
         let end = RunEnd {
             status: if error.is_some() { RunStatus::Error } else { RunStatus::Success },
             stop_reason: row.stop_reason.filter(|_| error.is_some()),
@@ -123,13 +125,21 @@ impl Runs {
         }
     }
 
-    /// Restores the state before the run, again while the store is unavailable or another writer is in the way.
-    async fn restore_when_possible(&self, row: &RunRow) -> Result<Undone, RunError> {
+    /// Restores the state before the run, again while the store is unavailable or another writer is in the way. `lost`
+    /// says what the store lost of what it had acknowledged: another attempt does not find it again.
+    async fn restore_when_possible(
+        &self,
+        row: &RunRow,
+        lost: &mut Option<String>,
+    ) -> Result<Undone, RunError> {
         let mut patience = Patience::begin();
         loop {
             match self.restore_before(row).await {
                 Err(error) if error.may_pass() => {
                     tracing::warn!(run_id = row.run_id, %error, "cannot roll back a run yet");
+                    if error.is_history_lost() {
+                        *lost = Some(error.to_string());
+                    }
                     if !self.may_try_again(&mut patience).await {
                         return Err(error);
                     }

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value as Json, json};
+use threadkeep::Error;
 use threadkeep::saver::Load;
 use tokio::time::Instant;
 
@@ -184,6 +185,10 @@ async fn show_outcome(streams: &Streams, row: &RunRow, from_the_start: bool, pub
         Ok(None) => {}
         Err(error) => {
             tracing::debug!(run_id = row.run_id, %error, "cannot read the state that a run of another process left");
+            // It is found once: the thread's next turn would not hear of it.
+            if matches!(error, Error::HistoryLost { .. }) {
+                publisher.fail(&json!({"message": error.to_string(), "name": error.class_name()}));
+            }
         }
     }
     tell(streams, row, publisher).await;

@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
-use axum::http::Method;
+use axum::http::{Method, Request};
 use serde_json::{Value, json};
 use threadkeep_testing::{Cluster, Replication};
 use tokio::task::block_in_place;
 
+use crate::sse::Frames;
 use crate::support::{Gateway, MODES, Setup, question, texts};
 
 const LOST: &str = "the store lost changes that it had acknowledged";
@@ -50,6 +51,21 @@ async fn gateway(cluster: &Cluster, mode: &str, threads: &[&str]) -> Gateway {
     gateway
 }
 
+/// What the event stream of its thread says of the end of the newest run.
+async fn end_of_events(gateway: &Gateway) -> Value {
+    let request = Request::post("/api/threads/events/stream/events");
+    let request = request.header("content-type", "application/json");
+    let request = request.body(json!({"channels": ["lifecycle"]}).to_string().into()).unwrap();
+    let mut events = Frames::of(gateway.open_answer(request).await);
+    loop {
+        let event = events.next().await.expect("the end of the run");
+        let data = &event.data["params"]["data"];
+        if data["event"] != "running" {
+            return data.clone();
+        }
+    }
+}
+
 /// Waits until turns are acknowledged again.
 async fn until_it_is_back(gateway: &Gateway) {
     let is_back = async {
@@ -68,7 +84,7 @@ async fn until_it_is_back(gateway: &Gateway) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn turns_that_a_failover_lost_are_reported_before_anything_more_is_acknowledged() {
     let cluster = block_in_place(|| Cluster::start(Replication::Asynchronous).unwrap());
-    let mut lost = vec!["turn", "join"];
+    let mut lost = vec!["turn", "join", "events"];
     lost.extend(refused().map(|(thread, ..)| thread));
     let all = [&lost[..], &["spare"]].concat();
     let mut gateways = Vec::new();
@@ -96,6 +112,8 @@ async fn turns_that_a_failover_lost_are_reported_before_anything_more_is_acknowl
         assert!(answer["status"] == "error" && is_told(&answer["error"], "turn"), "{mode}: {answer}");
         let answer = gateway.get(&format!("/api/threads/join/runs/{run}/join")).await.ok();
         assert!(answer["status"] == "error" && is_told(&answer["error"], "join"), "{mode}: {answer}");
+        let end = end_of_events(gateway).await;
+        assert!(end["event"] == "failed" && is_told(&end["error"], "events"), "{mode}: {end}");
         for (thread, method, path, body) in refused() {
             let answer = gateway.call(method, &format!("/api/threads/{thread}{path}"), body).await;
             let is_refused = answer.status == 409 && is_told(&answer.body["detail"], thread);

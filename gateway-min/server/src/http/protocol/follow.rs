@@ -6,6 +6,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use futures::StreamExt as _;
 use serde_json::{Value, json};
+use threadkeep::Error;
 use threadkeep::channel::MESSAGES_CHANNEL;
 use threadkeep::id::Clock as _;
 use threadkeep::saver::Load;
@@ -31,6 +32,8 @@ pub(super) struct Following {
     current: Option<Current>,
     /// What is to be sent.
     said: VecDeque<Said>,
+    /// What a read found that the store lost of what it had acknowledged. The next end of a run says it.
+    lost: Option<String>,
 }
 
 /// The run that is followed.
@@ -57,7 +60,8 @@ impl Following {
         })
         .await?;
         let earlier = runs.known().clone();
-        Ok(Self { runs, filter: Arc::new(filter), earlier, current: None, said: VecDeque::new() })
+        let filter = Arc::new(filter);
+        Ok(Self { runs, filter, earlier, current: None, said: VecDeque::new(), lost: None })
     }
 
     fn app(&self) -> &Arc<App> {
@@ -145,9 +149,19 @@ impl Following {
                 self.said.push_back(speaker.snapshot("values", &id, Data::Text(values.into())));
             }
             Ok(None) => {}
-            Err(error) => tracing::debug!(%thread, %error, "cannot read the state for an event stream"),
+            Err(error) => {
+                tracing::debug!(%thread, %error, "cannot read the state for an event stream");
+                self.keep_if_lost(&error);
+            }
         }
         Some(())
+    }
+
+    /// A lost history is found once: the thread's next turn would not hear of it.
+    fn keep_if_lost(&mut self, error: &Error) {
+        if matches!(error, Error::HistoryLost { .. }) {
+            self.lost = Some(error.to_string());
+        }
     }
 
     /// Says how a run ended; `None` if it was deleted with its thread, or that is no longer the caller's.
@@ -183,7 +197,9 @@ impl Following {
             _ => Vec::new(),
         };
         let waits = !questions.is_empty() || left.as_ref().is_some_and(|left| !left.next.is_empty());
+        let lost = self.lost.take();
         let status = match row.reported_status() {
+            _ if lost.is_some() => "failed",
             RunStatus::Interrupted => "interrupted",
             RunStatus::Error | RunStatus::Timeout => "failed",
             RunStatus::Success if waits => "interrupted",
@@ -193,7 +209,7 @@ impl Following {
         };
         let mut data = json!({ "event": status, "graph_name": GRAPH });
         if status == "failed" {
-            let error = row.error.clone().or_else(|| translator.failed.clone());
+            let error = lost.or_else(|| row.error.clone()).or_else(|| translator.failed.clone());
             translator.failed = Some(error.clone().unwrap_or_default());
             data["error"] = error.into();
         }
@@ -229,10 +245,13 @@ impl Following {
     }
 
     /// The checkpoint that the run has left, with its messages; `None` if it wrote none.
-    async fn left_by(&self, run: &RunRow) -> Option<StateSnapshot> {
+    async fn left_by(&mut self, run: &RunRow) -> Option<StateSnapshot> {
         let left = self.app().threads.left_by(run, &Load::Only([MESSAGES_CHANNEL.into()].into())).await;
         let run_id = &run.run_id;
-        let left = left.inspect_err(|error| tracing::debug!(run_id, %error, "cannot read what a run left"));
+        if let Err(error) = &left {
+            tracing::debug!(run_id, %error, "cannot read what a run left");
+            self.keep_if_lost(error);
+        }
         let left = left.ok().flatten()?;
         (serialize::metadata(&left.metadata).get("run_id") == Some(&json!(run_id))).then_some(left)
     }

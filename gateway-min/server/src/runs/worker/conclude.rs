@@ -60,12 +60,15 @@ impl Worker<'_> {
         outcome: Outcome,
         started: DateTime<Utc>,
     ) -> Result<(), RecordsError> {
-        if let Outcome::Failed { message, .. } = &outcome
+        if let Outcome::Failed { name, message, lost } = &outcome
             && self.reporter.owned.is_taken_over().await
         {
             let run_id = &self.spec.run_id;
             tracing::error!(run_id, error = %message, "another process has ended the run, or taken it over");
-            // Its clients are shown how that one ends it.
+            // Its clients are shown how that one ends it, but for a lost history: that one may know nothing of it.
+            if *lost {
+                self.reporter.frames.error(name, message);
+            }
             self.close_and_leave().await;
             return Ok(());
         }
@@ -77,7 +80,7 @@ impl Worker<'_> {
                 };
                 end
             }
-            Outcome::Failed { name, message } => {
+            Outcome::Failed { name, message, .. } => {
                 self.reporter.frames.error(name, &message);
                 self.reporter.journal.error(name, &message);
                 End { error: Some(message), ..End::new(RunStatus::Error) }
@@ -171,6 +174,7 @@ impl Worker<'_> {
         if let (Some(accessor), Some(_)) = (accessor, &self.left)
             && let Err(error) = accessor.saver().flush(&self.thread).await
         {
+            self.reporter.report_if_lost(&error);
             tracing::warn!(run_id = self.spec.run_id, %error, "a power loss may take what the run has written");
         }
         if row.is_some() && action.is_none() && self.runs.is_stopping() {
@@ -254,6 +258,8 @@ impl Worker<'_> {
                 Ok(state) => break state,
                 Err(error) => error,
             };
+            // Another attempt works on what the store has now, and does not find it again.
+            self.reporter.report_if_lost(&error);
             let is_final = match &error {
                 // A commit of the run that was in doubt may have arrived; somebody else's write stays.
                 Error::Conflict { found, .. } => head.is_moved_to(*found),
@@ -301,6 +307,7 @@ impl Worker<'_> {
         };
         // It has written nothing.
         let end = End { rollback_settled: true, ..end };
+        self.drop_first_head();
         self.reporter.journal.close().await;
         self.end_row(&end, None).await?;
         Ok(())
@@ -308,8 +315,8 @@ impl Worker<'_> {
 
     /// Ends the run's row, after everything else is written, and wakes the run that waited for it.
     async fn end_row(&mut self, end: &End, title: Option<String>) -> Result<(), RecordsError> {
-        let status = end.status;
         let end = RunEnd { display_name: title, ..self.row_end(end) };
+        let status = end.status;
         self.ends_as = Some(end.clone());
         let outcome = self.runs.finish(&self.spec.run_id, &end).await?;
         if matches!(outcome, FinishOutcome::Finished { .. }) {
@@ -332,10 +339,19 @@ impl Worker<'_> {
         Some(head.id().max(self.noted).map(|id| id.to_string()).unwrap_or_default())
     }
 
+    /// The end of a run whose records fail before it is known how it ends, if the history of its thread was lost.
+    pub(super) fn end_if_lost(&self) -> Option<RunEnd> {
+        self.reporter.history_lost.as_ref().map(|_| self.row_end(&End::new(RunStatus::Error)))
+    }
+
     fn row_end(&self, end: &End) -> RunEnd {
+        let (status, error) = match &self.reporter.history_lost {
+            Some(lost) => (RunStatus::Error, Some(lost.clone())),
+            None => (end.status, end.error.clone()),
+        };
         RunEnd {
-            status: end.status,
-            error: end.error.clone(),
+            status,
+            error,
             stop_reason: end.stop_reason.clone(),
             display_name: None,
             left_checkpoint: self.left_checkpoint(),

@@ -67,7 +67,7 @@ impl Worker<'_> {
                 self.note_finished_before(&point).await?;
                 self.rollback = Some(point);
             }
-            Err(error @ Error::Conflict { .. }) => return Err(error.into()),
+            Err(error @ (Error::Conflict { .. } | Error::HistoryLost { .. })) => return Err(error.into()),
             Err(error) => {
                 tracing::warn!(run_id = spec.run_id, %error, "no rollback possible: cannot read the state before the run");
             }

@@ -63,7 +63,8 @@ pub(crate) struct RunSpec {
 enum Outcome {
     Ended { stop_reason: Option<String>, fallback: Option<String> },
     Cancelled,
-    Failed { name: &'static str, message: String },
+    /// `lost` if it is that the store lost what it had acknowledged.
+    Failed { name: &'static str, message: String, lost: bool },
 }
 
 impl RunSpec {
@@ -122,6 +123,7 @@ async fn work(runs: Arc<Runs>, spec: RunSpec, publisher: Arc<Publisher>, frames:
             journal: Journal::new(runs.records.clone(), &spec.thread_id, &spec.run_id),
             usage: UsageLedger::default(),
             owned: Owned::new(&runs, &spec.run_id),
+            history_lost: None,
         },
         thread: ThreadId::from(spec.thread_id.as_str()),
         first_head: None,
@@ -159,13 +161,15 @@ async fn work(runs: Arc<Runs>, spec: RunSpec, publisher: Arc<Publisher>, frames:
     }
     if let Err(error) = lived {
         tracing::error!(run_id = spec.run_id, thread_id = spec.thread_id, %error, "cannot write the run's records");
+        run.drop_first_head();
         // Otherwise it was shown how the run ends.
         if run.ends_as.is_none() {
             publisher.fail(&died());
         }
         // Its clients need not wait for an unavailable database.
         publisher.end();
-        runs.bury(&spec.run_id, run.ends_as.take()).await;
+        let end = run.ends_as.take().or_else(|| run.end_if_lost());
+        runs.bury(&spec.run_id, end).await;
     }
     publisher.end();
 }
@@ -219,7 +223,8 @@ impl Worker<'_> {
         let accessor = match self.runs.threads.accessor_for_run().await {
             Ok(accessor) => accessor,
             Err(error) => {
-                let outcome = Outcome::Failed { name: error.class_name(), message: error.to_string() };
+                let outcome =
+                    Outcome::Failed { name: error.class_name(), message: error.to_string(), lost: false };
                 return self.conclude(None, outcome, started).await;
             }
         };
@@ -231,11 +236,23 @@ impl Worker<'_> {
         let outcome = match ended {
             Ok(Ended::Done { stop_reason, fallback }) => Outcome::Ended { stop_reason, fallback },
             Ok(Ended::Cancelled) => Outcome::Cancelled,
-            Err(error) => Outcome::Failed { name: error.class_name(), message: error.to_string() },
+            Err(error) => Outcome::Failed {
+                name: error.class_name(),
+                message: error.to_string(),
+                lost: error.is_history_lost(),
+            },
         };
         self.conclude(Some(accessor), outcome, started).await?;
         drop(lock);
         Ok(())
+    }
+
+    /// Drops the head that was read for a start which does not come, or comes later. What that read found to be lost is
+    /// reported.
+    fn drop_first_head(&mut self) {
+        if let Some(Err(error)) = self.first_head.take() {
+            self.reporter.report_if_lost(&error);
+        }
     }
 }
 

@@ -1,5 +1,5 @@
 //! What a run stores besides its state: its duration, its title, what it changed in the thread's files. A failure here
-//! does not fail the run.
+//! does not fail the run, unless it is that the store lost what it had acknowledged.
 
 use std::io;
 
@@ -50,7 +50,10 @@ impl Worker<'_> {
         let before = self.rollback.as_ref().and_then(RollbackPoint::snapshot);
         match duration::note_on(accessor, head, before, &notes).await {
             Ok(noted) => self.noted = noted.map(|noted| noted.key.id),
-            Err(error) => tracing::warn!(run_id, %error, "could not note the duration of the run"),
+            Err(error) => {
+                self.reporter.report_if_lost(&error);
+                tracing::warn!(run_id, %error, "could not note the duration of the run");
+            }
         }
     }
 
@@ -78,6 +81,7 @@ impl Worker<'_> {
             Ok(Some(Json::String(title))) => Some(title),
             Ok(_) => None,
             Err(error) => {
+                self.reporter.report_if_lost(&error);
                 tracing::warn!(thread_id = self.spec.thread_id, %error, "could not set the title");
                 None
             }

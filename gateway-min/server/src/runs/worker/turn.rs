@@ -45,7 +45,7 @@ impl Worker<'_> {
                 }
                 StartOutcome::Waiting => {
                     // Others write to the thread meanwhile.
-                    self.first_head = None;
+                    self.drop_first_head();
                     tokio::select! {
                         () = promoted => {}
                         () = self.guard.control.cancel.cancelled() => {

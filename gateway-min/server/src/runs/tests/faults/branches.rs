@@ -4,7 +4,7 @@ use serde_json::json;
 use threadkeep::id::ThreadId;
 
 use super::super::{ask, everywhere};
-use super::saver::Fault;
+use super::saver::{Fault, lost};
 use super::{faulty, goes_on, post};
 
 #[tokio::test]
@@ -32,6 +32,27 @@ async fn a_branch_whose_writes_fail_leaves_no_thread_and_its_source_as_it_was() 
         let (status, _) = post(&gateway, "/api/threads/t/branches", body).await;
         assert!(faults.disarm(), "two checkpoints, and no more writes");
         assert_eq!(status, 200);
+        goes_on(&gateway).await;
+    }
+}
+
+#[tokio::test]
+async fn a_branch_is_refused_with_what_any_of_its_reads_finds_lost() {
+    for on in everywhere() {
+        let (gateway, faults) = faulty(on, "none").await;
+        gateway.run(ask("second")).await;
+        let messages = gateway.head().await.unwrap().json("messages").unwrap().unwrap();
+        let body = json!({"message_id": messages[3]["id"]});
+        let text = json!(lost().to_string());
+        for k in 1.. {
+            faults.lose(k);
+            let (status, answer) = post(&gateway, "/api/threads/t/branches", body.clone()).await;
+            if faults.disarm() {
+                assert_eq!(status, 200, "{answer}");
+                break;
+            }
+            assert_eq!((status, &answer["detail"]), (409, &text), "{on:?} {k}");
+        }
         goes_on(&gateway).await;
     }
 }

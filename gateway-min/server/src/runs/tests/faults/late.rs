@@ -162,6 +162,30 @@ async fn a_run_that_was_ended_elsewhere_while_its_model_answered_stores_no_answe
     }
 }
 
+/// The process that has ended the run may know nothing of it.
+#[tokio::test]
+async fn clients_of_a_run_that_was_ended_elsewhere_are_shown_what_its_write_finds_lost() {
+    for on @ (saver, mode) in everywhere() {
+        let name = format!("late-lost-{saver}-{mode}");
+        let two = Two::start(on, &name).await;
+        let created = two.own.create(ask("wait")).await.unwrap();
+        at_gate(&two.own, &name, "wait").await;
+        let records = two.other.app.records.clone();
+        two.faults.before_write(async move {
+            let found = records.runs().recover_owner(records.now(), "own").await.unwrap();
+            assert_eq!(found.runs.len(), 1);
+        });
+        two.faults.write(1, Fault::Lost);
+        gate(&name).open();
+        let run_id = created.run.run_id.clone();
+        let shown = frames(created.stream).await;
+        let error = json!({"message": lost().to_string(), "name": "CheckpointHistoryLostError"});
+        let last = [("error".to_owned(), error), ("end".to_owned(), Json::Null)];
+        assert!(shown.ends_with(&last), "{on:?}: {shown:?}");
+        assert_eq!(two.own.row(&run_id).await.error.as_deref(), Some(RECOVERY_ERROR), "{on:?}");
+    }
+}
+
 /// The old turn is not back yet: the row of the edit already says what it died of.
 #[tokio::test]
 async fn clients_of_an_edit_that_was_taken_over_are_shown_what_it_died_of() {

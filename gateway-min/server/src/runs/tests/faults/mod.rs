@@ -4,6 +4,7 @@
 mod branches;
 mod deletions;
 mod late;
+mod lost;
 mod records;
 mod replaced;
 mod rollbacks;
@@ -25,7 +26,7 @@ use threadkeep_agent::Interrupts;
 use threadkeep_agent::model::scripted::gate;
 use tower::ServiceExt as _;
 
-use self::saver::{Fault, Faults, FaultySaver};
+use self::saver::{Fault, Faults, FaultySaver, lost};
 use super::left::left_by;
 use super::{Gateway, On, SAVERS, ask, everywhere, from, go_on, options};
 use crate::runs::request::{Resume, RunInput, RunOptions, RunRequest, StreamMode};
@@ -357,6 +358,17 @@ async fn a_turn_that_cannot_be_looked_at_is_not_prepared_and_nothing_is_written(
             texts.dedup();
             let both = ["Failed to read latest checkpoint", "Failed to inspect checkpoint history"];
             assert_eq!(texts, both, "{on:?} {route}");
+            // But a lost history is said, whichever read finds it.
+            let text = json!(lost().to_string());
+            for k in 1.. {
+                faults.lose(k);
+                let path = format!("/api/threads/t/runs/{route}/prepare");
+                let (status, answer) = post(&gateway, &path, body.clone()).await;
+                if faults.disarm() {
+                    break;
+                }
+                assert_eq!((status, &answer["detail"]), (409, &text), "{on:?} {route} {k}");
+            }
             assert_eq!(gateway.history().await, before);
         }
     }

@@ -22,6 +22,8 @@ pub(super) enum Fault {
     Away,
     /// It was executed, but the response was lost.
     InDoubt,
+    /// The store had lost what it had acknowledged; nothing was executed.
+    Lost,
 }
 
 /// Which call fails next.
@@ -33,7 +35,7 @@ struct Armed {
     before: Option<BoxFuture<'static, ()>>,
     before_read: Option<BoxFuture<'static, ()>>,
     write: Option<(usize, Fault)>,
-    read: Option<usize>,
+    read: Option<(usize, Error)>,
     away: usize,
     damaged: Option<CheckpointId>,
 }
@@ -46,7 +48,12 @@ impl Faults {
 
     /// Makes the `k`-th read from now, from 1, fail.
     pub(super) fn read(&self, k: usize) {
-        self.0.lock().unwrap().read = Some(k);
+        self.0.lock().unwrap().read = Some((k, refused()));
+    }
+
+    /// Makes the `k`-th read from now, from 1, find that the store lost what it had acknowledged.
+    pub(super) fn lose(&self, k: usize) {
+        self.0.lock().unwrap().read = Some((k, lost()));
     }
 
     /// Makes the store unavailable to the next `reads` reads.
@@ -85,16 +92,12 @@ impl Faults {
             armed.away -= 1;
             return Err(Error::Unavailable { saver: "faulty", reason: "injected fault".to_owned() });
         }
-        match armed.read.as_mut() {
-            Some(1) => {
-                armed.read = None;
-                Err(refused())
-            }
-            Some(left) => {
-                *left -= 1;
+        match armed.read.take() {
+            Some((1, error)) => Err(error),
+            later => {
+                armed.read = later.map(|(k, error)| (k - 1, error));
                 Ok(())
             }
-            None => Ok(()),
         }
     }
 
@@ -129,6 +132,7 @@ impl Faults {
                 write.await?;
                 Err(Error::InDoubt { saver: "faulty", reason: "injected fault".to_owned() })
             }
+            Some(Fault::Lost) => Err(lost()),
         }
     }
 }
@@ -136,6 +140,11 @@ impl Faults {
 /// Not `Unavailable`, which some callers would retry or report differently.
 fn refused() -> Error {
     Error::InvalidInput("injected fault".to_owned())
+}
+
+/// What a saver reports once: it has forgotten what it knew by then.
+pub(super) fn lost() -> Error {
+    Error::HistoryLost { thread: "t".into(), seen: "injected fault".to_owned() }
 }
 
 /// The saver that fails.

@@ -26,7 +26,7 @@ use crate::runs::request::{RunOptions, RunRequest, StreamMode};
 use crate::runs::worker::rolling_back;
 
 /// A run that has written a message and is to be rolled back, whose process is gone.
-async fn left(gateway: &Gateway) -> RunRow {
+pub(super) async fn left(gateway: &Gateway) -> RunRow {
     worked(gateway, false).await;
     let runs = gateway.app.records.runs();
     runs.request_cancel("gone", CancelAction::Rollback).await.unwrap();
@@ -62,7 +62,7 @@ async fn restarted(gateway: &Gateway) -> RunRow {
 }
 
 /// Takes the run over, and waits for its end.
-async fn rolled_back(gateway: &Gateway, row: RunRow) -> RunRow {
+pub(super) async fn rolled_back(gateway: &Gateway, row: RunRow) -> RunRow {
     gateway.app.runs.roll_back(vec![row]);
     let ended = gateway.row("gone");
     tokio::time::timeout(Duration::from_mins(10), ended).await.expect("it holds its thread for ever")

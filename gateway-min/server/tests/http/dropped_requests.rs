@@ -332,7 +332,9 @@ async fn dropped_anywhere(backend: &'static str, mode: &'static str) {
         nothing_left(&gateway, client, &name).await;
         goes_on(&gateway, &subject, &name).await;
     }
-    assert!(waits > 10, "at most {waits} waits");
+    // A request waits for SQLite once a transaction, for Postgres once a statement.
+    let least = if client.is_some() { 10 } else { 5 };
+    assert!(waits > least, "at most {waits} waits");
     assert_eq!(tried.len() + ENDLESS.len(), operations.len(), "{tried:?}");
 }
 

@@ -61,10 +61,17 @@ pub(crate) struct RunSpec {
 
 /// The outcome of a run's work.
 enum Outcome {
-    Ended { stop_reason: Option<String>, fallback: Option<String> },
+    Ended {
+        stop_reason: Option<String>,
+        fallback: Option<String>,
+    },
     Cancelled,
     /// `lost` if it is that the store lost what it had acknowledged.
-    Failed { name: &'static str, message: String, lost: bool },
+    Failed {
+        name: &'static str,
+        message: String,
+        lost: bool,
+    },
 }
 
 impl RunSpec {

@@ -197,6 +197,14 @@ impl SqliteSaver {
         self.readers.run(|db, memory| check::check(db, &memory.names)).await
     }
 
+    /// As [`Self::check`], of the rows of these threads only: what is wrong elsewhere is not found, and not read.
+    ///
+    /// # Errors
+    /// As [`Self::check`].
+    pub async fn check_threads(&self, threads: Vec<ThreadId>) -> Result<Vec<Finding>> {
+        self.readers.run(move |db, memory| check::check_threads(db, &memory.names, &threads)).await
+    }
+
     /// The threads of a database whose list of threads is damaged, as far as it can be read; of an intact one, all. Which of
     /// them can be read [`Self::check`] says.
     ///

@@ -14,10 +14,11 @@ use super::progress::Progress;
 use super::question::{self, can_be_asked};
 use super::target::{StoreArgs, Target, Threads, retried_while_stale};
 
-/// Check every invariant of threads and of the database.
+/// Check every invariant of threads, and with --all of the database.
 ///
 /// Lineages, applied rows, replay, markers, counters, versions; on SQLite also every row's checksum, every reference,
-/// and unreferenced rows. Prints one line per violation, with its ids. Writers can continue meanwhile.
+/// and unreferenced rows, with --all of the whole file. Prints one line per violation, with its ids. Writers can continue
+/// meanwhile.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -208,12 +209,12 @@ impl VerifyCommand {
         // From here on a signal ends the command at once: this only reads, and may take long.
         drop(progress);
         if let Some(sqlite) = target.sqlite() {
-            let wanted: HashSet<&str> = threads.iter().map(ThreadId::as_str).collect();
-            let findings = sqlite.check().await?.into_iter().filter(|finding| {
-                let thread = finding.scope.as_ref().map(|(thread, _)| thread.as_str());
-                self.threads.are_all() || thread.is_some_and(|thread| wanted.contains(thread))
-            });
-            lines.extend(findings.map(|finding| {
+            let findings = if self.threads.are_all() {
+                sqlite.check().await?
+            } else {
+                sqlite.check_threads(threads.clone()).await?
+            };
+            lines.extend(findings.into_iter().map(|finding| {
                 let text = finding.to_string();
                 let (thread, namespace) = finding.scope.unzip();
                 Line {

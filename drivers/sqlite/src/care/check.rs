@@ -1,10 +1,11 @@
-//! Checking a whole database, row by row.
+//! Checking a whole database, or some of its threads, row by row.
 //!
 //! A page that cannot be read does not end the check: what is on it is reported, and everything else is checked.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 
+use threadkeep::id::ThreadId;
 use threadkeep::{Error, Result};
 use threadkeep_layout::Run;
 
@@ -48,7 +49,7 @@ impl fmt::Display for Finding {
 
 /// All defects of the database.
 pub(crate) fn check(db: &Db, names: &Names) -> Result<Vec<Finding>> {
-    let mut check = Check { db, names, found: Vec::new(), has_names: true, unreadable: false };
+    let mut check = Check::new(db, names);
     check.integrity()?;
     check.dictionaries()?;
     check.names()?;
@@ -56,16 +57,20 @@ pub(crate) fn check(db: &Db, names: &Names) -> Result<Vec<Finding>> {
     if directory.is_complete() {
         check.strays(&directory.scopes)?;
     }
-    for (thread, chains) in by_thread(&directory.scopes) {
-        // A page that could not be read has ended the transaction. A thread is checked as it is at one moment.
-        if db.is_autocommit() {
-            db.execute("BEGIN", [])?;
-        }
-        check.thread(thread, &chains)?;
-    }
+    check.threads(&directory, |_| true)?;
     for (thread, chains) in deleted(&directory.scopes) {
         check.deleted(thread, &chains)?;
     }
+    Ok(check.found)
+}
+
+/// The defects of these threads. Other rows are not read, but for the lists of names and of threads.
+pub(crate) fn check_threads(db: &Db, names: &Names, threads: &[ThreadId]) -> Result<Vec<Finding>> {
+    let mut check = Check::new(db, names);
+    check.names()?;
+    let directory = check.directory()?;
+    check.threads(&directory, |scope| threads.iter().any(|thread| thread.as_str() == scope.text))?;
+    check.found.retain(|finding| finding.scope.is_some());
     Ok(check.found)
 }
 
@@ -82,7 +87,24 @@ struct Check<'a> {
 /// A decoded row of a chain.
 type Row = (CheckpointRecord, Vec<TaskRecord>);
 
-impl Check<'_> {
+impl<'a> Check<'a> {
+    fn new(db: &'a Db, names: &'a Names) -> Self {
+        Self { db, names, found: Vec::new(), has_names: true, unreadable: false }
+    }
+
+    fn threads(&mut self, directory: &Directory, is_wanted: impl Fn(&Scope) -> bool) -> Result<()> {
+        for (thread, chains) in
+            by_thread(&directory.scopes).into_iter().filter(|(thread, _)| is_wanted(thread))
+        {
+            // A page that could not be read has ended the transaction. A thread is checked as it is at one moment.
+            if self.db.is_autocommit() {
+                self.db.execute("BEGIN", [])?;
+            }
+            self.thread(thread, &chains)?;
+        }
+        Ok(())
+    }
+
     fn report(
         &mut self,
         scope: Option<(&str, &str)>,

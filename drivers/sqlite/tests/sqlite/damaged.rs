@@ -4,8 +4,9 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use threadkeep::Error;
+use threadkeep::id::ThreadId;
 use threadkeep::saver::Saver;
-use threadkeep_sqlite::{Options, SqliteSaver};
+use threadkeep_sqlite::{Finding, Options, SqliteSaver};
 
 use crate::common::{Talk, message};
 
@@ -59,6 +60,15 @@ async fn a_damaged_page_is_a_finding_and_the_other_threads_are_checked() {
         let listed: BTreeSet<String> =
             saver.readable_threads().await.unwrap().iter().map(ToString::to_string).collect();
         assert!(listed.is_subset(&ids), "page {page}: {listed:?}");
+        let (some, rest): (Vec<_>, Vec<_>) = ids.iter().enumerate().partition(|(number, _)| number % 2 == 0);
+        for wanted in [some, rest] {
+            let wanted: Vec<ThreadId> = wanted.iter().map(|(_, id)| id.as_str().into()).collect();
+            let of_wanted = |finding: &&Finding| {
+                finding.scope.as_ref().is_some_and(|(thread, _)| wanted.contains(&thread.as_str().into()))
+            };
+            let of_wanted: Vec<Finding> = found.iter().filter(of_wanted).cloned().collect();
+            assert_eq!(saver.check_threads(wanted.clone()).await.unwrap(), of_wanted, "page {page}");
+        }
         // The first page of the directory is needed for all of it.
         hidden += usize::from(listed.len() * 2 < ids.len());
         unlisted += ids.len() - listed.len();

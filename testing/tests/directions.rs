@@ -31,9 +31,9 @@ const EDGES: &[(&str, &[&str])] = &[
     ("config", &["files"]),
     ("records", &["engine", "files"]),
     ("storage", &["config", "engine", "files", "memory", "postgres", "records", "redis", "sqlite"]),
-    ("agent", &["config", "engine", "files"]),
-    ("subagents", &["agent", "config", "engine", "files", "records"]),
     ("processes", &["config"]),
+    ("agent", &["config", "engine", "files", "processes"]),
+    ("subagents", &["agent", "config", "engine", "files", "processes", "records"]),
     ("acp", &["agent", "config", "files", "processes"]),
     ("mcp", &["agent", "config", "processes"]),
     (

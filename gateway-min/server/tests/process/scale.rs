@@ -22,8 +22,8 @@ async fn commands_read_what_they_print_and_turns_go_on_beside_them() {
         let [small, wide, large] = [&row.small, &row.wide, &row.large];
         assert!(small.wall_ms > 0.0 && large.peak > 0, "{row:?}");
         if row.grows != Grows::Store {
-            // Ten times the threads.
-            assert!(wide.read <= 3 * small.read + 400_000, "{row:?}\n{shown}");
+            // Ten times the threads. A gateway that trains a dictionary or empties its log meanwhile reads more.
+            assert!(wide.read <= 3 * small.read + 2_000_000, "{row:?}\n{shown}");
         }
         // Ten times the threads and turns.
         if row.grows == Grows::No {

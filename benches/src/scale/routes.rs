@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use reqwest::{Client, RequestBuilder};
 use serde_json::{Value as Json, json};
 
@@ -248,7 +248,9 @@ async fn route(
     let (cpu, read) = (process.cpu(), process.read());
     let began = Instant::now();
     for request in requests {
-        answers.push(send(request).await?.1);
+        let (good, answer) = send(request).await?;
+        ensure!(good, "a repeated request was refused: {}", String::from_utf8_lossy(&answer));
+        answers.push(answer);
     }
     let each = |time: Duration| ms(time / measured);
     let used = Used {

@@ -80,11 +80,24 @@ async fn older_schema_is_refused_and_left_alone_by_what_must_not_upgrade_it() {
     let target = postgres_target(database.url(), "public", 1);
     Records::open_postgres(&target, RecordsOptions::default()).await.unwrap().close().await;
     let admin = target.open().await.unwrap();
-    admin.batch_execute("DELETE FROM threadkeep_gateway_migrations WHERE version = 19").await.unwrap();
+    admin.batch_execute("DELETE FROM threadkeep_gateway_migrations WHERE version = 20").await.unwrap();
     let error = Records::open_existing_postgres(&target, RecordsOptions::default()).await.unwrap_err();
     assert!(matches!(error, RecordsError::OlderSchema { missing: 1, .. }), "{error}");
     let there = admin.query_typed("SELECT version FROM threadkeep_gateway_migrations", &[]).await.unwrap();
-    assert_eq!(there.len(), 18, "nothing was applied");
+    assert_eq!(there.len(), 19, "nothing was applied");
+}
+
+/// Frames live for a moment, and the server would spend most of an insert on compressing them.
+#[tokio::test]
+async fn frames_are_stored_as_they_are() {
+    let database = threadkeep_testing::postgres().unwrap().database().await.unwrap();
+    let target = postgres_target(database.url(), "public", 1);
+    Records::open_postgres(&target, RecordsOptions::default()).await.unwrap().close().await;
+    let admin = target.open().await.unwrap();
+    let sql = "SELECT attstorage::text FROM pg_attribute \
+               WHERE attrelid = 'threadkeep_gateway_run_frames'::regclass AND attname = 'frames'";
+    let found = admin.query_typed(sql, &[]).await.unwrap();
+    assert_eq!(found[0].get::<_, String>(0), "e");
 }
 
 #[tokio::test]

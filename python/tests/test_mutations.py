@@ -264,13 +264,16 @@ def test_what_is_stored_is_what_langgraphs_saver_stores(seed: int) -> None:
                     change(chance, chance.choice(held))
 
 
-@pytest.mark.skipif(not LOCKED, reason="without the lock, it is not asked")
-@pytest.mark.parametrize(
-    "model",
-    [HumanMessage("a"), AIMessage("a"), ToolMessage("a", tool_call_id="a"), SystemMessage("a"), Plain(), Noted()],
-)
-def test_the_interpreter_shows_the_parts_of_models(model: BaseModel) -> None:
-    """Lists are compared by them. Where it is otherwise, each message is asked for its attributes: right, but slower."""
-    shown = gc.get_referents(model)
-    parts = [model.__pydantic_extra__, model.__pydantic_fields_set__, model.__pydantic_private__, model.__dict__, type(model)]
-    assert len(shown) == len(parts) and all(found is part for found, part in zip(shown, parts, strict=True))
+# An interpreter without the lock is not asked.
+if LOCKED:
+
+    @pytest.mark.parametrize(
+        "model",
+        [HumanMessage("a"), AIMessage("a"), ToolMessage("a", tool_call_id="a"), SystemMessage("a"), Plain(), Noted()],
+    )
+    def test_the_interpreter_shows_the_parts_of_models(model: BaseModel) -> None:
+        """Lists are compared by them. Elsewhere each message is asked for its attributes: right, but slower."""
+        shown = gc.get_referents(model)
+        extra, given, private = model.__pydantic_extra__, model.__pydantic_fields_set__, model.__pydantic_private__
+        parts = [extra, given, private, model.__dict__, type(model)]
+        assert len(shown) == len(parts) and all(found is part for found, part in zip(shown, parts, strict=True))

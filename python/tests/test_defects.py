@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from langchain_core.messages import HumanMessage
 from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.checkpoint.postgres import PostgresSaver as TheirPostgresSaver
 from langgraph.checkpoint.serde.types import _DeltaSnapshot
 from langgraph.checkpoint.sqlite import SqliteSaver as TheirSqliteSaver
 
@@ -24,11 +25,16 @@ from threadkeep.langgraph import SqliteSaver
 COUNTED = {"source": "loop", "step": 1, "parents": {}, "counters_since_delta_snapshot": {"d": [1, 1]}}
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+@pytest.fixture(params=["memory", "sqlite", "postgres"])
 def theirs(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
     """LangGraph's savers."""
     if request.param == "memory":
         yield InMemorySaver()
+    elif request.param == "postgres":
+        with TheirPostgresSaver.from_conn_string(request.getfixturevalue("postgres_url")) as saver:
+            saver.setup()
+            saver.delete_thread("t")
+            yield saver
     else:
         with TheirSqliteSaver.from_conn_string(str(tmp_path / "theirs.db")) as saver:
             yield saver
@@ -58,8 +64,8 @@ def two_writers(saver: Any, other: Any) -> Any:
     """Two runs read the same head and both go on from it. What the head says afterwards."""
     put(saver, at(), made({"a": ["start"]}))
     ours, theirs = read(saver, at()).config, read(other, at()).config
-    put(other, theirs, made({"a": ["start", "theirs"]}))
-    put(saver, ours, made({"a": ["start", "ours"]}))
+    put(other, theirs, made({"a": ["start", "theirs"]}, {"a": 2}))
+    put(saver, ours, made({"a": ["start", "ours"]}, {"a": 3}))
     return read(saver, at()).checkpoint["channel_values"]["a"]
 
 
@@ -126,6 +132,37 @@ def test_their_threads_grow_with_the_square_of_their_length(tmp_path: Path) -> N
                 config = put(saver, config, made({"messages": list(messages)}, versions))
         sizes.append(sum(file.stat().st_size for file in folder.iterdir()))
     assert sizes[0] > 20 * sizes[1], sizes
+
+
+def delta_thread(saver: Any) -> Any:
+    """A thread of two checkpoints with a delta channel; its head."""
+    root = put(saver, at(), made({"d": _DeltaSnapshot(["seed"])}))
+    saver.put_writes(root, [("d", ["more"])], "t")
+    return put(saver, root, made({}, {"d": 2}), COUNTED)
+
+
+def test_their_saver_prunes_no_thread_with_a_delta_channel(postgres_url: str) -> None:
+    with TheirPostgresSaver.from_conn_string(postgres_url) as saver:
+        saver.setup()
+        saver.delete_thread("t")
+        delta_thread(saver)
+        with pytest.raises(NotImplementedError, match="can't prune threads that use a DeltaChannel"):
+            saver.prune(["t"])
+
+
+def test_our_pruned_delta_channel_is_what_it_was(open_saver: Opener) -> None:
+    with open_saver() as saver:
+        head = delta_thread(saver)
+        saver.prune(["t"])
+        seed, writes = replayed(saver, head)
+        assert (seed.value, writes) == (["seed"], [["more"]])
+
+
+@pytest.mark.parametrize("method", ["delete_for_runs", "copy_thread"])
+def test_their_saver_on_postgres_lacks_methods_of_the_interface(postgres_url: str, method: str) -> None:
+    arguments: dict[str, tuple[Any, ...]] = {"delete_for_runs": (["r"],), "copy_thread": ("a", "b")}
+    with TheirPostgresSaver.from_conn_string(postgres_url) as saver, pytest.raises(NotImplementedError):
+        getattr(saver, method)(*arguments[method])
 
 
 @pytest.mark.parametrize("method", ["delete_for_runs", "copy_thread", "prune"])

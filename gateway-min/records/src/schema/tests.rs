@@ -162,10 +162,14 @@ fn processes_that_start_together_migrate_once() {
     }
 }
 
-/// The tables, columns and indexes in a Postgres schema, as text.
+/// The tables, columns, how these are stored, and indexes in a Postgres schema, as text.
 async fn described(client: &Client, schema: &str) -> Vec<String> {
     let sql = "SELECT format('%s.%s %s %s %s', table_name, column_name, data_type, is_nullable, column_default) \
                    FROM information_schema.columns WHERE table_schema = $1 \
+                   UNION ALL SELECT format('%s %s is stored as %s', relname, attname, attstorage) \
+                   FROM pg_attribute JOIN pg_class ON attrelid = pg_class.oid \
+                   JOIN pg_namespace ON relnamespace = pg_namespace.oid \
+                   WHERE nspname = $1 AND relkind = 'r' AND attnum > 0 AND NOT attisdropped \
                    UNION ALL SELECT replace(indexdef, $1, 's') FROM pg_indexes WHERE schemaname = $1 ORDER BY 1";
     let rows = client.query_typed(sql, &[(&schema, Type::TEXT)]).await.unwrap();
     rows.iter().map(|row| row.get(0)).collect()

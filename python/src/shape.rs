@@ -16,6 +16,7 @@ use pyo3::types::{PyBool, PyBytes, PyDict, PyFloat, PyInt, PyList, PySet, PyStri
 
 use classes::{Classes, Kind};
 use dump::Dump;
+use same::Weak;
 
 pub(crate) use classes::Current;
 pub(crate) use same::{AT_ONCE, is_same, is_same_and_unheld};
@@ -40,6 +41,7 @@ pub(crate) struct Shapes {
     new_object: Py<PyAny>,
     /// `gc.get_referents`.
     referents: Py<PyAny>,
+    weak: Weak,
     dump: Dump,
     classes: Classes,
 }
@@ -51,6 +53,7 @@ impl Shapes {
             set_attribute: object.getattr("__setattr__")?.unbind(),
             new_object: object.getattr("__new__")?.unbind(),
             referents: py.import("gc")?.getattr("get_referents")?.unbind(),
+            weak: Weak::new(py)?,
             dump: Dump::new(py)?,
             classes: Classes::default(),
         })
@@ -250,10 +253,14 @@ pub(crate) fn still<'py>(dict: &Bound<'py, PyDict>) -> PyResult<Bound<'py, PyDic
 
 /// What is in a set. Under the interpreter's lock nobody changes it meanwhile; without, an iteration beside a change fails.
 pub(crate) fn names<'py>(set: &Bound<'py, PySet>) -> PyResult<Vec<Bound<'py, PyAny>>> {
-    if cfg!(Py_GIL_DISABLED) {
-        return set.call_method0(intern!(set.py(), "copy"))?.try_iter()?.collect();
+    let copy = if cfg!(Py_GIL_DISABLED) { Some(set.call_method0(intern!(set.py(), "copy"))?) } else { None };
+    let iterated = copy.as_ref().unwrap_or(set).try_iter()?;
+    // Collected, each iterator would be asked how long it is, which takes longer than all of its names.
+    let mut names = Vec::with_capacity(set.len());
+    for name in iterated {
+        names.push(name?);
     }
-    set.try_iter()?.collect()
+    Ok(names)
 }
 
 /// The references to an object.

@@ -315,6 +315,37 @@ def test_an_object_is_given_again_only_if_nobody_holds_it_or_a_part_of_it() -> N
         assert len({id(second()) for _ in range(10)}) == 1 or not LOCKED
 
 
+def test_of_many_messages_those_that_changed_or_are_found_again_are_not_given_again() -> None:
+    # More than are looked at in one call of the interpreter, of two classes.
+    many = [HumanMessage(f"{n}", id=f"{n}") if n % 3 else AIMessage(f"{n}", id=f"{n}") for n in range(300)]
+    with SqliteSaver.from_conn_string(":memory:") as saver:
+        config = put(saver, at(), made({"messages": list(many)}))
+
+        def found() -> Any:
+            return read(saver, config).checkpoint["channel_values"]["messages"]
+
+        messages = found()
+        before = [id(message) for message in messages]
+        names = [frozenset(message.model_fields_set) for message in messages]
+        del messages
+        assert [id(message) for message in found()] == before or not LOCKED
+        messages = found()
+        for n in (0, 127, 128, 299):
+            # As many names as before, and others.
+            messages[n].model_fields_set.remove("name")
+            messages[n].model_fields_set.add("another")
+        messages[5].model_fields_set.remove("name")
+        messages[6].model_fields_set.add("another")
+        messages[7].__dict__["name"] = "another"
+        seen = {n: weakref.ref(messages[n]) for n in (1, 126, 129, 298)}
+        del messages
+        after = found()
+        assert after == many and [message.model_fields_set for message in after] == names
+        assert all(weak() is not after[n] for n, weak in seen.items())
+        again = {n for n, message in enumerate(after) if id(message) == before[n]}
+        assert again == set(range(300)) - {0, 127, 128, 299, 5, 6, 7, *seen} or not LOCKED
+
+
 class Fixed(BaseModel):
     parts: tuple[list[str], ...]
 

@@ -34,13 +34,9 @@ impl Shapes {
         let mut same = 0;
         for parts in parts[..parts.len().min(list.len())].chunks(AT_ONCE) {
             let objects = list.get_slice(same, same + parts.len()).to_tuple();
-            let mut all = true;
-            self.each(&objects, parts, false, |is| {
-                same += usize::from(is && all);
-                all &= is;
-                all
-            })?;
-            if !all || objects.len() < parts.len() {
+            let alike = self.each(&objects, parts, false)?.into_iter().take_while(|is| *is).count();
+            same += alike;
+            if alike < parts.len() {
                 break;
             }
         }
@@ -54,39 +50,73 @@ impl Shapes {
         if cfg!(Py_GIL_DISABLED) {
             return Ok(vec![false; parts.len()]);
         }
-        let mut unheld = Vec::with_capacity(parts.len());
-        self.each(objects, parts, true, |is| {
-            unheld.push(is);
-            true
-        })?;
-        Ok(unheld)
+        self.each(objects, parts, true)
     }
 
-    /// Says of each object whether it still has its key, as long as it is asked to go on.
-    fn each(
-        &self,
-        objects: &Bound<'_, PyTuple>,
-        parts: &[&Parts],
-        unheld: bool,
-        mut next: impl FnMut(bool) -> bool,
-    ) -> PyResult<()> {
-        let shown = self.shown(objects, parts)?;
-        let mut shown = shown.as_ref().map(|shown| shown.iter_borrowed());
+    /// Whether each object still has its key.
+    fn each(&self, objects: &Bound<'_, PyTuple>, parts: &[&Parts], unheld: bool) -> PyResult<Vec<bool>> {
+        // Made before the objects are looked at: where something is made, the interpreter may collect garbage, and run
+        // destructors.
+        let weak = if unheld { Some(self.weak.of_each(objects)?) } else { None };
+        let Some(shown) = self.shown(objects, parts)? else {
+            let is_same = |(object, parts): (Borrowed<'_, '_, PyAny>, &&Parts)| {
+                let mut same = Same { key: &parts.key, unheld, names: unheld };
+                Ok(same.is_free(&object) && same.any(&object)? && same.key.is_empty())
+            };
+            return objects.iter_borrowed().zip(parts).map(is_same).collect();
+        };
+        let mut shown = shown.iter_borrowed();
+        let mut all = Vec::with_capacity(parts.len());
+        let mut sets = Vec::new();
         for (object, parts) in objects.iter_borrowed().zip(parts) {
             let mut same = Same { key: &parts.key, unheld, names: unheld };
-            let is = match shown.as_mut().map(|shown| [(); SHOWN].map(|()| shown.next())) {
-                Some([Some(extra), Some(set), Some(private), Some(fields), _]) => {
-                    same.is_free(&object)
-                        && same.word(MODEL)
-                        && same.word(object.get_type_ptr() as usize)
-                        && same.is_found_by_none(&object)?
-                        && same.parts(&fields, &extra, &set, &private)?
+            let mut is_same = false;
+            if let [Some(extra), Some(set), Some(private), Some(fields), _] =
+                [(); SHOWN].map(|()| shown.next())
+                && same.is_free(&object)
+                && same.word(MODEL)
+                && same.word(object.get_type_ptr() as usize)
+                && same.parts(&fields, &extra, &private)?
+                && let Some((_, names)) = same.set(&set)
+            {
+                is_same = same.key.is_empty();
+                if unheld {
+                    sets.push((all.len(), set, names));
                 }
-                _ => same.is_free(&object) && same.any(&object)?,
-            };
-            if !next(is && same.key.is_empty()) {
-                break;
             }
+            all.push(is_same);
+        }
+        if let Some(weak) = weak {
+            if self.weak.are_any(&weak)? {
+                for (is_same, object) in all.iter_mut().zip(objects.iter_borrowed()) {
+                    *is_same = *is_same && is_found_by_none(&object)?;
+                }
+            }
+            // From here nobody else can change those that are the same.
+            self.same_names(objects.py(), &sets, &mut all)?;
+        }
+        Ok(all)
+    }
+
+    /// Which of the models at these places have these names of fields that were set, of which they have as many. Asked one by
+    /// one, the sets take several times as long.
+    fn same_names(
+        &self,
+        py: Python<'_>,
+        sets: &[(usize, Borrowed<'_, '_, PyAny>, &[usize])],
+        all: &mut [bool],
+    ) -> PyResult<()> {
+        let found = {
+            let sets = PyTuple::new(py, sets.iter().map(|(_, set, _)| set))?;
+            self.referents.bind(py).call1(sets)?.cast_exact::<PyList>()?.to_tuple()
+        };
+        let is_whole = found.len() == sets.iter().map(|(.., names)| names.len()).sum::<usize>();
+        let mut found = found.iter_borrowed();
+        for (place, _, names) in sets {
+            // No other set of as many has all of them.
+            let found = found.by_ref().take(names.len());
+            let unknown = found.filter(|name| !names.contains(&(name.as_ptr() as usize))).count();
+            all[*place] &= is_whole && unknown == 0;
         }
         Ok(())
     }
@@ -147,7 +177,7 @@ struct Same<'k> {
     names: bool,
 }
 
-impl Same<'_> {
+impl<'k> Same<'k> {
     /// Whether the key goes on with this word.
     fn word(&mut self, word: usize) -> bool {
         let Some((first, rest)) = self.key.split_first() else { return false };
@@ -227,59 +257,88 @@ impl Same<'_> {
 
     fn model(&mut self, model: &Bound<'_, PyAny>) -> PyResult<bool> {
         let py = model.py();
-        if !self.is_free(model) || !self.is_found_by_none(model)? {
+        if !self.is_free(model) || (self.unheld && !is_found_by_none(model)?) {
             return Ok(false);
         }
         let fields = model.getattr(intern!(py, "__dict__"))?;
         let extra = model.getattr(intern!(py, "__pydantic_extra__"))?;
         let set = model.getattr(intern!(py, "__pydantic_fields_set__"))?;
         let private = model.getattr(intern!(py, "__pydantic_private__"))?;
-        self.parts(&fields, &extra, &set, &private)
+        Ok(self.parts(&fields, &extra, &private)? && self.names(&set)?)
     }
 
-    /// Whether no weak reference finds a model again, as far as that matters.
-    fn is_found_by_none(&self, model: &Bound<'_, PyAny>) -> PyResult<bool> {
-        if !self.unheld {
-            return Ok(true);
-        }
-        let weak = model.getattr_opt(intern!(model.py(), "__weakref__"))?;
-        Ok(weak.is_none_or(|weak| weak.is_none()))
-    }
-
-    /// The parts of a model.
+    /// The parts of a model, but for the names of the fields that were set.
     fn parts(
         &mut self,
         fields: &Bound<'_, PyAny>,
         extra: &Bound<'_, PyAny>,
-        set: &Bound<'_, PyAny>,
         private: &Bound<'_, PyAny>,
     ) -> PyResult<bool> {
-        let (Ok(fields), Ok(set)) = (fields.cast_exact::<PyDict>(), set.cast_exact::<PySet>()) else {
-            return Ok(false);
-        };
+        let Ok(fields) = fields.cast_exact::<PyDict>() else { return Ok(false) };
         // Nothing is known of private attributes.
         Ok(private.is_none()
             && self.word(DICT)
             && self.dict(fields)?
-            && if extra.is_none() { self.word(NO_EXTRA) } else { self.any(extra)? }
-            && self.is_free(set)
-            && self.names(set)?)
+            && if extra.is_none() { self.word(NO_EXTRA) } else { self.any(extra)? })
+    }
+
+    /// A set of names, and those that the key has at this place, if they are as many.
+    fn set<'s, 'py>(&mut self, set: &'s Bound<'py, PyAny>) -> Option<(&'s Bound<'py, PySet>, &'k [usize])> {
+        let set = set.cast_exact::<PySet>().ok()?;
+        let len = set.len();
+        if !self.is_free(set) || !self.word(len) {
+            return None;
+        }
+        let (expected, rest) = self.key.split_at_checked(len)?;
+        self.key = rest;
+        Some((set, expected))
     }
 
     /// The names of the fields that were set.
-    fn names(&mut self, set: &Bound<'_, PySet>) -> PyResult<bool> {
-        let len = set.len();
-        if !self.word(len) {
-            return Ok(false);
-        }
-        let Some((expected, rest)) = self.key.split_at_checked(len) else { return Ok(false) };
-        self.key = rest;
+    fn names(&mut self, set: &Bound<'_, PyAny>) -> PyResult<bool> {
+        let Some((set, expected)) = self.set(set) else { return Ok(false) };
         if !self.names {
             return Ok(true);
         }
         // No other set of as many has all of them.
         let found = names(set)?;
-        let has = |name: &Bound<'_, PyAny>| expected.binary_search(&(name.as_ptr() as usize)).is_ok();
-        Ok(found.len() == len && found.iter().all(has))
+        let has = |name: &Bound<'_, PyAny>| expected.contains(&(name.as_ptr() as usize));
+        Ok(found.len() == expected.len() && found.iter().all(has))
+    }
+}
+
+/// Whether no weak reference finds a model again.
+fn is_found_by_none(model: &Bound<'_, PyAny>) -> PyResult<bool> {
+    let weak = model.getattr_opt(intern!(model.py(), "__weakref__"))?;
+    Ok(weak.is_none_or(|weak| weak.is_none()))
+}
+
+/// Counts weak references.
+pub(super) struct Weak {
+    /// `weakref.getweakrefcount`.
+    count: Py<PyAny>,
+    map: Py<PyAny>,
+    any: Py<PyAny>,
+}
+
+impl Weak {
+    pub(super) fn new(py: Python<'_>) -> PyResult<Self> {
+        let builtins = py.import("builtins")?;
+        Ok(Self {
+            count: py.import("weakref")?.getattr("getweakrefcount")?.unbind(),
+            map: builtins.getattr("map")?.unbind(),
+            any: builtins.getattr("any")?.unbind(),
+        })
+    }
+
+    /// An iterator over how many there are to each object, which counts them when it is asked.
+    fn of_each<'py>(&self, objects: &Bound<'py, PyTuple>) -> PyResult<Bound<'py, PyAny>> {
+        let py = objects.py();
+        self.map.bind(py).call1((&self.count, objects))
+    }
+
+    /// Whether there is any.
+    fn are_any(&self, of_each: &Bound<'_, PyAny>) -> PyResult<bool> {
+        self.any.bind(of_each.py()).call1((of_each,))?.is_truthy()
     }
 }

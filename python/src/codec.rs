@@ -221,8 +221,9 @@ impl Codec {
                     "the serializer made {found} objects of a list of {expected}"
                 )));
             }
-            for ((place, element), item) in unknown.into_iter().zip(loaded) {
-                let parts = if shapes.is_object(&item) { shapes.parts(&item)? } else { None };
+            let loaded: Vec<_> = loaded.iter().collect();
+            let parts = shapes.parts_of_each(&loaded)?;
+            for (((place, element), item), parts) in unknown.into_iter().zip(loaded).zip(parts) {
                 // A dictionary in place of an object whose class could not be made: it may be there by the next time.
                 let parts = parts.filter(|parts| !parts.classes.is_empty() || !is_extension(element));
                 entries[place] =

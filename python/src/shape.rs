@@ -8,17 +8,19 @@
 mod classes;
 mod copy;
 mod dump;
+mod parts;
 mod same;
 
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyBytes, PyDict, PyFloat, PyInt, PyList, PySet, PyString, PyTuple, PyType};
+use pyo3::types::{PyBool, PyBytes, PyDict, PyFloat, PyInt, PyList, PySet, PyString, PyTuple};
 
 use classes::{Classes, Kind};
 use dump::Dump;
 use same::Weak;
 
 pub(crate) use classes::Current;
+pub(crate) use parts::Parts;
 pub(crate) use same::{AT_ONCE, is_same, is_same_and_unheld};
 
 /// The deepest nesting of an object with a key.
@@ -150,16 +152,8 @@ impl Shapes {
             return Ok(false);
         }
         let fields = value.getattr(intern!(py, "__dict__"))?;
-        let Ok(fields) = fields.cast_exact::<PyDict>() else { return Ok(false) };
-        if !self.walk_dict(fields, visit, depth)? {
-            return Ok(false);
-        }
         let extra = value.getattr(intern!(py, "__pydantic_extra__"))?;
-        if extra.is_none() {
-            if !visit.word(NO_EXTRA) {
-                return Ok(false);
-            }
-        } else if !self.walk(&extra, visit, depth - 1)? {
+        if !self.walk_fields(&fields, &extra, visit, depth)? {
             return Ok(false);
         }
         let set = value.getattr(intern!(py, "__pydantic_fields_set__"))?;
@@ -170,9 +164,27 @@ impl Shapes {
         Ok(value.getattr(intern!(py, "__pydantic_private__"))?.is_none())
     }
 
+    /// The fields of a model.
+    fn walk_fields(
+        &self,
+        fields: &Bound<'_, PyAny>,
+        extra: &Bound<'_, PyAny>,
+        visit: &mut impl Visit,
+        depth: usize,
+    ) -> PyResult<bool> {
+        let Ok(fields) = fields.cast_exact::<PyDict>() else { return Ok(false) };
+        Ok(self.walk_dict(fields, visit, depth)?
+            && if extra.is_none() { visit.word(NO_EXTRA) } else { self.walk(extra, visit, depth - 1)? })
+    }
+
     fn walk_dict(&self, dict: &Bound<'_, PyDict>, visit: &mut impl Visit, depth: usize) -> PyResult<bool> {
-        if !visit.word(DICT) || !visit.word(dict.len()) {
+        let len = dict.len();
+        if !visit.word(DICT) || !visit.word(len) {
             return Ok(false);
+        }
+        // Many are empty.
+        if len == 0 {
+            return Ok(true);
         }
         for (name, value) in still(dict)? {
             if !is_leaf(&name) || !visit.leaf(&name) || !self.walk(&value, visit, depth - 1)? {
@@ -186,10 +198,14 @@ impl Shapes {
 /// The names of the fields that were set, in the order of their addresses: a set has none of its own.
 fn walk_names(set: &Bound<'_, PyAny>, visit: &mut impl Visit) -> PyResult<bool> {
     let Ok(set) = set.cast_exact::<PySet>() else { return Ok(false) };
-    let mut names = names(set)?;
-    names.sort_unstable_by_key(Bound::as_ptr);
-    Ok(visit.word(names.len())
-        && names.iter().all(|name| name.is_exact_instance_of::<PyString>() && visit.leaf(name)))
+    let names = names(set)?;
+    Ok(walk_sorted(&mut names.iter().map(|name| name.as_borrowed()).collect::<Vec<_>>(), visit))
+}
+
+fn walk_sorted(names: &mut [Borrowed<'_, '_, PyAny>], visit: &mut impl Visit) -> bool {
+    names.sort_unstable_by_key(|name| name.as_ptr());
+    visit.word(names.len())
+        && names.iter().all(|name| name.is_exact_instance_of::<PyString>() && visit.leaf(name))
 }
 
 /// Sees what an object is made of. Each method returns whether to go on.
@@ -210,38 +226,6 @@ impl Visit for Vec<usize> {
     fn word(&mut self, word: usize) -> bool {
         self.push(word);
         self.len() <= PARTS
-    }
-}
-
-/// A key, and what it is of.
-#[derive(Default)]
-pub(crate) struct Parts {
-    pub(crate) key: Vec<usize>,
-    /// Never read: alive, they keep their addresses.
-    pub(crate) leaves: Vec<Py<PyAny>>,
-    /// The classes of the models among them. One that is made while the program runs may end, and another one have its
-    /// address.
-    pub(crate) classes: Vec<Py<PyType>>,
-    /// Whether it is of a model whose type is plain.
-    plain: bool,
-}
-
-impl Visit for Parts {
-    fn word(&mut self, word: usize) -> bool {
-        self.key.word(word)
-    }
-
-    fn model(&mut self, model: &Bound<'_, PyAny>) -> bool {
-        let of = model.get_type();
-        if !self.classes.iter().any(|class| class.bind(of.py()).is(&of)) {
-            self.classes.push(of.unbind());
-        }
-        self.key.model(model)
-    }
-
-    fn leaf(&mut self, leaf: &Bound<'_, PyAny>) -> bool {
-        self.leaves.push(leaf.clone().unbind());
-        self.key.leaf(leaf)
     }
 }
 

@@ -9,7 +9,7 @@ use super::{DICT, LIST, MODEL, NO_EXTRA, Parts, Shapes, TUPLE, names, references
 /// Objects that are looked at in one call of the interpreter.
 pub(crate) const AT_ONCE: usize = 128;
 /// What the interpreter shows of a model whose type is plain ([`Shapes::shows_parts`]).
-const SHOWN: usize = 5;
+pub(super) const SHOWN: usize = 5;
 
 /// Whether an object still has this key.
 pub(crate) fn is_same(value: &Bound<'_, PyAny>, key: &[usize]) -> PyResult<bool> {

@@ -118,18 +118,15 @@ impl Codec {
                 // A copy: what is known of an object from now on is that of which these are the bytes, whatever other threads
                 // do to the object while it is serialized.
                 let copy = if has_key { shapes.copy(&item)? } else { None };
-                let parts = match &copy {
-                    Some(copy) => shapes.parts(copy)?,
-                    None => None,
-                };
-                // Another thread may have changed it since its key was looked up.
-                let read = read.filter(|read| parts.as_ref().is_some_and(|parts| read.has_key(&parts.key)));
-                unknown.push((copy.unwrap_or(item), parts, read));
+                let is_copy = copy.is_some();
+                unknown.push((copy.unwrap_or(item), is_copy, read));
             }
             encoded.push(entry);
         }
         let mut serialized = Vec::with_capacity(unknown.len());
         if !unknown.is_empty() {
+            let copies = unknown.iter().filter(|(_, is_copy, _)| *is_copy).map(|(item, ..)| item.clone());
+            let mut parts = shapes.parts_of_each(&copies.collect::<Vec<_>>())?.into_iter();
             // In one call: the bytes of a list are those of its elements.
             let whole = PyList::new(py, unknown.iter().map(|(item, ..)| item))?;
             let (tag, bytes) = self.dump(whole.as_any())?;
@@ -140,7 +137,10 @@ impl Codec {
             let Some(stored) = stored.as_list().filter(|list| list.len() == unknown.len()) else {
                 return Ok(None);
             };
-            for ((_, parts, read), element) in unknown.into_iter().zip(stored.iter()) {
+            for ((_, is_copy, read), element) in unknown.into_iter().zip(stored.iter()) {
+                let parts = if is_copy { parts.next().flatten() } else { None };
+                // Another thread may have changed it since its key was looked up.
+                let read = read.filter(|read| parts.as_ref().is_some_and(|parts| read.has_key(&parts.key)));
                 let read = read.filter(|read| read.is_serialized_to(element));
                 let entry = read.or_else(|| parts.map(|parts| known.serialized(parts, element.clone())));
                 let element = entry.as_ref().map_or(element, |entry| entry.element()).clone();

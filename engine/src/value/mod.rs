@@ -196,6 +196,7 @@ mod tests {
             prop_assert_eq!(channel.to_json().unwrap(), value.clone());
             let encoded = channel.to_encoded();
             prop_assert_eq!(encoded.bytes.len(), channel.encoded_len());
+            prop_assert_eq!(&encoded.bytes[..], rmp_serde::to_vec_named(&value).unwrap());
             let back = ChannelValue::from_encoded(encoded).unwrap();
             prop_assert_eq!(back.to_json().unwrap(), value);
             prop_assert_eq!(back, channel);
@@ -235,10 +236,19 @@ mod tests {
         assert!(value.and_then(|v| v.to_json()).is_err());
     }
 
+    /// What is found by equal bytes must have the bytes that earlier versions stored, at each border of a header.
     #[test]
     fn an_element_takes_the_bytes_that_it_has() {
-        for len in [0, 10, 100, 3000, 70_000] {
-            let bytes = Element::from_json(&json!({ "content": "x".repeat(len) })).unwrap().bytes().clone();
+        let numbers = (0..64).flat_map(|bit| [1_u64 << bit, (1 << bit) - 1]);
+        let borders =
+            numbers.flat_map(|n| [json!(n), json!(n.cast_signed()), json!(n.cast_signed().wrapping_neg())]);
+        let texts = [0, 10, 31, 32, 255, 256, 3000, 65_535, 65_536]
+            .map(|len| json!({ "x".repeat(len): "x".repeat(len) }));
+        let lists = [15, 16, 65_535, 65_536].map(|len| json!(vec![1.5; len]));
+        let maps = [15, 16, 65_536].map(|len| (0..len).map(|n| (n.to_string(), json!(null))).collect());
+        for value in borders.chain(texts).chain(lists).chain(maps) {
+            let bytes = Element::from_json(&value).unwrap().bytes().clone();
+            assert_eq!(bytes, rmp_serde::to_vec_named(&value).unwrap());
             let len = bytes.len();
             assert_eq!(bytes.try_into_mut().unwrap().capacity(), len);
         }

@@ -4,24 +4,113 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
 use rmp::Marker;
+use rmp::encode::{
+    ValueWriteError, write_array_len, write_bool, write_f64, write_map_len, write_nil, write_sint, write_str,
+    write_uint,
+};
 use serde::Deserialize;
 use serde_json::Value as Json;
 
 use super::list::Element;
 use super::{MAX_DEPTH, corrupt, foreign};
 use crate::error::{Error, Result};
-use crate::json::is_deeper;
 
+/// The bytes of a value, in an allocation of their length: a thread keeps them as long as it is in memory.
 pub(super) fn encode(value: &Json) -> Result<Bytes> {
-    if is_deeper(value, MAX_DEPTH) {
-        return Err(Error::InvalidInput(format!("the value is nested more than {MAX_DEPTH} levels deep")));
-    }
-    let bytes = rmp_serde::to_vec_named(value)
+    let len = encoded_len(value, MAX_DEPTH).ok_or_else(|| {
+        Error::InvalidInput(format!("the value is nested more than {MAX_DEPTH} levels deep"))
+    })?;
+    let mut out = Vec::with_capacity(len);
+    put(&mut out, value)
         .map_err(|e| Error::InvalidInput(format!("the value cannot be encoded as MessagePack: {e}")))?;
-    // Shrink the allocation: a thread keeps these bytes as long as it is in memory.
-    Ok(bytes.into_boxed_slice().into())
+    Ok(out.into_boxed_slice().into())
 }
 
+/// The number of bytes that [`put`] appends; `None` if the value is nested more than `levels` deep.
+fn encoded_len(value: &Json, levels: usize) -> Option<usize> {
+    Some(match value {
+        Json::Null | Json::Bool(_) => 1,
+        Json::Number(number) => match (number.as_u64(), number.as_i64()) {
+            (Some(number), _) => match number {
+                0..=0x7f => 1,
+                0x80..=0xff => 2,
+                0x100..=0xffff => 3,
+                0x1_0000..=0xffff_ffff => 5,
+                _ => 9,
+            },
+            (None, Some(number)) => match number {
+                -0x20.. => 1,
+                -0x80..-0x20 => 2,
+                -0x8000..-0x80 => 3,
+                -0x8000_0000..-0x8000 => 5,
+                _ => 9,
+            },
+            (None, None) => 9,
+        },
+        Json::String(text) => text_len(text),
+        Json::Array(items) => {
+            let levels = levels.checked_sub(1)?;
+            let mut len = array_header_len(items.len());
+            for item in items {
+                len += encoded_len(item, levels)?;
+            }
+            len
+        }
+        Json::Object(fields) => {
+            let levels = levels.checked_sub(1)?;
+            // Headers of maps and of arrays have the same lengths.
+            let mut len = array_header_len(fields.len());
+            for (key, field) in fields {
+                len += text_len(key) + encoded_len(field, levels)?;
+            }
+            len
+        }
+    })
+}
+
+fn text_len(text: &str) -> usize {
+    let header = match text.len() {
+        0..=31 => 1,
+        32..=0xff => 2,
+        0x100..=0xffff => 3,
+        _ => 5,
+    };
+    header + text.len()
+}
+
+/// Appends a value: numbers as short as they can be.
+fn put(out: &mut Vec<u8>, value: &Json) -> std::result::Result<(), ValueWriteError> {
+    match value {
+        Json::Null => write_nil(out).map_err(ValueWriteError::InvalidMarkerWrite),
+        Json::Bool(bit) => write_bool(out, *bit).map_err(ValueWriteError::InvalidMarkerWrite),
+        Json::Number(number) => match (number.as_u64(), number.as_i64(), number.as_f64()) {
+            (Some(number), ..) => write_uint(out, number).map(drop),
+            (None, Some(number), _) => write_sint(out, number).map(drop),
+            (None, None, number) => write_f64(out, number.unwrap_or(f64::NAN)),
+        },
+        Json::String(text) => {
+            header_len(text.len())?;
+            write_str(out, text)
+        }
+        Json::Array(items) => {
+            write_array_len(out, header_len(items.len())?)?;
+            items.iter().try_for_each(|item| put(out, item))
+        }
+        Json::Object(fields) => {
+            write_map_len(out, header_len(fields.len())?)?;
+            fields.iter().try_for_each(|(key, field)| {
+                header_len(key.len())?;
+                write_str(out, key)?;
+                put(out, field)
+            })
+        }
+    }
+}
+
+/// A length for a header.
+fn header_len(len: usize) -> std::result::Result<u32, ValueWriteError> {
+    u32::try_from(len).map_err(|error| ValueWriteError::InvalidMarkerWrite(std::io::Error::other(error)))
+}
 /// See [`super::decoded_bytes`].
 static DECODED: AtomicU64 = AtomicU64::new(0);
 
@@ -54,7 +143,7 @@ pub(super) fn join_array<'a>(len: usize, elements: impl Iterator<Item = &'a Elem
     let mut out = Vec::with_capacity(size + 5);
     let len = u32::try_from(len).unwrap_or(u32::MAX);
     // Writing into a Vec cannot fail.
-    let _ = rmp::encode::write_array_len(&mut out, len);
+    let _ = write_array_len(&mut out, len);
     for element in elements {
         out.extend_from_slice(element.bytes());
     }

@@ -122,11 +122,16 @@ pub enum Part {
 /// A list whose clones share their elements: appending to a list of thousands costs as much as to a list of ten.
 #[derive(Clone, Default)]
 pub struct ListValue {
+    shared: Arc<Shared>,
+    origin: Origin,
+}
+
+/// What clones of a list share until one of them is changed.
+#[derive(Clone, Default)]
+struct Shared {
     elements: Vector<Element>,
     /// `None` until the first lookup by id, and again when it is no longer worth keeping.
     places: Option<Places>,
-    base: Option<Version>,
-    origin: Origin,
     /// The bytes of all elements.
     bytes: usize,
 }
@@ -138,38 +143,38 @@ const MOVED: usize = 4096;
 impl ListValue {
     /// The number of elements.
     pub fn len(&self) -> usize {
-        self.elements.len()
+        self.shared.elements.len()
     }
 
     /// Whether there is no element.
     pub fn is_empty(&self) -> bool {
-        self.elements.is_empty()
+        self.shared.elements.is_empty()
     }
 
     /// The total bytes of all elements. Known without visiting them.
     pub fn bytes_len(&self) -> usize {
-        self.bytes
+        self.shared.bytes
     }
 
     /// The elements in order.
     pub fn iter(&self) -> impl DoubleEndedIterator<Item = &Element> + ExactSizeIterator + Clone {
-        self.elements.iter()
+        self.shared.elements.iter()
     }
 
     /// The elements from `start` on.
     pub fn iter_from(&self, start: usize) -> impl Iterator<Item = &Element> {
-        let start = start.min(self.elements.len());
-        self.elements.focus().narrow(start..).into_iter()
+        let start = start.min(self.shared.elements.len());
+        self.shared.elements.focus().narrow(start..).into_iter()
     }
 
     /// The element at `index`.
     pub fn get(&self, index: usize) -> Option<&Element> {
-        self.elements.get(index)
+        self.shared.elements.get(index)
     }
 
     /// The last element.
     pub fn last(&self) -> Option<&Element> {
-        self.elements.last()
+        self.shared.elements.last()
     }
 
     /// Whether the list begins with all elements of `base`. Compares only what the two do not share.
@@ -180,7 +185,7 @@ impl ListValue {
     /// How many of the first elements the two have in common. Compares only what the two do not share.
     pub fn common(&self, other: &Self) -> usize {
         let end = self.len().min(other.len());
-        let (mut ours, mut theirs) = (self.elements.focus(), other.elements.focus());
+        let (mut ours, mut theirs) = (self.shared.elements.focus(), other.shared.elements.focus());
         let mut at = 0;
         while at < end {
             let ((place, own), (other_place, others)) = (ours.chunk_at(at), theirs.chunk_at(at));
@@ -198,28 +203,34 @@ impl ListValue {
 
     /// Appends an element.
     pub fn push(&mut self, element: Element) {
+        let Shared { elements, places, bytes } = Arc::make_mut(&mut self.shared);
+        *bytes += element.bytes().len();
+        elements.push_back(element);
         // Without places, no lookup has happened yet.
-        if let Some(places) = &mut self.places {
-            places.push(self.elements.len(), &element);
+        if let Some(places) = places {
+            places.grown(elements);
         }
-        self.bytes += element.bytes().len();
-        self.elements.push_back(element);
     }
 
     /// Replaces the element at `index`, which must have the same id, by `element`. Equal bytes change nothing.
     pub fn replace(&mut self, index: usize, element: Element) {
-        let Some(old) = self.elements.get(index).filter(|old| **old != element) else { return };
-        self.bytes = self.bytes - old.bytes().len() + element.bytes().len();
-        if self.places.is_some() && old.id() != element.id() {
-            self.places = None; // Never leave a wrong place.
+        let is_new = |old: &&Element| **old != element;
+        if self.shared.elements.get(index).filter(is_new).is_none() {
+            return;
         }
-        self.elements.set(index, element);
+        let Shared { elements, places, bytes } = Arc::make_mut(&mut self.shared);
+        let (len, id) = (element.bytes().len(), element.id().cloned());
+        let old = elements.set(index, element);
+        *bytes = *bytes - old.bytes().len() + len;
+        if places.is_some() && old.id() != id.as_ref() {
+            *places = None; // Never leave a wrong place.
+        }
         self.origin.replaced(index);
     }
 
     /// Removes the element at `index`.
     pub fn remove(&mut self, index: usize) {
-        if index < self.elements.len() {
+        if index < self.len() {
             self.forget(index);
             self.remove_forgotten(&[index]);
         }
@@ -228,41 +239,46 @@ impl ListValue {
     /// The index of the first element with this id. The first call after loading visits every element, and so does one
     /// after many removals.
     pub fn position(&mut self, id: &str) -> Option<usize> {
-        self.places.get_or_insert_with(|| Places::of(self.elements.iter())).position(id)
+        if self.shared.places.is_none() {
+            let Shared { elements, places, .. } = Arc::make_mut(&mut self.shared);
+            *places = Some(Places::of(elements));
+        }
+        self.shared.places.as_ref().and_then(|places| places.position(id, &self.shared.elements))
     }
 
     /// Forgets the id of the element at `index`: [`Self::position`] finds the next element with that id, or none.
     pub(super) fn forget(&mut self, index: usize) {
-        if let (Some(places), Some(element)) = (&mut self.places, self.elements.get(index)) {
-            places.forget(index, element);
+        let Shared { elements, places, .. } = Arc::make_mut(&mut self.shared);
+        if let Some(places) = places {
+            places.forget(index, elements);
         }
     }
 
     /// Removes the elements at these indices, in ascending order and each once, whose ids are forgotten.
     pub(super) fn remove_forgotten(&mut self, indices: &[usize]) {
-        let removed = indices.iter().filter_map(|&index| self.elements.get(index));
-        self.bytes -= removed.map(|element| element.bytes().len()).sum::<usize>();
+        let Shared { elements, places, bytes } = Arc::make_mut(&mut self.shared);
+        let removed = indices.iter().filter_map(|&index| elements.get(index));
+        *bytes -= removed.map(|element| element.bytes().len()).sum::<usize>();
         self.origin.removed(indices);
-        if indices.len() > 1 && indices.len().saturating_mul(MOVED) > self.elements.len() {
-            visited(self.elements.len());
+        if indices.len() > 1 && indices.len().saturating_mul(MOVED) > elements.len() {
+            visited(elements.len());
             let mut next = indices.iter().copied().peekable();
-            let elements = self.elements.iter().enumerate();
-            let kept = elements.filter(|(index, _)| next.next_if_eq(index).is_none());
-            self.elements = kept.map(|(_, element)| element.clone()).collect();
+            let kept = elements.iter().enumerate().filter(|(index, _)| next.next_if_eq(index).is_none());
+            *elements = kept.map(|(_, element)| element.clone()).collect();
         } else {
             for &index in indices.iter().rev() {
-                self.elements.remove(index);
+                elements.remove(index);
             }
         }
-        let left = self.elements.len();
-        self.places = self.places.take().and_then(|places| places.without(indices, left));
+        let left = elements.len();
+        *places = places.take().and_then(|places| places.without(indices, left));
     }
 
     /// The stored value from which this list was made, if a saver holds one. A saver looks that version up in the channel that
     /// the list is written to, and compares only the borders of what they share. So a writer that gives one version to
     /// lists of several channels must [`Self::detach`] a list that it moves from one of them to another.
     pub fn base(&self) -> Option<Version> {
-        self.base
+        self.origin.version()
     }
 
     /// The list as runs of its base's elements and of new ones, in order. Without a base everything is new. The time that
@@ -273,13 +289,11 @@ impl ListValue {
 
     /// Declares that a saver now holds this list under `version`: from here on changes are relative to it.
     pub fn rebase(&mut self, version: Version) {
-        self.base = Some(version);
-        self.origin = Origin::base(self.len());
+        self.origin = Origin::base(version, self.len());
     }
 
     /// Declares that no saver is known to hold any of this list: everything is new.
     pub fn detach(&mut self) {
-        self.base = None;
         self.origin = Origin::default();
     }
 }
@@ -288,13 +302,14 @@ impl FromIterator<Element> for ListValue {
     fn from_iter<I: IntoIterator<Item = Element>>(elements: I) -> Self {
         let elements: Vector<Element> = elements.into_iter().collect();
         let bytes = elements.iter().map(|element| element.bytes().len()).sum();
-        Self { elements, bytes, ..Self::default() }
+        Self { shared: Arc::new(Shared { elements, places: None, bytes }), origin: Origin::default() }
     }
 }
 
 impl PartialEq for ListValue {
     fn eq(&self, other: &Self) -> bool {
-        self.elements.ptr_eq(&other.elements) || self.elements == other.elements
+        let (own, others) = (&self.shared, &other.shared);
+        Arc::ptr_eq(own, others) || own.elements.ptr_eq(&others.elements) || own.elements == others.elements
     }
 }
 

@@ -249,14 +249,8 @@ impl StepWriter {
         self.settled()?;
         self.finished.sort_by_key(|(row, _)| row.index);
         let step = Step { source, next, extra: extra.into() };
-        let plan = plan(
-            &self.accessor,
-            &self.thread,
-            self.base.as_ref(),
-            self.head.id(),
-            self.finished.clone(),
-            step,
-        )?;
+        let plan =
+            plan(&self.accessor, &self.thread, self.base.as_ref(), self.head.id(), &self.finished, step)?;
         let mut plan = plan.with_pending(self.pending.clone());
         plan.commit.flush = self.flush;
         self.unsettled = true;

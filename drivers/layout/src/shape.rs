@@ -158,14 +158,15 @@ impl Builder {
             shape.len += chunk.len;
             shape.chunks.push(chunk);
         }
-        let mut tail = &self.tail[..];
-        while tail.len() > 2 * CHUNK {
-            let (full, rest) = tail.split_at(CHUNK);
-            pack(&mut shape, full)?;
-            tail = rest;
+        let mut tail = self.tail;
+        let mut packed = 0;
+        while tail.len() - packed > 2 * CHUNK {
+            pack(&mut shape, &tail[packed..packed + CHUNK])?;
+            packed += CHUNK;
         }
-        shape.len += total(tail);
-        shape.tail = tail.to_vec();
+        tail.drain(..packed);
+        shape.len += total(&tail);
+        shape.tail = tail;
         Ok(shape)
     }
 }

@@ -104,7 +104,9 @@ pub fn normalize_message(message: Json, ids: &IdSource) -> Result<Json> {
         },
         other => return refuse(format!("the message type must be a string, not {}", self::kind(other))),
     };
-    map.insert("type".into(), json!(kind));
+    if map.get("type").and_then(Json::as_str) != Some(kind) {
+        map.insert("type".into(), json!(kind));
+    }
     match map.get("id") {
         None | Some(Json::Null) if kind == "remove" => {
             return refuse("a message of type remove needs the id of the message to remove".to_owned());

@@ -149,6 +149,11 @@ impl ChannelTable {
         self.channels.get(channel)
     }
 
+    /// A channel by its text: its name, shared, and how it treats writes.
+    pub(crate) fn named(&self, channel: &str) -> Option<(&ChannelName, &Behaviour)> {
+        self.channels.get_key_value(channel)
+    }
+
     /// The initial value of a channel, if it has one.
     pub fn initial(&self, channel: &ChannelName) -> Option<ChannelValue> {
         self.behaviour(channel).and_then(Behaviour::reducer).and_then(Reducer::empty)

@@ -230,13 +230,17 @@ impl StateAccessor {
     /// # Errors
     /// [`Error::InvalidUpdate`] for a channel that the schema does not have, or a value that the channel refuses.
     pub fn write(&self, channel: &str, value: Json, overwrite: bool) -> Result<Write> {
-        let channel = ChannelName::from(channel);
-        let behaviour = self.table.behaviour(&channel).ok_or_else(|| unknown_channel(&channel))?;
+        let named = self.table.named(channel);
+        let (channel, behaviour) = named.ok_or_else(|| unknown_channel(&channel.into()))?;
         let value = match behaviour.reducer() {
             Some(reducer) => reducer.prepare(value, &self.ids)?,
             None => value,
         };
-        Ok(Write { value: crate::value::ChannelValue::from_json(&value)?, channel, overwrite })
+        Ok(Write {
+            value: crate::value::ChannelValue::from_json(&value)?,
+            channel: channel.clone(),
+            overwrite,
+        })
     }
 
     /// Writes the first, empty checkpoint of a thread, with step -1 and source `input`. If the thread already has a
@@ -246,7 +250,7 @@ impl StateAccessor {
     /// The saver's.
     pub async fn create(&self, thread: &ThreadId, extra: Map<String, Json>) -> Result<StateSnapshot> {
         let step = Step { source: Source::Input, next: Vec::new(), extra: extra.into() };
-        let plan = plan(self, thread, None, None, Vec::new(), step)?;
+        let plan = plan(self, thread, None, None, &[], step)?;
         self.commit(plan).await
     }
 
@@ -288,7 +292,7 @@ impl StateAccessor {
     ) -> Result<Plan> {
         let row = TaskWrites { task: self.ids.task(), node, index: 0, writes };
         let step = Step { source: Source::Update, next, extra: extra.into() };
-        plan(self, head.thread(), base, head.id(), vec![(row, false)], step)
+        plan(self, head.thread(), base, head.id(), &[(row, false)], step)
     }
 
     /// Commits a planned step.

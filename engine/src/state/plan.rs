@@ -43,7 +43,7 @@ pub(crate) fn plan(
     thread: &ThreadId,
     base: Option<&StateSnapshot>,
     head: Option<CheckpointId>,
-    tasks: Vec<(TaskWrites, bool)>,
+    tasks: &[(TaskWrites, bool)],
     step: Step,
 ) -> Result<Plan> {
     let (table, ids) = (&*accessor.table, &*accessor.ids);
@@ -117,7 +117,7 @@ pub(crate) fn plan(
     let (applied, writes) = match parent {
         Some(_) => (
             tasks.iter().map(|(row, _)| row.task).collect(),
-            tasks.into_iter().filter(|(_, durable)| !durable).map(|(row, _)| row).collect(),
+            tasks.iter().filter(|(_, durable)| !durable).map(|(row, _)| row.clone()).collect(),
         ),
         None => (Vec::new(), Vec::new()),
     };

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
+use lru::DefaultHasher;
 use rusqlite::params;
 use threadkeep::metadata::Entries;
 use threadkeep::value::{Element, ElementHash};
@@ -106,7 +107,8 @@ pub(crate) fn drop_range(db: &Db, thread: ThreadKey, space: Space, from: u32, to
 /// The elements that a thread already has, for the writer.
 #[derive(Debug, Default)]
 pub(crate) struct Index {
-    seqs: [HashMap<ElementHash, u32>; 3],
+    /// The keys are hashes already, so a fast hash of them with a random seed is enough.
+    seqs: [HashMap<ElementHash, u32, DefaultHasher>; 3],
     next: [u32; 3],
     /// Whether these are all of them.
     complete: bool,

@@ -53,9 +53,10 @@ impl Names {
     /// [`Error::Corrupt`] if a name is damaged.
     pub(crate) fn find(&self, db: &Db, name: &str) -> Result<Option<NameKey>> {
         let mut known = self.known();
-        if !known.keys.contains_key(name) {
-            known.read_newer(db)?;
+        if let Some(key) = known.keys.get(name) {
+            return Ok(Some(*key));
         }
+        known.read_newer(db)?;
         Ok(known.keys.get(name).copied())
     }
 

@@ -151,15 +151,17 @@ impl Writer {
         let outcome = begun.and_then(|()| self.transaction(batch));
         self.counters.commands.add(batch.commands.len() as u64);
         match outcome {
-            Ok(results) => {
+            Ok(mut results) => {
                 self.trainer.look(&self.store.db, self.counters.bytes_stored.get());
                 if let ([(Work::Commit(step), _)], [Ok(())]) = (&batch.commands[..], &results[..]) {
                     self.last = Some((step.thread.clone(), step.namespace.clone(), step.checkpoint.id));
                 }
-                let results = batch.commands.iter().zip(results);
+                for ((work, _), result) in batch.commands.iter().zip(&mut results) {
+                    if let Err(error) = result {
+                        *error = self.doubt.error(work, error.clone());
+                    }
+                }
                 results
-                    .map(|((work, _), result)| result.map_err(|error| self.doubt.error(work, error)))
-                    .collect()
             }
             Err(error) => {
                 tracing::warn!(%error, commands = batch.commands.len(), "a transaction failed");

@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 
 mod database;
+mod kept;
 mod log;
 mod sum;
 mod vfs;
@@ -8,6 +9,7 @@ mod vfs;
 use std::ffi::{c_int, c_void};
 use std::path::Path;
 
+pub use kept::{Bound, Kept};
 use rusqlite::{Connection, OpenFlags, ffi};
 
 /// The page size of a new database. A commit writes whole pages to the log and flushes them, so small pages make it

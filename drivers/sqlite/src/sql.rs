@@ -11,8 +11,9 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use rusqlite::config::DbConfig;
 use rusqlite::types::ValueRef;
-use rusqlite::{Connection, ErrorCode, OpenFlags, Params, Row};
+use rusqlite::{ErrorCode, OpenFlags, Params, Row};
 use threadkeep::{Error, Result};
+use threadkeep_pages::{Bound, Kept};
 
 use crate::config::{Options, Synchronous, bounded};
 use crate::error::{GONE, from_sqlite, in_doubt, io_failed, unavailable};
@@ -51,7 +52,7 @@ pub(crate) struct FailedCommit {
 
 /// A connection to the database.
 pub(crate) struct Db {
-    conn: Connection,
+    conn: Kept,
     store: Arc<str>,
     busy_timeout: Duration,
     /// The log and its index, by their names.
@@ -133,7 +134,7 @@ impl Db {
         let conn = threadkeep_pages::open(path, flags | OpenFlags::SQLITE_OPEN_NO_MUTEX)
             .map_err(|error| from_sqlite(&store, &error))?;
         let db = Self {
-            conn,
+            conn: Kept::new(conn),
             store,
             busy_timeout: bounded(options.busy_timeout),
             beside: Vec::new(),
@@ -191,6 +192,11 @@ impl Db {
         self.attempt(sql, || self.conn.prepare_cached(sql)?.execute(params))
     }
 
+    /// [`Self::execute`] of a statement that most transactions run: it stays prepared.
+    pub(crate) fn often(&self, sql: &'static str, values: &[Bound<'_>]) -> Result<()> {
+        self.attempt(sql, || self.conn.run(sql, values))
+    }
+
     /// Runs a query and passes each row to `read`.
     pub(crate) fn each(
         &self,
@@ -230,13 +236,13 @@ impl Db {
     }
 
     /// Runs a statement unless another connection holds the lock that it needs; returns whether it was run.
-    pub(crate) fn at_once(&self, sql: &str) -> Result<bool> {
+    pub(crate) fn at_once(&self, sql: &'static str) -> Result<bool> {
         let impatient = |pause| self.conn.busy_timeout(pause).map_err(|error| self.error(&error));
         impatient(Duration::ZERO)?;
-        let done = self.run(sql, || self.conn.prepare_cached(sql)?.execute([]));
+        let done = self.run(sql, || self.conn.run(sql, &[]));
         impatient(self.busy_timeout)?;
         match done {
-            Ok(_) => Ok(true),
+            Ok(()) => Ok(true),
             Err(error) if error.sqlite_error_code() == Some(ErrorCode::DatabaseBusy) => Ok(false),
             Err(error) => Err(self.error(&error)),
         }
@@ -245,7 +251,7 @@ impl Db {
     /// Runs a statement as soon as no other connection holds the lock that it needs, for up to the busy timeout. SQLite's
     /// own waiting asks less and less often, down to every 100 ms, and rarely meets the moment between two short
     /// transactions of another process.
-    pub(crate) fn when_free(&self, sql: &str) -> Result<()> {
+    pub(crate) fn when_free(&self, sql: &'static str) -> Result<()> {
         let times = (self.busy_timeout, ASK_AGAIN);
         if patiently(times, |_| self.at_once(sql), |done| matches!(done, Ok(false)))? {
             return Ok(());
@@ -311,8 +317,8 @@ impl Db {
 
     /// Commits the open transaction.
     pub(crate) fn commit(&self) -> Result<(), FailedCommit> {
-        let committed = self.run(COMMIT, || self.conn.prepare_cached(COMMIT)?.execute([]));
-        committed.map(|_| ()).map_err(|error| FailedCommit {
+        let committed = self.run(COMMIT, || self.conn.run(COMMIT, &[]));
+        committed.map_err(|error| FailedCommit {
             disk_full: error.sqlite_error_code() == Some(ErrorCode::DiskFull),
             reason: format!("{}: the commit failed: {error}", self.store),
         })

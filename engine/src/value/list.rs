@@ -214,8 +214,7 @@ impl ListValue {
 
     /// Replaces the element at `index`, which must have the same id, by `element`. Equal bytes change nothing.
     pub fn replace(&mut self, index: usize, element: Element) {
-        let is_new = |old: &&Element| **old != element;
-        if self.shared.elements.get(index).filter(is_new).is_none() {
+        if self.shared.elements.get(index).is_none_or(|old| *old == element) {
             return;
         }
         let Shared { elements, places, bytes } = Arc::make_mut(&mut self.shared);

@@ -14,7 +14,7 @@ use super::visited;
 /// Up to this many removals are kept whatever the length of the list.
 const FEW: usize = 64;
 /// Up to this many elements are not in the index.
-const RECENT: usize = 16;
+const RECENT: usize = 8;
 
 /// An index of a list's elements by id. It outlives removals, so a list is not visited again after each of them.
 #[derive(Clone, Default)]

@@ -3,6 +3,7 @@
 use rusqlite::{Row, params};
 use threadkeep::Result;
 use threadkeep::id::CheckpointId;
+use threadkeep_pages::Bound;
 
 use crate::rows::directory::ChainKey;
 use crate::rows::record::{CheckpointRecord, Ordinal, TaskRecord, decode_tasks, encode_tasks};
@@ -138,14 +139,14 @@ pub(crate) fn add(
 ) -> Result<()> {
     let place = place(chain, ordinal);
     let body = seal(place, id.as_bytes(), record.encode(ordinal));
-    db.execute(ADD, params![place.key, id.as_bytes(), body]).map(|_| ())
+    db.often(ADD, &[Bound::Integer(place.key), Bound::Blob(id.as_bytes()), Bound::Blob(&body)])
 }
 
 /// Stores the tasks that ran from a checkpoint.
 pub(crate) fn set_tasks(db: &Db, chain: ChainKey, ordinal: Ordinal, tasks: &[TaskRecord]) -> Result<()> {
     let place = place(chain, ordinal);
     let tasks = seal(place, TASKS_CONTEXT, encode_tasks(tasks));
-    db.execute(SET_TASKS, params![place.key, tasks]).map(|_| ())
+    db.often(SET_TASKS, &[Bound::Integer(place.key), Bound::Blob(&tasks)])
 }
 
 /// Replaces the body of a checkpoint.

@@ -11,6 +11,7 @@ use threadkeep::{Error, Result};
 use threadkeep_layout::{
     EntrySource, Manifest, NUMBER_LIMIT, Objects, Run, StoredEntry, chunk_runs, entry, push_run,
 };
+use threadkeep_pages::Bound;
 
 use crate::rows::directory::ThreadKey;
 use crate::rows::pack::Slab;
@@ -165,7 +166,8 @@ impl Index {
             return Err(Error::InvalidInput("the thread cannot hold more elements".to_owned()));
         }
         let body = db.pack(element.bytes())?;
-        db.execute(ADD, params![key_of(thread, space, seq), element.hash(), body])?;
+        let key = key_of(thread, space, seq);
+        db.often(ADD, &[Bound::Integer(key), Bound::Blob(element.hash()), Bound::Blob(&body)])?;
         counters.elements_stored.add(1);
         counters.bytes_stored.add(element.bytes().len() as u64);
         self.seqs[space as usize].insert(*element.hash(), seq);

@@ -117,7 +117,7 @@ impl WriterState {
     fn on_thread(
         &mut self,
         thread: &ThreadId,
-        run: impl FnOnce(&Self, &mut Option<ThreadState>) -> Result<()>,
+        run: impl FnOnce(&Self, &mut Option<Box<ThreadState>>) -> Result<()>,
     ) -> Result<()> {
         let mut state = self.threads.take(&self.db, thread)?;
         let result = run(self, &mut state);
@@ -129,7 +129,7 @@ impl WriterState {
         result
     }
 
-    fn commit(&self, step: &StepCommit, state: &mut Option<ThreadState>) -> Result<()> {
+    fn commit(&self, step: &StepCommit, state: &mut Option<Box<ThreadState>>) -> Result<()> {
         let db = &self.db;
         let id = step.checkpoint.id;
         let chain = match state {
@@ -288,7 +288,7 @@ impl WriterState {
         &self,
         at: &CheckpointKey,
         task: &TaskWrites,
-        state: &mut Option<ThreadState>,
+        state: &mut Option<Box<ThreadState>>,
     ) -> Result<()> {
         let unknown = || not_found(&at.thread, at.id);
         let state = state.as_mut().ok_or_else(unknown)?;

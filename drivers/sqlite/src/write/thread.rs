@@ -75,8 +75,9 @@ pub(crate) struct ThreadState {
 }
 
 impl ThreadState {
-    pub(crate) fn new(Thread { key, rewrites }: Thread) -> Self {
-        Self {
+    /// Boxed, because each command takes it out of [`Threads`] and puts it back.
+    pub(crate) fn new(Thread { key, rewrites }: Thread) -> Box<Self> {
+        Box::new(Self {
             key,
             rewrites,
             others: 0,
@@ -85,7 +86,7 @@ impl ThreadState {
             objects: LruCache::new(OBJECTS),
             index: Index::default(),
             room: Room::ANY,
-        }
+        })
     }
 
     /// Stores `extra` metadata. Large objects are remembered, so that later ones can build on them.
@@ -180,7 +181,7 @@ impl ThreadState {
     }
 
     /// What is known of a thread that others may have written to meanwhile.
-    fn beside_others(self, thread: Thread) -> Self {
+    fn beside_others(self, thread: Thread) -> Box<Self> {
         let mut state = Self::new(thread);
         if (self.key, self.rewrites) == (thread.key, thread.rewrites) {
             state.index = self.index;
@@ -200,7 +201,7 @@ impl ThreadState {
 
 /// The threads that were written to last.
 pub(crate) struct Threads {
-    states: LruCache<ThreadId, ThreadState>,
+    states: LruCache<ThreadId, Box<ThreadState>>,
     weight: usize,
     /// How often others were found to have written to the database.
     others: u64,
@@ -217,12 +218,12 @@ impl Default for Threads {
 
 impl Threads {
     /// Takes a thread out. A thread that is not put back is forgotten.
-    pub(crate) fn take(&mut self, db: &Db, thread: &ThreadId) -> Result<Option<ThreadState>> {
+    pub(crate) fn take(&mut self, db: &Db, thread: &ThreadId) -> Result<Option<Box<ThreadState>>> {
         self.take_or(thread, || directory::thread(db, thread))
     }
 
     /// [`Self::take`] of a thread that has no name yet, by its token.
-    pub(crate) fn take_unnamed(&mut self, db: &Db, token: &ThreadId) -> Result<Option<ThreadState>> {
+    pub(crate) fn take_unnamed(&mut self, db: &Db, token: &ThreadId) -> Result<Option<Box<ThreadState>>> {
         self.take_or(token, || directory::find_unnamed(db, token.as_str()))
     }
 
@@ -230,7 +231,7 @@ impl Threads {
         &mut self,
         thread: &ThreadId,
         find: impl FnOnce() -> Result<Option<Thread>>,
-    ) -> Result<Option<ThreadState>> {
+    ) -> Result<Option<Box<ThreadState>>> {
         Ok(match self.forget(thread) {
             Some(state) if state.others == self.others => Some(state),
             Some(state) => find()?.map(|found| state.beside_others(found)),
@@ -239,7 +240,7 @@ impl Threads {
     }
 
     /// Forgets a thread. Returns what was known of it.
-    pub(crate) fn forget(&mut self, thread: &ThreadId) -> Option<ThreadState> {
+    pub(crate) fn forget(&mut self, thread: &ThreadId) -> Option<Box<ThreadState>> {
         self.states.pop(thread).inspect(|state| self.weight -= state.weight())
     }
 
@@ -249,7 +250,7 @@ impl Threads {
     }
 
     /// Puts a thread back, and evicts others if there are too many.
-    pub(crate) fn put(&mut self, thread: ThreadId, mut state: ThreadState) {
+    pub(crate) fn put(&mut self, thread: ThreadId, mut state: Box<ThreadState>) {
         state.others = self.others;
         self.weight += state.weight();
         self.states.put(thread, state);

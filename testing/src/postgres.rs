@@ -33,8 +33,10 @@ ssl_cert_file = 'server.crt'
 ssl_key_file = 'server.key'
 ";
 
-/// For benchmarks: a server that keeps what it acknowledged, as in production.
+/// For benchmarks: a server that keeps what it acknowledged, as in production. Without TLS, for all clients the same: the
+/// raw store that others are compared with does not use it.
 const FLUSHING: &str = "
+ssl = off
 shared_buffers = 128MB
 fsync = on
 full_page_writes = on

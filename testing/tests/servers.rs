@@ -46,7 +46,9 @@ async fn a_server_for_measurements_flushes() {
     let server = Postgres::start_flushing().unwrap();
     let database = server.database().await.unwrap();
     let client = connect(database.url()).await;
-    for (setting, value) in [("fsync", "on"), ("full_page_writes", "on"), ("synchronous_commit", "on")] {
+    let settings =
+        [("fsync", "on"), ("full_page_writes", "on"), ("synchronous_commit", "on"), ("ssl", "off")];
+    for (setting, value) in settings {
         let found: String = client.query_one(&format!("SHOW {setting}"), &[]).await.unwrap().get(0);
         assert_eq!(found, value, "{setting}");
     }

@@ -157,15 +157,16 @@ impl Change {
             return Err(self);
         };
         let (head_sum, id) = (std::mem::take(&mut head.sum), new.id);
+        let is_packed = self.sizes.iter().any(Option::is_some);
         let mut step = Box::new(Step {
             thread: self.thread,
             from,
             to: self.to,
             body: self.body,
-            seqs: self.seqs,
-            hashes: self.hashes,
-            sizes: self.sizes,
-            elements: self.elements,
+            seqs: some(self.seqs),
+            hashes: some(self.hashes),
+            sizes: is_packed.then_some(self.sizes),
+            elements: some(self.elements),
             ns: std::mem::take(&mut new.ns),
             id,
             parent: new.parent,
@@ -271,6 +272,11 @@ impl Change {
     pub(crate) fn elements(&self) -> usize {
         self.elements.len()
     }
+}
+
+/// What has items.
+fn some<T>(all: Vec<T>) -> Option<Vec<T>> {
+    (!all.is_empty()).then_some(all)
 }
 
 /// How many items of these sizes fit into a piece, from the end on. The first of them always does.

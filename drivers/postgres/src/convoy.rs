@@ -1,10 +1,10 @@
 //! Commits of several threads in one statement: while a few are under way, others wait for each other, and go together
 //! with one round trip, one transaction and one flush.
 //!
-//! A commit that travels with others is never worse off than alone. None of them waits for a lock on another's thread;
-//! if the server refuses the statement, nothing of it was written, and each is sent again alone; one that has waited too
-//! long to be sent goes alone. The statement is sent by a task of its own, so a caller that stops waiting takes nobody
-//! with it; the task stops when nobody waits any more.
+//! A commit that travels with others is hardly worse off than alone. None of them waits for a lock on another's thread
+//! for more than a moment, after which the server refuses the statement. If it does, nothing of it was written, and each
+//! is sent again alone; one that has waited too long to be sent goes alone. The statement is sent by a task of its own, so
+//! a caller that stops waiting takes nobody with it; the task stops when nobody waits any more.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,7 +18,7 @@ use crate::change::answers;
 use crate::error::{SILENT, Trouble};
 use crate::pool::Connections;
 use crate::sql::Statement;
-use crate::step::{How, MOST, Step, statement};
+use crate::step::{MOST, Step, statement};
 
 /// Statements under way from which on further commits wait for each other.
 const WIDTH: usize = 2;
@@ -118,8 +118,8 @@ impl Convoys {
 
     async fn alone(&self, step: &Step) -> Result<bool, Trouble> {
         let mut lease = self.connections.lease().await?;
-        let (how, mut params) = (How { flushed: step.is_flushed(), waits: true }, Vec::new());
-        step.add(&mut params, &how);
+        let (flushed, mut params) = (step.is_flushed(), Vec::new());
+        step.add(&mut params, flushed);
         let rows = lease.query(&self.statements[0], &params).await?;
         Ok(answers(&rows, (1, step.to.nonce))?[0])
     }
@@ -133,15 +133,17 @@ impl Convoys {
 
     /// Sends commits together, and answers them.
     async fn together(self: Arc<Self>, mut convoy: Vec<Waiting>) {
-        let how = How { flushed: convoy.iter().any(|waiting| waiting.step.is_flushed()), waits: false };
+        let flushed = convoy.iter().any(|waiting| waiting.step.is_flushed());
         let (steps, mut replies): (Vec<_>, Vec<_>) =
             convoy.drain(..).map(|waiting| (waiting.step, waiting.reply)).unzip();
+        let mut is_connected = false;
         let sent = {
             let sending = async {
                 let mut lease = self.connections.lease().await?;
+                is_connected = true;
                 let mut params = Vec::new();
                 for step in &steps {
-                    step.add(&mut params, &how);
+                    step.add(&mut params, flushed);
                 }
                 let rows = lease.query(&self.statements[steps.len() - 1], &params).await?;
                 answers(&rows, (steps.len(), steps[0].to.nonce))
@@ -156,6 +158,10 @@ impl Convoys {
         for (place, (step, reply)) in steps.into_iter().zip(replies).enumerate() {
             let outcome = match &sent {
                 Ok(won) => Outcome::Answered(won[place]),
+                // The server refused it, as for a thread that is locked.
+                Err(Trouble::Again { in_doubt: false, renew: false, .. }) if is_connected => {
+                    Outcome::Alone(step)
+                }
                 Err(Trouble::Again { reason, in_doubt, renew }) => {
                     Outcome::Again { reason: reason.clone(), in_doubt: *in_doubt, renew: *renew }
                 }

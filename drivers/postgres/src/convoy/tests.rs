@@ -160,6 +160,7 @@ async fn a_locked_thread_holds_up_no_other() {
     }
     road.blocked(1).await;
     assert!(!locked.is_finished());
+    assert_eq!(road.transactions(2..6).await, 4, "after the refusal each goes alone");
     locker.batch_execute("COMMIT").await.unwrap();
     locked.await.unwrap().unwrap();
     assert_eq!(road.length(6).await, 3);

@@ -56,6 +56,7 @@ const STEPS: &[Step] = &[
     step!("0018", "edits"),
     step!("0019", "token_budgets"),
     step!("0020", "frames_as_they_are"),
+    step!("0021", "history_lost"),
 ];
 
 /// Upgrades a SQLite database to the newest schema: applies all missing migrations or, after an error, none. Concurrent

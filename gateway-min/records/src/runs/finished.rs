@@ -1,5 +1,9 @@
-//! What had finished before a run went on with it: rows of the checkpoint that the run may add rows of its own to. A rollback
-//! restores the first and drops the others, also in a process that did not see the run begin.
+//! What a run notes for the process that ends it, which may be another one.
+//!
+//! - What had finished before the run went on with it: rows of the checkpoint that the run may add rows of its own to. A
+//!   rollback restores the first and drops the others, also in a process that did not see the run begin.
+//! - What the store lost of what it had acknowledged. A saver says so once, so no other process, and no later attempt,
+//!   finds it again.
 
 use super::Runs;
 use crate::codec::Cells;
@@ -35,6 +39,21 @@ impl Runs {
             Some(_) => Ok(()),
             None => Err(RecordsError::run_not_found(run_id)),
         }
+    }
+
+    /// Notes what the run, or its rollback, found lost of what its store had acknowledged. The run ends in this error then,
+    /// whichever process ends it, and whatever else comes of it. The first note stays. Any process may have found it, also
+    /// one that the run was taken over from; `false`, without a change, if the run has ended.
+    pub async fn note_history_lost(&self, run_id: &str, lost: &str) -> Result<bool, RecordsError> {
+        let sql = query(
+            "UPDATE runs SET history_lost = COALESCE(history_lost, $2) WHERE run_id = $1 AND operation_kind = 'run' \
+             AND status IN ('pending', 'running') RETURNING run_id",
+        );
+        let sql = sql.bind(run_id).bind(lost);
+        let noted = self.db.write_of_run(run_id, move |tx| {
+            Box::pin(async move { tx.fetch_and_commit::<(String,)>(sql).await })
+        });
+        Ok(noted.await?.is_some())
     }
 
     /// What [`Self::note_finished_before`] noted; `None` if the run did not go on from a head with anything left to run.

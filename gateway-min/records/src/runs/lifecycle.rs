@@ -46,14 +46,16 @@ macro_rules! owned {
 
 /// The run `$1` can end, or be decided to end, with the status in this parameter: unless that was decided before, a
 /// cancelled run does not end as a success, and one that restores the state from before it has no other end before that
-/// is settled, as the second parameter says. Only the process in the third one ends it: another one may have taken it
-/// over.
+/// is settled, as the second parameter says. One that found acknowledged changes lost ends in that error. Only the process
+/// in the third parameter ends it: another one may have taken it over.
 macro_rules! endable {
     ($status:literal, $settled:literal, $owner:literal) => {
         concat!(
             "run_id = $1 AND operation_kind = 'run' AND status IN ('pending', 'running') AND ",
             owned!($owner),
-            " AND (decided_status IS NOT NULL OR CASE WHEN ",
+            " AND (history_lost IS NULL OR ",
+            $status,
+            " = 'error') AND (decided_status IS NOT NULL OR CASE WHEN ",
             $status,
             " = 'success' THEN cancel_action IS NULL ELSE ",
             $settled,
@@ -196,12 +198,25 @@ impl Runs {
         end: &RunEnd,
         statements: Vec<Sql>,
     ) -> Result<DecideOutcome, RecordsError> {
+        match self.try_to_decide(run_id, end, statements).await? {
+            Some(decided) => Ok(decided),
+            None => self.try_to_decide(run_id, &lost(end), Vec::new()).await?.ok_or_else(|| changed(run_id)),
+        }
+    }
+
+    /// `None` if the run found acknowledged changes lost, and ends in error.
+    async fn try_to_decide(
+        &self,
+        run_id: &str,
+        end: &RunEnd,
+        statements: Vec<Sql>,
+    ) -> Result<Option<DecideOutcome>, RecordsError> {
         check_end(end)?;
         let sql = bind_totals(
             query(concat!(
                 "UPDATE runs SET updated_at = $2, ",
                 set_totals!(),
-                ", decided_status = $14, error = $15, stop_reason = $16, \
+                ", decided_status = $14, error = COALESCE(history_lost, $15), stop_reason = $16, \
                  left_checkpoint = COALESCE($17, left_checkpoint) WHERE ",
                 endable!("$14", "$18", "$19"),
                 " RETURNING run_id"
@@ -212,7 +227,7 @@ impl Runs {
         );
         let sql = bind_end(sql, end).bind(self.owner());
         let counted = mark_counted(&self.db, run_id, &end.totals.executions);
-        let (id, owner) = (run_id.to_owned(), self.owner().map(str::to_owned));
+        let (id, owner, status) = (run_id.to_owned(), self.owner().map(str::to_owned), end.status);
         let db = self.db.unflushed();
         let decided = db.write_of_run(run_id, move |tx| {
             Box::pin(async move {
@@ -224,16 +239,17 @@ impl Runs {
                     Some(_) => tx.fetch_optional(sql).await?,
                 };
                 if decided.is_none() {
-                    return Ok(match refusal(tx, &id, owner.as_deref()).await? {
-                        Refusal::Cancelled(action) => DecideOutcome::CancelRequested(action),
-                        Refusal::Terminal(status) => DecideOutcome::AlreadyTerminal(status),
-                        Refusal::TakenOver => DecideOutcome::TakenOver,
+                    return Ok(match refusal(tx, &id, owner.as_deref(), status).await? {
+                        Refusal::Cancelled(action) => Some(DecideOutcome::CancelRequested(action)),
+                        Refusal::Terminal(status) => Some(DecideOutcome::AlreadyTerminal(status)),
+                        Refusal::TakenOver => Some(DecideOutcome::TakenOver),
+                        Refusal::Lost => None,
                     });
                 }
                 if let Some(counted) = counted {
                     tx.queue(counted)?;
                 }
-                Ok(DecideOutcome::Decided)
+                Ok(Some(DecideOutcome::Decided))
             })
         });
         decided.await
@@ -241,11 +257,19 @@ impl Runs {
 
     /// Ends an active run of this process, sets the resulting status of its thread if the run has worked on it, and
     /// passes the thread to the first waiting run. A cancelled run ends only as [`Runs::decide`] says, unless its end
-    /// was decided before.
+    /// was decided before. One that found acknowledged changes lost ends in that error, whatever `end` says.
     ///
     /// # Errors
     /// [`RecordsError::NotFound`]; [`RecordsError::Invalid`] if `end.status` is an active one.
     pub async fn finish(&self, run_id: &str, end: &RunEnd) -> Result<FinishOutcome, RecordsError> {
+        match self.try_to_finish(run_id, end).await? {
+            Some(finished) => Ok(finished),
+            None => self.try_to_finish(run_id, &lost(end)).await?.ok_or_else(|| changed(run_id)),
+        }
+    }
+
+    /// `None` if the run found acknowledged changes lost, and ends in error.
+    async fn try_to_finish(&self, run_id: &str, end: &RunEnd) -> Result<Option<FinishOutcome>, RecordsError> {
         check_end(end)?;
         let now = self.db.clock.now();
         let now = end.not_before.map_or(now, |time| later(time, now));
@@ -254,7 +278,7 @@ impl Runs {
             query(concat!(
                 "UPDATE runs SET updated_at = $2, ",
                 set_totals!(),
-                ", status = $14, error = $15, stop_reason = $16, waiting = FALSE, \
+                ", status = $14, error = COALESCE(history_lost, $15), stop_reason = $16, waiting = FALSE, \
                  left_checkpoint = COALESCE($17, left_checkpoint) WHERE ",
                 endable!("$14", "$18", "$19"),
                 " RETURNING run_id"
@@ -269,7 +293,7 @@ impl Runs {
         let thread = query(END_THREAD).bind(run_id).bind(ThreadStatus::after(end.status).as_str());
         let thread = thread.bind(display_name).bind(&now).bind(end.status.as_str());
         let thread = thread.bind(end.rollback_settled).bind(self.owner()).bind(ahead);
-        let (id, owner) = (run_id.to_owned(), self.owner().map(str::to_owned));
+        let (id, owner, status) = (run_id.to_owned(), self.owner().map(str::to_owned), end.status);
         let finished = self.db.write_of_run(run_id, move |tx| {
             Box::pin(async move {
                 tx.queue(thread)?;
@@ -286,13 +310,14 @@ impl Runs {
                     },
                 };
                 if ended.is_none() {
-                    return Ok(match refusal(tx, &id, owner.as_deref()).await? {
-                        Refusal::Cancelled(action) => FinishOutcome::CancelRequested(action),
-                        Refusal::Terminal(status) => FinishOutcome::AlreadyTerminal(status),
-                        Refusal::TakenOver => FinishOutcome::TakenOver,
+                    return Ok(match refusal(tx, &id, owner.as_deref(), status).await? {
+                        Refusal::Cancelled(action) => Some(FinishOutcome::CancelRequested(action)),
+                        Refusal::Terminal(status) => Some(FinishOutcome::AlreadyTerminal(status)),
+                        Refusal::TakenOver => Some(FinishOutcome::TakenOver),
+                        Refusal::Lost => None,
                     });
                 }
-                Ok(FinishOutcome::Finished { promoted: promoted.map(|(run_id,)| run_id) })
+                Ok(Some(FinishOutcome::Finished { promoted: promoted.map(|(run_id,)| run_id) }))
             })
         });
         let finished = finished.await;
@@ -308,19 +333,36 @@ enum Refusal {
     Cancelled(CancelAction),
     Terminal(RunStatus),
     TakenOver,
+    /// It found acknowledged changes lost.
+    Lost,
 }
 
-/// Why the row did not change, although its `owner` may change it in [`endable`]'s states.
-async fn refusal(tx: &mut WriteTx<'_>, run_id: &str, owner: Option<&str>) -> Result<Refusal, RecordsError> {
+/// Why the row did not change to end with this status, although its `owner` may change it in [`endable`]'s states.
+async fn refusal(
+    tx: &mut WriteTx<'_>,
+    run_id: &str,
+    owner: Option<&str>,
+    status: RunStatus,
+) -> Result<Refusal, RecordsError> {
     let run = existing(tx, run_id).await?;
     match run.cancel_action {
         _ if !run.status.is_active() => Ok(Refusal::Terminal(run.status)),
         _ if run.owner_worker_id.as_deref() != owner => Ok(Refusal::TakenOver),
+        _ if run.history_lost.is_some() && status != RunStatus::Error => Ok(Refusal::Lost),
         Some(action) => Ok(Refusal::Cancelled(action)),
         // An edit: as if that had been asked for.
         None if run.owes_restore() => Ok(Refusal::Cancelled(CancelAction::Rollback)),
-        None => Err(DatabaseError::Internal(format!("run {run_id} changed meanwhile; try again")).into()),
+        None => Err(changed(run_id)),
     }
+}
+
+fn changed(run_id: &str) -> RecordsError {
+    DatabaseError::Internal(format!("run {run_id} changed meanwhile; try again")).into()
+}
+
+/// This end of a run that found acknowledged changes lost: its row says what.
+fn lost(end: &RunEnd) -> RunEnd {
+    RunEnd { status: RunStatus::Error, ..end.clone() }
 }
 
 /// A run has started now, on a thread with this time.

@@ -228,6 +228,9 @@ pub struct RunRow {
     pub decided_status: Option<RunStatus>,
     /// The newest checkpoint of its thread when it ended; empty if there was none, `None` while that is unknown.
     pub left_checkpoint: Option<String>,
+    /// What its store lost of what it had acknowledged, if that was [noted](Runs::note_history_lost): the run ends in this
+    /// error.
+    pub history_lost: Option<String>,
     /// When it was admitted.
     pub created_at: DateTime<Utc>,
     /// When the row last changed.
@@ -242,7 +245,7 @@ macro_rules! run_columns_but_metadata {
          last_ai_message, total_input_tokens, total_output_tokens, total_tokens, llm_call_count, \
          lead_agent_tokens, subagent_tokens, middleware_tokens, token_usage_by_model, follow_up_to_run_id, edits, \
          owner_worker_id, lease_expires_at, cancel_action, cancel_requested_at, decided_status, left_checkpoint, \
-         created_at, updated_at"
+         history_lost, created_at, updated_at"
     };
 }
 pub(crate) use run_columns_but_metadata;
@@ -339,6 +342,7 @@ impl FromRow for RunRow {
             cancel_requested_at: cells.opt_time("cancel_requested_at")?,
             decided_status: cells.opt_name("decided_status")?,
             left_checkpoint: cells.opt_text("left_checkpoint")?,
+            history_lost: cells.opt_text("history_lost")?,
             created_at: cells.time("created_at")?,
             updated_at: cells.time("updated_at")?,
         })

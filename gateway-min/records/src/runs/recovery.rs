@@ -69,7 +69,7 @@ impl Runs {
     ///
     /// * Runs become `error` with [`RECOVERY_ERROR`], or [`LEASE_EXPIRED_ERROR`] if they had a lease, and
     ///   [`RECOVERY_STOP_REASON`], including waiting ones; but a run with a [decided](Runs::decide) outcome ends with
-    ///   that.
+    ///   that, and one that found acknowledged changes lost in [that](Runs::note_history_lost) error.
     /// * A run that [owes a restore](RunRow::owes_restore) is taken over, not ended ([`Recovered::rollbacks`]).
     /// * Reservations are removed.
     /// * Threads on which no run works any more get the status that results from their last run that has ended, if that
@@ -124,7 +124,8 @@ impl Runs {
         let mut sql = self.db.builder(concat!(
             "UPDATE runs SET owner_worker_id = $2, lease_expires_at = $3, updated_at = $4, \
              stop_reason = CASE WHEN cancel_action = 'rollback' THEN stop_reason ELSE $7 END, \
-             error = CASE WHEN cancel_action = 'rollback' THEN error \
+             error = CASE WHEN history_lost IS NOT NULL THEN history_lost \
+             WHEN cancel_action = 'rollback' THEN error \
              WHEN lease_expires_at IS NULL THEN $5 ELSE $6 END \
              WHERE operation_kind = 'run' AND status IN ('pending', 'running') AND ",
             owes_restore!(),
@@ -142,9 +143,11 @@ impl Runs {
             .bind(error_of_leased)
             .bind(RECOVERY_STOP_REASON);
         let mut sql = self.db.builder(concat!(
-            "UPDATE runs SET status = COALESCE(decided_status, 'error'), waiting = FALSE, updated_at = $2, \
+            "UPDATE runs SET waiting = FALSE, updated_at = $2, \
+             status = CASE WHEN history_lost IS NULL THEN COALESCE(decided_status, 'error') ELSE 'error' END, \
              stop_reason = CASE WHEN decided_status IS NULL THEN $5 ELSE stop_reason END, \
-             error = CASE WHEN decided_status IS NOT NULL THEN error \
+             error = CASE WHEN history_lost IS NOT NULL THEN history_lost \
+             WHEN decided_status IS NOT NULL THEN error \
              WHEN lease_expires_at IS NULL THEN $3 ELSE $4 END \
              WHERE operation_kind = 'run' AND status IN ('pending', 'running') AND NOT ",
             owes_restore!(),

@@ -55,6 +55,7 @@ async fn admitted_run_reads_back() {
         cancel_requested_at: None,
         decided_status: None,
         left_checkpoint: None,
+        history_lost: None,
         created_at: fixture.clock.now(),
         updated_at: fixture.clock.now(),
     };

@@ -35,6 +35,8 @@ mod form;
 mod leases;
 #[path = "../lifecycle.rs"]
 mod lifecycle;
+#[path = "../lost.rs"]
+mod lost;
 #[path = "../model.rs"]
 mod model;
 mod open;

@@ -36,6 +36,8 @@ mod kept;
 mod leases;
 #[path = "../lifecycle.rs"]
 mod lifecycle;
+#[path = "../lost.rs"]
+mod lost;
 #[path = "../model.rs"]
 mod model;
 mod open;

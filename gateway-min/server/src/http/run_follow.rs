@@ -24,8 +24,8 @@ use super::runs::{READ_FAILED, existing, run_of};
 use super::sse;
 use crate::app::App;
 use crate::runs::request::StreamMode;
-use crate::streams::DELETED;
 use crate::streams::bridge::{HEARTBEAT, Subscription};
+use crate::streams::verdict::DELETED;
 use threadkeep_records::{CancelAction, CancelOutcome, RunRow, RunStatus};
 
 const CANCEL_FAILED: &str = "Failed to cancel run";

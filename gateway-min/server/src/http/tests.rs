@@ -3,6 +3,7 @@
 mod answers;
 mod damaged;
 mod notes;
+mod unwritten;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -34,7 +35,7 @@ use super::delete::delete_contents;
 use super::history::{Page, ReadHistory, page};
 use super::run_follow::finished;
 use crate::app::{App, Parts};
-use crate::streams::DELETED;
+use crate::streams::verdict::DELETED;
 use crate::telemetry::recent::{ERRORS, Recent};
 use crate::testing::execution_of;
 use threadkeep_config::{ConfigHandle, Environment, KeyFile, LoadOptions, Role};

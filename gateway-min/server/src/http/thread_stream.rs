@@ -96,7 +96,7 @@ impl Following {
                     Frame::Event(_) | Frame::Heartbeat => {}
                     // The client was too slow: it gets what is still there, and the end of the run.
                     gap @ Frame::Gap(_) => {
-                        *stream = self.runs.app().streams.subscribe(run_id);
+                        *stream = stream.again();
                         return Some(sse::encode(&gap));
                     }
                     Frame::End => {

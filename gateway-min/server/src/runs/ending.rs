@@ -3,6 +3,8 @@
 use std::sync::Arc;
 
 use super::Runs;
+use crate::streams::bridge::Publisher;
+use crate::streams::verdict::{DELETED, LEFT, failure};
 use threadkeep_records::{
     FinishOutcome, RecordsError, RunEnd, RunRow, RunStatus, persistently, until_available,
 };
@@ -16,6 +18,43 @@ impl Runs {
         let outcome = persistently(|| self.records.runs().finish(run_id, end)).await?;
         self.wake_next(&outcome);
         Ok(outcome)
+    }
+
+    /// Notes in the row of an active run that its store lost acknowledged changes, for whichever process ends the run. If
+    /// that fails, only this process can say so.
+    pub(super) async fn note_loss(&self, run_id: &str, lost: &str) {
+        match persistently(|| self.records.runs().note_history_lost(run_id, lost)).await {
+            Ok(true) => {}
+            Ok(false) => tracing::error!(run_id, lost, "a run had ended before its loss was found"),
+            Err(error) => tracing::error!(run_id, lost, %error, "cannot note a loss in the row of its run"),
+        }
+    }
+
+    /// Ends the stream of a run that another process, or another task, ends: as its row does, once it has. `unknown` is
+    /// shown if that cannot be read, or nothing works on the run any more.
+    pub(super) async fn end_stream(self: Arc<Self>, run_id: String, stream: Arc<Publisher>, unknown: &str) {
+        let row = tokio::select! {
+            biased;
+            ended = self.ended(&run_id) => ended,
+            // Its clients do not wait for the next process.
+            () = self.delegator.stopping.cancelled() => self.records.runs().get(&run_id).await,
+        };
+        match row {
+            Ok(Some(row)) if row.status.is_active() => {
+                let unknown = if self.is_stopping() { LEFT } else { unknown };
+                let known = row.history_lost.or(row.error);
+                stream.leave(&failure(known.as_deref().unwrap_or(unknown)));
+            }
+            Ok(Some(row)) => self.streams.end_as(&row, &stream).await,
+            Ok(None) => {
+                stream.fail(&failure(DELETED));
+                stream.end();
+            }
+            Err(error) => {
+                tracing::warn!(run_id, %error, "cannot read how a run was ended");
+                stream.leave(&failure(unknown));
+            }
+        }
     }
 
     fn wake_next(&self, outcome: &FinishOutcome) {

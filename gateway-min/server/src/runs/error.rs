@@ -53,9 +53,17 @@ impl RunError {
         }
     }
 
+    /// The engine's error, if it is one.
+    pub(super) fn of_engine(&self) -> Option<&threadkeep::Error> {
+        match self {
+            Self::Agent(AgentError::Engine(error)) => Some(error),
+            _ => None,
+        }
+    }
+
     /// Whether the store lost what it had acknowledged. It is found once: another attempt works on what is there.
     pub(super) fn is_history_lost(&self) -> bool {
-        matches!(self, Self::Agent(AgentError::Engine(threadkeep::Error::HistoryLost { .. })))
+        matches!(self.of_engine(), Some(threadkeep::Error::HistoryLost { .. }))
     }
 
     /// Whether the head that was read is gone and an older one is there: an operator's pass removed it, and the run has

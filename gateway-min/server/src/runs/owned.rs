@@ -84,6 +84,11 @@ impl Owned {
         is_shared && matches!(self.runs.still_has(&self.run_id).await, Ok(false))
     }
 
+    /// Notes in the run's row that its store lost acknowledged changes.
+    pub(super) async fn note_loss(&self, lost: &str) {
+        self.runs.note_loss(&self.run_id, lost).await;
+    }
+
     fn is_too_long_ago(&self, now: DateTime<Utc>) -> bool {
         let lease = self.runs.records.runs().lease();
         // Of a clock that was set back it is not known how long ago that was.

@@ -21,21 +21,38 @@ pub(super) struct Reporter {
     pub(super) journal: Journal,
     pub(super) usage: UsageLedger,
     pub(super) owned: Owned,
-    /// That the store lost acknowledged changes of the thread, if something found it that does not fail the run.
+    /// That the store lost acknowledged changes of the thread, if something found it.
     pub(super) history_lost: Option<String>,
+    /// Why the run's model failed, if that ends it: its answer shows that.
+    pub(super) model_failed: Option<String>,
 }
 
 impl Reporter {
-    /// Shows a lost history. The run ends with it, whatever else came of it: it is found once, and nobody else would
-    /// hear of it.
-    pub(super) fn report_if_lost(&mut self, error: &Error) {
+    /// Shows a lost history, and notes it for the process that ends the run. The run ends with it, whatever else came of
+    /// it: it is found once, and nobody else would hear of it.
+    pub(super) async fn report_if_lost(&mut self, error: &Error) {
+        if self.show_if_lost(error) {
+            self.note_loss().await;
+        }
+    }
+
+    /// Shows a lost history; `true` if that was not done before.
+    pub(super) fn show_if_lost(&mut self, error: &Error) -> bool {
         if self.history_lost.is_some() || !matches!(error, Error::HistoryLost { .. }) {
-            return;
+            return false;
         }
         let (name, message) = (error.class_name(), error.to_string());
         self.frames.error(name, &message);
         self.journal.error(name, &message);
         self.history_lost = Some(message);
+        true
+    }
+
+    /// Notes the lost history in the run's row. Another process may end the run, or this one once its task is gone.
+    pub(super) async fn note_loss(&self) {
+        if let Some(lost) = &self.history_lost {
+            self.owned.note_loss(lost).await;
+        }
     }
 }
 

@@ -19,7 +19,8 @@ use super::Runs;
 use super::control::RunGuard;
 use super::ending::DIED;
 use super::error::RunError;
-use super::worker::{ROLLED_BACK, rolling_back};
+use super::worker::rolling_back;
+use crate::streams::verdict::ROLLED_BACK;
 
 /// Checkpoints read at once while looking for the state before a run.
 const PAGE: usize = 20;
@@ -64,10 +65,21 @@ impl Runs {
                 thread_id = row.thread_id,
                 "rolling back a run whose process or task is gone"
             );
-            let runs = Arc::clone(self);
+            let (runs, run_id) = (Arc::clone(self), row.run_id.clone());
             // Before anyone can ask for the run: who waits for its end finds it here, and its lease is renewed.
-            let guard = self.local.enter(&row.run_id);
-            tokio::spawn(async move { runs.roll_back_one(row, guard).await });
+            let guard = self.local.enter(&run_id);
+            tokio::spawn(async move {
+                let task = {
+                    let runs = Arc::clone(&runs);
+                    tokio::spawn(async move { runs.roll_back_one(row, guard).await })
+                };
+                // Another attempt may panic, too, and its thread is needed.
+                if task.await.is_err_and(|error| error.is_panic()) {
+                    let _guard = runs.local.enter(&run_id);
+                    let end = RunEnd { rollback_settled: true, ..RunEnd::failed(DIED) };
+                    runs.bury(&run_id, Some(end)).await;
+                }
+            });
         }
     }
 
@@ -138,7 +150,9 @@ impl Runs {
                 Err(error) if error.may_pass() => {
                     tracing::warn!(run_id = row.run_id, %error, "cannot roll back a run yet");
                     if error.is_history_lost() {
-                        *lost = Some(error.to_string());
+                        let found = error.to_string();
+                        self.note_loss(&row.run_id, &found).await;
+                        lost.get_or_insert(found);
                     }
                     if !self.may_try_again(&mut patience).await {
                         return Err(error);

@@ -50,7 +50,8 @@ async fn hand_on(
     let mut forwarded = Forwarded::default();
     let mut not_before = Instant::now();
     loop {
-        if fill(&mut batch, &mut stream, &mut forwarded, not_before).await == Filled::Gap {
+        let filled = fill(&mut batch, &mut stream, &mut forwarded, not_before).await;
+        if filled == Filled::Gap {
             stream = stream.again();
         }
         if !batch.frames.is_empty() || batch.ends {
@@ -60,7 +61,7 @@ async fn hand_on(
             until_available(|| streams.records.runs().append_frames(thread_id, run_id, &batch, keep_from))
                 .await?;
         }
-        if batch.ends {
+        if batch.ends || filled == Filled::Left {
             return Ok(());
         }
         batch = FrameBatch { first_seq: batch.next_seq, frames: Vec::new(), ..batch };
@@ -74,6 +75,8 @@ enum Filled {
     Whole,
     /// Not at all: frames are lost, and it has to be joined again.
     Gap,
+    /// Not here: the run ends in another process, or its end is not known, and nothing of that is forwarded.
+    Left,
 }
 
 /// Waits for a frame, and moves into the batch what comes before this time, at most until the end of the stream.
@@ -86,6 +89,9 @@ async fn fill(
     let (mut next, mut bytes) = (stream.next().await, 0);
     while let Some(frame) = next.take() {
         match frame {
+            Frame::Event(event) if stream.left_at().is_some_and(|left| left <= event.id.seq) => {
+                return Filled::Left;
+            }
             Frame::Event(event) => {
                 if batch.frames.is_empty() {
                     batch.first_seq = event.id.seq;
@@ -98,6 +104,7 @@ async fn fill(
             Frame::Heartbeat => {}
             // The database is slower than the run: clients see the loss as a gap.
             Frame::Gap(_) => return Filled::Gap,
+            Frame::End if stream.left_at().is_some() => return Filled::Left,
             Frame::End => {
                 batch.ends = true;
                 // An ended run is emptied when there is no room: that is a gap in other processes too.
@@ -246,6 +253,30 @@ mod tests {
         assert_eq!(decode(&encode(&event)), Some(event));
         for other in [json!(null), json!([]), json!([1, 2, "values", null]), json!([-1, 2, "values", ""])] {
             assert_eq!(decode(&other), None, "{other}");
+        }
+    }
+
+    /// Why it failed, if it did before, is of the run; that it ends elsewhere is of this process alone.
+    #[tokio::test]
+    async fn the_end_of_a_run_that_ends_elsewhere_is_not_forwarded() {
+        for (failed, reads_first) in [(false, false), (false, true), (true, false), (true, true)] {
+            let bridge = StreamBridge::new(BridgeOptions::default());
+            let publisher = bridge.open("r");
+            let mut stream = bridge.hand_on("r").unwrap();
+            let mut batch = FrameBatch { first_seq: 0, next_seq: 0, frames: Vec::new(), ends: false };
+            let mut forwarded = Forwarded::default();
+            publisher.publish("values", &json!({}));
+            if failed {
+                publisher.fail(&json!("boom"));
+            }
+            let frames = 1 + usize::from(failed);
+            if reads_first {
+                let filled = fill(&mut batch, &mut stream, &mut forwarded, Instant::now()).await;
+                assert_eq!((filled, batch.frames.len()), (Filled::Whole, frames));
+            }
+            publisher.leave(&json!("left"));
+            let filled = fill(&mut batch, &mut stream, &mut forwarded, Instant::now()).await;
+            assert_eq!((filled, batch.frames.len(), batch.ends), (Filled::Left, frames, false), "{failed}");
         }
     }
 }

@@ -3,11 +3,11 @@
 pub mod bridge;
 mod mirror;
 mod relay;
+pub(crate) mod verdict;
 
 use std::sync::Arc;
 
 use chrono::Utc;
-use serde_json::{Value as Json, json};
 use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
 use tokio_util::task::TaskTracker;
@@ -15,22 +15,10 @@ use tokio_util::task::TaskTracker;
 use self::bridge::{Publisher, StreamBridge, Subscription};
 use crate::threads::Threads;
 use threadkeep_agent::serialize::Rendered;
-use threadkeep_records::{Records, RecordsError, RunRow, persistently};
-
-/// What is shown in the place of an end that cannot be read.
-const UNREAD: &str =
-    "Another process has ended this run, or ends it, and how cannot be read now. Read the run shortly.";
-/// What is shown in the place of an end of which nothing is left.
-pub(crate) const DELETED: &str =
-    "This run was deleted, alone or with its thread, before its end was shown: how it ended is not known.";
+use threadkeep_records::{Records, RecordsError, RunRow};
 
 /// How many ended runs a poll asks about: a process may keep those of thousands.
 const LOOKED_AT: usize = 256;
-
-/// The data of the `error` frame of a run that failed for this reason.
-fn failure(message: &str) -> Json {
-    json!({"message": message, "name": "RunError"})
-}
 
 /// The streams of runs.
 pub(crate) struct Streams {
@@ -81,34 +69,38 @@ impl Streams {
 
     /// The stream of a run, whichever process works on it, from the event after `last_event_id`.
     pub(crate) fn follow(self: &Arc<Self>, run: &RunRow, last_event_id: Option<&str>) -> Subscription {
-        // An active run of this process without a stream is rolled back for a process that is gone: its row says when it
-        // has ended.
-        if (self.is_foreign(run) || run.status.is_active())
-            && self.may_have_frames(run)
-            && let Some(publisher) = self.bridge.open_relayed(&run.run_id)
-        {
-            tokio::spawn(relay::relay(Arc::clone(self), run.clone(), publisher));
-        } else if !run.status.is_active()
-            && let Some(publisher) = self.bridge.open_relayed(&run.run_id)
-        {
-            // Nothing is kept of it but how it ended.
-            let (streams, row) = (Arc::clone(self), run.clone());
-            tokio::spawn(async move { relay::tell(&streams, &row, &publisher).await });
-        }
-        self.bridge.subscribe(&run.run_id, last_event_id)
-    }
-
-    /// Publishes why a run failed that another process has ended, or that could not be written, unless that was published.
-    pub(crate) async fn tell_failure(&self, run_id: &str, publisher: &Publisher) {
-        match persistently(|| self.records.runs().get(run_id)).await {
-            Ok(Some(row)) => relay::tell(self, &row, publisher).await,
-            // A bare end would be that of a success.
-            Ok(None) => publisher.fail(&failure(DELETED)),
-            Err(error) => {
-                tracing::warn!(run_id, %error, "cannot read why a run was ended");
-                publisher.fail(&failure(UNREAD));
+        loop {
+            // An active run of this process without a stream is rolled back for a process that is gone: its row says when
+            // it has ended.
+            let publisher = self.bridge.open_relayed(&run.run_id);
+            if (self.is_foreign(run) || run.status.is_active()) && self.may_have_frames(run) {
+                if let Some(publisher) = publisher {
+                    tokio::spawn(relay::relay(Arc::clone(self), run.clone(), publisher));
+                }
+            } else if let Some(publisher) = publisher {
+                // Nothing is kept of it but how it ended.
+                let (streams, row) = (Arc::clone(self), run.clone());
+                tokio::spawn(async move { streams.end_as(&row, &publisher).await });
+            }
+            let stream = self.bridge.subscribe(&run.run_id, last_event_id);
+            // Otherwise it was forgotten in between, and no longer says how the run ended.
+            if stream.has_stream() {
+                return stream;
             }
         }
+    }
+
+    /// Ends a stream as the row of its run, which has ended, says.
+    pub(crate) async fn end_as(&self, row: &RunRow, publisher: &Publisher) {
+        if let Some(error) = verdict::error_of(&self.records, row).await {
+            publisher.fail(&error);
+        }
+        publisher.end();
+    }
+
+    /// Does this in the background. A stopping gateway waits for it.
+    pub(crate) fn in_background(&self, what: impl Future<Output = ()> + Send + 'static) {
+        self.background.spawn(what);
     }
 
     /// Relays the stream of a run of this process to the other processes, unless it is already, or none is kept.

@@ -8,15 +8,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde_json::{Value as Json, json};
+use serde_json::json;
 use threadkeep::Error;
 use threadkeep::saver::Load;
 use tokio::time::Instant;
 
+use super::Streams;
 use super::bridge::Publisher;
 use super::mirror::{decode, decode_lost};
-use super::{DELETED, Streams};
-use threadkeep_records::{CancelAction, EventQuery, RECOVERY_STOP_REASON, RecordsError, RunRow, RunStatus};
+use super::verdict::{DELETED, failure};
+use threadkeep_records::{CancelAction, RECOVERY_STOP_REASON, RecordsError, RunRow};
 
 /// How often the database is polled for the state of a run, unless its process says that there is something to read.
 const POLL: Duration = Duration::from_millis(250);
@@ -49,17 +50,15 @@ pub(super) async fn relay(streams: Arc<Streams>, run: RunRow, publisher: Publish
         let only_polled = seen.is_ok() && changes.are_missed();
         match seen {
             Ok(Seen::AtWork) => {}
-            Ok(Seen::All) => break,
+            Ok(Seen::All) => return publisher.end(),
             Ok(Seen::Ended(row)) => {
                 let looks = last_looks.get_or_insert_default();
                 if is_dead(&row) || looks.are_over() {
                     // It had ended when the client came, and nothing is forwarded, or nobody forwards the rest.
-                    if !run.status.is_active() && (next_seq == 0 || is_dead(&row)) {
-                        tell(&streams, &row, &publisher).await;
-                    } else {
-                        show_outcome(&streams, &row, next_seq == 0, &publisher).await;
+                    if run.status.is_active() || (next_seq > 0 && !is_dead(&row)) {
+                        show_state(&streams, &row, next_seq == 0, &publisher).await;
                     }
-                    break;
+                    return streams.end_as(&row, &publisher).await;
                 }
             }
             Err(error) => tracing::warn!(run_id = run.run_id, %error, "cannot read a run of another process"),
@@ -73,7 +72,6 @@ pub(super) async fn relay(streams: Arc<Streams>, run: RunRow, publisher: Publish
             looks.another();
         }
     }
-    publisher.end();
 }
 
 /// The time until the next look at a run of which nothing new was found for so long, if only looks find it: a frame is
@@ -111,13 +109,6 @@ impl LastLooks {
 /// Whether the process of an ended run is gone.
 fn is_dead(row: &RunRow) -> bool {
     row.stop_reason.as_deref() == Some(RECOVERY_STOP_REASON)
-}
-
-/// Publishes why an ended run failed, or was interrupted by its process, if nobody has said so.
-pub(super) async fn tell(streams: &Streams, row: &RunRow, publisher: &Publisher) {
-    if let Some(error) = failure(streams, row).await {
-        publisher.fail(&error);
-    }
 }
 
 /// The result of polling a run of another process.
@@ -166,14 +157,14 @@ async fn look(
         Some(row) => Seen::Ended(Box::new(row)),
         // Deleted, and the frames that were not read with it. A bare end would be that of a success.
         None => {
-            publisher.fail(&super::failure(DELETED));
+            publisher.fail(&failure(DELETED));
             Seen::All
         }
     })
 }
 
-/// Publishes the result of an ended run, to clients that may have seen only part of it.
-async fn show_outcome(streams: &Streams, row: &RunRow, from_the_start: bool, publisher: &Publisher) {
+/// Publishes the state that an ended run left, to clients that may have seen only part of it.
+async fn show_state(streams: &Streams, row: &RunRow, from_the_start: bool, publisher: &Publisher) {
     if from_the_start {
         publisher.publish("metadata", &json!({"run_id": row.run_id, "thread_id": row.thread_id}));
     }
@@ -190,29 +181,6 @@ async fn show_outcome(streams: &Streams, row: &RunRow, from_the_start: bool, pub
                 publisher.fail(&json!({"message": error.to_string(), "name": error.class_name()}));
             }
         }
-    }
-    tell(streams, row, publisher).await;
-}
-
-/// The data of the `error` frame of a run that failed, or that its stopping process interrupted; `None` if it ended
-/// otherwise. An active one that was taken over has failed already: its row says what it died of.
-async fn failure(streams: &Streams, row: &RunRow) -> Option<Json> {
-    let failed = row.owes_restore() || matches!(row.status, RunStatus::Error | RunStatus::Interrupted);
-    let message = row.error.as_deref().filter(|_| failed)?;
-    if row.cancel_action.is_some() {
-        return None;
-    }
-    let query = EventQuery {
-        event_types: Some(["run.error".to_owned()].into()),
-        ..EventQuery::new(&row.thread_id, &row.run_id)
-    };
-    let told: Result<Vec<_>, RecordsError> = streams.records.events().list(&query).await;
-    let name = told.ok().and_then(|mut told| told.pop()).map(|mut event| event.content["name"].take());
-    match name {
-        // The answer already shows the model's failure.
-        Some(Json::String(name)) if name == "LLMProviderError" => None,
-        Some(Json::String(name)) => Some(json!({"message": message, "name": name})),
-        _ => Some(super::failure(message)),
     }
 }
 

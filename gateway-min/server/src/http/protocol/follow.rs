@@ -22,6 +22,7 @@ use crate::app::App;
 use crate::http::error::ApiError;
 use crate::http::thread_runs::{RunsOf, Upcoming};
 use crate::streams::bridge::{AHEAD_MS, Event, EventId, Frame, Subscription, unix_ms};
+use crate::streams::verdict::UNREAD;
 
 /// A client's place in the event stream of a thread.
 pub(super) struct Following {
@@ -198,14 +199,19 @@ impl Following {
         };
         let waits = !questions.is_empty() || left.as_ref().is_some_and(|left| !left.next.is_empty());
         let lost = self.lost.take();
-        let status = match row.reported_status() {
+        // What is decided is how it ends, although that could not be written yet.
+        let decided = row.decided_status.filter(|_| row.status.is_active());
+        let status = match decided.unwrap_or(row.reported_status()) {
             _ if lost.is_some() => "failed",
             RunStatus::Interrupted => "interrupted",
             RunStatus::Error | RunStatus::Timeout => "failed",
             RunStatus::Success if waits => "interrupted",
+            RunStatus::Success => "completed",
             // Its row could not be written, or not be read.
-            RunStatus::Pending | RunStatus::Running if translator.failed.is_some() => "failed",
-            RunStatus::Success | RunStatus::Pending | RunStatus::Running => "completed",
+            RunStatus::Pending | RunStatus::Running => {
+                translator.failed.get_or_insert_with(|| UNREAD.to_owned());
+                "failed"
+            }
         };
         let mut data = json!({ "event": status, "graph_name": GRAPH });
         if status == "failed" {

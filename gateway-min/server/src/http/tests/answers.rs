@@ -23,7 +23,7 @@ use super::super::state::ThreadState;
 use super::Gateway;
 use crate::app::App;
 use crate::auth::Principal;
-use crate::streams::DELETED;
+use crate::streams::verdict::DELETED;
 
 fn of(user: &str) -> NewThread {
     NewThread { thread_id: "x".into(), user_id: Some(user.into()), ..NewThread::default() }

@@ -157,7 +157,7 @@ impl Gateway {
         self.app.threads.accessor().history(&ThreadId::from("t"), HistoryQuery::default()).await.unwrap()
     }
 
-    async fn events(&self, run_id: &str) -> Vec<String> {
+    pub(super) async fn events(&self, run_id: &str) -> Vec<String> {
         let rows = self.app.records.events().list(&EventQuery::new("t", run_id)).await.unwrap();
         rows.into_iter().map(|row| row.event_type).collect()
     }

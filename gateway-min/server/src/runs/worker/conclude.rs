@@ -8,19 +8,18 @@ use super::turn::NeverStarts;
 use super::{Outcome, Worker, rolling_back};
 use crate::runs::error::RunError;
 use crate::runs::takeover::Patience;
+use crate::streams::verdict::{MODEL_FAILED, ROLLED_BACK};
 use crate::telemetry::spans;
 use threadkeep_records::{
     CancelAction, DecideOutcome, FinishOutcome, LEASE_EXPIRED_ERROR, RecordsError, RunEnd, RunStatus,
     persistently,
 };
 
-/// The error of a run that its user rolled back.
-pub(crate) const ROLLED_BACK: &str = "Rolled back by user";
 /// The error of a run that a stopping gateway interrupts: its clients did not ask for that.
 const STOPPED: &str =
     "The gateway stopped before this run ended. What it completed is kept; run the thread again to go on.";
 /// The error of a run whose model failed without a reason.
-const MODEL_FAILED: &str = "LLM provider failed after retries";
+const UNEXPLAINED: &str = "LLM provider failed after retries";
 
 /// The outcome of a run.
 pub(super) struct End {
@@ -60,15 +59,12 @@ impl Worker<'_> {
         outcome: Outcome,
         started: DateTime<Utc>,
     ) -> Result<(), RecordsError> {
-        if let Outcome::Failed { name, message, lost } = &outcome
+        if let Outcome::Failed { message, .. } = &outcome
             && self.reporter.owned.is_taken_over().await
         {
             let run_id = &self.spec.run_id;
             tracing::error!(run_id, error = %message, "another process has ended the run, or taken it over");
-            // Its clients are shown how that one ends it, but for a lost history: that one may know nothing of it.
-            if *lost {
-                self.reporter.frames.error(name, message);
-            }
+            // Its clients are shown how that one ends it.
             self.close_and_leave().await;
             return Ok(());
         }
@@ -80,9 +76,12 @@ impl Worker<'_> {
                 };
                 end
             }
-            Outcome::Failed { name, message, .. } => {
-                self.reporter.frames.error(name, &message);
-                self.reporter.journal.error(name, &message);
+            Outcome::Failed { name, message } => {
+                // What it lost is shown.
+                if self.reporter.history_lost.as_ref() != Some(&message) {
+                    self.reporter.frames.error(name, &message);
+                    self.reporter.journal.error(name, &message);
+                }
                 End { error: Some(message), ..End::new(RunStatus::Error) }
             }
             Outcome::Ended { stop_reason, fallback: None } => {
@@ -90,8 +89,9 @@ impl Worker<'_> {
                 End { stop_reason, ..End::new(RunStatus::Success) }
             }
             Outcome::Ended { stop_reason, fallback: Some(reason) } => {
-                let reason = if reason.is_empty() { MODEL_FAILED.to_owned() } else { reason };
-                self.reporter.journal.error("LLMProviderError", &reason);
+                let reason = if reason.is_empty() { UNEXPLAINED.to_owned() } else { reason };
+                self.reporter.journal.error(MODEL_FAILED, &reason);
+                self.reporter.model_failed = Some(reason.clone());
                 End { error: Some(reason), stop_reason, ..End::new(RunStatus::Error) }
             }
         };
@@ -174,7 +174,7 @@ impl Worker<'_> {
         if let (Some(accessor), Some(_)) = (accessor, &self.left)
             && let Err(error) = accessor.saver().flush(&self.thread).await
         {
-            self.reporter.report_if_lost(&error);
+            self.reporter.report_if_lost(&error).await;
             tracing::warn!(run_id = self.spec.run_id, %error, "a power loss may take what the run has written");
         }
         if row.is_some() && action.is_none() && self.runs.is_stopping() {
@@ -259,7 +259,7 @@ impl Worker<'_> {
                 Err(error) => error,
             };
             // Another attempt works on what the store has now, and does not find it again.
-            self.reporter.report_if_lost(&error);
+            self.reporter.report_if_lost(&error).await;
             let is_final = match &error {
                 // A commit of the run that was in doubt may have arrived; somebody else's write stays.
                 Error::Conflict { found, .. } => head.is_moved_to(*found),
@@ -307,7 +307,7 @@ impl Worker<'_> {
         };
         // It has written nothing.
         let end = End { rollback_settled: true, ..end };
-        self.drop_first_head();
+        self.drop_first_head().await;
         self.reporter.journal.close().await;
         self.end_row(&end, None).await?;
         Ok(())

@@ -5,11 +5,9 @@ mod execute;
 mod notes;
 mod turn;
 
-pub(super) use conclude::ROLLED_BACK;
-
 use std::sync::Arc;
 
-use serde_json::{Map, Value as Json, json};
+use serde_json::{Map, Value as Json};
 use threadkeep::id::{CheckpointId, ThreadId};
 use threadkeep::metadata::{RESTORED_KEY, ROLLED_BACK_KEY};
 use threadkeep::state::{KnownHead, RollbackPoint, StateSnapshot};
@@ -20,6 +18,7 @@ use tracing::Instrument as _;
 use super::Runs;
 use super::control::RunGuard;
 use super::ending::DIED;
+use super::error::RunError;
 use super::frames::Frames;
 use super::journal::Journal;
 use super::owned::Owned;
@@ -27,6 +26,7 @@ use super::report::Reporter;
 use super::request::{Delegation, RunInput};
 use super::usage::UsageLedger;
 use crate::streams::bridge::Publisher;
+use crate::streams::verdict::{UNREAD, failed, failure};
 use crate::telemetry::spans;
 use threadkeep_records::{RecordsError, RunEnd};
 use threadkeep_subagents::hooks::{TaskConclusion, TaskInfo};
@@ -61,17 +61,9 @@ pub(crate) struct RunSpec {
 
 /// The outcome of a run's work.
 enum Outcome {
-    Ended {
-        stop_reason: Option<String>,
-        fallback: Option<String>,
-    },
+    Ended { stop_reason: Option<String>, fallback: Option<String> },
     Cancelled,
-    /// `lost` if it is that the store lost what it had acknowledged.
-    Failed {
-        name: &'static str,
-        message: String,
-        lost: bool,
-    },
+    Failed { name: &'static str, message: String },
 }
 
 impl RunSpec {
@@ -92,7 +84,8 @@ impl RunSpec {
     }
 }
 
-/// Starts the task that works on a run. If it panics, the run ends in error, so that its thread is released.
+/// Starts the task that works on a run. If it panics, the run ends in error, so that its thread is released, and its
+/// stream as its row does.
 pub(crate) fn start(
     runs: Arc<Runs>,
     spec: RunSpec,
@@ -107,19 +100,16 @@ pub(crate) fn start(
     tokio::spawn(async move {
         // A task that ends with its runtime has not failed: the next process ends its run.
         if task.await.is_err_and(|error| error.is_panic()) {
-            // Who waits for the run, and has seen the end of its stream, waits for its row.
-            let _guard = ending.local.enter(&run_id);
-            stream.fail(&died());
-            stream.end();
+            // Who waits for the run waits for its row.
+            let guard = ending.local.enter(&run_id);
             ending.delegator.hooks.broke_off(&run_id, &info).await;
             ending.bury(&run_id, None).await;
+            // Its lease is not renewed while its followers wait for another process to end it.
+            drop(guard);
+            let streams = Arc::clone(&ending.streams);
+            streams.in_background(async move { ending.end_stream(run_id, stream, DIED).await });
         }
     });
-}
-
-/// The data of the `error` frame of such a run.
-fn died() -> Json {
-    json!({"message": DIED, "name": "RunError"})
 }
 
 /// Works on a run until everything of it is written.
@@ -131,6 +121,7 @@ async fn work(runs: Arc<Runs>, spec: RunSpec, publisher: Arc<Publisher>, frames:
             usage: UsageLedger::default(),
             owned: Owned::new(&runs, &spec.run_id),
             history_lost: None,
+            model_failed: None,
         },
         thread: ThreadId::from(spec.thread_id.as_str()),
         first_head: None,
@@ -163,22 +154,30 @@ async fn work(runs: Arc<Runs>, spec: RunSpec, publisher: Arc<Publisher>, frames:
         living.await
     };
     let lived = Box::pin(lived).await;
-    if run.taken_over {
-        Box::pin(runs.streams.tell_failure(&spec.run_id, &publisher)).await;
-    }
     if let Err(error) = lived {
         tracing::error!(run_id = spec.run_id, thread_id = spec.thread_id, %error, "cannot write the run's records");
-        run.drop_first_head();
-        // Otherwise it was shown how the run ends.
-        if run.ends_as.is_none() {
-            publisher.fail(&died());
-        }
+        run.show_lost_start();
         // Its clients need not wait for an unavailable database.
-        publisher.end();
+        if let Some(end) = &run.ends_as {
+            run.show_end(end, &publisher);
+            publisher.end();
+        } else {
+            publisher.leave(&failure(DIED));
+        }
+        run.reporter.note_loss().await;
         let end = run.ends_as.take().or_else(|| run.end_if_lost());
         runs.bury(&spec.run_id, end).await;
+    } else if run.taken_over {
+        drop(run);
+        drop(guard);
+        let (streams, run_id) = (Arc::clone(&runs.streams), spec.run_id);
+        streams.in_background(async move { runs.end_stream(run_id, publisher, UNREAD).await });
+    } else {
+        if let Some(end) = &run.ends_as {
+            run.show_end(end, &publisher);
+        }
+        publisher.end();
     }
-    publisher.end();
 }
 
 struct Worker<'a> {
@@ -230,8 +229,7 @@ impl Worker<'_> {
         let accessor = match self.runs.threads.accessor_for_run().await {
             Ok(accessor) => accessor,
             Err(error) => {
-                let outcome =
-                    Outcome::Failed { name: error.class_name(), message: error.to_string(), lost: false };
+                let outcome = Outcome::Failed { name: error.class_name(), message: error.to_string() };
                 return self.conclude(None, outcome, started).await;
             }
         };
@@ -239,15 +237,14 @@ impl Worker<'_> {
         let info = TaskInfo::lead(&self.spec.run_id, &self.spec.thread_id, DEFAULT_AGENT);
         hooks.started(&self.spec.run_id, &info).await;
         let ended = self.execute(accessor).await;
+        if let Some(error) = ended.as_ref().err().and_then(RunError::of_engine) {
+            self.reporter.report_if_lost(error).await;
+        }
         hooks.stopped(&self.spec.run_id, &info, TaskConclusion::of_lead(&ended)).await;
         let outcome = match ended {
             Ok(Ended::Done { stop_reason, fallback }) => Outcome::Ended { stop_reason, fallback },
             Ok(Ended::Cancelled) => Outcome::Cancelled,
-            Err(error) => Outcome::Failed {
-                name: error.class_name(),
-                message: error.to_string(),
-                lost: error.is_history_lost(),
-            },
+            Err(error) => Outcome::Failed { name: error.class_name(), message: error.to_string() },
         };
         self.conclude(Some(accessor), outcome, started).await?;
         drop(lock);
@@ -256,9 +253,24 @@ impl Worker<'_> {
 
     /// Drops the head that was read for a start which does not come, or comes later. What that read found to be lost is
     /// reported.
-    fn drop_first_head(&mut self) {
+    async fn drop_first_head(&mut self) {
+        self.show_lost_start();
+        self.reporter.note_loss().await;
+    }
+
+    /// The same, without a note of it.
+    fn show_lost_start(&mut self) {
         if let Some(Err(error)) = self.first_head.take() {
-            self.reporter.report_if_lost(&error);
+            self.reporter.show_if_lost(&error);
+        }
+    }
+
+    /// Shows why the run did not succeed, if it did not and nothing has shown that.
+    fn show_end(&self, end: &RunEnd, stream: &Publisher) {
+        let failed = failed(end.status, end.error.as_deref());
+        if let Some(message) = failed.filter(|message| self.reporter.model_failed.as_deref() != Some(message))
+        {
+            stream.fail(&failure(message));
         }
     }
 }

@@ -51,7 +51,7 @@ impl Worker<'_> {
         match duration::note_on(accessor, head, before, &notes).await {
             Ok(noted) => self.noted = noted.map(|noted| noted.key.id),
             Err(error) => {
-                self.reporter.report_if_lost(&error);
+                self.reporter.report_if_lost(&error).await;
                 tracing::warn!(run_id, %error, "could not note the duration of the run");
             }
         }
@@ -81,7 +81,7 @@ impl Worker<'_> {
             Ok(Some(Json::String(title))) => Some(title),
             Ok(_) => None,
             Err(error) => {
-                self.reporter.report_if_lost(&error);
+                self.reporter.report_if_lost(&error).await;
                 tracing::warn!(thread_id = self.spec.thread_id, %error, "could not set the title");
                 None
             }

@@ -45,7 +45,7 @@ impl Worker<'_> {
                 }
                 StartOutcome::Waiting => {
                     // Others write to the thread meanwhile.
-                    self.drop_first_head();
+                    self.drop_first_head().await;
                     tokio::select! {
                         () = promoted => {}
                         () = self.guard.control.cancel.cancelled() => {

@@ -21,7 +21,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use chrono::{DateTime, Utc};
-use serde_json::Value;
+use serde_json::{Value, json};
 use threadkeep::id::{Clock, SystemClock};
 use tokio::runtime::Handle;
 use tokio::time::{Instant, sleep_until};
@@ -284,7 +284,12 @@ impl Shared {
     }
 }
 
-/// The run's side of its stream. Dropping it ends the stream, so that no subscriber waits for a dead run.
+/// What is shown in the place of an end that was not said.
+const ABANDONED: &str =
+    "The gateway stopped working on this run before it showed how it ended. Read the run to know how it did.";
+
+/// The run's side of its stream. Dropping it ends the stream, so that no subscriber waits for a dead run, with an error:
+/// a success [says so](Publisher::end).
 pub struct Publisher {
     run: Arc<Run>,
     bridge: Arc<Shared>,
@@ -362,7 +367,16 @@ impl Publisher {
         }
     }
 
-    /// Ends the stream and removes it after the cleanup delay. Idempotent.
+    /// Ends the stream here, with this error, of a run whose end is not known yet. The other processes do not get this
+    /// end, and wait for that of the run.
+    pub(crate) fn leave(&self, error: &Value) {
+        self.run.leave_to_others();
+        self.fail(error);
+        self.end();
+    }
+
+    /// Ends the stream and removes it after the cleanup delay. Without an [`error`](Self::fail) before it, that is the end
+    /// of a success. Idempotent.
     pub fn end(&self) {
         if !self.run.end() {
             return;
@@ -393,7 +407,7 @@ impl Publisher {
 
 impl Drop for Publisher {
     fn drop(&mut self) {
-        self.end();
+        self.leave(&json!({"message": ABANDONED, "name": "RunError"}));
     }
 }
 

@@ -43,6 +43,8 @@ pub(super) struct Buffer {
     /// The `seq` of the next event.
     next_seq: u64,
     ended: bool,
+    /// The first `seq` that other processes do not get, because the run ends elsewhere.
+    pub(super) left_at: Option<u64>,
     /// The run's key among the ended ones.
     pub(super) ended_as: Option<u64>,
     /// Whether the first events of another process have not arrived.
@@ -197,6 +199,15 @@ impl Run {
         let mut state = lock(&self.state);
         if std::mem::take(&mut state.catching_up) {
             wake(state);
+        }
+    }
+
+    /// Keeps what follows, up to the end, from other processes.
+    pub(super) fn leave_to_others(&self) {
+        let mut state = lock(&self.state);
+        if !state.ended {
+            let next = state.next_seq;
+            state.left_at.get_or_insert(next);
         }
     }
 

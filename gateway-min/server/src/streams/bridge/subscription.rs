@@ -45,6 +45,16 @@ impl Subscription {
         Self::new(self.run.clone(), None)
     }
 
+    /// Whether there is a stream of the run.
+    pub(crate) fn has_stream(&self) -> bool {
+        self.run.is_some()
+    }
+
+    /// The first `seq` of the run that other processes do not get; `None` if they get all, and its end.
+    pub(crate) fn left_at(&self) -> Option<u64> {
+        lock(&self.run.as_ref()?.state).left_at
+    }
+
     /// The newest event of the run, also if it is no longer kept.
     pub(crate) fn latest(&self) -> Option<EventId> {
         lock(&self.run.as_ref()?.state).latest

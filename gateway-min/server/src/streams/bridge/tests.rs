@@ -294,13 +294,21 @@ fn outside_a_runtime_an_ended_run_is_forgotten_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_publisher_that_dies_ends_the_stream() {
-    let bridge = bridge(4);
-    let run = bridge.open("r");
-    publish(&run, 1);
-    let mut subscriber = bridge.subscribe("r", None);
-    drop(run);
-    assert_eq!(read(&mut subscriber), (vec![0], Some(Frame::End)));
+async fn a_publisher_that_dies_ends_the_stream_with_an_error_unless_there_is_one() {
+    for failed in [false, true] {
+        let bridge = bridge(4);
+        let run = bridge.open("r");
+        publish(&run, 1);
+        if failed {
+            run.fail(&json!("boom"));
+        }
+        let mut subscriber = bridge.subscribe("r", None);
+        drop(run);
+        assert!(matches!(now(&mut subscriber), Some(Frame::Event(event)) if event.id.seq == 0));
+        let Some(Frame::Event(error)) = now(&mut subscriber) else { panic!("no error") };
+        assert_eq!((&*error.name, error.data == "\"boom\""), ("error", failed));
+        assert_eq!(now(&mut subscriber), Some(Frame::End));
+    }
 }
 
 #[tokio::test(start_paused = true)]

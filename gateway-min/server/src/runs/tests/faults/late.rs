@@ -12,37 +12,37 @@ use threadkeep_agent::model::scripted::gate;
 
 use super::super::frames;
 use super::*;
-use crate::streams::DELETED;
+use crate::streams::verdict::{DELETED, UNREAD};
 use threadkeep_records::{Clock, DATABASE_FILE, EventBackend, Lease, NewRun, RECOVERY_ERROR, RecordsOptions};
 
 /// Two processes: the first one's saver fails on demand, and the other one uses it, too.
-struct Two {
-    own: Gateway,
-    other: Gateway,
-    faults: Faults,
+pub(super) struct Two {
+    pub(super) own: Gateway,
+    pub(super) other: Gateway,
+    pub(super) faults: Faults,
     /// How many minutes the first one's clock is ahead. Its leases have an hour.
     ahead: Arc<AtomicI64>,
-    _dir: TempDir,
+    dir: TempDir,
+    mode: &'static str,
 }
 
 impl Two {
     /// With one turn in the thread.
-    async fn start(on @ (_, mode): On, gate: &str) -> Self {
+    pub(super) async fn start(on @ (_, mode): On, gate: &str) -> Self {
         let dir = TempDir::new().unwrap();
         let ahead = Arc::new(AtomicI64::new(0));
         let (own, faults) = faulty_with(on, gate, Some(process(&dir, "own", &ahead).await)).await;
-        let saver = Arc::clone(own.app.threads.accessor().saver());
-        let parts = Parts {
-            wrap_saver: Box::new(move |_| saver),
-            records: Some(process(&dir, "other", &Arc::default()).await),
-            ..Parts::default()
-        };
-        let other = Gateway::start_with(("memory", mode), 3, &script(gate), parts).await;
-        Self { own, other, faults, ahead, _dir: dir }
+        let other = beside(&own, &dir, ("other", mode), gate).await;
+        Self { own, other, faults, ahead, dir, mode }
+    }
+
+    /// Another process, which works on nothing.
+    pub(super) async fn third(&self) -> Gateway {
+        beside(&self.own, &self.dir, ("third", self.mode), "none").await
     }
 
     /// What the other process does to take over the run of the thread, which is to be rolled back.
-    fn take_over(&self) -> BoxFuture<'static, Vec<RunRow>> {
+    pub(super) fn take_over(&self) -> BoxFuture<'static, Vec<RunRow>> {
         let records = self.other.app.records.clone();
         Box::pin(async move {
             let run = records.runs().active_for_thread("t").await.unwrap().unwrap();
@@ -53,6 +53,17 @@ impl Two {
             found.rollbacks
         })
     }
+}
+
+/// A gateway beside this one, with the same saver.
+async fn beside(own: &Gateway, dir: &TempDir, (owner, mode): (&str, &'static str), gate: &str) -> Gateway {
+    let saver = Arc::clone(own.app.threads.accessor().saver());
+    let parts = Parts {
+        wrap_saver: Box::new(move |_| saver),
+        records: Some(process(dir, owner, &Arc::default()).await),
+        ..Parts::default()
+    };
+    Gateway::start_with(("memory", mode), 3, &script(gate), parts).await
 }
 
 async fn process(dir: &TempDir, owner: &str, ahead: &Arc<AtomicI64>) -> Records {
@@ -78,6 +89,13 @@ fn before_read_of_started(faults: &Faults, records: Records, what: BoxFuture<'st
             before_read_of_started(&again, records, what);
         }
     });
+}
+
+/// Waits until this process has written its last event of a run, and works on it no longer.
+pub(super) async fn has_left(own: &Gateway, run_id: &str) {
+    while !own.events(run_id).await.iter().any(|event| event == "run.delivery") {
+        tokio::task::yield_now().await;
+    }
 }
 
 /// The last frames of a run that another process has ended.
@@ -186,7 +204,7 @@ async fn clients_of_a_run_that_was_ended_elsewhere_are_shown_what_its_write_find
     }
 }
 
-/// The old turn is not back yet: the row of the edit already says what it died of.
+/// Their stream stays open until the old turn is back, and the row of the edit has ended.
 #[tokio::test]
 async fn clients_of_an_edit_that_was_taken_over_are_shown_what_it_died_of() {
     for on @ (saver, mode) in everywhere() {
@@ -204,9 +222,12 @@ async fn clients_of_an_edit_that_was_taken_over_are_shown_what_it_died_of() {
         assert_eq!(found.rollbacks.len(), 1, "{on:?}");
         gate(&name).open();
         let run_id = created.run.run_id.clone();
-        let shown = frames(created.stream).await;
-        assert!(shown.ends_with(&recovered()), "{on:?}: {shown:?}");
+        let shown = tokio::spawn(frames(created.stream));
+        has_left(&two.own, &run_id).await;
+        assert!(!shown.is_finished(), "{on:?}");
         two.other.app.runs.roll_back(found.rollbacks);
+        let shown = shown.await.unwrap();
+        assert!(shown.ends_with(&recovered()), "{on:?}: {shown:?}");
         assert_eq!(two.other.row(&run_id).await.error.as_deref(), Some(RECOVERY_ERROR), "{on:?}");
         assert_eq!(said(&two.own.head().await.unwrap()), before, "{on:?}");
         goes_on(&two.own).await;
@@ -249,11 +270,14 @@ async fn a_run_that_was_taken_over_does_not_go_on_from_another_head() {
         });
         let created = two.own.create(ask("late")).await.unwrap();
         let run_id = created.run.run_id.clone();
-        frames(created.stream).await;
+        let shown = tokio::spawn(frames(created.stream));
+        has_left(&two.own, &run_id).await;
         assert_eq!(said(&two.own.head().await.unwrap()), FIRST, "{on:?}");
         let row = two.own.app.records.runs().get(&run_id).await.unwrap().unwrap();
-        assert!(row.status.is_active(), "{on:?}: the other process ends it");
+        assert!(row.status.is_active() && !shown.is_finished(), "{on:?}: the other process ends it");
         two.other.app.runs.roll_back(found.await.unwrap());
+        let shown = shown.await.unwrap();
+        assert!(shown.iter().all(|(name, _)| name != "error"), "{on:?}: as was asked: {shown:?}");
         assert_eq!(two.other.row(&run_id).await.error.as_deref(), Some("Rolled back by user"), "{on:?}");
         assert_eq!(said(&two.own.head().await.unwrap()), FIRST, "{on:?}");
         goes_on(&two.own).await;
@@ -286,12 +310,11 @@ async fn an_end_of_another_process_that_cannot_be_read_is_no_success() {
     let gateway = Gateway::start_on(("memory", "full"), &script("none")).await;
     for (failing, expected) in [(2, "This run was deleted"), (3, "Another process has ended this run")] {
         let run_id = format!("gone-{failing}");
-        let publisher = gateway.app.streams.open(&run_id);
+        let publisher = Arc::new(gateway.app.streams.open(&run_id));
         let stream = gateway.app.streams.subscribe(&run_id);
         gateway.app.records.fail_reads(failing);
-        gateway.app.streams.tell_failure(&run_id, &publisher).await;
+        Arc::clone(&gateway.app.runs).end_stream(run_id, publisher, UNREAD).await;
         assert!(!gateway.app.records.fail_statement(0), "each read that should fail has failed");
-        publisher.end();
         let shown = frames(stream).await;
         let [(error, data), (end, _)] = &shown[..] else { panic!("{shown:?}") };
         assert_eq!((error.as_str(), &data["name"], end.as_str()), ("error", &json!("RunError"), "end"));

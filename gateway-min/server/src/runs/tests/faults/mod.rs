@@ -9,6 +9,7 @@ mod records;
 mod replaced;
 mod rollbacks;
 mod saver;
+mod shown;
 mod takeover;
 mod waiting;
 

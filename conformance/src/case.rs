@@ -57,6 +57,8 @@ pub enum Claim {
     StoredBytes,
     /// The factory supports [`crate::Damage::ChangeByte`].
     ChangeByte,
+    /// The saver writes a thread that comes in parts as they come, and does not hold it.
+    WritesAsItComes,
     /// The factory can make one operation of a store on its medium fail: [`crate::Factory::open_failing`].
     FailOperations,
 }
@@ -72,6 +74,7 @@ impl fmt::Display for Claim {
             Self::SharedElements => "shared elements",
             Self::StoredBytes => "stored bytes",
             Self::ChangeByte => "change a byte",
+            Self::WritesAsItComes => "writes as it comes",
             Self::FailOperations => "fail operations",
         })
     }

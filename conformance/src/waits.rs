@@ -10,7 +10,7 @@ use threadkeep::Result;
 use threadkeep::checkpoint::{CheckpointKey, CheckpointTuple, TaskWrites};
 use threadkeep::id::{ChannelName, CheckpointId, ThreadId};
 use threadkeep::saver::{
-    Capabilities, CheckpointSelector, DeltaHistory, ListQuery, Revision, Rewrite, Saver, StepCommit,
+    Capabilities, CheckpointSelector, Coming, DeltaHistory, ListQuery, Revision, Rewrite, Saver, StepCommit,
     ThreadImage,
 };
 
@@ -139,6 +139,11 @@ impl Saver for Watched {
     async fn rewrite_thread(&self, thread: &ThreadId, expected: &Revision, rewrite: Rewrite) -> Result<()> {
         let _wait = self.waits.begin(format!("rewrite_thread of {thread:?}"));
         self.saver.rewrite_thread(thread, expected, rewrite).await
+    }
+
+    async fn create_thread(&self, thread: &ThreadId, coming: &mut dyn Coming) -> Result<()> {
+        let _wait = self.waits.begin(format!("create_thread of {thread:?}"));
+        self.saver.create_thread(thread, coming).await
     }
 
     fn capabilities(&self) -> Capabilities {

@@ -5,7 +5,7 @@ mod broken;
 use std::fmt::Debug;
 use std::time::Duration;
 
-use broken::{Fault, Lapse, Loners, Twist, Twister, Workshop};
+use broken::{Comers, Fault, Lapse, Loners, Slip, Twist, Twister, Workshop};
 use threadkeep_conformance::{Factory, Settings, Verdict, run};
 
 const RANDOM: &str = "random_programs_agree_with_the_model";
@@ -120,6 +120,15 @@ mutants! { Workshop(Fault)
     a_saver_whose_parallel_tasks_are_sorted: ReplaysById => "r4_1_parallel_steps_reload_as_they_ran",
     a_saver_that_loses_the_title: DropsHeldValues => "r4_4_a_title_written_from_outside_survives",
     a_saver_that_loses_the_turn_before_delta: IgnoresPlainSeeds => "r8384_the_first_write_after_full_mode_is_kept",
+}
+
+mutants! { Comers(Slip)
+    a_saver_that_shows_what_came: ShowsWhatCame => "a_thread_that_comes_is_seen_as_a_whole",
+    a_saver_that_keeps_what_came: KeepsWhatCame => "a_thread_that_stops_coming_is_not_there",
+    a_saver_that_sorts_what_comes: SortsWhatComes => "a_thread_that_comes_is_checked",
+    a_saver_that_replaces_what_is_there: ReplacesWhatIsThere => "one_of_two_threads_that_come_is_written",
+    a_saver_that_forgets_pending_rows_that_come: ForgetsPendingRows => "a_thread_is_written_as_it_comes",
+    a_saver_that_holds_what_comes: HoldsWhatComes => "a_thread_that_comes_is_not_held",
 }
 
 mutants! { Loners(Lapse)

@@ -81,6 +81,22 @@ pub(crate) fn not_replayed(tuple: &CheckpointTuple, channel: &ChannelName) -> Er
     }
 }
 
+/// The channels of a checkpoint that are stored as changes which only LangGraph can replay. `above` holds those of its
+/// parent.
+pub(crate) fn theirs(
+    tuple: &CheckpointTuple,
+    parent: Option<&CheckpointTuple>,
+    above: Option<&BTreeSet<ChannelName>>,
+) -> BTreeSet<ChannelName> {
+    if !may_follow(tuple) {
+        return BTreeSet::new();
+    }
+    let is_theirs = |channel: &&ChannelName| {
+        changed(tuple, parent, channel) || above.is_some_and(|channels| channels.contains(*channel))
+    };
+    sentinels(tuple).filter(is_theirs).cloned().collect()
+}
+
 /// The channels of a thread, by checkpoint, that are stored as changes which only LangGraph can replay: it changed the
 /// channel in one of the checkpoints on the way back to the nearest value.
 #[derive(Debug)]
@@ -91,19 +107,9 @@ impl ForeignChanges {
         let mut found: BTreeMap<LocalKey, BTreeSet<ChannelName>> = BTreeMap::new();
         // Parents come before their children.
         for (at, tuple) in &lineage.image().checkpoints {
-            if !may_follow(tuple) {
-                continue;
-            }
-            let mut changes = sentinels(tuple).peekable();
-            if changes.peek().is_none() {
-                continue;
-            }
             let parent = lineage.parent(tuple);
             let above = parent.and_then(|parent| found.get(&(at.0.clone(), parent.checkpoint.id)));
-            let is_theirs = |channel: &&ChannelName| {
-                changed(tuple, parent, channel) || above.is_some_and(|channels| channels.contains(*channel))
-            };
-            let theirs: BTreeSet<_> = changes.filter(is_theirs).cloned().collect();
+            let theirs = theirs(tuple, parent, above);
             if !theirs.is_empty() {
                 found.insert(at.clone(), theirs);
             }

@@ -16,6 +16,125 @@ use crate::value::ChannelValue;
 /// The values of a checkpoint.
 pub(crate) type Values = BTreeMap<ChannelName, ChannelValue>;
 
+/// What the children of a checkpoint need of it besides the checkpoint.
+#[derive(Debug, Default)]
+pub(crate) struct Made {
+    /// Its values.
+    pub(crate) values: Values,
+    /// What was replayed since the nearest value of each channel that is stored as changes.
+    paths: BTreeMap<ChannelName, Counters>,
+}
+
+/// A checkpoint, and what its children need of it.
+pub(crate) type Parent<'a> = (&'a CheckpointTuple, &'a Made);
+
+/// The complete values at a checkpoint, but for foreign changes. They lack a channel that cannot be replayed; the error is
+/// that of the first one.
+///
+/// The error is as that of a read of the checkpoint: [`Error::BrokenLineage`] also where a channel was never written, or was
+/// written less often than its counters say.
+pub(crate) fn made(
+    table: &ChannelTable,
+    tuple: &CheckpointTuple,
+    parent: Option<Parent<'_>>,
+    is_foreign: impl Fn(&ChannelName) -> bool,
+) -> (Made, Option<Error>) {
+    let (mut made, mut broken) = (Made::default(), None);
+    for (name, entry) in &tuple.checkpoint.channels {
+        let value = match &entry.stored {
+            Stored::Value(value) | Stored::Snapshot(value) => Some(value.clone()),
+            Stored::Held => None,
+            // That its writes are there is checked row by row.
+            Stored::Sentinel if is_foreign(name) => None,
+            Stored::Sentinel => match replayed(table, tuple, parent, name) {
+                Ok((value, path)) => {
+                    made.paths.insert(name.clone(), path);
+                    Some(value)
+                }
+                // Its children may read fine: they may store this channel, and go on from the others.
+                Err(error) => {
+                    broken.get_or_insert(error);
+                    None
+                }
+            },
+        };
+        if let Some(mut value) = value {
+            if let ChannelValue::List(list) = &mut value {
+                list.rebase(entry.version);
+            }
+            made.values.insert(name.clone(), value);
+        }
+    }
+    (made, broken)
+}
+
+/// The value of a channel that a checkpoint stores as changes, and its path.
+fn replayed(
+    table: &ChannelTable,
+    tuple: &CheckpointTuple,
+    parent: Option<Parent<'_>>,
+    name: &ChannelName,
+) -> Result<(ChannelValue, Counters)> {
+    let broken = |missing: String| Error::broken(&tuple.thread, tuple.checkpoint.id, missing);
+    let parent = parent
+        .ok_or_else(|| broken(format!("channel {name} is stored as changes, and its parent is missing")))?;
+    let applied = &tuple.checkpoint.applied;
+    let writes = written(parent.0, applied, name)?;
+    let mut path = parent.1.paths.get(name).copied().unwrap_or_default();
+    path.updates += u64::from(!writes.is_empty());
+    path.supersteps += u64::from(!applied.is_empty());
+    let value = next(table, parent, &writes, name)?;
+    let value = value.ok_or_else(|| broken(format!("no write of channel {name} was found")))?;
+    let counters = tuple.metadata.counters.get(name);
+    if let Some(missing) = counters.and_then(|counters| counters.lacking_in(path, name)) {
+        return Err(broken(missing));
+    }
+    Ok((value, path))
+}
+
+/// The value of a channel after `parent`, with these writes applied.
+fn next(
+    table: &ChannelTable,
+    (parent, made): Parent<'_>,
+    writes: &[&Write],
+    name: &ChannelName,
+) -> Result<Option<ChannelValue>> {
+    let behaviour = table.behaviour(name);
+    let is_held = parent.checkpoint.channels.contains_key(name);
+    // What nothing was written to needs no reducer.
+    if behaviour.is_none() && !(is_held && writes.is_empty()) {
+        return Err(cannot_replay(&parent.thread, name));
+    }
+    let current = if is_held {
+        let value = made.values.get(name).cloned();
+        Some(value.ok_or_else(|| {
+            let missing = format!("the value of channel {name} cannot be determined");
+            Error::broken(&parent.thread, parent.checkpoint.id, missing)
+        })?)
+    } else {
+        None
+    };
+    match behaviour {
+        Some(behaviour) => behaviour.apply(name, current, writes),
+        None => Ok(current),
+    }
+}
+
+/// Whether replaying these tasks on `parent` gives the value.
+pub(crate) fn gives(
+    table: &ChannelTable,
+    parent: Parent<'_>,
+    applied: &[TaskId],
+    (name, value): (&ChannelName, Option<&ChannelValue>),
+) -> Result<bool> {
+    let replayed = written(parent.0, applied, name).and_then(|writes| next(table, parent, &writes, name));
+    match replayed {
+        Ok(replayed) => Ok(replayed.as_ref() == value),
+        Err(Error::InvalidUpdate(_)) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
 /// The values of every checkpoint of a thread, each derived from its parent's. They are requested once each, those of a
 /// namespace in the order of their ids.
 pub(crate) struct Replay<'a> {
@@ -24,9 +143,7 @@ pub(crate) struct Replay<'a> {
     /// They have no value here.
     foreign: ForeignChanges,
     /// Of the checkpoints that have children whose values were not requested yet, and of the latest one and its parent.
-    done: HashMap<LocalKey, Values>,
-    /// What was replayed since the nearest value of each channel that is stored as changes.
-    paths: HashMap<LocalKey, BTreeMap<ChannelName, Counters>>,
+    done: HashMap<LocalKey, Made>,
     /// The checkpoint whose values were requested last, and its parent.
     latest: Option<(LocalKey, Option<CheckpointId>)>,
 }
@@ -34,7 +151,7 @@ pub(crate) struct Replay<'a> {
 impl<'a> Replay<'a> {
     pub(crate) fn new(lineage: &'a Lineage<'a>, table: &'a ChannelTable) -> Self {
         let foreign = ForeignChanges::new(lineage);
-        Self { lineage, table, foreign, done: HashMap::new(), paths: HashMap::new(), latest: None }
+        Self { lineage, table, foreign, done: HashMap::new(), latest: None }
     }
 
     /// What only LangGraph can replay.
@@ -52,7 +169,6 @@ impl<'a> Replay<'a> {
             let last = self.lineage.children(of).last();
             if last.is_none_or(|child| child.checkpoint.id <= place.1) {
                 self.done.remove(of);
-                self.paths.remove(of);
             }
         }
     }
@@ -60,98 +176,18 @@ impl<'a> Replay<'a> {
     /// The complete values at a checkpoint whose parent was already requested, but for foreign changes.
     ///
     /// # Errors
-    /// As a read of the checkpoint: [`Error::BrokenLineage`] also where a channel was never written, or was written
-    /// less often than its counters say. The first of several channels is named.
+    /// As [`made`].
     pub(crate) fn values(&mut self, place: &LocalKey, tuple: &CheckpointTuple) -> Result<Values> {
         self.drop_unneeded();
-        let (mut values, mut paths) = (Values::new(), BTreeMap::new());
-        let mut broken = None;
-        for (name, entry) in &tuple.checkpoint.channels {
-            let value = match &entry.stored {
-                Stored::Value(value) | Stored::Snapshot(value) => Some(value.clone()),
-                Stored::Held => None,
-                // That its writes are there is checked row by row.
-                Stored::Sentinel if self.foreign.contains(place, name) => None,
-                Stored::Sentinel => match self.replayed(tuple, name) {
-                    Ok((value, path)) => {
-                        paths.insert(name.clone(), path);
-                        Some(value)
-                    }
-                    // Its children may read fine: they may store this channel, and go on from the others.
-                    Err(error) => {
-                        broken.get_or_insert(error);
-                        None
-                    }
-                },
-            };
-            if let Some(mut value) = value {
-                if let ChannelValue::List(list) = &mut value {
-                    list.rebase(entry.version);
-                }
-                values.insert(name.clone(), value);
-            }
-        }
+        let parent = self.lineage.parent(tuple);
+        let done = parent.and_then(|parent| self.done.get(&(place.0.clone(), parent.checkpoint.id)));
+        let (none, foreign) = (Made::default(), &self.foreign);
+        let parent = parent.map(|parent| (parent, done.unwrap_or(&none)));
+        let (made, broken) = made(self.table, tuple, parent, |name| foreign.contains(place, name));
+        let values = made.values.clone();
         self.latest = Some((place.clone(), tuple.parent));
-        self.done.insert(place.clone(), values.clone());
-        if !paths.is_empty() {
-            self.paths.insert(place.clone(), paths);
-        }
+        self.done.insert(place.clone(), made);
         broken.map_or(Ok(values), Err)
-    }
-
-    /// The value of a channel that a checkpoint stores as changes, and its path.
-    fn replayed(&self, tuple: &CheckpointTuple, name: &ChannelName) -> Result<(ChannelValue, Counters)> {
-        let broken = |missing: String| Error::broken(&tuple.thread, tuple.checkpoint.id, missing);
-        let parent = self.lineage.parent(tuple).ok_or_else(|| {
-            broken(format!("channel {name} is stored as changes, and its parent is missing"))
-        })?;
-        let applied = &tuple.checkpoint.applied;
-        let writes = written(parent, applied, name)?;
-        let mut path = self.path(parent, name);
-        path.updates += u64::from(!writes.is_empty());
-        path.supersteps += u64::from(!applied.is_empty());
-        let value = self.next(parent, &writes, name)?;
-        let value = value.ok_or_else(|| broken(format!("no write of channel {name} was found")))?;
-        let counters = tuple.metadata.counters.get(name);
-        if let Some(missing) = counters.and_then(|counters| counters.lacking_in(path, name)) {
-            return Err(broken(missing));
-        }
-        Ok((value, path))
-    }
-
-    /// The path of a channel up to `parent`.
-    fn path(&self, parent: &CheckpointTuple, name: &ChannelName) -> Counters {
-        let place = (parent.namespace.clone(), parent.checkpoint.id);
-        self.paths.get(&place).and_then(|paths| paths.get(name)).copied().unwrap_or_default()
-    }
-
-    /// The value of a channel after `parent`, with these writes applied.
-    fn next(
-        &self,
-        parent: &CheckpointTuple,
-        writes: &[&Write],
-        name: &ChannelName,
-    ) -> Result<Option<ChannelValue>> {
-        let behaviour = self.table.behaviour(name);
-        let is_held = parent.checkpoint.channels.contains_key(name);
-        // What nothing was written to needs no reducer.
-        if behaviour.is_none() && !(is_held && writes.is_empty()) {
-            return Err(cannot_replay(&parent.thread, name));
-        }
-        let place = (parent.namespace.clone(), parent.checkpoint.id);
-        let current = if is_held {
-            let value = self.done.get(&place).and_then(|values| values.get(name).cloned());
-            Some(value.ok_or_else(|| {
-                let missing = format!("the value of channel {name} cannot be determined");
-                Error::broken(&parent.thread, parent.checkpoint.id, missing)
-            })?)
-        } else {
-            None
-        };
-        match behaviour {
-            Some(behaviour) => behaviour.apply(name, current, writes),
-            None => Ok(current),
-        }
     }
 
     /// Whether replaying these tasks on `parent`, which is the parent of the latest checkpoint, gives the value.
@@ -162,12 +198,9 @@ impl<'a> Replay<'a> {
         name: &ChannelName,
         values: &Values,
     ) -> Result<bool> {
-        let replayed = written(parent, applied, name).and_then(|writes| self.next(parent, &writes, name));
-        match replayed {
-            Ok(replayed) => Ok(replayed.as_ref() == values.get(name)),
-            Err(Error::InvalidUpdate(_)) => Ok(false),
-            Err(error) => Err(error),
-        }
+        let none = Made::default();
+        let done = self.done.get(&(parent.namespace.clone(), parent.checkpoint.id));
+        gives(self.table, (parent, done.unwrap_or(&none)), applied, (name, values.get(name)))
     }
 }
 

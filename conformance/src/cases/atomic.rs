@@ -10,6 +10,7 @@ use threadkeep::value::ChannelValue;
 use threadkeep::{Error, Result};
 use tokio::task::yield_now;
 
+use super::create::{self, Parts, Then};
 use crate::case::{Case, Failure, Outcome, case, check, check_eq};
 use crate::factory::Store;
 use crate::kit::{
@@ -39,17 +40,24 @@ pub(super) enum Call {
     Replace,
     Rewrite,
     Delete,
+    /// The creation of a thread that comes in parts.
+    Create,
 }
 
 impl Call {
-    pub(super) const ALL: [Self; 5] =
-        [Self::PutWrites, Self::Commit, Self::Replace, Self::Rewrite, Self::Delete];
+    pub(super) const ALL: [Self; 6] =
+        [Self::PutWrites, Self::Commit, Self::Replace, Self::Rewrite, Self::Delete, Self::Create];
 
     pub(super) fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|call| format!("{call:?}") == name)
     }
 
-    /// Makes the call on a thread prepared by [`prepare`]. It may be repeated.
+    /// Creates what the call is made on: a thread that contains a bit of everything, or nothing for one that creates it.
+    pub(super) async fn prepare(self, saver: &dyn Saver, thread: &str) -> Result<()> {
+        if self == Self::Create { Ok(()) } else { prepare(saver, thread).await }
+    }
+
+    /// Makes the call on a thread prepared by [`Self::prepare`]. It may be repeated.
     pub(super) async fn make(self, saver: &dyn Saver, thread: &str) -> Result<()> {
         let head = key(thread, id(LENGTH));
         match self {
@@ -94,6 +102,14 @@ impl Call {
                     .await?;
             }
             Self::Delete => saver.delete_thread(&head.thread).await?,
+            Self::Create => {
+                let mut parts = Parts::of(&create::thread(thread, CREATED)?, 40, Then::Nothing);
+                match saver.create_thread(&head.thread, &mut parts).await {
+                    // By an earlier attempt.
+                    Err(Error::Stale { .. }) if !dump(saver, thread).await?.is_empty() => {}
+                    done => done?,
+                }
+            }
         }
         Ok(())
     }
@@ -101,9 +117,11 @@ impl Call {
 
 /// The number of the head of a prepared thread.
 const LENGTH: u16 = 8;
+/// The checkpoints of a thread that is created: more than come in one part.
+const CREATED: u16 = 45;
 
 /// Creates a thread that contains a bit of everything.
-pub(super) async fn prepare(saver: &dyn Saver, thread: &str) -> Result<()> {
+async fn prepare(saver: &dyn Saver, thread: &str) -> Result<()> {
     let first = Step::first(thread, 1).value("title", plain("a title that is stored by itself, being long")?);
     let first = first.value("all", messages(0..40)?.into()).snapshot(MESSAGES, list(["seed"])?);
     let mut last = first.meta("run_id", "r1".into()).commit(saver).await?;
@@ -149,7 +167,7 @@ impl Expected {
     /// Records it on a separate thread, without failures.
     pub(super) async fn of(call: Call, saver: &dyn Saver) -> Result<Self, Failure> {
         let thread = format!("{call:?} in peace");
-        prepare(saver, &thread).await?;
+        call.prepare(saver, &thread).await?;
         let before = seen(saver, &thread).await?;
         call.make(saver, &thread).await?;
         let after = seen(saver, &thread).await?;
@@ -184,7 +202,7 @@ async fn a_dropped_call_happens_whole_or_not_at_all(store: Store) -> Outcome {
         let expected = Expected::of(call, &*saver).await?;
         for patience in 0..20 {
             let thread = format!("{call:?} dropped after {patience}");
-            prepare(&*saver, &thread).await?;
+            call.prepare(&*saver, &thread).await?;
             // Abandoned after this many polls.
             tokio::select! {
                 biased;
@@ -206,7 +224,7 @@ async fn a_failed_operation_leaves_all_or_nothing(store: Store) -> Outcome {
         let mut nth = 0;
         loop {
             let thread = format!("{call:?} without {nth}");
-            prepare(&*saver, &thread).await?;
+            call.prepare(&*saver, &thread).await?;
             let failing = store.open_failing(nth).await?;
             let outcome = call.make(&*failing.saver, &thread).await;
             if !failing.failed.load(Ordering::SeqCst) {
@@ -240,7 +258,7 @@ async fn a_failed_operation_leaves_all_or_nothing(store: Store) -> Outcome {
 async fn repeated(store: &Store, expected: &Expected, nth: u32) -> Outcome {
     let call = expected.call;
     let thread = format!("{call:?} again without {nth}");
-    prepare(&*store.open().await?, &thread).await?;
+    call.prepare(&*store.open().await?, &thread).await?;
     let failing = store.open_failing(nth).await?;
     let first = call.make(&*failing.saver, &thread).await;
     let shown = seen(&*failing.saver, &thread).await;

@@ -10,7 +10,7 @@ use threadkeep::saver::{Flush, Saver};
 use threadkeep::step::Durability;
 use tokio::task::{JoinSet, yield_now};
 
-use super::atomic::{Call, Expected, prepare};
+use super::atomic::{Call, Expected};
 use super::concurrency::{first_judged, judged, whole};
 use crate::case::{Case, Failure, Outcome, case, check, check_eq};
 use crate::child::{Child, say};
@@ -215,7 +215,7 @@ async fn a_killed_call_happens_whole_or_not_at_all(store: Store) -> Outcome {
         drop(saver);
         for round in 0..ROUNDS {
             let thread = format!("{call:?}-{round}");
-            prepare(&*store.open().await?, &thread).await?;
+            call.prepare(&*store.open().await?, &thread).await?;
             let mut child = Child::start(&store, &format!("{call:?} {thread}"))?;
             check_eq!(child.hear().await?, "ready", "what the child says first");
             for _ in 0..scatter(store.settings.seed.wrapping_add(round)) % 3_000 * round {

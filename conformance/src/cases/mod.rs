@@ -3,6 +3,7 @@
 mod atomic;
 mod commit;
 mod concurrency;
+mod create;
 mod defects;
 mod defects_live;
 mod delete;
@@ -37,6 +38,7 @@ pub fn cases() -> Vec<Case> {
         threads::CASES,
         revisions::CASES,
         rewrite::CASES,
+        create::CASES,
         deletion::CASES,
         values::CASES,
         lists::CASES,

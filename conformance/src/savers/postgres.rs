@@ -32,7 +32,7 @@ impl Factory for Postgres {
     }
 
     fn claims(&self) -> &'static [Claim] {
-        &[Claim::Durable, Claim::Killable]
+        &[Claim::Durable, Claim::Killable, Claim::WritesAsItComes]
     }
 
     async fn create(&self) -> Result<Database, BoxError> {

@@ -49,6 +49,7 @@ impl Factory for Sqlite {
             Claim::SharedElements,
             Claim::StoredBytes,
             Claim::Killable,
+            Claim::WritesAsItComes,
         ]
     }
 

@@ -1,5 +1,6 @@
 //! Deliberately broken savers: the memory saver with one fault.
 
+mod comers;
 mod fault;
 mod lapse;
 mod loner;
@@ -12,6 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
+pub(crate) use comers::{Comers, Slip};
 pub(crate) use fault::Fault;
 pub(crate) use lapse::Lapse;
 pub(crate) use loner::Loners;

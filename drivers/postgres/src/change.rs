@@ -188,10 +188,11 @@ impl Change {
     /// Splits off pieces until at most `most` checkpoints and elements remain, of at most `bytes` each. The caller
     /// writes the pieces in order and then the rest, in one transaction: the first piece creates the thread, and each
     /// later one checks that the mark is still that of the first. A change of an existing thread is not split,
-    /// because its other writers wait until the transaction ends.
+    /// because its other writers wait until the transaction ends; one that goes on with the thread that its transaction
+    /// created is.
     pub(crate) fn pieces(&mut self, (most, bytes): (usize, usize)) -> Vec<Self> {
         let mut pieces = Vec::new();
-        if self.from.is_some() {
+        if self.from.is_some_and(|from| from != self.to) {
             return pieces;
         }
         loop {

@@ -8,6 +8,7 @@ mod change;
 mod config;
 mod connect;
 mod convoy;
+mod create;
 mod doubt;
 mod draft;
 mod element;

@@ -38,7 +38,7 @@ const ROUNDS: usize = 8;
 /// Maximum checkpoints, and elements, of a new thread that one statement writes, and the bytes of each, except for a
 /// single one with more. A server takes no statement of a gigabyte, and holds several copies of one while it carries
 /// it out.
-const PIECE: (usize, usize) = (128, 1 << 20);
+pub(crate) const PIECE: (usize, usize) = (128, 1 << 20);
 /// The longest pause between two such statements.
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -117,7 +117,7 @@ impl Store {
                 transaction.roll_back().await?;
                 return Err(error.into());
             }
-            if !self.write_pieces(&transaction, pieces).await? {
+            if !self.write_pieces(&transaction, pieces.into_iter()).await? {
                 transaction.roll_back().await?;
                 continue;
             }
@@ -147,7 +147,11 @@ impl Store {
 
     /// Writes the pieces of a change, and pauses after each for as long as it took, so that the server has time for other
     /// clients. Returns whether the thread was as expected.
-    async fn write_pieces(&self, transaction: &Transaction, pieces: Vec<Change>) -> Result<bool, Trouble> {
+    pub(crate) async fn write_pieces(
+        &self,
+        transaction: &Transaction,
+        pieces: impl Iterator<Item = Change> + Send,
+    ) -> Result<bool, Trouble> {
         for piece in pieces {
             let began = Instant::now();
             if !piece.write(&self.sql, &mut &*transaction).await? {
@@ -367,7 +371,7 @@ fn outline(node: &Node) -> Outline {
 }
 
 /// A checkpoint that is put.
-fn put(
+pub(crate) fn put(
     draft: &mut Draft<'_>,
     lists: &mut Related,
     tuple: &CheckpointTuple,

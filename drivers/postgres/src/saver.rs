@@ -10,9 +10,10 @@ use threadkeep::Result;
 use threadkeep::checkpoint::{CheckpointKey, CheckpointTuple, TaskWrites};
 use threadkeep::id::{ChannelName, CheckpointId, ThreadId};
 use threadkeep::saver::{
-    Capabilities, CheckpointSelector, DeltaHistory, ListQuery, Revision, Rewrite, Saver, StepCommit,
+    Capabilities, CheckpointSelector, Coming, DeltaHistory, ListQuery, Revision, Rewrite, Saver, StepCommit,
     ThreadImage,
 };
+use tokio::sync::Mutex;
 
 use crate::applied::{Children, is_stored};
 use crate::config::{Options, Target};
@@ -251,6 +252,11 @@ impl Saver for PostgresSaver {
         let rewrite = Arc::new(rewrite);
         let change = (expected, &rewrite);
         self.store.writing(|again| self.store.rewrite(thread, change, epoch, (&asked, again)).boxed()).await
+    }
+
+    async fn create_thread(&self, thread: &ThreadId, coming: &mut dyn Coming) -> Result<()> {
+        let (asked, coming) = (Asked::default(), Mutex::new(coming));
+        self.store.writing(|again| self.store.create(thread, &coming, (&asked, again)).boxed()).await
     }
 
     fn capabilities(&self) -> Capabilities {

@@ -39,6 +39,7 @@ impl Factory for Maltreated {
             Claim::StoredBytes,
             Claim::Killable,
             Claim::FailOperations,
+            Claim::WritesAsItComes,
         ]
     }
 

@@ -13,8 +13,8 @@ use crate::error::{Error, Result};
 use crate::id::{ChannelName, CheckpointId, Namespace, ThreadId, Version};
 use crate::saver::fallback::HistoryWalk;
 use crate::saver::{
-    Capabilities, CheckpointSelector, DeltaHistory, ListQuery, Load, Revision, Rewrite, Saver, StepCommit,
-    ThreadImage,
+    Capabilities, CheckpointSelector, Coming, DeltaHistory, ListQuery, Load, Revision, Rewrite, Saver,
+    StepCommit, ThreadImage,
 };
 
 /// The maximum number of checkpoints between a known path's end and the requested checkpoint. Beyond it, one read of
@@ -271,6 +271,15 @@ impl Saver for CachedSaver {
         }
         debt.settled();
         self.purging(thread, rewritten).await
+    }
+
+    async fn create_thread(&self, thread: &ThreadId, coming: &mut dyn Coming) -> Result<()> {
+        let debt = self.owed.by_call(thread);
+        let created = self.inner.create_thread(thread, coming).await;
+        // Nothing that was remembered of an earlier thread of this id is true of this one.
+        self.cache.purge(thread).await;
+        debt.settled();
+        self.purging(thread, created).await
     }
 
     fn capabilities(&self) -> Capabilities {

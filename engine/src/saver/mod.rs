@@ -4,6 +4,7 @@
 //! what is stored for a channel ([`Stored`]). Each bullet in a method's documentation is the name of a case of the
 //! conformance suite.
 
+mod coming;
 mod doubt;
 pub mod fallback;
 mod rewrite;
@@ -21,6 +22,7 @@ use crate::id::{ChannelName, CheckpointId, Namespace, ThreadId, Version};
 use crate::metadata::{Counters, Metadata};
 use crate::value::ChannelValue;
 
+pub use coming::{Coming, check_next, check_order, collected};
 pub use doubt::commit;
 pub(crate) use doubt::doubt_or;
 pub use rewrite::{LocalKey, Outline, Revision, Rewrite, ThreadImage};
@@ -457,6 +459,24 @@ pub trait Saver: Send + Sync {
     ///
     /// - `freed_space_is_free`: the space of values and elements that only removed checkpoints used is free again.
     async fn rewrite_thread(&self, thread: &ThreadId, expected: &Revision, rewrite: Rewrite) -> Result<()>;
+
+    /// Writes a thread that does not exist, whose checkpoints come a few at a time: what [`Self::rewrite_thread`] with
+    /// [`Revision::absent`] would do with all of them at once. The default does just that, and holds the whole thread. A saver
+    /// that can write a part so that no reader finds it yet holds only what just came; it calls [`check_next`] for each
+    /// checkpoint, and may [begin again](Coming::rewind).
+    ///
+    /// - `a_thread_is_written_as_it_comes`: afterwards it has every checkpoint as it came, and can be continued.
+    /// - `a_thread_that_comes_is_seen_as_a_whole`: no reader finds anything of it before the last checkpoint came.
+    /// - `a_thread_that_stops_coming_is_not_there`: an error of `coming` is returned, and nothing is stored; nor is it if the
+    ///   future is dropped.
+    /// - `a_thread_that_comes_is_not_held`: of what came before the last parts, nothing; only of savers that say so.
+    /// - `a_thread_that_comes_is_checked`: one that breaks a lineage, or whose order is wrong, is refused, and nothing is stored.
+    /// - `one_of_two_threads_that_come_is_written`: where there is a thread of that id by the end, [`Error::Stale`], and that one
+    ///   is unchanged.
+    async fn create_thread(&self, thread: &ThreadId, coming: &mut dyn Coming) -> Result<()> {
+        let put = collected(thread, coming).await?;
+        self.rewrite_thread(thread, &Revision::absent(), Rewrite { put, ..Rewrite::default() }).await
+    }
 
     /// What this saver offers.
     fn capabilities(&self) -> Capabilities;

@@ -126,7 +126,7 @@ impl Rewrite {
             let id = tuple.checkpoint.id;
             let place = (tuple.namespace.clone(), id);
             if tuple.thread != *thread {
-                return refuse(id, "it belongs to another thread");
+                return refuse(id, ANOTHERS);
             }
             if self.remove.contains(&place) || !seen.insert(place.clone()) {
                 return refuse(id, "it is listed twice");
@@ -134,18 +134,14 @@ impl Rewrite {
             if !stored.contains_key(&place) && newest.get(&place.0).is_some_and(|newest| id <= *newest) {
                 return refuse(id, "it is new, but the namespace has a newer one");
             }
-            let channels = &tuple.checkpoint.channels;
-            if channels.values().any(|entry| matches!(entry.stored, Stored::Held)) {
-                return refuse(id, "a channel comes without its value");
-            }
-            if tuple.parent.is_none() && channels.values().any(|e| matches!(e.stored, Stored::Sentinel)) {
-                return refuse(id, "a channel stores no value, and there is no parent to replay from");
+            if let Some(why) = wrong_values(tuple) {
+                return refuse(id, why);
             }
             let outline = Outline::of(tuple);
             // What is damaged so already may be put again, so that the rest of its thread can be pruned.
             let is_new = || stored.get(&place).is_none_or(|stored| repeated(&stored.tasks).is_none());
             if let Some(task) = repeated(&outline.tasks).filter(|_| is_new()) {
-                return refuse(id, &format!("task {task} has two rows of writes under it"));
+                return refuse(id, &two_rows(task));
             }
             stored.insert(place, outline);
         }
@@ -165,21 +161,60 @@ fn repeated(tasks: &[TaskId]) -> Option<TaskId> {
     tasks.iter().copied().find(|task| !seen.insert(*task))
 }
 
+const ANOTHERS: &str = "it belongs to another thread";
+
+fn two_rows(task: TaskId) -> String {
+    format!("task {task} has two rows of writes under it")
+}
+
+/// Why the values of a checkpoint cannot be stored, if so.
+fn wrong_values(tuple: &CheckpointTuple) -> Option<&'static str> {
+    let channels = &tuple.checkpoint.channels;
+    if channels.values().any(|entry| matches!(entry.stored, Stored::Held)) {
+        return Some("a channel comes without its value");
+    }
+    let is_root = tuple.parent.is_none();
+    (is_root && channels.values().any(|entry| matches!(entry.stored, Stored::Sentinel)))
+        .then_some("a channel stores no value, and there is no parent to replay from")
+}
+
+/// Why a checkpoint of a new thread cannot be stored, whatever its parent is.
+pub(super) fn wrong_by_itself(thread: &ThreadId, tuple: &CheckpointTuple) -> Option<String> {
+    if tuple.thread != *thread {
+        return Some(ANOTHERS.to_owned());
+    }
+    let tasks: Vec<TaskId> = tuple.writes.iter().map(|row| row.task).collect();
+    wrong_values(tuple).map(str::to_owned).or_else(|| repeated(&tasks).map(two_rows))
+}
+
+/// What is missing between a checkpoint and its parent, which has these tasks if it is there.
+pub(super) fn gap_of(tuple: &CheckpointTuple, parent: Option<&[TaskId]>) -> Option<String> {
+    between((tuple.checkpoint.id, tuple.parent, &tuple.checkpoint.applied), parent)
+}
+
 /// What is missing between a checkpoint and its parent, if anything.
 fn gap(
     stored: &BTreeMap<LocalKey, Outline>,
     (namespace, id): &LocalKey,
     outline: &Outline,
 ) -> Option<String> {
-    let Some(parent) = outline.parent else {
-        return (!outline.applied.is_empty()).then(|| "it has no parent, and applied tasks".to_owned());
+    let parent = outline.parent.and_then(|parent| stored.get(&(namespace.clone(), parent)));
+    between((*id, outline.parent, &outline.applied), parent.map(|parent| &parent.tasks[..]))
+}
+
+fn between(
+    (id, parent, applied): (CheckpointId, Option<CheckpointId>, &[TaskId]),
+    tasks: Option<&[TaskId]>,
+) -> Option<String> {
+    let Some(parent) = parent else {
+        return (!applied.is_empty()).then(|| "it has no parent, and applied tasks".to_owned());
     };
-    let Some(rows) = stored.get(&(namespace.clone(), parent)) else {
+    let Some(tasks) = tasks else {
         return Some(format!("its parent {parent} would be missing"));
     };
-    if parent >= *id {
+    if parent >= id {
         return Some(format!("its parent {parent} is not older"));
     }
-    let lost = outline.applied.iter().find(|task| !rows.tasks.contains(task))?;
+    let lost = applied.iter().find(|task| !tasks.contains(task))?;
     Some(format!("the writes of its task {lost} would be missing"))
 }

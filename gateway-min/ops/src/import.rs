@@ -1,31 +1,32 @@
 //! `threadkeep import`: reads threads from the files that `threadkeep export` wrote ([`super::archive`] is the format).
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{self, File};
-use std::io::{self, BufReader, IsTerminal as _, Write as _};
+mod file;
+
+use std::fs;
+use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
 use clap::Args;
 use serde_json::json;
-use threadkeep::checkpoint::CheckpointTuple;
 use threadkeep::id::ThreadId;
-use threadkeep::saver::{ListQuery, Load, LocalKey, Revision, Rewrite, ThreadImage};
-use threadkeep::verify::verify_image;
+use threadkeep::saver::{ListQuery, Load};
 
-use super::archive::{Archive, MAX_PLACES, Record, read_within};
+use self::file::{Checked, ImportFile};
+use super::archive::{MAX_PLACES, Record};
 use super::error::{OpsError, Result};
-use super::output::{Out, count, number, one_line, things};
+use super::output::{Out, number, one_line, things};
 use super::pages::Newest;
 use super::progress::Progress;
 use super::target::{StoreArgs, Target};
-use super::transfer::{ENDING, STANDARD, failed, shown};
+use super::transfer::{ENDING, failed, shown};
 use threadkeep_records::{NewThread, Records, RecordsError, WriterKind};
 
 /// Read a thread from a file, or every thread from a directory of exported files.
 ///
 /// A whole file is checked before anything is written, also as `verify` checks a thread: one of a damaged thread is
 /// refused. Each thread is written in one atomic change, and must not exist yet; from a directory, threads that exist are
-/// left alone, so an interrupted import can be repeated. If the store has gateway records, the thread gets one, so that
+/// left alone, so an interrupted import can be repeated. A file that is not on a disk, such as stdin, is copied to the
+/// directory of temporary files first. If the store has gateway records, the thread gets one, so that
 /// the gateway serves it.
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -64,8 +65,8 @@ enum Imported {
         thread: ThreadId,
         checkpoints: usize,
     },
-    /// The thread, and the checkpoints of the file.
-    ThereAlready(ThreadId, BTreeSet<LocalKey>),
+    /// The thread, and the file.
+    ThereAlready(ThreadId, ImportFile),
 }
 
 impl ImportCommand {
@@ -75,9 +76,9 @@ impl ImportCommand {
         }
         match self.file(target, &self.path).await? {
             Imported::Now { thread, checkpoints } => self.tell(out, &thread, checkpoints),
-            Imported::ThereAlready(thread, wanted) => {
+            Imported::ThereAlready(thread, file) => {
                 // As after an import that was in doubt, and is repeated.
-                let is_it = matches!(there(target, &thread, &wanted).await, Ok(There::All));
+                let is_it = matches!(there(target, &thread, &file).await, Ok(There::All));
                 let what = if is_it { ", with every checkpoint of the file" } else { "" };
                 Err(OpsError::Unsupported(format!(
                     "nothing was imported: thread {thread} already exists{what}; import it under another id with --as"
@@ -177,7 +178,10 @@ impl ImportCommand {
                 target.again.setup()
             )));
         }
-        let Archive { thread, record, mut checkpoints, .. } = self.read(file)?;
+        let path = file;
+        let file = ImportFile::open(path, self.max_elements)?;
+        let checked = file.check(&target.table, self.thread.as_deref())?;
+        let record = checked.record.clone();
         let named = record.as_ref().and_then(|record| record.owner.as_deref());
         if let Some(named) = named
             && self.owner.is_none()
@@ -195,26 +199,21 @@ impl ImportCommand {
             };
             return Err(OpsError::Unsupported(format!(
                 "{}: nothing was imported: the thread belonged to user {}; {remedy}",
-                shown(file),
+                shown(path),
                 one_line(named)
             )));
         }
-        let thread = self.thread.as_deref().map_or(thread, ThreadId::from);
-        for tuple in &mut checkpoints {
-            tuple.thread = thread.clone();
+        if let Some(why) = &checked.refused {
+            return Err(OpsError::Unsupported(format!("{}: nothing was imported: {why}", shown(path))));
         }
-        let wanted = checkpoints.iter().map(|tuple| (tuple.namespace.clone(), tuple.checkpoint.id)).collect();
-        let rewrite = Rewrite { put: checkpoints, ..Rewrite::default() };
-        rewrite.check(&thread, BTreeMap::new()).map_err(|error| {
-            OpsError::Unsupported(format!("{}: nothing was imported: {error}", shown(file)))
-        })?;
+        let thread = checked.thread.clone();
         if exists(target, &thread).await? {
-            return Ok(Imported::ThereAlready(thread, wanted));
+            return Ok(Imported::ThereAlready(thread, file));
         }
-        let rewrite = intact(target, &thread, rewrite).map_err(|found| {
-            OpsError::Unsupported(format!("{}: nothing was imported: {found}", shown(file)))
-        })?;
-        let Some(records) = records else { return written(target, thread, wanted, rewrite).await };
+        if let Some(found) = checked.damage() {
+            return Err(OpsError::Unsupported(format!("{}: nothing was imported: {found}", shown(path))));
+        }
+        let Some(records) = records else { return written(target, file, &checked).await };
         // Until the thread and its record are both there or both are not, no other import counts on one of them.
         let reservation = match records.runs().reserve(thread.as_str(), WriterKind::Delete).await {
             Err(held @ RecordsError::Conflict { .. }) => {
@@ -227,9 +226,9 @@ impl ImportCommand {
         // Programs that know no records may begin the thread at any time. The record first: a thread without one is
         // everybody's.
         let (imported, created) = match exists(target, &thread).await {
-            Ok(true) => (Ok(Imported::ThereAlready(thread.clone(), wanted)), false),
+            Ok(true) => (Ok(Imported::ThereAlready(thread.clone(), file)), false),
             Ok(false) => match self.create_record(records, &thread, record).await {
-                Ok(created) => (written(target, thread.clone(), wanted, rewrite).await, created),
+                Ok(created) => (written(target, file, &checked).await, created),
                 Err(error) => (Err(error), false),
             },
             Err(error) => (Err(error), false),
@@ -275,21 +274,6 @@ impl ImportCommand {
         }
         Ok(made.created)
     }
-
-    fn read(&self, path: &Path) -> Result<Archive> {
-        let file = path.display().to_string();
-        let read = if path == Path::new(STANDARD) {
-            if io::stdin().is_terminal() {
-                // Explain why nothing seems to happen.
-                let _ = writeln!(io::stderr(), "reading from the terminal; Ctrl-D ends the file");
-            }
-            read_within(io::stdin().lock(), self.max_elements)
-        } else {
-            let opened = File::open(path).map_err(|cause| OpsError::File { path: file.clone(), cause })?;
-            read_within(BufReader::new(opened), self.max_elements)
-        };
-        read.map_err(|error| OpsError::Archive { file, error })
-    }
 }
 
 async fn exists(target: &Target, thread: &ThreadId) -> Result<bool> {
@@ -297,41 +281,21 @@ async fn exists(target: &Target, thread: &ThreadId) -> Result<bool> {
     Ok(!target.saver().list(&query).await?.is_empty())
 }
 
-/// The thread of a file, if `verify` would find nothing in it that it cannot repair; else what it would find.
-fn intact(target: &Target, thread: &ThreadId, rewrite: Rewrite) -> Result<Rewrite, String> {
-    let place = |tuple: CheckpointTuple| ((tuple.namespace.clone(), tuple.checkpoint.id), tuple);
-    let checkpoints = rewrite.put.into_iter().map(place).collect();
-    let image = ThreadImage { checkpoints, ..ThreadImage::absent(thread) };
-    let mut found = verify_image(&image, &target.table);
-    found.retain(|violation| !violation.rule.is_repairable());
-    if let [first, rest @ ..] = &found[..] {
-        let more = if rest.is_empty() { String::new() } else { format!(", and {} more", count(rest.len())) };
-        return Err(format!(
-            "the file was written of a thread that was damaged: {first}{more}; export the thread again from a backup \
-             (`threadkeep backup --out FILE` makes one, see docs/backup.md)"
-        ));
-    }
-    Ok(Rewrite { put: image.checkpoints.into_values().collect(), ..rewrite })
-}
-
 /// Writes the thread, which must not exist.
-async fn written(
-    target: &Target,
-    thread: ThreadId,
-    wanted: BTreeSet<LocalKey>,
-    rewrite: Rewrite,
-) -> Result<Imported> {
-    let checkpoints = rewrite.put.len();
-    match target.saver().rewrite_thread(&thread, &Revision::absent(), rewrite).await {
-        Ok(()) => Ok(Imported::Now { thread, checkpoints }),
-        Err(threadkeep::Error::Stale { .. }) => Ok(Imported::ThereAlready(thread, wanted)),
+async fn written(target: &Target, file: ImportFile, checked: &Checked) -> Result<Imported> {
+    let thread = checked.thread.clone();
+    let now = |thread| Imported::Now { thread, checkpoints: checked.checkpoints };
+    let mut coming = file.coming(checked);
+    let created = target.saver().create_thread(&thread, &mut coming).await;
+    if let (Err(_), Some(error)) = (&created, coming.failed.take()) {
+        return Err(file.error(error));
+    }
+    match created {
+        Ok(()) => Ok(now(thread)),
+        Err(threadkeep::Error::Stale { .. }) => Ok(Imported::ThereAlready(thread, file)),
         Err(doubt @ threadkeep::Error::InDoubt { .. }) => {
-            let is_there = settled(&thread, doubt, there(target, &thread, &wanted).await)?;
-            Ok(if is_there {
-                Imported::Now { thread, checkpoints }
-            } else {
-                Imported::ThereAlready(thread, wanted)
-            })
+            let is_there = settled(&thread, doubt, there(target, &thread, &file).await)?;
+            Ok(if is_there { now(thread) } else { Imported::ThereAlready(thread, file) })
         }
         Err(error) => Err(error.into()),
     }
@@ -348,7 +312,8 @@ enum There {
     Another,
 }
 
-async fn there(target: &Target, thread: &ThreadId, wanted: &BTreeSet<LocalKey>) -> Result<There> {
+async fn there(target: &Target, thread: &ThreadId, file: &ImportFile) -> Result<There> {
+    let wanted = file.places()?;
     let query = ListQuery { namespace: None, load: Load::None, ..ListQuery::new(thread) };
     let (mut newest, mut nothing, mut found) = (Newest::new(&**target.saver(), query), true, 0);
     loop {

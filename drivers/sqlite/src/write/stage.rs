@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use threadkeep::checkpoint::CheckpointTuple;
 use threadkeep::id::{IdSource, ThreadId};
-use threadkeep::saver::{Outline, Revision, Rewrite, ThreadImage};
+use threadkeep::saver::{Coming, LocalKey, Outline, Revision, Rewrite, ThreadImage, check_next};
 use threadkeep::{Error, Result};
 use threadkeep_layout::Related;
 
@@ -23,7 +23,7 @@ use crate::rows::directory::{self, ChainKey, Thread};
 use crate::rows::value::Room;
 use crate::saver::SqliteSaver;
 use crate::sql::Db;
-use crate::write::commit::{Work, WriterState, not_found};
+use crate::write::commit::{Work, WriterState};
 use crate::write::remains::{Clearing, Unfinished, pause};
 use crate::write::thread::{Node, ThreadState};
 
@@ -37,11 +37,15 @@ const ELEMENTS: usize = 8;
 pub(crate) struct Piece {
     /// Identifies the thread until it has its name.
     token: String,
+    /// The name that it will have.
+    thread: ThreadId,
     /// Whether this is the first one.
     first: bool,
     tuples: Arc<[CheckpointTuple]>,
     /// How many of them are stored already.
     from: usize,
+    /// The checkpoint before this piece.
+    last: Option<LocalKey>,
     /// How many are stored after this transaction. The first one of a thread can have more elements than fit into one:
     /// some of them are stored, and the next transaction finds them.
     done: Arc<AtomicUsize>,
@@ -51,36 +55,8 @@ pub(crate) struct Piece {
 impl Piece {
     /// A first piece without checkpoints.
     pub(crate) fn empty(token: &str) -> Self {
-        Self { token: token.to_owned(), first: true, tuples: Arc::new([]), from: 0, done: Arc::default() }
-    }
-}
-
-/// Cuts the checkpoints of a thread, by namespace and oldest first, into pieces.
-struct Pieces {
-    left: std::vec::IntoIter<CheckpointTuple>,
-    most: usize,
-    lists: Related,
-}
-
-impl Pieces {
-    fn new(rewrite: Rewrite, most: usize) -> Self {
-        let mut put = rewrite.put;
-        put.sort_by(|a, b| (&a.namespace, a.checkpoint.id).cmp(&(&b.namespace, b.checkpoint.id)));
-        Self { left: put.into_iter(), most, lists: Related::default() }
-    }
-}
-
-impl Iterator for Pieces {
-    type Item = Vec<CheckpointTuple>;
-
-    fn next(&mut self) -> Option<Vec<CheckpointTuple>> {
-        let mut piece: Vec<_> = self.left.by_ref().take(self.most).collect();
-        for tuple in &mut piece {
-            for (channel, entry) in &mut tuple.checkpoint.channels {
-                entry.stored = self.lists.stored(&tuple.namespace, channel, entry.version, &entry.stored);
-            }
-        }
-        (!piece.is_empty()).then_some(piece)
+        let (tuples, done) = (Arc::new([]), Arc::default());
+        Self { token: token.to_owned(), first: true, thread: "t".into(), tuples, from: 0, last: None, done }
     }
 }
 
@@ -116,10 +92,7 @@ impl Mark {
 impl SqliteSaver {
     /// Writes a thread that does not exist yet.
     pub(crate) async fn write_in_pieces(&self, thread: &ThreadId, rewrite: Rewrite) -> Result<()> {
-        let name = thread.clone();
-        if self.read(move |db| directory::find_thread(db, &name)).await?.is_some() {
-            return Err(Error::Stale { thread: thread.clone() });
-        }
+        self.refuse_existing(thread).await?;
         rewrite.check(thread, BTreeMap::new())?;
         let absent = Naming { token: None, thread: thread.clone(), expected: Revision::absent(), mark: None };
         self.write_and_name(rewrite, absent).await
@@ -165,41 +138,130 @@ impl SqliteSaver {
         self.write_and_name(Rewrite { put, ..Rewrite::default() }, naming).await
     }
 
-    async fn write_and_name(&self, rewrite: Rewrite, mut naming: Naming) -> Result<()> {
-        let mut unfinished = Unfinished { turns: &self.writer, order: None };
-        if !rewrite.put.is_empty() {
-            let token = IdSource::default().checkpoint_after(None).to_string();
-            unfinished.order = Some(Work::Discard(token.clone()));
-            naming.token = Some(token.clone());
-            let mut first = true;
-            for tuples in Pieces::new(rewrite, self.options.piece()) {
-                let (tuples, done) = (Arc::<[_]>::from(tuples), Arc::<AtomicUsize>::default());
-                loop {
-                    let from = done.load(Ordering::Acquire);
-                    if from == tuples.len() {
-                        break;
-                    }
-                    let (token, tuples, done) = (token.clone(), tuples.clone(), done.clone());
-                    let piece = Piece { token, first, tuples, from, done };
-                    match self.write(Work::Stage(Box::new(piece))).await {
-                        // Nobody sees this piece, whether it was stored or not.
-                        Err(Error::InDoubt { saver, reason }) => {
-                            return Err(Error::Unavailable { saver, reason });
-                        }
-                        written => written?,
-                    }
-                    first = false;
-                    pause().await;
+    async fn write_and_name(&self, rewrite: Rewrite, naming: Naming) -> Result<()> {
+        let mut put = rewrite.put;
+        put.sort_by(|a, b| (&a.namespace, a.checkpoint.id).cmp(&(&b.namespace, b.checkpoint.id)));
+        let mut staging = Staging::of(self, &naming.thread);
+        staging.write(put).await?;
+        staging.take_name(naming).await
+    }
+
+    /// Writes a thread that does not exist yet as its checkpoints come. `first` came already.
+    pub(crate) async fn write_as_it_comes(
+        &self,
+        thread: &ThreadId,
+        first: [Vec<CheckpointTuple>; 2],
+        coming: &mut dyn Coming,
+    ) -> Result<()> {
+        self.refuse_existing(thread).await?;
+        let mut staging = Staging::of(self, thread);
+        if let Err(error) = staging.write_all(first, coming).await {
+            staging.discard().await;
+            return Err(error);
+        }
+        let expected = Revision::absent();
+        staging.take_name(Naming { token: None, thread: thread.clone(), expected, mark: None }).await
+    }
+
+    async fn refuse_existing(&self, thread: &ThreadId) -> Result<()> {
+        let name = thread.clone();
+        match self.read(move |db| directory::find_thread(db, &name)).await? {
+            Some(_) => Err(Error::Stale { thread: thread.clone() }),
+            None => Ok(()),
+        }
+    }
+}
+
+/// A thread that is written in pieces and has no name yet. Dropped before it has one, it is deleted.
+struct Staging<'a> {
+    saver: &'a SqliteSaver,
+    thread: ThreadId,
+    token: Option<String>,
+    lists: Related,
+    last: Option<LocalKey>,
+    unfinished: Unfinished<'a>,
+}
+
+impl<'a> Staging<'a> {
+    fn of(saver: &'a SqliteSaver, thread: &ThreadId) -> Self {
+        let unfinished = Unfinished { turns: &saver.writer, order: None };
+        Self { saver, thread: thread.clone(), token: None, lists: Related::default(), last: None, unfinished }
+    }
+
+    async fn write_all(&mut self, first: [Vec<CheckpointTuple>; 2], coming: &mut dyn Coming) -> Result<()> {
+        for more in first {
+            self.write(more).await?;
+        }
+        loop {
+            let more = coming.next().await?;
+            if more.is_empty() {
+                return Ok(());
+            }
+            self.write(more).await?;
+        }
+    }
+
+    /// Writes the next checkpoints, by namespace and oldest first.
+    async fn write(&mut self, tuples: Vec<CheckpointTuple>) -> Result<()> {
+        let most = self.saver.options.piece();
+        let mut left = tuples.into_iter();
+        loop {
+            let mut piece: Vec<_> = left.by_ref().take(most).collect();
+            let Some(last) = piece.last().map(|last| (last.namespace.clone(), last.checkpoint.id)) else {
+                return Ok(());
+            };
+            for tuple in &mut piece {
+                for (channel, entry) in &mut tuple.checkpoint.channels {
+                    entry.stored = self.lists.stored(&tuple.namespace, channel, entry.version, &entry.stored);
                 }
             }
+            self.write_piece(piece.into()).await?;
+            self.last = Some(last);
         }
-        unfinished.order.get_or_insert_with(|| Work::Clear(Clearing::default()));
-        let named = self.write(Work::Name(Box::new(naming))).await;
+    }
+
+    async fn write_piece(&mut self, tuples: Arc<[CheckpointTuple]>) -> Result<()> {
+        let mut first = self.token.is_none();
+        let token = self.token.get_or_insert_with(|| IdSource::default().checkpoint_after(None).to_string());
+        self.unfinished.order = Some(Work::Discard(token.clone()));
+        let done = Arc::<AtomicUsize>::default();
+        loop {
+            let from = done.load(Ordering::Acquire);
+            if from == tuples.len() {
+                return Ok(());
+            }
+            let (token, thread, last) = (token.clone(), self.thread.clone(), self.last.clone());
+            let (tuples, done) = (tuples.clone(), done.clone());
+            let piece = Piece { token, thread, first, tuples, from, last, done };
+            match self.saver.write(Work::Stage(Box::new(piece))).await {
+                // Nobody sees this piece, whether it was stored or not.
+                Err(Error::InDoubt { saver, reason }) => return Err(Error::Unavailable { saver, reason }),
+                written => written?,
+            }
+            first = false;
+            pause().await;
+        }
+    }
+
+    /// Deletes it before its process may end. What then is left, the sweep deletes.
+    async fn discard(mut self) {
+        if let Some(work) = self.unfinished.order.take()
+            && self.saver.write(work).await.is_ok()
+        {
+            self.saver.writer.clear().await;
+        }
+    }
+
+    /// Gives it its name, if anything was written.
+    async fn take_name(mut self, mut naming: Naming) -> Result<()> {
+        naming.token = self.token.take();
+        self.unfinished.order.get_or_insert_with(|| Work::Clear(Clearing::default()));
+        let named = self.saver.write(Work::Name(Box::new(naming))).await;
         if matches!(named, Ok(()) | Err(Error::InDoubt { .. })) {
-            unfinished.order = None;
+            self.unfinished.order = None;
         }
         named?;
-        self.writer.clear().await;
+        self.saver.writer.clear().await;
         Ok(())
     }
 }
@@ -216,7 +278,10 @@ impl WriterState {
         state.room = Room { elements: self.piece * ELEMENTS, bytes: BYTES };
         let mut done = piece.from;
         for tuple in &piece.tuples[piece.from..] {
-            match self.stage_one(&mut state, &thread, tuple) {
+            let last = done.checked_sub(1).and_then(|last| piece.tuples.get(last));
+            let last = last.map(|last| (last.namespace.clone(), last.checkpoint.id));
+            let last = last.or_else(|| piece.last.clone());
+            match self.stage_one(&mut state, (&thread, &piece.thread), tuple, last.as_ref()) {
                 // Of this checkpoint, only elements are stored.
                 Err(Error::Unavailable { reason, .. }) if reason == NO_ROOM => break,
                 staged => staged?,
@@ -229,7 +294,14 @@ impl WriterState {
         Ok(())
     }
 
-    fn stage_one(&self, state: &mut ThreadState, thread: &ThreadId, tuple: &CheckpointTuple) -> Result<()> {
+    /// Writes a checkpoint of a thread, whose two names are the one that it has, and the one that it will have.
+    fn stage_one(
+        &self,
+        state: &mut ThreadState,
+        (thread, named): (&ThreadId, &ThreadId),
+        tuple: &CheckpointTuple,
+        last: Option<&LocalKey>,
+    ) -> Result<()> {
         let (db, id) = (&self.db, tuple.checkpoint.id);
         let (chain, head) = match state.chain(db, &self.names, thread, &tuple.namespace)? {
             Some(chain) => (chain.chain, chain.head),
@@ -240,10 +312,12 @@ impl WriterState {
             (Some(parent), Some(head)) if head.id == parent => Some(Arc::clone(head)),
             (Some(parent), _) => {
                 let row = checkpoints::find(db, chain.key, parent)?;
-                let row = row.ok_or_else(|| not_found(thread, parent))?;
-                Some(state.node(db, &self.names, thread, chain, &row)?)
+                row.map(|row| state.node(db, &self.names, thread, chain, &row)).transpose()?
             }
         };
+        let above: Option<Vec<_>> =
+            parent.as_ref().map(|parent| parent.tasks.iter().map(|row| row.task).collect());
+        check_next(named, tuple, last, above.as_deref())?;
         let ordinal = head.map_or(0, |head| head.ordinal).checked_add(1);
         let ordinal = ordinal
             .ok_or_else(|| Error::InvalidInput("the thread cannot hold more checkpoints".to_owned()))?;

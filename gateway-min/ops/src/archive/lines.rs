@@ -1,6 +1,6 @@
 //! The lines of an exported file, one at a time.
 
-use std::io::{BufRead, Read as _};
+use std::io::{BufRead, BufReader, Read, Seek, SeekFrom};
 
 use serde_json::Value as Json;
 
@@ -10,32 +10,77 @@ use super::format::{FORMAT, Header, Line, VERSION};
 /// The maximum length of a line in bytes. A line holds at most one large value.
 const MAX_LINE: u64 = 512 << 20;
 
-/// What is left of a file.
+/// Where a line is, and a part of its hash: a line that is read again must be the same.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Spot {
+    offset: u64,
+    sum: u64,
+}
+
+impl Spot {
+    /// Whether it is before another one.
+    pub(super) fn is_before(self, other: Self) -> bool {
+        self.offset < other.offset
+    }
+}
+
+/// A file, of which each line is read in turn, and some again.
 pub(super) struct Lines<R> {
-    from: R,
-    /// The hash of all lines read so far.
+    from: BufReader<R>,
+    /// The hash of all lines before this one.
     hash: blake3::Hasher,
     /// How many were read.
     pub(super) number: u64,
+    /// This line.
     text: Vec<u8>,
+    offset: u64,
+    /// A line that was read again.
+    other: Vec<u8>,
+    /// Whether the file is at another place than after this line.
+    is_away: bool,
 }
 
-impl<R: BufRead> Lines<R> {
+impl<R: Read + Seek> Lines<R> {
+    /// The lines of a file that is at its beginning.
     pub(super) fn new(from: R) -> Self {
-        Self { from, hash: blake3::Hasher::new(), number: 0, text: Vec::new() }
+        Self {
+            from: BufReader::new(from),
+            hash: blake3::Hasher::new(),
+            number: 0,
+            text: Vec::new(),
+            offset: 0,
+            other: Vec::new(),
+            is_away: false,
+        }
     }
 
-    /// The hash of all lines read so far.
+    /// The hash of all lines before this one.
     pub(super) fn hash(&self) -> blake3::Hash {
         self.hash.finalize()
     }
 
+    /// How many bytes were read.
+    pub(super) fn bytes(&self) -> u64 {
+        self.offset + self.text.len() as u64
+    }
+
+    /// Where this line is.
+    pub(super) fn spot(&self) -> Spot {
+        Spot { offset: self.offset, sum: sum(&self.text) }
+    }
+
     /// Reads the next line; `false` at the end of the file.
     pub(super) fn next(&mut self) -> Result<bool, ArchiveError> {
-        self.text.clear();
         let line = self.number + 1;
+        self.hash.update(&self.text);
+        self.offset = self.bytes();
+        self.text.clear();
+        let failed = |cause| ArchiveError::Io { line, cause };
+        if std::mem::take(&mut self.is_away) {
+            self.from.seek(SeekFrom::Start(self.offset)).map_err(failed)?;
+        }
         let read = self.from.by_ref().take(MAX_LINE + 1).read_until(b'\n', &mut self.text);
-        let read = read.map_err(|cause| ArchiveError::Io { line, cause })?;
+        let read = read.map_err(failed)?;
         if read == 0 {
             return Ok(false);
         }
@@ -47,7 +92,6 @@ impl<R: BufRead> Lines<R> {
             });
         }
         self.number = line;
-        self.hash.update(&self.text);
         Ok(true)
     }
 
@@ -55,10 +99,36 @@ impl<R: BufRead> Lines<R> {
         threadkeep::json::from_slice(&self.text)
             .map_err(|error| ArchiveError::Line { line: self.number, reason: error.to_string() })
     }
+
+    /// This line.
+    pub(super) fn text(&self) -> &[u8] {
+        &self.text
+    }
+
+    /// Reads a line again.
+    pub(super) fn again(&mut self, spot: Spot) -> Result<Line, String> {
+        self.is_away = true;
+        self.other.clear();
+        let read = self
+            .from
+            .seek(SeekFrom::Start(spot.offset))
+            .and_then(|_| self.from.by_ref().take(MAX_LINE + 1).read_until(b'\n', &mut self.other));
+        read.map_err(|error| format!("an earlier line cannot be read again: {error}"))?;
+        if sum(&self.other) != spot.sum {
+            return Err("an earlier line has changed since it was read".to_owned());
+        }
+        threadkeep::json::from_slice(&self.other).map_err(|error| error.to_string())
+    }
+}
+
+fn sum(line: &[u8]) -> u64 {
+    let mut start = [0; 8];
+    start.copy_from_slice(&blake3::hash(line).as_bytes()[..8]);
+    u64::from_le_bytes(start)
 }
 
 /// The first line.
-pub(super) fn header(lines: &mut Lines<impl BufRead>) -> Result<Header, ArchiveError> {
+pub(super) fn header(lines: &mut Lines<impl Read + Seek>) -> Result<Header, ArchiveError> {
     let not_ours = |reason: String| ArchiveError::NotOurs { reason };
     if !lines.next()? {
         return Err(not_ours("the file is empty".to_owned()));

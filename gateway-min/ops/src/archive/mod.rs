@@ -3,14 +3,18 @@
 #[cfg(test)]
 mod fixture;
 mod format;
+mod known;
 mod lines;
+mod links;
 mod read;
 #[cfg(test)]
 mod tests;
+mod values;
 mod write;
 
 pub use format::{FORMAT, Record, Source, VERSION};
-pub use read::{Archive, MAX_PLACES, read, read_within};
+pub use links::{Links, places};
+pub use read::{Archive, MAX_PLACES, Reader, read, read_within};
 pub use write::{Writer, Written, write};
 
 /// Why a file cannot be imported or written. Lines count from 1.

@@ -1,24 +1,24 @@
-//! Reads a thread from a file. Everything is checked before anything is returned.
+//! Reads a thread from a file, a checkpoint at a time.
 
 use std::collections::{BTreeMap, HashMap};
-use std::io::BufRead;
+use std::io::{Cursor, Read, Seek};
 use std::sync::Arc;
 
-use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD as BASE64;
 use serde_json::{Map, Value as Json};
 use threadkeep::checkpoint::{ChannelEntry, Checkpoint, CheckpointTuple, Stored, TaskWrites, Write};
 use threadkeep::id::{ChannelName, CheckpointId, Namespace, ThreadId, Version};
 use threadkeep::metadata::{Counters, Entries, Extra, Metadata};
 use threadkeep::saver::LocalKey;
-use threadkeep::value::{ChannelValue, Codec, Element, Encoded, ListValue};
+use threadkeep::value::{ChannelValue, Element, ListValue};
 
 use super::ArchiveError;
 use super::format::{
-    Append, ChannelPart, CheckpointLine, ElementLine, Form, Header, Line, MetadataPart, Record, Runs, Source,
-    StoredName, TaskPart, entries_of, hex,
+    Append, ChannelPart, CheckpointLine, End, Form, Header, Line, MetadataPart, Record, Runs, Source,
+    StoredName, TaskPart, entries_of,
 };
+use super::known::{Elements, Lists};
 use super::lines::{Lines, header};
+use super::values::{beyond, bytes, nodes, parsed, plain, version_of};
 
 /// The default of [`read_within`], so that a small file cannot fill the memory.
 pub const MAX_PLACES: u64 = 16 << 20;
@@ -46,61 +46,27 @@ pub struct Archive {
 ///
 /// # Errors
 /// [`ArchiveError`] naming the line.
-pub fn read(from: impl BufRead) -> Result<Archive, ArchiveError> {
+pub fn read(from: impl Read) -> Result<Archive, ArchiveError> {
     read_within(from, MAX_PLACES)
 }
 
 /// [`read`] with another limit. `max_places` is the maximum number of elements in lists, where a list that extends
 /// another one counts only its own; four values of a map count as one element.
 ///
+/// It holds the file and all that it returns: [`Reader`] does not.
+///
 /// # Errors
 /// [`ArchiveError`] naming the line.
-pub fn read_within(from: impl BufRead, max_places: u64) -> Result<Archive, ArchiveError> {
-    let mut lines = Lines::new(from);
-    let Header { thread, source, mut record, record_metadata, .. } = header(&mut lines)?;
-    if let Some(text) = record_metadata {
-        put_metadata(record.as_mut(), &text)
-            .map_err(|reason| ArchiveError::Line { line: lines.number, reason })?;
+pub fn read_within(mut from: impl Read, max_places: u64) -> Result<Archive, ArchiveError> {
+    let mut file = Vec::new();
+    from.read_to_end(&mut file).map_err(|cause| ArchiveError::Io { line: 1, cause })?;
+    let mut reader = Reader::begin(Cursor::new(file), max_places)?;
+    let mut checkpoints = Vec::new();
+    while let Some(tuple) = reader.next_checkpoint()? {
+        checkpoints.push(tuple);
     }
-    let mut reader = Reader {
-        thread: thread.as_str().into(),
-        elements: HashMap::new(),
-        room: max_places.saturating_mul(LIST_COST),
-        max_places,
-        lists: HashMap::new(),
-        maps: HashMap::new(),
-        checkpoints: Vec::new(),
-        count: 0,
-        tasks: 0,
-    };
-    loop {
-        let before = lines.hash().to_hex();
-        if !lines.next()? {
-            return Err(ArchiveError::Truncated { lines: lines.number });
-        }
-        let number = lines.number;
-        let wrong = |reason: String| ArchiveError::Line { line: number, reason };
-        match lines.parse()? {
-            Line::Header(_) => return Err(wrong("a second header".to_owned())),
-            Line::Element(line) => reader.element(&line).map_err(wrong)?,
-            Line::Checkpoint(line) => reader.checkpoint(*line).map_err(wrong)?,
-            Line::End(end) => {
-                if end.blake3 != before.as_str() {
-                    return Err(ArchiveError::Altered { line: number });
-                }
-                let found = (reader.count, reader.checkpoints.len() as u64, reader.tasks);
-                if (end.elements, end.checkpoints, end.tasks) != found {
-                    return Err(wrong("the counts in 'end' do not match the lines".to_owned()));
-                }
-                if lines.next()? {
-                    let reason = "a line after 'end'".to_owned();
-                    return Err(ArchiveError::Line { line: lines.number, reason });
-                }
-                let Reader { thread, checkpoints, .. } = reader;
-                return Ok(Archive { thread, source, record, checkpoints });
-            }
-        }
-    }
+    let Reader { thread, source, record, .. } = reader;
+    Ok(Archive { thread, source, record, checkpoints })
 }
 
 /// Puts metadata that is nested too deep for JSON into its record.
@@ -117,47 +83,129 @@ fn put_metadata(record: Option<&mut Record>, text: &str) -> Result<(), String> {
     Ok(())
 }
 
-struct Reader {
+/// Reads a file checkpoint by checkpoint. It holds the latest elements and lists, and for each of the others where it is.
+pub struct Reader<R> {
+    lines: Lines<R>,
     thread: ThreadId,
-    /// The elements read so far, for each channel and each metadata map.
-    elements: HashMap<String, Vec<Element>>,
+    source: Source,
+    record: Option<Record>,
+    elements: Elements,
     /// What the rest of the file may expand to: [`LIST_COST`] for an element of a list, 1 for a value of a map.
     room: u64,
     max_places: u64,
-    /// The lists read so far, for lists that extend them.
-    lists: HashMap<(Namespace, ChannelName, Version), ListValue>,
+    lists: Lists,
     /// The latest metadata map of each key, with its runs, for maps that extend it.
     maps: HashMap<String, (Runs, Entries)>,
-    checkpoints: Vec<CheckpointTuple>,
+    last: Option<LocalKey>,
+    checkpoints: u64,
     count: u64,
     tasks: u64,
+    has_ended: bool,
 }
 
-impl Reader {
-    fn element(&mut self, line: &ElementLine) -> Result<(), String> {
-        let elements = self.elements.entry(line.of.clone()).or_default();
-        if line.n as usize != elements.len() {
-            return Err(format!("element {} of {} where {} is expected", line.n, line.of, elements.len()));
+impl<R: Read + Seek> Reader<R> {
+    /// Reads the header of a file, which is at its beginning. `max_places` is as for [`read_within`].
+    ///
+    /// # Errors
+    /// [`ArchiveError`] naming the line.
+    pub fn begin(from: R, max_places: u64) -> Result<Self, ArchiveError> {
+        let mut lines = Lines::new(from);
+        let Header { thread, source, mut record, record_metadata, .. } = header(&mut lines)?;
+        if let Some(text) = record_metadata {
+            put_metadata(record.as_mut(), &text)
+                .map_err(|reason| ArchiveError::Line { line: lines.number, reason })?;
         }
-        let element = match &line.value {
-            Form::Json(json) => Element::from_json(json).map_err(|error| error.to_string())?,
-            Form::Msgpack(text) => Element::from_bytes(bytes(text)?),
-            _ => return Err(format!("element {} of {} is neither json nor msgpack", line.n, line.of)),
-        };
-        if hex(element.hash()) != line.hash {
-            return Err(format!("element {} of {} does not match its hash", line.n, line.of));
+        Ok(Self {
+            lines,
+            thread: thread.as_str().into(),
+            source,
+            record,
+            elements: Elements::new(),
+            room: max_places.saturating_mul(LIST_COST),
+            max_places,
+            lists: Lists::new(),
+            maps: HashMap::new(),
+            last: None,
+            checkpoints: 0,
+            count: 0,
+            tasks: 0,
+            has_ended: false,
+        })
+    }
+
+    /// The id of the thread when it was exported.
+    pub fn thread(&self) -> &ThreadId {
+        &self.thread
+    }
+
+    /// The gateway's record of it.
+    pub fn record(&self) -> Option<&Record> {
+        self.record.as_ref()
+    }
+
+    /// The hash of a file that was read to its end.
+    pub fn digest(&self) -> Option<blake3::Hash> {
+        self.has_ended.then(|| self.lines.hash())
+    }
+
+    /// The bytes of the elements that it holds.
+    #[cfg(test)]
+    pub(crate) fn held(&self) -> usize {
+        self.elements.held()
+    }
+
+    /// The bytes that were read so far. What was read again counts again.
+    pub fn bytes(&self) -> u64 {
+        self.lines.bytes() + self.elements.again() as u64
+    }
+
+    /// The next checkpoint; none after the last one, once the whole file was checked.
+    ///
+    /// # Errors
+    /// [`ArchiveError`] naming the line.
+    pub fn next_checkpoint(&mut self) -> Result<Option<CheckpointTuple>, ArchiveError> {
+        while !self.has_ended {
+            if !self.lines.next()? {
+                return Err(ArchiveError::Truncated { lines: self.lines.number });
+            }
+            let line = self.lines.number;
+            let wrong = |reason: String| ArchiveError::Line { line, reason };
+            match self.lines.parse()? {
+                Line::Header(_) => return Err(wrong("a second header".to_owned())),
+                Line::Element(element) => {
+                    self.elements.add(&element, self.lines.spot()).map_err(wrong)?;
+                    self.count += 1;
+                }
+                Line::Checkpoint(checkpoint) => return self.checkpoint(*checkpoint).map(Some).map_err(wrong),
+                Line::End(end) => self.end(&end)?,
+            }
         }
-        elements.push(element);
-        self.count += 1;
+        Ok(None)
+    }
+
+    fn end(&mut self, end: &End) -> Result<(), ArchiveError> {
+        let line = self.lines.number;
+        if end.blake3 != self.lines.hash().to_hex().as_str() {
+            return Err(ArchiveError::Altered { line });
+        }
+        if (end.elements, end.checkpoints, end.tasks) != (self.count, self.checkpoints, self.tasks) {
+            let reason = "the counts in 'end' do not match the lines".to_owned();
+            return Err(ArchiveError::Line { line, reason });
+        }
+        if self.lines.next()? {
+            return Err(ArchiveError::Line {
+                line: self.lines.number,
+                reason: "a line after 'end'".to_owned(),
+            });
+        }
+        self.has_ended = true;
         Ok(())
     }
 
     /// The elements of a run, which must have been read before.
-    fn run(&mut self, of: &str, (start, count): (u32, u32)) -> Result<&[Element], String> {
-        self.charge(u64::from(count).saturating_mul(LIST_COST))?;
-        let (from, to) = (start as usize, start as usize + count as usize);
-        let elements = self.elements.get(of).and_then(|elements| elements.get(from..to));
-        elements.ok_or_else(|| format!("elements {from} to {to} of {of} are missing"))
+    fn run(&mut self, of: &str, run: (u32, u32)) -> Result<Vec<Element>, String> {
+        self.charge(u64::from(run.1).saturating_mul(LIST_COST))?;
+        self.elements.run(&mut self.lines, of, run)
     }
 
     fn charge(&mut self, cost: u64) -> Result<(), String> {
@@ -176,7 +224,7 @@ impl Reader {
         mut list: ListValue,
         runs: &[(u32, u32)],
     ) -> Result<ListValue, String> {
-        let known = self.elements.get(channel.as_str()).map_or(0, Vec::len) as u64;
+        let known = self.elements.count(channel.as_str()) as u64;
         let free = (self.max_places >> 20).saturating_mul(FREE_PLACES);
         let most = known.saturating_mul(MAX_REPEATS).saturating_add(free);
         for run in runs {
@@ -186,9 +234,7 @@ impl Reader {
                     "a list of {channel} repeats its {known} elements too often; --max-elements allows more"
                 ));
             }
-            for element in elements {
-                list.push(element.clone());
-            }
+            elements.into_iter().for_each(|element| list.push(element));
         }
         Ok(list)
     }
@@ -203,8 +249,8 @@ impl Reader {
             Form::Json(json) => ChannelValue::from_json(&json).map_err(|error| error.to_string())?,
             Form::Msgpack(text) => plain(bytes(&text)?)?,
             Form::Element(n) => {
-                let element = self.run(channel.as_str(), (n, 1))?.first().ok_or("no such element")?;
-                plain(element.bytes().clone())?
+                let elements = self.run(channel.as_str(), (n, 1))?;
+                plain(elements.first().ok_or("no such element")?.bytes().clone())?
             }
         };
         match value {
@@ -214,27 +260,25 @@ impl Reader {
     }
 
     /// The value of a channel. A list that extends another one shares its elements.
-    fn channel(
-        &mut self,
-        (namespace, name): (&Namespace, &ChannelName),
-        version: Version,
-        form: Form,
-    ) -> Result<ChannelValue, String> {
-        let key = |version| (namespace.clone(), name.clone(), version);
-        let list = match form {
+    fn channel(&mut self, name: &ChannelName, version: Version, form: Form) -> Result<ChannelValue, String> {
+        let again = self.elements.again();
+        let (list, is_known) = match form {
             Form::Append(Append { to, list }) => {
                 let above = version_of(&to)?;
-                let base = self.lists.get(&key(above)).cloned();
-                let mut base = base.ok_or_else(|| format!("channel {name} has no list of version {to}"))?;
+                let mut base = self.lists.get((&mut self.lines, &mut self.elements), name, above)?;
                 base.rebase(above);
-                self.list(name, base, &list)?
+                // A checkpoint that repeats a version says nothing new of it.
+                let is_known = above == version && list.is_empty();
+                (self.list(name, base, &list)?, is_known)
             }
             form => match self.value(name, form)? {
-                ChannelValue::List(list) => list,
+                ChannelValue::List(list) => (list, false),
                 plain @ ChannelValue::Plain(_) => return Ok(plain),
             },
         };
-        self.lists.insert(key(version), list.clone());
+        let again = self.elements.again() - again;
+        let spot = (!is_known).then(|| self.lines.spot());
+        self.lists.add(name, version, (list.clone(), again), spot);
         Ok(list.into())
     }
 
@@ -245,7 +289,7 @@ impl Reader {
         let known = known.and_then(|(have, entries)| Some((entries, beyond(&have, &runs)?)));
         let (mut entries, rest) = known.unwrap_or_else(|| (Entries::default(), runs.clone()));
         for run in rest {
-            for element in self.run(&of, run)?.to_vec() {
+            for element in self.run(&of, run)? {
                 let entry = element.to_json().map_err(|error| error.to_string())?;
                 self.charge(nodes(&entry))?;
                 let Json::Array(pair) = entry else {
@@ -287,19 +331,22 @@ impl Reader {
         Ok(Extra::sharing(rest, large))
     }
 
-    fn checkpoint(&mut self, line: CheckpointLine) -> Result<(), String> {
+    fn checkpoint(&mut self, line: CheckpointLine) -> Result<CheckpointTuple, String> {
+        self.elements.begin();
         let id: CheckpointId = parsed("id", &line.id)?;
         let namespace = Namespace::from(line.namespace);
         let place: LocalKey = (namespace.clone(), id);
-        let last = self.checkpoints.last().map(|tuple| (tuple.namespace.clone(), tuple.checkpoint.id));
-        if last.is_some_and(|last| last >= place) {
+        if self.last.as_ref().is_some_and(|last| *last >= place) {
             return Err(format!("checkpoint {id} is out of order"));
+        }
+        if self.last.as_ref().is_some_and(|last| last.0 != namespace) {
+            self.lists.clear();
         }
         let mut channels = BTreeMap::new();
         for (name, ChannelPart { version, stored, value }) in line.channels {
             let version = version_of(&version)?;
             let name = ChannelName::from(name);
-            let value = value.map(|form| self.channel((&namespace, &name), version, form)).transpose()?;
+            let value = value.map(|form| self.channel(&name, version, form)).transpose()?;
             let stored = match (stored, value) {
                 (StoredName::Value, Some(value)) => Stored::Value(value),
                 (StoredName::Snapshot, Some(value)) => Stored::Snapshot(value),
@@ -326,8 +373,9 @@ impl Reader {
             writes: line.tasks.into_iter().map(|task| self.task(task)).collect::<Result<_, _>>()?,
         };
         self.tasks += tuple.writes.len() as u64;
-        self.checkpoints.push(tuple);
-        Ok(())
+        self.checkpoints += 1;
+        self.last = Some(place);
+        Ok(tuple)
     }
 
     fn metadata(&mut self, part: MetadataPart) -> Result<Metadata, String> {
@@ -361,46 +409,4 @@ impl Reader {
             writes,
         })
     }
-}
-
-/// The runs that follow `have`, if these runs begin with it.
-fn beyond(have: &[(u32, u32)], runs: &[(u32, u32)]) -> Option<Runs> {
-    let Some(((start, count), whole)) = have.split_last() else { return Some(runs.to_vec()) };
-    let ((next, total), more) = runs.strip_prefix(whole)?.split_first()?;
-    let grown = total.checked_sub(*count).filter(|_| next == start)?;
-    let first = (grown > 0).then_some((start + count, grown));
-    Some(first.into_iter().chain(more.iter().copied()).collect())
-}
-
-/// The values in a value; a long text counts as several.
-fn nodes(value: &Json) -> u64 {
-    match value {
-        Json::Array(items) => 1 + items.iter().map(nodes).sum::<u64>(),
-        Json::Object(map) => 1 + map.values().map(|value| 1 + nodes(value)).sum::<u64>(),
-        Json::String(text) => 1 + text.len() as u64 / 32,
-        _ => 1,
-    }
-}
-
-fn plain(bytes: bytes::Bytes) -> Result<ChannelValue, String> {
-    ChannelValue::from_encoded(Encoded { codec: Codec::MessagePack, bytes })
-        .map_err(|error| error.to_string())
-}
-
-fn bytes(text: &str) -> Result<bytes::Bytes, String> {
-    BASE64.decode(text).map(Into::into).map_err(|error| format!("msgpack is not valid base64: {error}"))
-}
-
-fn parsed<T: std::str::FromStr<Err: std::fmt::Display>>(what: &str, text: &str) -> Result<T, String> {
-    text.parse().map_err(|error| format!("{what} '{text}': {error}"))
-}
-
-fn version_of(text: &str) -> Result<Version, String> {
-    let version = || {
-        let (counter, random) = text.split_once('.')?;
-        let random = u64::from_str_radix(random, 16).ok().filter(|_| random.len() == 16)?;
-        let version = Version { counter: counter.parse().ok()?, random };
-        (version.to_string() == text).then_some(version)
-    };
-    version().ok_or_else(|| format!("version '{text}' is not 32 digits, a dot and 16 hexadecimal digits"))
 }

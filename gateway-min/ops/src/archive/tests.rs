@@ -20,7 +20,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 
 use super::format::{entries_of, hex};
-use super::{Archive, ArchiveError, MAX_PLACES, Record, Source, Writer, read, read_within, write};
+use super::{Archive, ArchiveError, MAX_PLACES, Reader, Record, Source, Writer, read, read_within, write};
 
 #[derive(Debug, Clone)]
 enum Op {
@@ -180,6 +180,67 @@ fn a_file_that_was_cut_off_anywhere_is_refused() {
         let cut = matches!(error, ArchiveError::Truncated { .. } | ArchiveError::NotOurs { .. });
         assert!(cut, "{len}: {error}");
     }
+}
+
+/// Its elements and lists are read again from earlier lines: by far more than the reader holds in tests.
+#[test]
+fn lists_that_are_not_held_are_made_again() {
+    for mode in [ChannelMode::Full, ChannelMode::Delta] {
+        let mut ops = steps(120);
+        for at in [100, 80, 60, 40] {
+            let step = Op::Step {
+                nested: false,
+                at: Some(at / 20),
+                value: json!({"branch": at}),
+                repeated: at == 60,
+            };
+            ops.insert(at, step);
+        }
+        run(async {
+            let image = thread(&ops, mode).await;
+            let file = exported(&image);
+            let mut reader = Reader::begin(std::io::Cursor::new(&file), MAX_PLACES).unwrap();
+            let mut checkpoints = Vec::new();
+            while let Some(tuple) = reader.next_checkpoint().unwrap() {
+                assert!(reader.held() <= 16 << 10, "{} bytes", reader.held());
+                checkpoints.push(tuple);
+            }
+            assert!(
+                reader.bytes() > file.len() as u64 || mode == ChannelMode::Delta,
+                "nothing was read again"
+            );
+            let whole: Vec<_> = image.checkpoints.values().cloned().collect();
+            assert!(checkpoints == whole, "the thread differs");
+        });
+    }
+}
+
+/// A small file cannot fill the memory with copies of its values, also not of those that are not held.
+#[test]
+fn values_that_are_read_again_are_shared_within_a_checkpoint() {
+    let list = |runs: Json| json!({"list": runs});
+    let long = |n: usize| json!({"id": format!("m{n}"), "content": "x".repeat(20_000)});
+    let runs: Vec<_> = (0..40).map(|n| json!([n % 2, 1])).collect();
+    let mut lines = vec![json!({"header": {"format": "threadkeep-thread", "version": 1, "thread": "t",
+            "source": {"program": "x", "saver": "x"}}})];
+    for n in 0..2 {
+        let element = Element::from_json(&long(n)).unwrap();
+        lines.push(json!({"element": {"of": "messages", "n": n, "hash": hex(element.hash()), "value": {"json": long(n)}}}));
+    }
+    let version = Version { counter: 1, random: 1 }.to_string();
+    lines.push(json!({"checkpoint": {
+        "id": IdSource::default().checkpoint_after(None).to_string(), "namespace": "", "parent": null,
+        "metadata": {"source": "loop", "step": 1, "parents": {}, "delta_marker": false, "counters": {}, "extra": {}},
+        "next": [], "applied": [],
+        "channels": {"messages": {"version": version, "stored": "value", "value": list(json!(runs))}}, "tasks": [],
+    }}));
+    let text: String = lines.iter().map(|line| format!("{line}\n")).collect();
+    let mut reader = Reader::begin(std::io::Cursor::new(text), MAX_PLACES).unwrap();
+    let tuple = reader.next_checkpoint().unwrap().unwrap();
+    let value = tuple.checkpoint.channels["messages"].stored.value().unwrap();
+    let places: std::collections::BTreeSet<_> =
+        value.as_list().unwrap().iter().map(|element| element.bytes().as_ptr()).collect();
+    assert_eq!((value.as_list().unwrap().len(), places.len()), (40, 2));
 }
 
 /// The file grows only by what a checkpoint adds, also in full mode, and so do maps that grow by an entry per run.

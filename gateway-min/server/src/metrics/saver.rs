@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use threadkeep::checkpoint::{CheckpointKey, CheckpointTuple, TaskWrites};
 use threadkeep::id::{ChannelName, CheckpointId, ThreadId};
 use threadkeep::saver::{
-    Capabilities, CheckpointSelector, DeltaHistory, ListQuery, Revision, Rewrite, Saver, StepCommit,
+    Capabilities, CheckpointSelector, Coming, DeltaHistory, ListQuery, Revision, Rewrite, Saver, StepCommit,
     ThreadImage,
 };
 use threadkeep::value::ChannelValue;
@@ -91,6 +91,10 @@ impl Saver for MeteredSaver {
 
     async fn rewrite_thread(&self, thread: &ThreadId, expected: &Revision, rewrite: Rewrite) -> Result<()> {
         self.inner.rewrite_thread(thread, expected, rewrite).await
+    }
+
+    async fn create_thread(&self, thread: &ThreadId, coming: &mut dyn Coming) -> Result<()> {
+        self.inner.create_thread(thread, coming).await
     }
 
     fn capabilities(&self) -> Capabilities {

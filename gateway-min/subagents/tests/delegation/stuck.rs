@@ -13,7 +13,7 @@ use threadkeep::checkpoint::{CheckpointKey, CheckpointTuple, TaskWrites};
 use threadkeep::id::{ChannelName, CheckpointId, IdSource, ThreadId};
 use threadkeep::mode::ChannelMode;
 use threadkeep::saver::{
-    Capabilities, CheckpointSelector, DeltaHistory, ListQuery, Revision, Rewrite, Saver, StepCommit,
+    Capabilities, CheckpointSelector, Coming, DeltaHistory, ListQuery, Revision, Rewrite, Saver, StepCommit,
     ThreadImage,
 };
 use threadkeep::state::StateAccessor;
@@ -165,6 +165,10 @@ impl Saver for Troubled {
 
     async fn rewrite_thread(&self, thread: &ThreadId, expected: &Revision, rewrite: Rewrite) -> Result<()> {
         self.inner.rewrite_thread(thread, expected, rewrite).await
+    }
+
+    async fn create_thread(&self, thread: &ThreadId, coming: &mut dyn Coming) -> Result<()> {
+        self.inner.create_thread(thread, coming).await
     }
 
     fn capabilities(&self) -> Capabilities {

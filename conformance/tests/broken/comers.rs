@@ -1,0 +1,190 @@
+//! Savers that write threads which come in parts, each in one wrong way.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use threadkeep::checkpoint::{CheckpointKey, CheckpointTuple, TaskWrites};
+use threadkeep::id::{ChannelName, CheckpointId, ThreadId};
+use threadkeep::saver::{
+    Capabilities, CheckpointSelector, Coming, DeltaHistory, ListQuery, Revision, Rewrite, Saver, StepCommit,
+    ThreadImage, collected,
+};
+use threadkeep::{Error, Result};
+use threadkeep_conformance::{BoxError, Claim, Factory};
+use threadkeep_memory::MemorySaver;
+
+/// What the saver does wrong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Slip {
+    /// Stores each part under the name of the thread.
+    ShowsWhatCame,
+    /// Stores what came before an error.
+    KeepsWhatCame,
+    /// Sorts what comes, and takes what comes twice once.
+    SortsWhatComes,
+    /// Replaces a thread that is there.
+    ReplacesWhatIsThere,
+    /// Forgets the rows of tasks that no child applied.
+    ForgetsPendingRows,
+    /// Says that it holds nothing, and holds all.
+    HoldsWhatComes,
+}
+
+/// Creates stores with one slip.
+pub(crate) struct Comers(pub(crate) Slip);
+
+#[async_trait]
+impl Factory for Comers {
+    type Storage = MemorySaver;
+
+    fn name(&self) -> &'static str {
+        "comers"
+    }
+
+    fn claims(&self) -> &'static [Claim] {
+        match self.0 {
+            Slip::HoldsWhatComes => &[Claim::WritesAsItComes],
+            _ => &[],
+        }
+    }
+
+    async fn create(&self) -> Result<MemorySaver, BoxError> {
+        Ok(MemorySaver::new())
+    }
+
+    async fn open(&self, place: &MemorySaver) -> Result<Arc<dyn Saver>, BoxError> {
+        Ok(Arc::new(Comer { inner: place.clone(), slip: self.0 }))
+    }
+}
+
+struct Comer {
+    inner: MemorySaver,
+    slip: Slip,
+}
+
+impl Comer {
+    async fn put(&self, thread: &ThreadId, revision: &Revision, put: Vec<CheckpointTuple>) -> Result<()> {
+        self.inner.rewrite_thread(thread, revision, Rewrite { put, ..Rewrite::default() }).await
+    }
+
+    async fn show(&self, thread: &ThreadId, coming: &mut dyn Coming) -> Result<()> {
+        coming.rewind().await?;
+        let mut revision = Revision::absent();
+        loop {
+            let part = coming.next().await?;
+            if part.is_empty() {
+                return Ok(());
+            }
+            self.put(thread, &revision, part).await?;
+            revision = self.inner.read_thread(thread).await?.revision;
+        }
+    }
+
+    /// All that comes, unless there is an error before, which is returned too.
+    async fn came(coming: &mut dyn Coming) -> (Vec<CheckpointTuple>, Result<()>) {
+        let mut all = Vec::new();
+        if let Err(error) = coming.rewind().await {
+            return (all, Err(error));
+        }
+        loop {
+            match coming.next().await {
+                Ok(part) if part.is_empty() => return (all, Ok(())),
+                Ok(part) => all.extend(part),
+                Err(error) => return (all, Err(error)),
+            }
+        }
+    }
+}
+
+#[async_trait]
+impl Saver for Comer {
+    async fn get(&self, at: &CheckpointSelector) -> Result<Option<CheckpointTuple>> {
+        self.inner.get(at).await
+    }
+
+    async fn list(&self, query: &ListQuery) -> Result<Vec<CheckpointTuple>> {
+        self.inner.list(query).await
+    }
+
+    async fn put_writes(&self, at: &CheckpointKey, task: &TaskWrites) -> Result<()> {
+        self.inner.put_writes(at, task).await
+    }
+
+    async fn commit(&self, step: StepCommit) -> Result<CheckpointKey> {
+        self.inner.commit(step).await
+    }
+
+    async fn flush(&self, thread: &ThreadId) -> Result<()> {
+        self.inner.flush(thread).await
+    }
+
+    async fn delta_history(
+        &self,
+        at: &CheckpointKey,
+        channels: &BTreeSet<ChannelName>,
+        reach: Option<CheckpointId>,
+    ) -> Result<DeltaHistory> {
+        self.inner.delta_history(at, channels, reach).await
+    }
+
+    async fn delete_thread(&self, thread: &ThreadId) -> Result<()> {
+        self.inner.delete_thread(thread).await
+    }
+
+    async fn threads(&self, after: Option<&ThreadId>, limit: usize) -> Result<Vec<ThreadId>> {
+        self.inner.threads(after, limit).await
+    }
+
+    async fn read_thread(&self, thread: &ThreadId) -> Result<ThreadImage> {
+        self.inner.read_thread(thread).await
+    }
+
+    async fn rewrite_thread(&self, thread: &ThreadId, expected: &Revision, rewrite: Rewrite) -> Result<()> {
+        self.inner.rewrite_thread(thread, expected, rewrite).await
+    }
+
+    async fn create_thread(&self, thread: &ThreadId, coming: &mut dyn Coming) -> Result<()> {
+        let absent = Revision::absent();
+        match self.slip {
+            Slip::ShowsWhatCame => self.show(thread, coming).await,
+            Slip::KeepsWhatCame => {
+                let (all, ended) = Self::came(coming).await;
+                self.put(thread, &absent, all).await?;
+                ended
+            }
+            Slip::SortsWhatComes => {
+                let (mut all, ended) = Self::came(coming).await;
+                ended?;
+                let place = |tuple: &CheckpointTuple| (tuple.namespace.clone(), tuple.checkpoint.id);
+                all.sort_by_key(place);
+                all.dedup_by_key(|tuple| place(tuple));
+                self.put(thread, &absent, all).await
+            }
+            Slip::ReplacesWhatIsThere => {
+                let all = collected(thread, coming).await?;
+                match self.put(thread, &absent, all.clone()).await {
+                    Err(Error::Stale { .. }) => {
+                        self.inner.delete_thread(thread).await?;
+                        self.put(thread, &absent, all).await
+                    }
+                    done => done,
+                }
+            }
+            Slip::ForgetsPendingRows => {
+                let mut all = collected(thread, coming).await?;
+                let applied: BTreeSet<_> =
+                    all.iter().flat_map(|tuple| tuple.checkpoint.applied.clone()).collect();
+                for tuple in &mut all {
+                    tuple.writes.retain(|row| applied.contains(&row.task));
+                }
+                self.put(thread, &absent, all).await
+            }
+            Slip::HoldsWhatComes => self.inner.create_thread(thread, coming).await,
+        }
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.inner.capabilities()
+    }
+}

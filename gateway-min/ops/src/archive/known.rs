@@ -67,15 +67,13 @@ impl Elements {
 
     /// Adds the element of this line.
     pub(super) fn add(&mut self, line: &ElementLine, spot: Spot) -> Result<(), String> {
-        let next = self.spots.len();
-        let of = match self.of.get(&line.of) {
-            Some(of) => *of,
-            None => {
-                self.spots.push(Vec::new());
-                let of = u32::try_from(next).map_err(|_| "too many kinds of elements".to_owned())?;
-                self.of.insert(line.of.clone(), of);
-                of
-            }
+        let of = if let Some(of) = self.of.get(&line.of) {
+            *of
+        } else {
+            let of = u32::try_from(self.spots.len()).map_err(|_| "too many kinds of elements")?;
+            self.spots.push(Vec::new());
+            self.of.insert(line.of.clone(), of);
+            of
         };
         let known = self.spots.get_mut(of as usize).ok_or("no such kind of elements")?;
         if line.n as usize != known.len() {

@@ -66,7 +66,9 @@ impl Links {
 /// [`ArchiveError::Io`] if it cannot be read.
 pub fn places(from: impl Read + Seek) -> Result<BTreeSet<LocalKey>, ArchiveError> {
     let mut places = BTreeSet::new();
-    each(from, |place, _| drop(places.insert(place)))?;
+    each(from, |place, _| {
+        places.insert(place);
+    })?;
     Ok(places)
 }
 

@@ -234,7 +234,9 @@ impl<R: Read + Seek> Reader<R> {
                     "a list of {channel} repeats its {known} elements too often; --max-elements allows more"
                 ));
             }
-            elements.into_iter().for_each(|element| list.push(element));
+            for element in elements {
+                list.push(element);
+            }
         }
         Ok(list)
     }

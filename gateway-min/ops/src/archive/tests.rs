@@ -234,7 +234,7 @@ fn values_that_are_read_again_are_shared_within_a_checkpoint() {
         "next": [], "applied": [],
         "channels": {"messages": {"version": version, "stored": "value", "value": list(json!(runs))}}, "tasks": [],
     }}));
-    let text: String = lines.iter().map(|line| format!("{line}\n")).collect();
+    let text = lines.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n") + "\n";
     let mut reader = Reader::begin(std::io::Cursor::new(text), MAX_PLACES).unwrap();
     let tuple = reader.next_checkpoint().unwrap().unwrap();
     let value = tuple.checkpoint.channels["messages"].stored.value().unwrap();

@@ -38,6 +38,8 @@ struct State {
     requests: AtomicUsize,
     /// Bytes of these requests.
     bytes: AtomicUsize,
+    /// Bytes of answers that were passed on.
+    answered: AtomicUsize,
     /// How often a session was free after an answer, although another request was under way on it.
     overlaps: AtomicUsize,
     /// Connections that the server refused.
@@ -107,6 +109,11 @@ impl Proxy {
     /// Bytes of requests passed on so far.
     pub fn bytes(&self) -> usize {
         self.state.bytes.load(Ordering::SeqCst)
+    }
+
+    /// Bytes of answers passed on so far.
+    pub fn answered(&self) -> usize {
+        self.state.answered.load(Ordering::SeqCst)
     }
 
     /// How often a session was outside of a transaction after an answer, although another request was under way on it. If
@@ -288,6 +295,8 @@ async fn answers(
             b'R' | b'E' => {}
             _ => continue,
         }
+        // Before the client can see it.
+        state.answered.fetch_add(answer.len(), Ordering::SeqCst);
         if client.write_all(&std::mem::take(&mut answer)).await.is_err() {
             return;
         }

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::io;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use bytes::Bytes;
 use threadkeep::id::ThreadId;
@@ -11,11 +11,12 @@ use threadkeep::metadata::Entries;
 use threadkeep::value::{Element, ElementHash};
 use threadkeep::{Error, Result};
 use threadkeep_layout::{
-    EntrySource, Manifest, NUMBER_LIMIT, Objects, Packer, Run, StoredEntry, Unpacker, chunk_runs, entry,
-    push_run,
+    EntrySource, Manifest, NUMBER_LIMIT, Object, Objects, Packer, Run, StoredEntry, Unpacker, chunk_runs,
+    entry, push_run,
 };
 
 use crate::error::corrupt;
+use crate::memory::Content;
 
 /// A sequence of elements in a thread. Elements of one kind are numbered together, so that lists have few runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -108,6 +109,8 @@ fn unpack(size: i64, body: &[u8]) -> io::Result<Vec<u8>> {
 pub(crate) struct Elements {
     thread: ThreadId,
     loaded: HashMap<i64, Loaded>,
+    /// What the server left out.
+    remembered: Option<Arc<Content>>,
     objects: Mutex<Objects>,
 }
 
@@ -120,7 +123,22 @@ struct Loaded {
 
 impl Elements {
     pub(crate) fn new(thread: &ThreadId) -> Self {
-        Self { thread: thread.clone(), loaded: HashMap::new(), objects: Mutex::default() }
+        Self { thread: thread.clone(), loaded: HashMap::new(), remembered: None, objects: Mutex::default() }
+    }
+
+    /// Goes on from what is remembered, and still holds.
+    pub(crate) fn remember(&mut self, content: Arc<Content>) {
+        let mut objects = self.objects();
+        for (key, object) in content.objects() {
+            objects.put(key, object.clone());
+        }
+        drop(objects);
+        self.remembered = Some(content);
+    }
+
+    /// What it goes on from.
+    pub(crate) fn remembered(&self) -> Option<&Content> {
+        self.remembered.as_deref()
     }
 
     /// How many are loaded.
@@ -168,12 +186,35 @@ impl Elements {
     /// # Errors
     /// As [`Self::get`], and if an element is not an entry.
     pub(crate) fn object(&self, key: &str, runs: &[Run]) -> Result<Entries> {
-        // Objects are whole whenever the lock is free, even if it is poisoned.
-        let mut objects = self.objects.lock().unwrap_or_else(PoisonError::into_inner);
-        objects.made(key, &Manifest { chunks: Vec::new(), tail: runs.to_vec() }, &mut &*self)
+        let manifest = Manifest { chunks: Vec::new(), tail: runs.to_vec() };
+        self.objects().made(key, &manifest, &mut &*self)
+    }
+
+    /// The object that was made last under a key.
+    pub(crate) fn made(&self, key: &str) -> Option<Object> {
+        self.objects().get(key).cloned()
+    }
+
+    /// The entries that were loaded and asked for, with their numbers.
+    pub(crate) fn decoded(&self) -> impl Iterator<Item = (u32, StoredEntry)> {
+        self.loaded.iter().filter_map(|(seq, loaded)| match Space::split(*seq)? {
+            (Space::Entries, n) => Some((n, loaded.entry.get()?.clone())),
+            _ => None,
+        })
+    }
+
+    // Objects are whole whenever the lock is free, even if it is poisoned.
+    fn objects(&self) -> MutexGuard<'_, Objects> {
+        self.objects.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn entry(&self, n: u32) -> Result<StoredEntry> {
+        let known = || self.remembered.as_ref()?.entry(n);
+        if !self.loaded.contains_key(&Space::Entries.seq(n))
+            && let Some(entry) = known()
+        {
+            return Ok(entry.clone());
+        }
         let loaded = self.find(Space::Entries, n)?;
         if let Some(entry) = loaded.entry.get() {
             return Ok(entry.clone());

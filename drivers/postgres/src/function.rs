@@ -6,11 +6,18 @@
 //!
 //! The functions have no rights of their own, and are part of the format: a changed text is a new version.
 
-use crate::sql::{COLUMNS, about, fill, of_namespace};
+use crate::sql::{COLUMNS, about, about_beyond, about_without_entries, fill, of_namespace};
 
 /// The functions of the newest version of the format.
-pub(crate) const NAMES: [&str; 5] =
-    ["threadkeep_write", "threadkeep_commit", "threadkeep_head", "threadkeep_by_id", "threadkeep_lineage"];
+pub(crate) const NAMES: [&str; 7] = [
+    "threadkeep_write",
+    "threadkeep_commit",
+    "threadkeep_head",
+    "threadkeep_by_id",
+    "threadkeep_head_beyond",
+    "threadkeep_by_id_beyond",
+    "threadkeep_lineage",
+];
 
 /// What [`crate::change::Change::params`] gives.
 const CHANGE: &str = "
@@ -43,12 +50,16 @@ const ROWS: &str = "TABLE (
     kind int, ns bytea, k1 uuid, k2 uuid, k3 uuid, n1 bigint, n2 bigint, b1 bytea, b2 bytea
 ) STABLE";
 
+/// The arguments of the functions that leave out what the caller remembers.
+const HEAD_BEYOND: &str = "uuid, bytea, bigint, bigint, bigint, bigint[], bigint[]";
+const BY_ID_BEYOND: &str = "uuid, bytea, uuid, bigint, bigint, bigint, bigint[], bigint[]";
+
 /// The arguments of the function for the lineage.
 const LINEAGE: &str = "uuid, bytea, uuid, uuid";
 
 /// Creates the functions of the newest version of the format.
 pub(crate) fn create_all(schema: &str) -> String {
-    [create(schema), create_commit(schema), create_lineage(schema)].concat()
+    [create(schema), create_commit(schema), create_beyond(schema)].concat()
 }
 
 /// Creates the function that version 5 of the format adds.
@@ -59,7 +70,14 @@ pub(crate) fn create_commit(schema: &str) -> String {
 
 /// Creates the function that version 6 of the format changes.
 pub(crate) fn create_lineage(schema: &str) -> String {
-    function(schema, "lineage", LINEAGE, ROWS, &query(&lineage(schema)))
+    function(schema, "lineage", LINEAGE, ROWS, &query(&of_schema(schema, &about(&walk(OLDER)))))
+}
+
+/// Creates the functions that version 7 of the format adds, and the one that it changes.
+pub(crate) fn create_beyond(schema: &str) -> String {
+    let head = function(schema, "head_beyond", HEAD_BEYOND, ROWS, &query(&head_beyond(schema)));
+    let by_id = function(schema, "by_id_beyond", BY_ID_BEYOND, ROWS, &query(&by_id_beyond(schema)));
+    [head, by_id, function(schema, "lineage", LINEAGE, ROWS, &query(&lineage(schema)))].concat()
 }
 
 /// Creates the functions of version 4 of the format.
@@ -79,7 +97,7 @@ fn reads(schema: &str) -> String {
     let functions = [
         function(schema, "head", "uuid, bytea", ROWS, &query(&head(schema))),
         function(schema, "by_id", "uuid, bytea, uuid", ROWS, &query(&by_id(schema))),
-        function(schema, "lineage", LINEAGE, ROWS, &query(&walk(schema, ""))),
+        function(schema, "lineage", LINEAGE, ROWS, &query(&of_schema(schema, &about(&walk(""))))),
     ];
     functions.concat()
 }
@@ -109,25 +127,47 @@ fn query(statement: &str) -> String {
 
 /// `thread, ns`: the head.
 pub(crate) fn head(schema: &str) -> String {
-    of_schema(schema, &format!("{} ORDER BY id DESC LIMIT 1", of_namespace()))
+    of_schema(schema, &about(&newest()))
 }
 
 /// `thread, ns, id`: one checkpoint.
 pub(crate) fn by_id(schema: &str) -> String {
-    of_schema(schema, &format!("{} AND id = $3", of_namespace()))
+    of_schema(schema, &about(&with_id()))
 }
 
-/// `thread, ns, id, reach`: the lineage back to the seeds. A parent is older than its child: a damaged row that says something
-/// else ends the walk, which would go round for ever, and is noticed by its checksum.
+/// `thread, ns`, and what the caller remembers: the head without that.
+pub(crate) fn head_beyond(schema: &str) -> String {
+    of_schema(schema, &about_beyond(&newest(), 3))
+}
+
+/// `thread, ns, id`, and what the caller remembers: one checkpoint without that.
+pub(crate) fn by_id_beyond(schema: &str) -> String {
+    of_schema(schema, &about_beyond(&with_id(), 4))
+}
+
+/// `thread, ns, id, reach`: the lineage back to the seeds. Nobody asks a lineage for metadata, whose maps grow with the
+/// thread.
 pub(crate) fn lineage(schema: &str) -> String {
-    walk(schema, " AND o.id < w.id")
+    of_schema(schema, &about_without_entries(&walk(OLDER)))
 }
 
-/// The same with more conditions for a parent `o` of `w`. Before version 6 of the format there were none.
-fn walk(schema: &str, more: &str) -> String {
+fn newest() -> String {
+    format!("{} ORDER BY id DESC LIMIT 1", of_namespace())
+}
+
+fn with_id() -> String {
+    format!("{} AND id = $3", of_namespace())
+}
+
+/// A parent is older than its child: a damaged row that says something else ends the walk, which would go round for ever, and is
+/// noticed by its checksum. Before version 6 of the format there was no such condition.
+const OLDER: &str = " AND o.id < w.id";
+
+/// The walk from a checkpoint to its parents, with more conditions for a parent `o` of `w`.
+fn walk(more: &str) -> String {
     let walked = COLUMNS.split(", ").map(|name| format!("p.{name}")).collect::<Vec<_>>().join(", ");
     let stop = |row: &str| format!("CASE WHEN {row}id <= $4 THEN coalesce({row}seed, {row}id) END");
-    let walk = format!(
+    format!(
         "SELECT {COLUMNS}, {} AS stop FROM {{s}}.threadkeep_checkpoint WHERE thread = $1 AND ns = $2 AND id = $3
          UNION ALL
          SELECT {walked}, coalesce(w.stop, {}) FROM c w CROSS JOIN LATERAL (
@@ -135,10 +175,9 @@ fn walk(schema: &str, more: &str) -> String {
          ) p WHERE w.stop IS NULL OR w.id > w.stop",
         stop(""),
         stop("p."),
-    );
-    of_schema(schema, &walk)
+    )
 }
 
-fn of_schema(schema: &str, checkpoints: &str) -> String {
-    fill(&about(checkpoints), &[("{s}", schema)])
+fn of_schema(schema: &str, statement: &str) -> String {
+    fill(statement, &[("{s}", schema)])
 }

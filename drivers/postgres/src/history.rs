@@ -74,6 +74,14 @@ pub(crate) struct Moment {
     pub(crate) mark: Mark,
 }
 
+impl Moment {
+    /// The least and the greatest revision of a history that can prove that it contains this.
+    pub(crate) fn provable(&self) -> [i64; 2] {
+        let (count, trail) = (self.mark.count(), i64::try_from(TRAIL).unwrap_or_default());
+        [2 * count, 2 * (count + trail) + 1]
+    }
+}
+
 /// What a history proves about a moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Since {

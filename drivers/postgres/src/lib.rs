@@ -20,6 +20,7 @@ pub mod fuzzing;
 mod history;
 mod keys;
 mod listing;
+mod memory;
 mod plan;
 mod pool;
 mod read;

@@ -16,6 +16,7 @@ use crate::element::Space;
 use crate::error::{BUSY, Trouble, unavailable};
 use crate::history::{Mark, Since};
 use crate::keys;
+use crate::memory::LeftOut;
 use crate::pool::Param;
 use crate::record::Kept;
 use crate::rows::{Node, Snapshot, thread_name};
@@ -31,26 +32,70 @@ impl Store {
     /// The contract's `get`.
     pub(crate) async fn get(&self, at: &CheckpointSelector) -> Result<Option<CheckpointTuple>, Trouble> {
         let (thread, ns) = (keys::of_thread(&at.thread), keys::of_namespace(&at.namespace));
-        let id = at.id.map(keys::uuid);
-        let mut params: Vec<Param<'_>> = vec![(&thread, Type::UUID), (&ns, Type::BYTEA)];
-        let statement = match &id {
-            Some(id) => {
-                params.push((id, Type::UUID));
-                &self.sql.by_id
-            }
-            None => &self.sql.head,
-        };
         let make = {
-            let (at, ns) = (at.clone(), ns.clone());
+            let (at, ns, memory) = (at.clone(), ns.clone(), self.memory.clone());
             move |snapshot: &Snapshot, values: &mut Values<'_>| {
                 let node = match at.id {
                     Some(id) => snapshot.nodes.get(&ns).and_then(|nodes| nodes.get(&id)),
                     None => snapshot.head(&at.thread, &ns)?,
                 };
-                node.map(|node| values.tuple(&at.thread, &at.namespace, node, &at.load)).transpose()
+                let Some(node) = node else { return Ok(None) };
+                let tuple = values.tuple(&at.thread, &at.namespace, node, &at.load)?;
+                if let Some(row) = snapshot.thread.as_ref().filter(|_| values.are_collected()) {
+                    let objects = node.record.extra.maps.iter().map(|(key, _)| key.as_str());
+                    memory.learn((thread, &ns), &row.history, objects, &snapshot.elements);
+                }
+                Ok(Some(tuple))
             }
         };
-        self.made(&at.thread, statement, &params, make).await
+        let make = Arc::new(make);
+        for _ in 0..ROUNDS {
+            let snapshot = self.one(&at.thread, &ns, at.id).await?;
+            if let Some(made) = self.with_values(&at.thread, snapshot, make.clone()).await? {
+                return Ok(made);
+            }
+        }
+        Err(unavailable(BUSY).into())
+    }
+
+    /// Reads the head of a namespace, or the checkpoint with an id, by one statement. What is remembered of its metadata
+    /// is left out, unless the thread turns out to have another history: then that is forgotten, and a second statement
+    /// asks for all.
+    async fn one(
+        &self,
+        thread: &ThreadId,
+        ns: &Vec<u8>,
+        id: Option<CheckpointId>,
+    ) -> Result<Snapshot, Trouble> {
+        let (key, id) = (keys::of_thread(thread), id.map(keys::uuid));
+        let mut params: Vec<Param<'_>> = vec![(&key, Type::UUID), (ns, Type::BYTEA)];
+        params.extend(id.as_ref().map(|id| -> Param<'_> { (id, Type::UUID) }));
+        let (all, beyond) = match id {
+            Some(_) => (&self.sql.by_id, &self.sql.by_id_beyond),
+            None => (&self.sql.head, &self.sql.head_beyond),
+        };
+        let Some(remembered) = self.memory.of(key, ns) else {
+            return self.snapshot(thread, all, &params).await;
+        };
+        let left_out = remembered.left_out();
+        let LeftOut { epoch, least, most, first, last } = &left_out;
+        let mut more = params.clone();
+        more.extend::<[Param<'_>; 5]>([
+            (epoch, Type::INT8),
+            (least, Type::INT8),
+            (most, Type::INT8),
+            (first, Type::INT8_ARRAY),
+            (last, Type::INT8_ARRAY),
+        ]);
+        let mut snapshot = self.snapshot(thread, beyond, &more).await?;
+        let found = snapshot.thread.as_ref().map(|row| &row.history);
+        if found.is_some_and(|found| remembered.holds_in(found)) {
+            snapshot.elements.remember(remembered.content);
+            return Ok(snapshot);
+        }
+        let is_whole = !found.is_some_and(|found| remembered.was_left_out(found));
+        self.memory.drop_it(key, ns, &remembered);
+        if is_whole { Ok(snapshot) } else { self.snapshot(thread, all, &params).await }
     }
 
     /// The contract's `delta_history`.

@@ -104,6 +104,7 @@ impl Store {
                     if let Some(life) = life {
                         slot.deleted(life);
                     }
+                    self.memory.forget(keys::of_thread(thread));
                     return Ok(());
                 }
                 Err(error) => {
@@ -138,6 +139,7 @@ impl Store {
             };
             if written {
                 slot.rewritten(&to);
+                self.memory.forget(keys::of_thread(thread));
                 return Ok(());
             }
             asked.refused();
@@ -197,6 +199,7 @@ impl Store {
         if let Some(life) = target {
             slot.deleted(life);
         }
+        self.memory.forget(key);
         Ok(())
     }
 

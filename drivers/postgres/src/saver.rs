@@ -66,6 +66,7 @@ impl PostgresSaver {
             convoys: Convoys::new(&quoted, connections.clone()),
             connections,
             threads: Threads::default(),
+            memory: Arc::default(),
             patience: options.patience,
         };
         let check = || async {

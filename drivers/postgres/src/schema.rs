@@ -1,6 +1,6 @@
 //! The tables, their migrations, and the check that a database has them.
 //!
-//! # Format, version 6
+//! # Format, version 7
 //!
 //! | table | key | holds |
 //! |---|---|---|
@@ -15,7 +15,8 @@
 //! contain NUL. The functions (since version 3) hold the frequent statements. They are part of the format, because they
 //! must fit the program that calls them: a changed function is a new version. Stop programs of an older version before
 //! the tables are migrated. Since version 6 the walk from a checkpoint to its parents goes to older ids only: a damaged row
-//! cannot make it endless.
+//! cannot make it endless. Since version 7 it returns no entries of metadata maps, and reads of one checkpoint leave out
+//! those that the reader remembers.
 //!
 //! ## Keys
 //!
@@ -77,7 +78,7 @@ use crate::pool::BEGIN;
 use crate::sql::fill;
 
 /// The newest format that this driver reads, and the format that it writes.
-pub const FORMAT_VERSION: u32 = 6;
+pub const FORMAT_VERSION: u32 = 7;
 
 /// Server settings with which the saver cannot keep its promises, and their consequences.
 const RISKS: [(&str, &str); 5] = [
@@ -148,6 +149,22 @@ BEGIN
     END LOOP;
 END";
 
+/// Roles that may call the functions for reads of one checkpoint may call those that leave out what the caller remembers.
+/// {s} is the schema in a literal.
+const RIGHTS_TO_READ: &str = "
+DECLARE r record;
+BEGIN
+    FOR r IN
+        SELECT a.privilege_type, p.proname, a.grantee FROM pg_proc p, aclexplode(p.proacl) a
+        WHERE p.oid IN (
+            '{s}.threadkeep_head(uuid, bytea)'::regprocedure, '{s}.threadkeep_by_id(uuid, bytea, uuid)'::regprocedure
+        )
+    LOOP
+        EXECUTE 'GRANT ' || r.privilege_type || ' ON FUNCTION {s}.' || r.proname || '_beyond TO '
+            || CASE r.grantee WHEN 0 THEN 'PUBLIC' ELSE r.grantee::regrole::text END;
+    END LOOP;
+END";
+
 /// Roles with rights on the old table and function get them on the new ones. {s} is the schema in a literal.
 const RIGHTS: &str = "
 DECLARE r record;
@@ -192,6 +209,13 @@ fn usual_commit(schema: &str) -> String {
     [function::create_commit(schema), format!("DO '{}';\n", in_literal(&rights))].concat()
 }
 
+/// The functions that leave out what the caller remembers.
+fn beyond(schema: &str) -> String {
+    let in_literal = |text: &str| text.replace('\'', "''");
+    let rights = fill(RIGHTS_TO_READ, &[("{s}", &in_literal(schema))]);
+    [function::create_beyond(schema), format!("DO '{}';\n", in_literal(&rights))].concat()
+}
+
 /// The migration from each version to the next; the first one creates the tables.
 const MIGRATIONS: [fn(&str) -> String; FORMAT_VERSION as usize] = [
     |schema| TABLES.replace("{s}", schema),
@@ -200,6 +224,7 @@ const MIGRATIONS: [fn(&str) -> String; FORMAT_VERSION as usize] = [
     marks,
     usual_commit,
     function::create_lineage,
+    beyond,
 ];
 
 /// Creates the tables in the database at `address`, or migrates them to the newest format. Run it once, as the role

@@ -56,9 +56,13 @@ pub(crate) struct Sql {
     pub(crate) by_id: Statement,
     /// `thread, ns`: the head.
     pub(crate) head: Statement,
+    /// `thread, ns, id`, and what is remembered: one checkpoint without that.
+    pub(crate) by_id_beyond: Statement,
+    /// `thread, ns`, and what is remembered: the head without that.
+    pub(crate) head_beyond: Statement,
     /// `thread, ns or null, id and ns of the last one or null, limit or null`: the newest checkpoints after that one.
     pub(crate) newest: Statement,
-    /// `thread, ns, id, reach`: the lineage back to the seeds.
+    /// `thread, ns, id, reach`: the lineage back to the seeds, without entries of metadata maps.
     pub(crate) lineage: Statement,
     /// `thread, null`: everything but values.
     pub(crate) all: Statement,
@@ -101,7 +105,8 @@ DELETE FROM {s}.threadkeep_grave WHERE (thread, life) IN (
     ORDER BY at LIMIT 16 FOR UPDATE SKIP LOCKED
 );";
 
-/// What a statement on a thread returns besides the checkpoints in `c`.
+/// What a statement on a thread returns besides the checkpoints in `c`: `{less}` than all that is needed to decode them,
+/// of the runs that are `{only}` some.
 const OWNERS: &str = "
 SELECT 0 AS kind, NULL::bytea AS ns, t.nonce AS k1, NULL::uuid AS k2, NULL::uuid AS k3,
        t.epoch AS n1, t.revision AS n2, t.name AS b1, t.body AS b2
@@ -114,19 +119,30 @@ SELECT 2, c.ns, c.id, c.parent, c.seed, c.names, c.extra, c.body, c.tasks FROM c
 UNION ALL
 SELECT 3, NULL, e.hash, NULL, NULL, e.seq, e.size, e.body, NULL
 FROM (
-    SELECT unnest(range_agg(r.range)) AS range
+    SELECT unnest(range_agg(r.range){less}) AS range
     FROM c CROSS JOIN LATERAL (
         SELECT int8range(4294967296 + c.names, 4294967296 + c.names, '[]') AS range
         UNION ALL
         SELECT int8range(4294967296 + c.extra, 4294967296 + c.extra, '[]') WHERE c.extra IS NOT NULL
         UNION ALL
         SELECT int8range(n.first, c.needs[(n.at + 1)::int], '[]')
-        FROM unnest(c.needs) WITH ORDINALITY AS n (first, at) WHERE n.at % 2 = 1
+        FROM unnest(c.needs) WITH ORDINALITY AS n (first, at) WHERE n.at % 2 = 1{only}
     ) r
 ) w CROSS JOIN LATERAL (
     SELECT * FROM {s}.threadkeep_element x
     WHERE x.thread = $1 AND x.seq >= lower(w.range) AND x.seq < upper(w.range) OFFSET 0
 ) e";
+
+/// Less than all: without the runs from `{first}` to `{last}`, if the thread has this epoch and its revision is not below
+/// `{least}` and not above `{most}`.
+const LESS: &str = " - coalesce((
+        SELECT range_agg(int8range(k.first, k.last, '[]'))
+        FROM {s}.threadkeep_thread t CROSS JOIN unnest({first}::bigint[], {last}::bigint[]) AS k (first, last)
+        WHERE t.id = $1 AND t.epoch = {epoch} AND t.revision BETWEEN {least} AND {most}
+    ), '{}'::int8multirange)";
+
+/// Only runs that begin before the entries of metadata maps.
+const NO_ENTRIES: &str = " AND n.first < 8589934592";
 
 /// The hashes of elements that a writer does not know: those from `next` on in each space if it knows this epoch, else
 /// all.
@@ -181,7 +197,26 @@ pub(crate) fn of_namespace() -> String {
 /// The template of the query that returns these checkpoints, the thread, its heads (of the namespace `$2` unless that is
 /// null), and the elements needed to decode the checkpoints.
 pub(crate) fn about(checkpoints: &str) -> String {
-    format!("WITH RECURSIVE c AS ({checkpoints}) {OWNERS}")
+    with_elements(checkpoints, "", "")
+}
+
+/// The same without the elements that a reader remembers. `next` is the number of the first parameter that describes
+/// these: `epoch, least revision, most revision, first[], last[]`, see [`crate::memory::LeftOut`].
+pub(crate) fn about_beyond(checkpoints: &str, next: usize) -> String {
+    let places = ["{epoch}", "{least}", "{most}", "{first}", "{last}"];
+    let numbers: Vec<_> = (next..).take(places.len()).map(|n| format!("${n}")).collect();
+    let values: Vec<_> = places.into_iter().zip(numbers.iter().map(String::as_str)).collect();
+    with_elements(checkpoints, &fill(LESS, &values), "")
+}
+
+/// The same without entries of metadata maps.
+pub(crate) fn about_without_entries(checkpoints: &str) -> String {
+    with_elements(checkpoints, "", NO_ENTRIES)
+}
+
+fn with_elements(checkpoints: &str, less: &str, only: &str) -> String {
+    let owners = fill(OWNERS, &[("{less}", less), ("{only}", only)]);
+    format!("WITH RECURSIVE c AS ({checkpoints}) {owners}")
 }
 
 impl Sql {
@@ -199,6 +234,8 @@ impl Sql {
         Self {
             by_id: Statement::call(call("SELECT * FROM", "by_id", 3)),
             head: Statement::call(call("SELECT * FROM", "head", 2)),
+            by_id_beyond: Statement::call(call("SELECT * FROM", "by_id_beyond", 8)),
+            head_beyond: Statement::call(call("SELECT * FROM", "head_beyond", 7)),
             newest: Statement::planned(about(&format!(
                 "{all} AND ($2::bytea IS NULL OR ns = $2) AND ($3::uuid IS NULL OR (id <= $3 AND (id, ns) < ($3, $4)))
                  ORDER BY id DESC, ns DESC LIMIT $5"

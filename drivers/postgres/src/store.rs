@@ -16,6 +16,7 @@ use crate::element::SPACES;
 use crate::error::{BUSY, OVERTAKEN, Trouble, in_doubt, unavailable};
 use crate::history::{History, Since, lost};
 use crate::keys;
+use crate::memory::Memory;
 use crate::plan::Planned;
 use crate::pool::{Ask, Connections, Param, Transaction, in_order};
 use crate::rows::{Snapshot, ThreadRow};
@@ -31,6 +32,7 @@ pub(crate) struct Store {
     pub(crate) connections: Arc<Connections>,
     pub(crate) convoys: Arc<Convoys>,
     pub(crate) threads: Threads,
+    pub(crate) memory: Arc<Memory>,
     pub(crate) patience: Duration,
 }
 
@@ -161,6 +163,7 @@ impl Store {
             };
             if written {
                 slot.acknowledged(after.to.moment());
+                self.memory.goes_on(keys::of_thread(wanted.thread), &after.to);
                 after.note(&mut state);
                 held.put(state);
                 return Ok(());
@@ -226,6 +229,7 @@ impl Store {
             };
             if written {
                 slot.acknowledged(planned.after.to.moment());
+                self.memory.goes_on(keys::of_thread(wanted.thread), &planned.after.to);
                 planned.after.note(&mut state);
                 held.put(state);
                 return Ok(());

@@ -42,6 +42,11 @@ impl<'a> Values<'a> {
         Self { elements, wanted: None, lists: HashMap::new() }
     }
 
+    /// Whether this is the first pass.
+    pub(crate) fn are_collected(&self) -> bool {
+        self.wanted.is_some()
+    }
+
     /// The result of the first pass, each element once.
     pub(crate) fn wanted(self) -> Vec<Run> {
         let mut wanted = self.wanted.unwrap_or_default();

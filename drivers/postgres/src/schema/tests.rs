@@ -43,7 +43,7 @@ async fn every_older_version_becomes_what_a_fresh_one_is() {
     let expected = shape(&fresh).await;
     assert!(expected.contains(&format!("version {FORMAT_VERSION}")), "{expected:?}");
     assert!(expected.len() > 25, "{expected:?}");
-    assert_eq!(expected.iter().filter(|line| line.starts_with("CREATE OR REPLACE FUNCTION")).count(), 5);
+    assert_eq!(expected.iter().filter(|line| line.starts_with("CREATE OR REPLACE FUNCTION")).count(), 7);
     for version in 0..=FORMAT_VERSION {
         let old = database().await;
         migrate(old.url(), &options, version).await.unwrap();
@@ -62,9 +62,11 @@ async fn functions_that_were_not_restored_with_the_tables_are_wanted_and_created
     let expected = shape(&restored).await;
     let (client, connection) = tokio_postgres::connect(restored.url(), NoTls).await.unwrap();
     tokio::spawn(connection);
-    for gone in
-        ["threadkeep_commit", "threadkeep_write, threadkeep_head, threadkeep_by_id, threadkeep_lineage"]
-    {
+    for gone in [
+        "threadkeep_commit",
+        "threadkeep_head_beyond",
+        "threadkeep_write, threadkeep_head, threadkeep_by_id, threadkeep_by_id_beyond, threadkeep_lineage",
+    ] {
         client.batch_execute(&format!("DROP FUNCTION {gone}")).await.unwrap();
         let refused = crate::PostgresSaver::connect(restored.url(), options.clone()).await.unwrap_err();
         assert!(is_wanted(&refused), "{refused}");
@@ -100,6 +102,7 @@ fn what_leads_to_a_version_never_changes() {
             "b496f8f8fcba77d3",
             "5b85ac3b2b085522",
             "e3b81b23dded17e4",
+            "d9e12e122243b7b0",
         ]
     );
 }

@@ -42,6 +42,14 @@ async fn reads_go_by_keys() {
         (Uuid::from_bytes([1; 16]), Vec::<u8>::new(), Uuid::from_bytes([2; 16]), 10_i64);
     let (thread, ns): (Param<'_>, Param<'_>) = ((&thread, Type::UUID), (&ns, Type::BYTEA));
     let (id, limit): (Param<'_>, Param<'_>) = ((&id, Type::UUID), (&limit, Type::INT8));
+    let numbers = vec![1_i64 << 33];
+    let beyond: [Param<'_>; 5] = [
+        (&1_i64, Type::INT8),
+        (&2_i64, Type::INT8),
+        (&35_i64, Type::INT8),
+        (&numbers, Type::INT8_ARRAY),
+        (&numbers, Type::INT8_ARRAY),
+    ];
     let key = "(thread = '01010101-0101-0101-0101-010101010101'::uuid)";
     let chain = format!("{key} AND (ns = '\\x'::bytea)");
     let by_id = "'02020202-0202-0202-0202-020202020202'::uuid";
@@ -57,6 +65,18 @@ async fn reads_go_by_keys() {
             "by id",
             function::by_id("public"),
             vec![thread.clone(), ns.clone(), id.clone()],
+            "(thread = $1) AND (ns = $2) AND (id = $3)",
+        ),
+        (
+            "head beyond",
+            function::head_beyond("public"),
+            [&[thread.clone(), ns.clone()][..], &beyond].concat(),
+            "(thread = $1) AND (ns = $2)",
+        ),
+        (
+            "by id beyond",
+            function::by_id_beyond("public"),
+            [&[thread.clone(), ns.clone(), id.clone()][..], &beyond].concat(),
             "(thread = $1) AND (ns = $2) AND (id = $3)",
         ),
         (
@@ -150,6 +170,14 @@ async fn no_read_of_a_long_thread_looks_costly() {
     let (nothing, no_id, no_limit) = (None::<Vec<u8>>, None::<Uuid>, None::<i64>);
     let (thread, ns): (Param<'_>, Param<'_>) = ((&thread, Type::UUID), (&ns, Type::BYTEA));
     let id: Param<'_> = (&id, Type::UUID);
+    let numbers = vec![1_i64 << 33];
+    let beyond: [Param<'_>; 5] = [
+        (&1_i64, Type::INT8),
+        (&2_i64, Type::INT8),
+        (&35_i64, Type::INT8),
+        (&numbers, Type::INT8_ARRAY),
+        (&numbers, Type::INT8_ARRAY),
+    ];
     let everything: Vec<Param<'_>> = vec![
         thread.clone(),
         (&nothing, Type::BYTEA),
@@ -164,7 +192,8 @@ async fn no_read_of_a_long_thread_looks_costly() {
     for (name, statement, params) in [
         ("list", sql.newest.text, everything),
         ("lineage", function::lineage("public"), vec![thread.clone(), ns.clone(), id.clone(), id]),
-        ("head", function::head("public"), vec![thread, ns]),
+        ("head", function::head("public"), vec![thread.clone(), ns.clone()]),
+        ("head beyond", function::head_beyond("public"), [&[thread, ns][..], &beyond].concat()),
     ] {
         let rows = client.query_typed(&format!("EXPLAIN {statement}"), &params).await.unwrap();
         cheap(name, rows[0].get(0));

@@ -14,27 +14,27 @@ use crate::common::talk::{Talk, note, texts};
 use crate::common::{open, patient};
 
 /// A server that can be backed up and restored.
-struct Server(Postgres);
+pub(crate) struct Server(Postgres);
 
 impl Server {
-    fn start() -> Self {
+    pub(crate) fn start() -> Self {
         Self(Postgres::start().unwrap())
     }
 
-    async fn database(&self) -> Database {
+    pub(crate) async fn database(&self) -> Database {
         let database = self.0.database().await.unwrap();
         setup(database.url(), &patient()).await.unwrap();
         database
     }
 
     /// Copies everything that is committed.
-    fn back_up(&self) {
+    pub(crate) fn back_up(&self) {
         self.while_stopped(
             r#"rm -rf "$1.backup" && cp -a "$1" "$1.backup" && rm -f "$1.backup/postmaster.pid""#,
         );
     }
 
-    fn restore(&self) {
+    pub(crate) fn restore(&self) {
         self.while_stopped(r#"rm -rf "$1" && cp -a "$1.backup" "$1""#);
     }
 

@@ -16,6 +16,8 @@ mod flush;
 mod full;
 mod history;
 mod listing;
+mod memory;
+mod memory_model;
 mod names;
 mod pooler;
 mod round_trips;

@@ -18,7 +18,7 @@ use crate::common::talk::{Talk, note, texts};
 use crate::common::{database, open, patient};
 
 /// The versions, each with the one whose fixture has its tables and rows.
-const VERSIONS: [(u32, u32); 5] = [(2, 3), (3, 3), (4, 6), (5, 6), (6, 6)];
+const VERSIONS: [(u32, u32); 6] = [(2, 3), (3, 3), (4, 6), (5, 6), (6, 6), (7, 6)];
 
 const ABOUT: &str = "-- A store as version 6 of the format makes it, without its functions: a thread in full mode, one
 -- in delta mode, one that was rewritten. Each has ten notes and the writes of a task that nobody has applied; a few
@@ -134,13 +134,17 @@ async fn leave(url: &str, version: u32, of: u32) {
     client.batch_execute(&store(of)).await.unwrap();
     match version {
         3 => client.batch_execute(FUNCTIONS).await.unwrap(),
-        // Its functions are those of version 6, which `setup` creates here, without that for the usual commit. That for
-        // the lineage is replaced.
-        4 => {
+        // Their functions are those of version 7, which `setup` creates here, without the ones that are new since. That
+        // for the lineage is replaced.
+        4..=6 => {
             setup(url, &patient()).await.unwrap();
-            client.batch_execute("DROP FUNCTION threadkeep_commit").await.unwrap();
+            let beyond = "DROP FUNCTION threadkeep_head_beyond, threadkeep_by_id_beyond";
+            client.batch_execute(beyond).await.unwrap();
+            if version == 4 {
+                client.batch_execute("DROP FUNCTION threadkeep_commit").await.unwrap();
+            }
         }
-        5 => setup(url, &patient()).await.unwrap(),
+        // None, as after a dump of the tables alone was restored.
         _ => {}
     }
     client.batch_execute(&format!("UPDATE threadkeep_format SET version = {version}")).await.unwrap();

@@ -2,9 +2,9 @@
 //! with one round trip, one transaction and one flush.
 //!
 //! A commit that travels with others is hardly worse off than alone. None of them waits for a lock on another's thread
-//! for more than a moment, after which the server refuses the statement. If it does, nothing of it was written, and each
-//! is sent again alone; one that has waited too long to be sent goes alone. The statement is sent by a task of its own, so
-//! a caller that stops waiting takes nobody with it; the task stops when nobody waits any more.
+//! for more than a moment, after which the server refuses the statement. If it does, nothing of it was written, and
+//! each is sent again alone; one that has waited too long to be sent goes alone. The statement is sent by a task of its
+//! own, so a caller that stops waiting takes nobody with it; the task stops when nobody waits any more.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

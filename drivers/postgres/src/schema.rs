@@ -150,14 +150,14 @@ BEGIN
 END";
 
 /// Roles that may call the functions for reads of one checkpoint may call those that leave out what the caller remembers.
-/// {s} is the schema in a literal.
+/// The functions are missing where a dump of the tables alone was restored. {s} is the schema in a literal.
 const RIGHTS_TO_READ: &str = "
 DECLARE r record;
 BEGIN
     FOR r IN
         SELECT a.privilege_type, p.proname, a.grantee FROM pg_proc p, aclexplode(p.proacl) a
         WHERE p.oid IN (
-            '{s}.threadkeep_head(uuid, bytea)'::regprocedure, '{s}.threadkeep_by_id(uuid, bytea, uuid)'::regprocedure
+            to_regprocedure('{s}.threadkeep_head(uuid, bytea)'), to_regprocedure('{s}.threadkeep_by_id(uuid, bytea, uuid)')
         )
     LOOP
         EXECUTE 'GRANT ' || r.privilege_type || ' ON FUNCTION {s}.' || r.proname || '_beyond TO '
@@ -324,7 +324,8 @@ async fn apply(client: &Client, options: &Options, schema: &str, version: u32) -
             set.insert_str(0, &replace);
         }
         client.batch_execute(&set).await?;
-    } else if version == FORMAT_VERSION && first_column(client, &incomplete(schema)).await?.is_some() {
+    }
+    if version == FORMAT_VERSION && first_column(client, &incomplete(schema)).await?.is_some() {
         client.batch_execute(&function::create_all(schema)).await?;
     }
     Ok(())

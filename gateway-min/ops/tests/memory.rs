@@ -20,7 +20,7 @@ const CHECKPOINTS: u64 = 3_000;
 /// The bytes of a checkpoint that no other one has.
 const BYTES: usize = 32 << 10;
 /// Far less than the thread has: what is remembered of it, 16 MB of elements, a part of it, and what SQLite keeps.
-const MAX_GROWTH: u64 = 64 << 20;
+const MAX_GROWTH: u64 = 76 << 20;
 
 /// The most memory that this process has had since the last reset, in bytes.
 fn peak() -> u64 {

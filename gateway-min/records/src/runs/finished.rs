@@ -41,9 +41,9 @@ impl Runs {
         }
     }
 
-    /// Notes what the run, or its rollback, found lost of what its store had acknowledged. The run ends in this error then,
-    /// whichever process ends it, and whatever else comes of it. The first note stays. Any process may have found it, also
-    /// one that the run was taken over from; `false`, without a change, if the run has ended.
+    /// Notes what the run, or its rollback, found lost of what its store had acknowledged. The run then ends in this
+    /// error, whichever process ends it, and whatever else comes of it. The first note stays. Any process may have found
+    /// it, also one that the run was taken over from; `false`, without a change, if the run has ended.
     pub async fn note_history_lost(&self, run_id: &str, lost: &str) -> Result<bool, RecordsError> {
         let sql = query(
             "UPDATE runs SET history_lost = COALESCE(history_lost, $2) WHERE run_id = $1 AND operation_kind = 'run' \

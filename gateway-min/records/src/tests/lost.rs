@@ -1,4 +1,4 @@
-//! A run of which it was noted that its store lost acknowledged changes ends in that error, whoever ends it, and however.
+//! A run that noted that its store lost acknowledged changes ends in that error, whichever process ends it.
 
 use chrono::TimeDelta;
 

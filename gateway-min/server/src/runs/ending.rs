@@ -20,7 +20,7 @@ impl Runs {
         Ok(outcome)
     }
 
-    /// Notes in the row of an active run that its store lost acknowledged changes, for whichever process ends the run. If
+    /// Notes in the row of an active run that its store lost acknowledged changes, for the process that ends the run. If
     /// that fails, only this process can say so.
     pub(super) async fn note_loss(&self, run_id: &str, lost: &str) {
         match persistently(|| self.records.runs().note_history_lost(run_id, lost)).await {

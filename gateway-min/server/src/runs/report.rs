@@ -28,8 +28,8 @@ pub(super) struct Reporter {
 }
 
 impl Reporter {
-    /// Shows a lost history, and notes it for the process that ends the run. The run ends with it, whatever else came of
-    /// it: it is found once, and nobody else would hear of it.
+    /// Shows a lost history, and notes it for the process that ends the run. The run ends with it, whatever else came
+    /// of it: it is found once, and nobody else would hear of it.
     pub(super) async fn report_if_lost(&mut self, error: &Error) {
         if self.show_if_lost(error) {
             self.note_loss().await;

@@ -70,8 +70,8 @@ impl Streams {
     /// The stream of a run, whichever process works on it, from the event after `last_event_id`.
     pub(crate) fn follow(self: &Arc<Self>, run: &RunRow, last_event_id: Option<&str>) -> Subscription {
         loop {
-            // An active run of this process without a stream is rolled back for a process that is gone: its row says when
-            // it has ended.
+            // An active run of this process without a stream is rolled back for a process that is gone: its row says
+            // when it has ended.
             let publisher = self.bridge.open_relayed(&run.run_id);
             if (self.is_foreign(run) || run.status.is_active()) && self.may_have_frames(run) {
                 if let Some(publisher) = publisher {

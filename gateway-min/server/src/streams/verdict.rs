@@ -10,23 +10,24 @@
 //! | it was cancelled by a client | `interrupted` | `end` | `interrupted` | the state, `status` |
 //! | it was rolled back for a client | `error`, [`ROLLED_BACK`] | `end` | `failed` | `__error__` |
 //! | its model failed, and its answer says so | `error`, the reason | `end` | `failed` | `__error__` |
-//! | it failed, is in another mode, ran into a limit | `error`, the text | `error`, `end` | `failed` | `__error__` |
-//! | its store lost acknowledged changes, whatever else came of it | `error`, the loss | `error`, `end` | `failed` | `__error__` |
-//! | it could not be rolled back for a dead process | `error`, the reason | `error`, `end` | `failed` | `__error__` |
+//! | it failed, or its thread has another mode | `error`, the text | `error`, `end` | `failed` | `__error__` |
+//! | its store lost acknowledged changes | `error`, the loss | `error`, `end` | `failed` | `__error__` |
+//! | a dead process left a rollback that is impossible | `error`, why | `error`, `end` | `failed` | `__error__` |
 //! | its process is gone, or lost its lease | `error`, which of both | `error`, `end` | `failed` | `__error__` |
 //! | its task, or that of its rollback, panicked | `error`, that it did | `error`, `end` | `failed` | `__error__` |
-//! | a stopping gateway interrupted it | `interrupted`, the text | `error`, `end` | `interrupted` | the state, `status` |
+//! | a stopping gateway interrupted it | `interrupted`, why | `error`, `end` | `interrupted` | the state, `status` |
 //! | it was deleted | none | `error`, `end` | over with the thread | `__error__` |
 //! | its row cannot be read | unknown | `error`, `end` | `failed` | 503 |
 //!
-//! A run that another process has taken over ends when its row does: its stream stays open until then. Two streams end
-//! before that, and only in their own process; followers on other gateways wait for the row:
+//! A request with a `webhook` is refused, so nothing else hears of an end. A run that another process has taken over ends
+//! when its row does: its stream stays open until then. Two streams end before that, and only in their own process;
+//! followers on other gateways wait for the row:
 //!
 //! - those of a stopping gateway that leaves a restore to the next process, with the `error` [`LEFT`];
 //! - those of a process that works on the run no longer and cannot say so in its row.
 //!
 //! A loss is found once, by whichever call meets it. So it is noted in the run's row at that moment
-//! (`Runs::note_history_lost` of the records), and the row then has no other end, whoever ends it.
+//! (`Runs::note_history_lost` of the records), and the row then has no other end, whichever process ends it.
 
 use serde_json::{Value as Json, json};
 use threadkeep_records::{EventQuery, Records, RecordsError, RunRow, RunStatus};

@@ -1,6 +1,6 @@
-//! Whatever ends a run, its followers are shown the same end: in the process that worked on it, in the one that ended it,
-//! and in any other; those who were there, those who come later, and those who wait. Only a success, and what a client has
-//! asked for, ends with `end` alone.
+//! Whatever ends a run, its followers are shown the same end: in the process that worked on it, in the one that ended
+//! it, and in any other; those who were there, those who come later, and those who wait. Only a success, and what a
+//! client has asked for, ends with `end` alone.
 
 use std::time::Duration;
 
@@ -36,8 +36,8 @@ async fn follow(gateway: &Gateway, run_id: &str) -> tokio::task::JoinHandle<Show
     tokio::spawn(frames(gateway.app.streams.follow(&run, None)))
 }
 
-/// What these clients were shown, and what each process shows one that comes now, waits for the run or reads it, is how the
-/// run ended.
+/// What these clients were shown, and what each process shows one that comes now or waits for the run, is how the run
+/// ended.
 async fn agree(on: &[&Gateway], run_id: &str, shown: Vec<tokio::task::JoinHandle<Shown>>) -> RunRow {
     let row = on[0].row(run_id).await;
     let mut all = Vec::new();

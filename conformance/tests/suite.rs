@@ -120,7 +120,7 @@ async fn what_is_not_claimed_is_reported_as_such() {
     assert_eq!((&json["saver"], &json["seed"]), (&"plain".into(), &1.into()));
     assert_eq!((&json["passed"], &json["failed"], &json["not_claimed"]), (&1.into(), &0.into(), &17.into()));
     let cases = json["cases"].as_array().expect("a list");
-    assert_eq!(cases.len(), 17);
+    assert_eq!(cases.len(), 18);
     assert!(cases.iter().all(|case| case["seconds"].is_number() == (case["verdict"] == "passed")));
     let reopened =
         cases.iter().find(|case| case["name"] == "a_reopened_store_goes_on").expect("the report has it");

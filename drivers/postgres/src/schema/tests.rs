@@ -102,7 +102,7 @@ fn what_leads_to_a_version_never_changes() {
             "b496f8f8fcba77d3",
             "5b85ac3b2b085522",
             "e3b81b23dded17e4",
-            "d9e12e122243b7b0",
+            "7256c42815f40394",
         ]
     );
 }

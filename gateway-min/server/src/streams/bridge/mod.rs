@@ -375,8 +375,8 @@ impl Publisher {
         self.end();
     }
 
-    /// Ends the stream and removes it after the cleanup delay. Without an [`error`](Self::fail) before it, that is the
-    /// end of a success. Idempotent.
+    /// Ends the stream and removes it after the cleanup delay. Without an error event before it, that is the end of a
+    /// success. Idempotent.
     pub fn end(&self) {
         if !self.run.end() {
             return;

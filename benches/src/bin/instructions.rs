@@ -23,7 +23,7 @@ use threadkeep::channel::{MESSAGES_CHANNEL, Messages, Reducer, Schema};
 use threadkeep::id::{IdSource, ThreadId};
 use threadkeep::metadata::Source;
 use threadkeep::mode::ChannelMode;
-use threadkeep::saver::Saver;
+use threadkeep::saver::{ListQuery, Load, Saver};
 use threadkeep::state::{HistoryQuery, StateAccessor};
 use threadkeep::step::{Durability, StepWriter};
 use threadkeep::value::{ChannelValue, Element, ListValue};
@@ -45,7 +45,7 @@ type Result<T, E = BoxError> = std::result::Result<T, E>;
 type Path = fn(usize) -> Result<()>;
 
 /// The paths, and how often each runs.
-const PATHS: [(&str, usize, Path); 14] = [
+const PATHS: [(&str, usize, Path); 16] = [
     ("encode a message", 500, |times| values(times, |messages, _| Element::from_json(messages).map(drop))),
     ("decode a message", 500, |times| values(times, |_, element| element.to_json().map(drop))),
     ("split a list of 64 messages", 100, split),
@@ -65,6 +65,8 @@ const PATHS: [(&str, usize, Path); 14] = [
     ("superstep on SQLite, delta K=10, 4,000 messages", 40, |times| on_sqlite(times, steps, TEN, 4_000)),
     ("head on SQLite, delta K=10, 400 messages", 10, |times| on_sqlite(times, heads, TEN, 400)),
     ("history of 100 on SQLite, delta K=10, 400 messages", 2, |times| on_sqlite(times, pages, TEN, 400)),
+    ("list of 400 on SQLite, delta K=10", 2, |times| on_sqlite(times, lists, TEN, 400)),
+    ("list of 400 on SQLite without values, delta K=10", 2, |times| on_sqlite(times, outlines, TEN, 400)),
 ];
 
 /// Modes with their cadence.
@@ -216,6 +218,33 @@ fn pages(times: usize, saver: &Arc<dyn Saver>, mode: (ChannelMode, u64), length:
         for _ in 0..times {
             let query = HistoryQuery { limit: Some(100), ..HistoryQuery::default() };
             black_box(accessor(saver, mode)?.history(&thread, query).await?);
+        }
+        Ok(())
+    })
+}
+
+fn lists(times: usize, saver: &Arc<dyn Saver>, mode: (ChannelMode, u64), length: usize) -> Result<()> {
+    listed(times, saver, mode, length, &Load::All)
+}
+
+fn outlines(times: usize, saver: &Arc<dyn Saver>, mode: (ChannelMode, u64), length: usize) -> Result<()> {
+    listed(times, saver, mode, length, &Load::None)
+}
+
+/// The newest checkpoints of a thread that grew one message at a time.
+fn listed(
+    times: usize,
+    saver: &Arc<dyn Saver>,
+    mode: (ChannelMode, u64),
+    length: usize,
+    load: &Load,
+) -> Result<()> {
+    let thread = ThreadId::from("t");
+    runtime()?.block_on(async {
+        grown(&accessor(saver, mode)?, &thread, length, 1).await?;
+        for _ in 0..times {
+            let query = ListQuery { limit: Some(length), load: load.clone(), ..ListQuery::new(&thread) };
+            black_box(saver.list(&query).await?);
         }
         Ok(())
     })

@@ -105,6 +105,7 @@ pub(crate) fn list(db: &Db, memory: &Memory, query: &ListQuery) -> Result<Vec<Ch
             matches.push((source.chain.clone(), read, metadata));
         }
     }
+    view.load_values(matches.iter().map(|(_, read, _)| &**read), &query.load)?;
     // From the oldest on, so that a list that grew is built from the previous one.
     let tuples = matches.into_iter().rev();
     let tuples = tuples.map(|(chain, read, metadata)| view.tuple(&chain, &read, metadata, &query.load));
@@ -122,10 +123,11 @@ pub(crate) fn read_thread(db: &Db, memory: &Memory, thread: &ThreadId) -> Result
     let mut checkpoints = BTreeMap::new();
     for ChainRows { namespace, chain, rows } in &chains {
         let chain = ChainRef { key: chain.key, namespace: namespace.clone() };
-        for row in rows {
-            let read = view.read(chain.key, row)?;
-            let metadata = view.metadata(chain.key, &read)?;
-            let tuple = view.tuple(&chain, &read, metadata, &Load::All)?;
+        let reads = rows.iter().map(|row| view.read(chain.key, row)).collect::<Result<Vec<_>>>()?;
+        view.load_values(reads.iter().map(|read| &**read), &Load::All)?;
+        for (row, read) in rows.iter().zip(&reads) {
+            let metadata = view.metadata(chain.key, read)?;
+            let tuple = view.tuple(&chain, read, metadata, &Load::All)?;
             checkpoints.insert((namespace.clone(), row.id), tuple);
         }
     }

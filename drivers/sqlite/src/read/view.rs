@@ -154,6 +154,40 @@ impl<'a> View<'a> {
         }
     }
 
+    /// Loads the elements of these checkpoints at once. Each value would ask for its own.
+    pub(crate) fn load_values<'r>(
+        &mut self,
+        checkpoints: impl IntoIterator<Item = &'r Read>,
+        load: &Load,
+    ) -> Result<()> {
+        let (mut values, mut chunks) = (Vec::new(), Vec::new());
+        let mut add = |form: &Form| match form {
+            Form::Shared(seq) => values.push(Run { start: *seq, len: 1 }),
+            Form::List(manifest) => {
+                values.extend(&manifest.tail);
+                chunks.extend(&manifest.chunks);
+            }
+            Form::Plain(_) | Form::Tiny(_) => {}
+        };
+        let mut wanted: HashMap<NameKey, bool> = HashMap::new();
+        for read in checkpoints {
+            for (name, entry) in &read.record.channels {
+                let StoredChannel::Own(_, kept) = entry else { continue };
+                let Some(form) = kept.form() else { continue };
+                let wants = match wanted.get(name) {
+                    Some(wants) => *wants,
+                    None => *wanted.entry(*name).or_insert(load.wants(&self.channel_name(*name)?)),
+                };
+                if wants {
+                    add(form);
+                }
+            }
+            read.tasks.iter().flat_map(|task| &task.writes).for_each(|write| add(&write.value));
+        }
+        self.elements.load(Space::Chunks, &chunks)?;
+        self.elements.load(Space::Values, &values)
+    }
+
     /// Every channel of a checkpoint.
     pub(crate) fn channels(&mut self, chain: ChainKey, at: &Read) -> Result<Vec<Channel>> {
         at.record.channels.iter().map(|(name, entry)| self.follow(chain, at, *name, entry)).collect()

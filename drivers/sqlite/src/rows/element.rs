@@ -318,23 +318,22 @@ impl<'a> Elements<'a> {
     }
 
     /// Loads what is not loaded yet. Runs close to each other are read in one scan.
-    fn load(&mut self, space: Space, runs: &[Run]) -> Result<()> {
+    pub(crate) fn load(&mut self, space: Space, runs: &[Run]) -> Result<()> {
         let loaded = &mut self.loaded[space as usize];
-        let mut wanted: Vec<Run> = Vec::new();
-        for seq in runs.iter().flat_map(|run| run.numbers()) {
-            if !loaded.contains_key(&seq) {
-                push_run(&mut wanted, Run { start: seq, len: 1 });
-            }
-        }
-        wanted.sort_unstable_by_key(|run| run.start);
-        let mut scans: Vec<Run> = Vec::new();
-        for run in wanted {
-            match scans.last_mut() {
-                Some(last) if run.start <= last.end().saturating_add(GAP) => {
-                    last.len = last.len.max(run.end() - last.start);
+        let mut runs = runs.to_vec();
+        runs.sort_unstable_by_key(|run| run.start);
+        let (mut scans, mut seen): (Vec<Run>, u32) = (Vec::new(), 0);
+        for run in runs {
+            for seq in run.start.max(seen)..run.end() {
+                if loaded.contains_key(&seq) {
+                    continue;
                 }
-                _ => scans.push(run),
+                match scans.last_mut() {
+                    Some(last) if seq <= last.end().saturating_add(GAP) => last.len = seq + 1 - last.start,
+                    _ => scans.push(Run { start: seq, len: 1 }),
+                }
             }
+            seen = seen.max(run.end());
         }
         let many = scans.iter().map(|scan| scan.len as usize).sum::<usize>() >= MANY;
         let mut slab = many.then(Slab::default);

@@ -11,7 +11,7 @@ use threadkeep::{Error, Result};
 /// Checkpoints of a page. A page whose lists are long has more, because each page loads a list as a whole.
 const PAGE: usize = 500;
 /// How many elements of a list make a page one checkpoint longer.
-const PER_CHECKPOINT: usize = 16;
+const PER_CHECKPOINT: usize = 4;
 
 /// The length of the page after this one.
 fn next_page(page: &[CheckpointTuple]) -> usize {

@@ -1,5 +1,6 @@
 //! Values on their way into the database: existing elements are referred to, new ones are collected.
 
+use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
 
 use bytes::Bytes;
@@ -144,13 +145,17 @@ impl<'s> Draft<'s> {
     /// `extra` metadata. It is mostly the same for all checkpoints of a run, so it is stored once and referred to;
     /// large objects, to which notes add an entry per run, are stored by entry.
     pub(crate) fn extra(&mut self, extra: &metadata::Extra) -> Result<Extra> {
-        let (rest, large) = extra.split();
+        let (rest, mut large) = extra.split();
+        // Of two objects that grow together each would have every second number. The one that has the last number gets the
+        // next one, too, so that their runs are half as many.
+        large.sort_by_cached_key(|(key, _)| Reverse(self.last_number(key)));
         let mut maps = Vec::with_capacity(large.len());
         for (key, entries) in large {
             let object = self.object(&key, entries)?;
             maps.push((key.clone(), object.runs.clone()));
             self.objects.insert(key, object);
         }
+        maps.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
         if rest.is_empty() {
             return Ok(Extra { rest: Rest::Empty, maps });
         }
@@ -161,6 +166,12 @@ impl<'s> Draft<'s> {
             Rest::Shared(self.element(Space::Structure, &element)?)
         };
         Ok(Extra { rest, maps })
+    }
+
+    /// The last number of the object that was stored or read last under this key.
+    fn last_number(&self, key: &str) -> Option<u32> {
+        let known = self.objects.get(key).or_else(|| self.state.objects.peek(key))?;
+        known.runs.last().map(|run| run.end())
     }
 
     fn object(&mut self, key: &str, entries: Entries) -> Result<StoredObject> {
@@ -201,7 +212,7 @@ mod tests {
     use threadkeep::id::Namespace;
     use threadkeep::metadata::Entry;
     use threadkeep::value::ListValue;
-    use threadkeep_layout::SHAPES;
+    use threadkeep_layout::{Run, SHAPES};
 
     use super::*;
 
@@ -218,6 +229,27 @@ mod tests {
             list.push(Element::from_json(element).unwrap());
         }
         list
+    }
+
+    /// A note of a gateway adds an entry to two objects.
+    #[test]
+    fn two_objects_that_grow_together_have_a_run_for_two_entries_each() {
+        let (mut state, mut extra) = (ThreadState::absent(), metadata::Extra::default());
+        let mut maps = Vec::new();
+        for turn in 0..100 {
+            for key in ["durations", "messages"] {
+                let mut entries = extra.object(key).unwrap_or_default();
+                entries.insert((format!("{key} {turn}").into(), Arc::new(json!(turn))));
+                extra.insert_object(key, entries);
+            }
+            let mut draft = Draft::new(&state);
+            maps = draft.extra(&extra).unwrap().maps;
+            draft.done().note(&mut state);
+        }
+        let runs =
+            |(key, runs): (String, Vec<Run>)| (key, runs.len(), runs.iter().map(|run| run.len).sum::<u32>());
+        let found: Vec<_> = maps.into_iter().map(runs).collect();
+        assert_eq!(found, [("durations".to_owned(), 47, 100), ("messages".to_owned(), 47, 100)]);
     }
 
     /// Stores lists of one channel under these versions, each group of them with one draft, and reads the last one.

@@ -248,7 +248,9 @@ pub(crate) fn needs(record: &CheckpointRecord, tasks: &[TaskRecord]) -> Vec<i64>
     let chunks = chunks.flatten().map(|run| Space::Structure.bounds(*run));
     let entries = record.extra.maps.iter().flat_map(|(_, runs)| runs);
     let entries = entries.map(|run| Space::Entries.bounds(*run));
-    let sorted: BTreeSet<[i64; 2]> = chunks.chain(entries).collect();
+    let mut sorted: Vec<[i64; 2]> = chunks.chain(entries).collect();
+    // Each object's are in order already, which this sort makes use of.
+    sorted.sort();
     // Objects that grow together have every second number each, and all of them together.
     let mut needs: Vec<i64> = Vec::new();
     for [first, last] in sorted {

@@ -249,7 +249,7 @@ pub(crate) fn needs(record: &CheckpointRecord, tasks: &[TaskRecord]) -> Vec<i64>
     let entries = record.extra.maps.iter().flat_map(|(_, runs)| runs);
     let entries = entries.map(|run| Space::Entries.bounds(*run));
     let mut sorted: Vec<[i64; 2]> = chunks.chain(entries).collect();
-    // Each object's are in order already, which this sort makes use of.
+    #[expect(clippy::stable_sort_primitive, reason = "it merges what is in order, as each object's are")]
     sorted.sort();
     // Objects that grow together have every second number each, and all of them together.
     let mut needs: Vec<i64> = Vec::new();

@@ -10,14 +10,16 @@ use threadkeep::{Error, Result};
 
 /// Checkpoints of a page. A page whose lists are long has more, because each page loads a list as a whole.
 const PAGE: usize = 500;
-/// How many elements of a list make a page one checkpoint longer.
-const PER_CHECKPOINT: usize = 4;
+/// How many elements of a list make a page one checkpoint longer, of those that are only looked at.
+const PER_LOOK: usize = 4;
+/// The same of those that an export writes, which takes more memory for each.
+const PER_EXPORT: usize = 16;
 
-/// The length of the page after this one.
-fn next_page(page: &[CheckpointTuple]) -> usize {
+/// The length of the page after this one, if this many elements of a list make it one checkpoint longer.
+fn next_page(page: &[CheckpointTuple], per_checkpoint: usize) -> usize {
     let values = page.iter().flat_map(|tuple| tuple.checkpoint.channels.values());
     let lists = values.filter_map(|entry| entry.stored.value()?.as_list());
-    PAGE + lists.map(threadkeep::value::ListValue::len).max().unwrap_or_default() / PER_CHECKPOINT
+    PAGE + lists.map(threadkeep::value::ListValue::len).max().unwrap_or_default() / per_checkpoint
 }
 
 /// The checkpoints of a thread, newest first. Pages may be of different moments.
@@ -56,7 +58,7 @@ impl<'a> Newest<'a> {
                 }
             }
             self.query.before = page.last().map(|tuple| tuple.checkpoint.id);
-            self.query.limit = Some(next_page(&page));
+            self.query.limit = Some(next_page(&page, PER_LOOK));
             return Ok(page);
         }
         Ok(Vec::new())
@@ -140,7 +142,7 @@ impl<'a> Oldest<'a> {
         if !same {
             return Err(Error::Stale { thread: self.thread.clone() });
         }
-        self.page = next_page(&page);
+        self.page = next_page(&page, PER_EXPORT);
         Ok(page)
     }
 }

@@ -148,7 +148,7 @@ impl<'s> Draft<'s> {
         let (rest, mut large) = extra.split();
         // Of two objects that grow together each would have every second number. The one that has the last number gets the
         // next one, too, so that their runs are half as many.
-        large.sort_by_cached_key(|(key, _)| Reverse(self.last_number(key)));
+        large.sort_by_cached_key(|(key, _)| Reverse(self.end(key)));
         let mut maps = Vec::with_capacity(large.len());
         for (key, entries) in large {
             let object = self.object(&key, entries)?;
@@ -168,8 +168,8 @@ impl<'s> Draft<'s> {
         Ok(Extra { rest, maps })
     }
 
-    /// The last number of the object that was stored or read last under this key.
-    fn last_number(&self, key: &str) -> Option<u32> {
+    /// The number after the last one of the object that was stored or read last under this key.
+    fn end(&self, key: &str) -> Option<u32> {
         let known = self.objects.get(key).or_else(|| self.state.objects.peek(key))?;
         known.runs.last().map(|run| run.end())
     }

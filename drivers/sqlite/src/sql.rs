@@ -62,6 +62,9 @@ pub(crate) struct Db {
     rows_read: Cell<u64>,
     #[cfg(test)]
     faults: Option<Arc<crate::tests::faults::Faults>>,
+    /// How many statements were run.
+    #[cfg(test)]
+    pub(crate) statements: Cell<usize>,
 }
 
 /// The address of a database that nobody can write now, to be read as it is: no log can be made beside it. None if it has
@@ -142,6 +145,8 @@ impl Db {
             rows_read: Cell::new(0),
             #[cfg(test)]
             faults: None,
+            #[cfg(test)]
+            statements: Cell::new(0),
         };
         db.conn.set_prepared_statement_cache_capacity(STATEMENTS);
         db.conn.busy_timeout(db.busy_timeout).map_err(|error| db.error(&error))?;
@@ -399,6 +404,7 @@ impl Db {
 
     #[cfg(test)]
     fn run<T>(&self, sql: &str, statement: impl FnOnce() -> rusqlite::Result<T>) -> rusqlite::Result<T> {
+        self.statements.set(self.statements.get() + 1);
         match &self.faults {
             Some(faults) => faults.strike(&self.conn, sql, statement),
             None => statement(),

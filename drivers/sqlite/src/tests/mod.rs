@@ -11,6 +11,7 @@ mod log;
 mod pieces;
 mod place;
 mod power;
+mod reads;
 mod remains;
 mod remembered;
 mod rewritten;

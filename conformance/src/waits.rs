@@ -11,7 +11,7 @@ use threadkeep::checkpoint::{CheckpointKey, CheckpointTuple, TaskWrites};
 use threadkeep::id::{ChannelName, CheckpointId, ThreadId};
 use threadkeep::saver::{
     Capabilities, CheckpointSelector, Coming, DeltaHistory, ListQuery, Revision, Rewrite, Saver, StepCommit,
-    ThreadImage,
+    Summary, ThreadImage,
 };
 
 /// What was begun and has not ended: calls of savers and of the factory, and lines that child processes should print.
@@ -134,6 +134,11 @@ impl Saver for Watched {
     async fn read_thread(&self, thread: &ThreadId) -> Result<ThreadImage> {
         let _wait = self.waits.begin(format!("read_thread of {thread:?}"));
         self.saver.read_thread(thread).await
+    }
+
+    async fn summary(&self, thread: &ThreadId) -> Result<Summary> {
+        let _wait = self.waits.begin(format!("summary of {thread:?}"));
+        self.saver.summary(thread).await
     }
 
     async fn rewrite_thread(&self, thread: &ThreadId, expected: &Revision, rewrite: Rewrite) -> Result<()> {

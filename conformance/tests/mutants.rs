@@ -106,6 +106,7 @@ mutants! { Workshop(Fault)
     a_saver_that_changes_applied_rows: ChangesAppliedRows => "applied_rows_are_final",
     a_saver_that_reads_in_two_parts: ReadsInTwoParts => "reads_are_of_one_moment",
     a_saver_that_reads_one_by_one: ReadsOneByOne => "reads_are_of_one_moment",
+    a_saver_that_counts_applied_rows: CountsAppliedRows => "summary_counts_everything",
     a_saver_that_forgets_rows_without_values: ForgetsRowsWithoutValues => "get_loads_what_was_asked",
     a_saver_that_forgets_an_ancestor: ForgetsAnAncestor => "rewrite_that_breaks_a_lineage_is_refused",
     a_saver_that_cuts_at_a_missing_row: CutsAtAMissingRow => "rewrite_that_breaks_a_lineage_is_refused",
@@ -228,6 +229,7 @@ async fn random_programs_find_faults_and_shrink_to_what_shows_them() {
         Fault::RefusesRepeats,
         Fault::SharesNothing,
         Fault::ForgetsRowsWithoutValues,
+        Fault::CountsAppliedRows,
     ] {
         let report = run(Workshop(fault), Settings::default(), |case| case.name == RANDOM).await;
         assert_eq!(report.failed(), [RANDOM], "{fault:?} was not found");

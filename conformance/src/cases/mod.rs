@@ -20,6 +20,7 @@ mod races;
 mod revisions;
 mod rewrite;
 mod stored;
+mod summary;
 mod threads;
 mod values;
 
@@ -35,6 +36,7 @@ pub fn cases() -> Vec<Case> {
         commit::CASES,
         history::CASES,
         delete::CASES,
+        summary::CASES,
         threads::CASES,
         revisions::CASES,
         rewrite::CASES,

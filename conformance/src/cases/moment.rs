@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use serde_json::json;
 use threadkeep::checkpoint::{ChannelEntry, CheckpointKey, CheckpointTuple, Stored};
 use threadkeep::id::{Namespace, ThreadId};
-use threadkeep::saver::{DeltaHistory, ListQuery, LocalKey, Revision, Rewrite, Saver};
+use threadkeep::saver::{DeltaHistory, ListQuery, LocalKey, Revision, Rewrite, Saver, Summary};
 use tokio::sync::watch;
 use tokio::task::{JoinSet, yield_now};
 
@@ -41,6 +41,7 @@ struct Moment {
     fourth: Option<CheckpointTuple>,
     listed: Vec<CheckpointTuple>,
     even: Vec<CheckpointTuple>,
+    summary: Summary,
     image: BTreeMap<LocalKey, CheckpointTuple>,
 }
 
@@ -58,6 +59,7 @@ impl Moment {
             fourth: counted(calls, get(saver, &key(4))).await?,
             listed: counted(calls, dump(saver, "t")).await?,
             even: counted(calls, saver.list(&even)).await?,
+            summary: counted(calls, saver.summary(&t)).await?,
             image: image.checkpoints,
         };
         Ok((moment, image.revision))
@@ -98,6 +100,7 @@ async fn follow(
         check!(one(&|m| m.fourth == read.fourth), "a checkpoint of no moment: {:?}", read.fourth);
         check!(one(&|m| m.listed == read.listed), "a list of no moment: {:?}", read.listed);
         check!(one(&|m| m.even == read.even), "a filtered list of no moment: {:?}", read.even);
+        check!(one(&|m| m.summary == read.summary), "a summary of no moment: {:?}", read.summary);
         let of = moments.iter().position(|m| m.image == read.image);
         check!(of.is_some(), "a thread of no moment: {:?}", read.image);
         revisions.entry(format!("{revision:?}")).or_default().extend(of);

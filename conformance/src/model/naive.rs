@@ -8,7 +8,9 @@ use threadkeep::Error;
 use threadkeep::checkpoint::{CheckpointKey, CheckpointTuple, Stored, TaskWrites, Write};
 use threadkeep::id::{ChannelName, CheckpointId, Namespace, TaskId, ThreadId};
 use threadkeep::metadata::Counters;
-use threadkeep::saver::{ChannelHistory, DeltaHistory, HistoryStep, ListQuery, Load, Seed, StepCommit};
+use threadkeep::saver::{
+    ChainSummary, ChannelHistory, DeltaHistory, HistoryStep, ListQuery, Load, Seed, StepCommit, Summary,
+};
 
 /// Why the contract refuses a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -82,6 +84,42 @@ impl Naive {
             mask(tuple, &query.load);
         }
         found
+    }
+
+    /// What [`threadkeep::saver::Saver::summary`] returns.
+    pub fn summary(&self, thread: &ThreadId) -> Summary {
+        let namespaces: BTreeSet<Namespace> =
+            self.thread(thread).iter().map(|tuple| tuple.namespace.clone()).collect();
+        let summaries = namespaces.into_iter().filter_map(|namespace| {
+            let chain = self.chain(thread, &namespace);
+            let count =
+                |is: &dyn Fn(&CheckpointTuple) -> bool| chain.iter().filter(|tuple| is(tuple)).count() as u64;
+            let children = |of: &CheckpointTuple| {
+                let id = Some(of.checkpoint.id);
+                chain.iter().filter(move |child| child.parent == id).collect::<Vec<_>>()
+            };
+            let rows: Vec<(&CheckpointTuple, &TaskWrites)> =
+                chain.iter().flat_map(|tuple| tuple.writes.iter().map(|row| (*tuple, row))).collect();
+            let is_pending = |(tuple, row): &&(&CheckpointTuple, &TaskWrites)| {
+                children(tuple).iter().all(|child| !child.checkpoint.applied.contains(&row.task))
+            };
+            let (first, head) = (chain.first()?, chain.last()?);
+            let summary = ChainSummary {
+                checkpoints: chain.len() as u64,
+                delta: count(&|tuple| tuple.metadata.is_delta()),
+                notes: count(&|tuple| tuple.metadata.is_duration_only()),
+                roots: count(&|tuple| tuple.parent.is_none()),
+                leaves: count(&|tuple| children(tuple).is_empty()),
+                rows: rows.len() as u64,
+                pending: rows.iter().filter(is_pending).count() as u64,
+                writes: rows.iter().map(|(_, row)| row.writes.len() as u64).sum(),
+                first: first.checkpoint.id,
+                head: head.checkpoint.id,
+                step: head.metadata.step,
+            };
+            Some((namespace, summary))
+        });
+        summaries.collect()
     }
 
     /// Stores a row, or returns every reason for which a saver may refuse it.

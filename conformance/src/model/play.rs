@@ -170,6 +170,7 @@ impl World<'_> {
             let read: Vec<&CheckpointTuple> = image.checkpoints.values().collect();
             check_eq!(read, self.model.thread(thread), "the thread read whole");
             check_eq!(image.revision == Revision::absent(), read.is_empty(), "whether it is absent");
+            check_eq!(self.saver().summary(thread).await?, self.model.summary(thread), "its summary");
             let everywhere = ListQuery { namespace: None, ..ListQuery::new(thread) };
             let expected = self.model.list(&everywhere);
             let mut got = self.saver().list(&everywhere).await?;

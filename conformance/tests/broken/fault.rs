@@ -99,6 +99,8 @@ pub(crate) enum Fault {
     ReadsOneByOne,
     /// Forgets the task writes where no value is loaded.
     ForgetsRowsWithoutValues,
+    /// Counts rows that a child has applied as pending.
+    CountsAppliedRows,
     /// Rewrites regardless of concurrent changes.
     IgnoresTheRevision,
     /// Removes checkpoints with children without checking.

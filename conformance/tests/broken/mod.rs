@@ -22,7 +22,7 @@ use threadkeep::checkpoint::{ChannelEntry, CheckpointKey, CheckpointTuple, Store
 use threadkeep::id::{ChannelName, CheckpointId, Namespace, TaskId, ThreadId, Version};
 use threadkeep::saver::{
     Capabilities, ChannelHistory, CheckpointSelector, DeltaHistory, Flush, HistoryStep, ListQuery, Load,
-    Revision, Rewrite, Saver, StepCommit, ThreadImage, fallback,
+    Revision, Rewrite, Saver, StepCommit, Summary, ThreadImage, fallback,
 };
 use threadkeep::value::{ChannelValue, ListValue, Part};
 use threadkeep::{Error, Result};
@@ -497,6 +497,16 @@ impl Saver for Broken {
             found.truncate(limit);
         }
         Ok(found)
+    }
+
+    async fn summary(&self, thread: &ThreadId) -> Result<Summary> {
+        let all = ListQuery { namespace: None, load: Load::None, ..ListQuery::new(thread) };
+        self.list(&all).await?;
+        let mut summary = self.inner.summary(thread).await?;
+        if self.is(Fault::CountsAppliedRows) {
+            summary.values_mut().for_each(|chain| chain.pending = chain.rows);
+        }
+        Ok(summary)
     }
 
     async fn read_thread(&self, thread: &ThreadId) -> Result<ThreadImage> {

@@ -34,6 +34,7 @@ mod session;
 mod sql;
 mod step;
 mod store;
+mod summary;
 mod thread;
 mod tls;
 mod used;

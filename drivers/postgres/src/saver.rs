@@ -11,7 +11,7 @@ use threadkeep::checkpoint::{CheckpointKey, CheckpointTuple, TaskWrites};
 use threadkeep::id::{ChannelName, CheckpointId, ThreadId};
 use threadkeep::saver::{
     Capabilities, CheckpointSelector, Coming, DeltaHistory, ListQuery, Revision, Rewrite, Saver, StepCommit,
-    ThreadImage,
+    Summary, ThreadImage,
 };
 use tokio::sync::Mutex;
 
@@ -78,6 +78,15 @@ impl PostgresSaver {
         store.reading(|| check().boxed()).await?;
         store.connections.close_idle();
         Ok(Self { schema: options.schema, store })
+    }
+
+    /// The bytes of a thread's rows of checkpoints and elements, as they are stored: compressed, and without what the server
+    /// adds for indexes and for rows that it has not cleared away yet.
+    ///
+    /// # Errors
+    /// As a read: [`threadkeep::Error::Unavailable`].
+    pub async fn stored_bytes(&self, thread: &ThreadId) -> Result<u64> {
+        self.store.reading(|| self.store.stored_bytes(thread).boxed()).await
     }
 
     /// Closes the connections: those in use as soon as they are returned. Later calls return
@@ -246,6 +255,10 @@ impl Saver for PostgresSaver {
 
     async fn read_thread(&self, thread: &ThreadId) -> Result<ThreadImage> {
         self.store.reading(|| self.store.read_thread(thread).boxed()).await
+    }
+
+    async fn summary(&self, thread: &ThreadId) -> Result<Summary> {
+        self.store.reading(|| self.store.summary(thread).boxed()).await
     }
 
     async fn rewrite_thread(&self, thread: &ThreadId, expected: &Revision, rewrite: Rewrite) -> Result<()> {

@@ -66,6 +66,10 @@ pub(crate) struct Sql {
     pub(crate) lineage: Statement,
     /// `thread, null`: everything but values.
     pub(crate) all: Statement,
+    /// `thread, null`: everything but values, chunks of manifests and entries of metadata maps.
+    pub(crate) outlines: Statement,
+    /// `thread`: the bytes of its rows of checkpoints and elements, as they are stored.
+    pub(crate) stored: Statement,
     /// `thread, first[], last[]`: elements, and the thread's row.
     pub(crate) elements: Statement,
     /// `after or null, limit`: names of threads.
@@ -140,6 +144,17 @@ const LESS: &str = " - coalesce((
         FROM {s}.threadkeep_thread t CROSS JOIN unnest({first}::bigint[], {last}::bigint[]) AS k (first, last)
         WHERE t.id = $1 AND t.epoch = {epoch} AND t.revision BETWEEN {least} AND {most}
     ), '{}'::int8multirange)";
+
+/// None of the runs: names and small metadata are enough.
+const NO_RUNS: &str = " AND FALSE";
+
+/// The bytes of columns as they are stored, compressed or not, which is known without reading those that are kept aside.
+const STORED: &str = "SELECT (
+    SELECT coalesce(sum(16 + pg_column_size(c.body) + coalesce(pg_column_size(c.tasks), 0)), 0)
+    FROM {s}.threadkeep_checkpoint c WHERE c.thread = $1
+) + (
+    SELECT coalesce(sum(16 + pg_column_size(e.body)), 0) FROM {s}.threadkeep_element e WHERE e.thread = $1
+)";
 
 /// Only runs that begin before the entries of metadata maps.
 const NO_ENTRIES: &str = " AND n.first < 8589934592";
@@ -242,6 +257,8 @@ impl Sql {
             ), "")),
             lineage: Statement::call(call("SELECT * FROM", "lineage", 4)),
             all: Statement::planned(about(&all, "")),
+            outlines: Statement::planned(fill(&with_elements(&all, "", NO_RUNS))),
+            stored: Statement::planned(fill(STORED)),
             elements: Statement::planned(fill(
                 "SELECT 0 AS kind, NULL::bytea AS ns, t.nonce AS k1, NULL::uuid AS k2, NULL::uuid AS k3,
                         t.epoch AS n1, t.revision AS n2, t.name AS b1, t.body AS b2

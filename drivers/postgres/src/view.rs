@@ -208,7 +208,8 @@ pub(crate) fn metadata(node: &Node, elements: &Elements) -> Result<Metadata> {
     Ok(metadata)
 }
 
-fn extra(extra: &Extra, elements: &Elements) -> Result<metadata::Extra> {
+/// `extra` metadata.
+pub(crate) fn extra(extra: &Extra, elements: &Elements) -> Result<metadata::Extra> {
     let rest = match &extra.rest {
         Rest::Empty => Map::new(),
         Rest::Inline(bytes) => object(&Element::from_bytes(bytes.clone()))?,

@@ -11,7 +11,7 @@ use threadkeep::checkpoint::{CheckpointKey, CheckpointTuple, TaskWrites};
 use threadkeep::id::{ChannelName, CheckpointId, ThreadId};
 use threadkeep::saver::{
     Capabilities, CheckpointSelector, Coming, DeltaHistory, ListQuery, Revision, Rewrite, Saver, StepCommit,
-    ThreadImage, check_order,
+    Summary, ThreadImage, check_order,
 };
 
 use crate::care::backup::{self, BackupFile};
@@ -21,7 +21,7 @@ use crate::care::{scopes, sweep};
 use crate::config::Options;
 use crate::error::{CANNOT_OPEN, GONE, SAVER, unavailable};
 use crate::read::pool::Readers;
-use crate::read::queries;
+use crate::read::{queries, summary};
 use crate::rows::{checkpoints, directory, element};
 use crate::sql::{Db, FileId, file_id};
 use crate::stats::{Counters, Stats};
@@ -348,6 +348,11 @@ impl Saver for SqliteSaver {
     async fn read_thread(&self, thread: &ThreadId) -> Result<ThreadImage> {
         let thread = thread.clone();
         self.readers.run(move |db, memory| queries::read_thread(db, memory, &thread)).await
+    }
+
+    async fn summary(&self, thread: &ThreadId) -> Result<Summary> {
+        let thread = thread.clone();
+        self.readers.run(move |db, memory| summary::summary(db, &memory.names, &thread)).await
     }
 
     async fn rewrite_thread(&self, thread: &ThreadId, expected: &Revision, rewrite: Rewrite) -> Result<()> {

@@ -14,7 +14,7 @@ use crate::id::{ChannelName, CheckpointId, Namespace, ThreadId, Version};
 use crate::saver::fallback::HistoryWalk;
 use crate::saver::{
     Capabilities, CheckpointSelector, Coming, DeltaHistory, ListQuery, Load, Revision, Rewrite, Saver,
-    StepCommit, ThreadImage,
+    StepCommit, Summary, ThreadImage,
 };
 
 /// The maximum number of checkpoints between a known path's end and the requested checkpoint. Beyond it, one read of
@@ -258,6 +258,10 @@ impl Saver for CachedSaver {
 
     async fn read_thread(&self, thread: &ThreadId) -> Result<ThreadImage> {
         self.purging(thread, self.inner.read_thread(thread).await).await
+    }
+
+    async fn summary(&self, thread: &ThreadId) -> Result<Summary> {
+        self.purging(thread, self.inner.summary(thread).await).await
     }
 
     async fn rewrite_thread(&self, thread: &ThreadId, expected: &Revision, rewrite: Rewrite) -> Result<()> {

@@ -29,7 +29,7 @@ pub(crate) use lineage::{cannot_replay, sentinels};
 pub use prune::{Boundary, Keep, Prune, plan_prune, prune};
 pub use retention::{RetentionPolicy, RetentionReport, enforce, plan_retention};
 pub use runs::{RUN_ID_KEY, delete_for_runs, plan_delete_for_runs};
-pub use stats::{Counting, STATS_KEYS, Stats};
+pub use stats::{STATS_KEYS, Stats};
 
 /// Why a checkpoint is kept or deleted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

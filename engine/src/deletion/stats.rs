@@ -72,7 +72,7 @@ impl Stats {
 /// Counts the checkpoints of a thread one after the other, each once, in any order. What two consecutive checkpoints
 /// have in common of a large metadata map is looked at once.
 #[derive(Debug, Default)]
-pub struct Counting {
+struct Counting {
     stats: Stats,
     seen: HashSet<(Namespace, ChannelName, Version)>,
     /// The latest large map under each key, and the bytes of its entries.
@@ -81,7 +81,7 @@ pub struct Counting {
 
 impl Counting {
     /// Counts a checkpoint, which must have all of its values.
-    pub fn add(&mut self, tuple: &CheckpointTuple) {
+    fn add(&mut self, tuple: &CheckpointTuple) {
         self.stats.checkpoint_rows += 1;
         self.stats.checkpoint_bytes += self.metadata_len(&tuple.metadata) as u64;
         for (name, entry) in &tuple.checkpoint.channels {
@@ -99,7 +99,7 @@ impl Counting {
     }
 
     /// The counts so far.
-    pub fn stats(&self) -> Stats {
+    fn stats(&self) -> Stats {
         self.stats
     }
 

@@ -8,6 +8,7 @@ mod coming;
 mod doubt;
 pub mod fallback;
 mod rewrite;
+mod summary;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -26,6 +27,7 @@ pub use coming::{Coming, check_next, check_order, collected};
 pub use doubt::commit;
 pub(crate) use doubt::doubt_or;
 pub use rewrite::{LocalKey, Outline, Revision, Rewrite, ThreadImage};
+pub use summary::{ChainSummary, Counted, Counter, Summary};
 
 /// Which channel values a read loads. Entries that are not loaded are returned as [`Stored::Held`], never as absent.
 /// Only channel values are affected: lineage, metadata and the task writes under a checkpoint are always returned.
@@ -443,6 +445,16 @@ pub trait Saver: Send + Sync {
     /// - `revisions_never_repeat`: a revision is never given twice to different contents of a thread, also if it was
     ///   changed back, or deleted and created again in between.
     async fn read_thread(&self, thread: &ThreadId) -> Result<ThreadImage>;
+
+    /// What a thread holds, counted at one moment. The default lists the whole thread without its values; a saver that can
+    /// read less than its metadata and its rows does so.
+    ///
+    /// - `summary_counts_everything`: in every namespace, forks, pending rows and duration notes too; of an unknown thread
+    ///   nothing.
+    async fn summary(&self, thread: &ThreadId) -> Result<Summary> {
+        let all = ListQuery { namespace: None, load: Load::None, ..ListQuery::new(thread) };
+        summary::of(thread, &self.list(&all).await?)
+    }
 
     /// Removes and puts checkpoints of one thread in one atomic change. Every deletion except [`Self::delete_thread`],
     /// every copy, conversion and import uses it; the engine decides which checkpoints may be removed.

@@ -12,7 +12,6 @@ use super::output::{Columns, Out, bytes, count, things};
 use super::pass::Pass;
 use super::progress::Progress;
 use super::target::{StoreArgs, Target, Threads, retried_while_stale, table};
-use super::threads::stored;
 
 /// Convert threads to the other mode.
 ///
@@ -139,7 +138,7 @@ impl ConvertCommand {
 
     /// Converts a thread, or counts what would change.
     async fn one(&self, target: &Target, thread: &ThreadId, channels: &ChannelTable) -> Result<Converted> {
-        let before = stored(target, thread).await?;
+        let before = target.stored_bytes(thread).await?;
         let done = if self.dry_run {
             let image = target.image(thread).await?;
             plan_conversion(&image, channels)?.1
@@ -147,7 +146,7 @@ impl ConvertCommand {
             retried_while_stale(|| convert(&**target.saver(), thread, channels)).await?
         };
         // It is done, whatever its size is.
-        let after = stored(target, thread).await.unwrap_or_default();
+        let after = target.stored_bytes(thread).await.unwrap_or_default();
         Ok(Converted { done, before, after })
     }
 }

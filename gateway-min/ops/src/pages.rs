@@ -10,6 +10,8 @@ use threadkeep::{Error, Result};
 
 /// Checkpoints of a page. A page whose lists are long has more, because each page loads a list as a whole.
 const PAGE: usize = 500;
+/// Checkpoints of the longest page, whatever is in its lists: what a page holds besides them grows with it.
+const LONGEST: usize = 10_000;
 /// How many elements of a list make a page one checkpoint longer, of those that are only looked at.
 const PER_LOOK: usize = 4;
 /// The same of those that an export writes, which takes more memory for each.
@@ -19,7 +21,8 @@ const PER_EXPORT: usize = 16;
 fn next_page(page: &[CheckpointTuple], per_checkpoint: usize) -> usize {
     let values = page.iter().flat_map(|tuple| tuple.checkpoint.channels.values());
     let lists = values.filter_map(|entry| entry.stored.value()?.as_list());
-    PAGE + lists.map(threadkeep::value::ListValue::len).max().unwrap_or_default() / per_checkpoint
+    let longer = lists.map(threadkeep::value::ListValue::len).max().unwrap_or_default() / per_checkpoint;
+    (PAGE + longer).min(LONGEST)
 }
 
 /// The checkpoints of a thread, newest first. Pages may be of different moments.

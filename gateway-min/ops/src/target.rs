@@ -131,6 +131,11 @@ impl Target {
         self.store.sqlite_saver()
     }
 
+    /// The bytes of a thread's rows: see [`Existing::stored_bytes`].
+    pub(crate) async fn stored_bytes(&self, thread: &ThreadId) -> Result<Option<u64>> {
+        Ok(self.store.stored_bytes(thread).await?)
+    }
+
     /// Copies the store into new files: see [`Existing::backup`].
     pub(crate) async fn backup(&self, to: &Path) -> Result<Option<BackedUp>> {
         Ok(self.store.backup(to).await?)

@@ -1,19 +1,16 @@
 //! `threadkeep threads`: lists threads, and shows what they hold and how much space they take.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io::{self, Write as _};
 
 use clap::{Args, Subcommand};
 use serde_json::{Value as Json, json};
 use threadkeep::checkpoint::CheckpointTuple;
-use threadkeep::deletion::{Counting, Stats};
-use threadkeep::id::{ChannelName, CheckpointId, Namespace, TaskId, ThreadId};
-use threadkeep::saver::{CheckpointSelector, ListQuery, Load};
+use threadkeep::id::{ChannelName, Namespace, ThreadId};
+use threadkeep::saver::{ChainSummary, CheckpointSelector, Load, Summary};
 
 use super::advice::option;
 use super::error::Result;
-use super::output::{Columns, Out, bytes, count, moment, number, one_line, or_dash, short, things, time};
-use super::pages::Newest;
+use super::output::{Columns, Out, bytes, moment, number, one_line, or_dash, short, things, time};
 use super::pass::Pass;
 use super::progress::Progress;
 use super::target::{StoreArgs, Target};
@@ -61,8 +58,7 @@ Examples:
     },
     /// Show how much space threads take, largest first.
     ///
-    /// LOGICAL: the size of all checkpoints' values without sharing. STORED: the size of the database rows. Reads every
-    /// thread, a page at a time.
+    /// STORED: the bytes of the rows of its checkpoints and elements, compressed as they are. No value is read for that.
     #[command(after_help = "\
 Examples:
   threadkeep threads du
@@ -193,81 +189,30 @@ pub(crate) fn mode(tuple: &CheckpointTuple) -> &'static str {
     if tuple.metadata.is_delta() { "delta" } else { "full" }
 }
 
-/// The contents of a namespace.
-#[derive(Debug, Default)]
-struct Chain {
-    checkpoints: usize,
-    delta: usize,
-    roots: usize,
-    leaves: usize,
-    pending: usize,
-    duration: usize,
-    first: Option<CheckpointId>,
-    head: Option<CheckpointId>,
-    step: i64,
-    /// The parents of the checkpoints seen so far that were not seen themselves, with the tasks that their children
-    /// applied.
-    awaited: HashMap<CheckpointId, HashSet<TaskId>>,
-}
-
-impl Chain {
-    /// Adds a checkpoint, newest first: its children came before it.
-    fn add(&mut self, tuple: &CheckpointTuple) {
-        let id = tuple.checkpoint.id;
-        let children = self.awaited.remove(&id);
-        self.leaves += usize::from(children.is_none());
-        let applied = children.unwrap_or_default();
-        self.pending += tuple.writes.iter().filter(|row| !applied.contains(&row.task)).count();
-        match tuple.parent {
-            Some(parent) => self.awaited.entry(parent).or_default().extend(&tuple.checkpoint.applied),
-            None => self.roots += 1,
-        }
-        self.checkpoints += 1;
-        self.delta += usize::from(tuple.metadata.is_delta());
-        self.duration += usize::from(tuple.metadata.is_duration_only());
-        if self.head.is_none() {
-            (self.head, self.step) = (Some(id), tuple.metadata.step);
-        }
-        self.first = Some(id);
-    }
-}
-
-/// What a thread, which must exist, holds. Reads it page by page.
-async fn contents(target: &Target, thread: &ThreadId) -> Result<(Stats, BTreeMap<Namespace, Chain>)> {
-    let (mut counting, mut chains) = (Counting::default(), BTreeMap::<Namespace, Chain>::new());
-    let query = ListQuery { namespace: None, ..ListQuery::new(thread) };
-    let mut newest = Newest::new(&**target.saver(), query);
-    loop {
-        let page = newest.next().await?;
-        if page.is_empty() {
-            break;
-        }
-        for tuple in &page {
-            counting.add(tuple);
-            chains.entry(tuple.namespace.clone()).or_default().add(tuple);
-        }
-    }
-    if chains.is_empty() {
+/// What a thread, which must exist, holds.
+async fn contents(target: &Target, thread: &ThreadId) -> Result<Summary> {
+    let summary = target.saver().summary(thread).await?;
+    if summary.is_empty() {
         target.newest(thread).await?;
     }
-    Ok((counting.stats(), chains))
+    Ok(summary)
 }
 
 async fn show(target: &Target, out: &mut Out, thread: &ThreadId, json: bool) -> Result<()> {
-    let (stats, chains) = contents(target, thread).await?;
+    let summary = contents(target, thread).await?;
     let record = target.record(thread).await?;
     let title = title(record.as_ref(), head(target, thread).await?.as_ref());
-    let stored = stored(target, thread).await?;
+    let stored = target.stored_bytes(thread).await?;
     if json {
-        let namespaces: Vec<Json> = chains
+        let namespaces: Vec<Json> = summary
             .iter()
             .map(|(namespace, chain)| {
                 json!({
                     "namespace": namespace.as_str(), "checkpoints": chain.checkpoints, "delta": chain.delta,
-                    "roots": chain.roots, "leaves": chain.leaves, "pending_rows": chain.pending,
-                    "duration_only": chain.duration, "head": chain.head.map(|id| id.to_string()), "step": chain.step,
-                    "first_at": chain.first.map(|id| id.created_at()),
-                    "last_at": chain.head.map(|id| id.created_at()),
+                    "roots": chain.roots, "leaves": chain.leaves, "rows": chain.rows,
+                    "pending_rows": chain.pending, "writes": chain.writes, "duration_only": chain.notes,
+                    "head": chain.head.to_string(), "step": chain.step,
+                    "first_at": chain.first.created_at(), "last_at": chain.head.created_at(),
                 })
             })
             .collect();
@@ -280,7 +225,7 @@ async fn show(target: &Target, out: &mut Out, thread: &ThreadId, json: bool) -> 
         });
         out.json(&json!({
             "thread": thread.as_str(), "title": title, "record": record, "namespaces": namespaces,
-            "stats": stats.to_map(), "stored_bytes": stored,
+            "stored_bytes": stored,
         }))?;
         return Ok(());
     }
@@ -291,15 +236,16 @@ async fn show(target: &Target, out: &mut Out, thread: &ThreadId, json: bool) -> 
         out.line(format!("status    {}", record.status.as_str()))?;
         out.line(format!("created   {}", time(record.created_at)))?;
     }
-    let logical = stats.logical();
-    let stored = stored.map_or_else(String::new, |stored| format!(", {} stored", bytes(stored)));
-    let of = |count: u64, one: &str| things(usize::try_from(count).unwrap_or(usize::MAX), one);
+    let total = |of: fn(&ChainSummary) -> u64, one: &str| {
+        let count = summary.values().map(of).sum::<u64>();
+        things(usize::try_from(count).unwrap_or(usize::MAX), one)
+    };
     out.line(format!(
-        "holds     {}, {}, {}: {} logical{stored}",
-        of(stats.checkpoint_rows, "checkpoint"),
-        of(stats.blob_rows, "value"),
-        of(stats.write_rows, "write"),
-        bytes(logical),
+        "holds     {}, {}, {}{}",
+        total(|chain| chain.checkpoints, "checkpoint"),
+        total(|chain| chain.rows, "task row"),
+        total(|chain| chain.writes, "write"),
+        stored.map_or_else(String::new, |stored| format!(": {} stored", bytes(stored))),
     ))?;
     out.line("")?;
     let mut table = Columns::new(&[
@@ -314,18 +260,18 @@ async fn show(target: &Target, out: &mut Out, thread: &ThreadId, json: bool) -> 
         "HEAD",
         "LAST CHECKPOINT",
     ]);
-    for (namespace, chain) in &chains {
+    for (namespace, chain) in &summary {
         table.row([
             namespace_name(namespace),
-            count(chain.checkpoints),
-            count(chain.delta),
-            count(chain.roots),
-            count(chain.leaves),
-            count(chain.pending),
-            count(chain.duration),
+            number(chain.checkpoints),
+            number(chain.delta),
+            number(chain.roots),
+            number(chain.leaves),
+            number(chain.pending),
+            number(chain.notes),
             chain.step.to_string(),
-            or_dash(chain.head),
-            or_dash(chain.head.map(moment)),
+            chain.head.to_string(),
+            moment(chain.head),
         ]);
     }
     out.table(&table)?;
@@ -337,25 +283,16 @@ pub(crate) fn namespace_name(namespace: &Namespace) -> String {
     if namespace.as_str().is_empty() { "(root)".to_owned() } else { namespace.to_string() }
 }
 
-/// The size of a thread's rows, if the driver knows it.
-pub(crate) async fn stored(target: &Target, thread: &ThreadId) -> Result<Option<u64>> {
-    match target.sqlite() {
-        Some(sqlite) => Ok(Some(sqlite.stored_bytes(thread).await?)),
-        None => Ok(None),
-    }
-}
-
 struct Usage {
     thread: ThreadId,
     checkpoints: u64,
-    logical: u64,
+    /// The bytes of its rows, if the driver knows them.
     stored: Option<u64>,
 }
 
 async fn usage(target: &Target, thread: &ThreadId) -> Result<Usage> {
-    let (stats, _) = contents(target, thread).await?;
-    let (checkpoints, logical) = (stats.checkpoint_rows, stats.logical());
-    Ok(Usage { thread: thread.clone(), checkpoints, logical, stored: stored(target, thread).await? })
+    let checkpoints = contents(target, thread).await?.values().map(|chain| chain.checkpoints).sum();
+    Ok(Usage { thread: thread.clone(), checkpoints, stored: target.stored_bytes(thread).await? })
 }
 
 async fn du(target: &Target, out: &mut Out, asked: &Du) -> Result<()> {
@@ -386,26 +323,24 @@ async fn du(target: &Target, out: &mut Out, asked: &Du) -> Result<()> {
     if usages.is_empty() && stopped.is_err() {
         return stopped;
     }
-    let weight = |usage: &Usage| usage.stored.unwrap_or(usage.logical);
+    let weight = |usage: &Usage| usage.stored.unwrap_or(usage.checkpoints);
     usages.sort_by(|a, b| weight(b).cmp(&weight(a)).then_with(|| a.thread.cmp(&b.thread)));
     if asked.json {
         for usage in &usages {
             out.json(&json!({
-                "thread": usage.thread.as_str(), "checkpoints": usage.checkpoints,
-                "logical_bytes": usage.logical, "stored_bytes": usage.stored,
+                "thread": usage.thread.as_str(), "checkpoints": usage.checkpoints, "stored_bytes": usage.stored,
             }))?;
         }
         return stopped;
     }
     let total: u64 = usages.iter().map(weight).sum();
-    let mut table = Columns::new(&["THREAD", "CHECKPOINTS>", "LOGICAL>", "STORED>", "%>", ""]);
+    let mut table = Columns::new(&["THREAD", "CHECKPOINTS>", "STORED>", "%>", ""]);
     for usage in &usages {
         let share = (weight(usage) * 1_000).checked_div(total).unwrap_or_default();
         let bar = usize::try_from((weight(usage) * BAR).div_ceil(total.max(1))).unwrap_or_default();
         table.row([
             usage.thread.to_string(),
             number(usage.checkpoints),
-            bytes(usage.logical),
             or_dash(usage.stored.map(bytes)),
             format!("{}.{}", share / 10, share % 10),
             "█".repeat(bar),
@@ -414,7 +349,6 @@ async fn du(target: &Target, out: &mut Out, asked: &Du) -> Result<()> {
     table.row([
         format!("total of {}", things(usages.len(), "thread")),
         number(usages.iter().map(|usage| usage.checkpoints).sum()),
-        bytes(usages.iter().map(|usage| usage.logical).sum()),
         or_dash(usages.iter().map(|usage| usage.stored).sum::<Option<u64>>().map(bytes)),
         String::new(),
         String::new(),

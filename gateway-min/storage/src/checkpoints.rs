@@ -4,6 +4,7 @@ use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 
+use threadkeep::id::ThreadId;
 use threadkeep::saver::Saver;
 use threadkeep_config::{Backend, Config, SqliteSynchronous};
 use threadkeep_memory::MemorySaver;
@@ -110,6 +111,15 @@ impl Checkpoints {
             Driver::Sqlite(saver) => Some(saver),
             Driver::Memory(_) | Driver::Postgres(_) | Driver::Own(_) => None,
         }
+    }
+
+    /// The bytes of a thread's rows as they are stored, if the driver knows them.
+    pub(crate) async fn stored_bytes(&self, thread: &ThreadId) -> threadkeep::Result<Option<u64>> {
+        Ok(match &self.0 {
+            Driver::Sqlite(saver) => Some(saver.stored_bytes(thread).await?),
+            Driver::Postgres(saver) => Some(saver.stored_bytes(thread).await?),
+            Driver::Memory(_) | Driver::Own(_) => None,
+        })
     }
 
     /// Waits for running operations and closes it, for every clone.

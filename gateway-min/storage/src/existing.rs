@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use threadkeep::cache::CachedSaver;
+use threadkeep::id::ThreadId;
 use threadkeep::mode::DEFAULT_SNAPSHOT_FREQUENCY;
 use threadkeep::saver::Saver;
 use threadkeep_config::{Backend, Config, Database, RunOwnership, Secret};
@@ -175,6 +176,15 @@ impl Existing {
     /// The checkpoints, if they are a database in one file.
     pub fn sqlite_saver(&self) -> Option<&Arc<SqliteSaver>> {
         self.checkpoints.sqlite()
+    }
+
+    /// The bytes of a thread's rows as they are stored: compressed, and each element once. None of a store of the program's
+    /// own.
+    ///
+    /// # Errors
+    /// Those of a read.
+    pub async fn stored_bytes(&self, thread: &ThreadId) -> threadkeep::Result<Option<u64>> {
+        self.checkpoints.stored_bytes(thread).await
     }
 
     /// The gateway's records, if a gateway has created them and they can be read.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde_json::json;
 use threadkeep::checkpoint::{CheckpointKey, CheckpointTuple};
 use threadkeep::id::ThreadId;
-use threadkeep::saver::{CheckpointSelector, DeltaHistory, ListQuery, Saver, ThreadImage};
+use threadkeep::saver::{CheckpointSelector, DeltaHistory, ListQuery, Saver, Summary, ThreadImage};
 use threadkeep::{Error, Result};
 use threadkeep_postgres::{PostgresSaver, setup};
 use threadkeep_testing::{Database, Postgres};
@@ -26,6 +26,7 @@ struct Seen {
     list: Result<Vec<CheckpointTuple>>,
     history: Result<DeltaHistory>,
     image: Result<ThreadImage>,
+    summary: Result<Summary>,
     threads: Result<Vec<ThreadId>>,
 }
 
@@ -41,6 +42,7 @@ async fn see(saver: &PostgresSaver, keys: &[CheckpointKey]) -> Seen {
         list: saver.list(&ListQuery { namespace: None, ..ListQuery::new(thread) }).await,
         history: saver.delta_history(keys.last().unwrap(), &[MESSAGES.into()].into(), None).await,
         image: saver.read_thread(thread).await,
+        summary: saver.summary(thread).await,
         threads: saver.threads(None, 10).await,
     }
 }
@@ -55,6 +57,7 @@ fn check(what: &str, column: &str, found: &Seen, expected: &Seen) -> bool {
     assert!(noticed(&found.head, &expected.head), "{what}: head {:?}", found.head);
     assert!(noticed(&found.list, &expected.list), "{what}: list {:?}", found.list);
     assert!(noticed(&found.image, &expected.image), "{what}: image {:?}", found.image);
+    assert!(noticed(&found.summary, &expected.summary), "{what}: summary {:?}", found.summary);
     assert!(noticed(&found.threads, &expected.threads), "{what}: threads {:?}", found.threads);
     // A checkpoint with another key is missing under its own.
     let keyed = matches!(column, "checkpoint.thread" | "checkpoint.ns" | "checkpoint.id");

@@ -3,4 +3,5 @@
 pub(crate) mod memory;
 pub(crate) mod pool;
 pub(crate) mod queries;
+pub(crate) mod summary;
 pub(crate) mod view;

@@ -7,7 +7,7 @@ use threadkeep::saver::{ListQuery, Load};
 use super::common::Talk;
 use super::statements::Opened;
 use crate::read::memory::Memory;
-use crate::read::queries;
+use crate::read::{queries, summary};
 use crate::sql::Db;
 
 /// Each checkpoint has an element that no other has.
@@ -34,6 +34,13 @@ async fn a_page_and_a_whole_thread_are_read_with_few_statements() {
         (
             "the thread",
             asked(&|memory| queries::read_thread(&db, memory, &talk.thread).unwrap().checkpoints.len()),
+        ),
+        (
+            "its summary",
+            asked(&|memory| {
+                let summary = summary::summary(&db, &memory.names, &talk.thread).unwrap();
+                summary.values().map(|chain| chain.checkpoints as usize).sum()
+            }),
         ),
     ] {
         assert!(statements <= 20, "{what}: {statements} statements");

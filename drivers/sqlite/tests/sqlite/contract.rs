@@ -257,13 +257,18 @@ async fn a_lineage_with_a_missing_row_is_broken() {
     let channels = BTreeSet::from([MESSAGES.into()]);
     let history = saver.delta_history(&talk.key(), &channels, None).await.unwrap();
     assert_eq!(history[MESSAGES].steps.len(), 5);
+    assert_eq!(saver.summary(&talk.thread).await.unwrap()[&Namespace::root()].checkpoints, 6);
 
     let conn = threadkeep_pages::open(dir.path().join("db"), rusqlite::OpenFlags::default()).unwrap();
     conn.execute("UPDATE checkpoint SET tasks = NULL WHERE id = ?1", [known[2].as_bytes()]).unwrap();
     let error = saver.delta_history(&talk.key(), &channels, None).await.unwrap_err();
     assert!(matches!(&error, Error::BrokenLineage { checkpoint, .. } if *checkpoint == known[3]), "{error}");
+    let error = saver.summary(&talk.thread).await.unwrap_err();
+    assert!(matches!(&error, Error::BrokenLineage { checkpoint, .. } if *checkpoint == known[3]), "{error}");
     conn.execute("DELETE FROM checkpoint WHERE id = ?1", [known[2].as_bytes()]).unwrap();
     let error = saver.delta_history(&talk.key(), &channels, None).await.unwrap_err();
+    assert!(matches!(&error, Error::BrokenLineage { checkpoint, .. } if *checkpoint == known[3]), "{error}");
+    let error = saver.summary(&talk.thread).await.unwrap_err();
     assert!(matches!(&error, Error::BrokenLineage { checkpoint, .. } if *checkpoint == known[3]), "{error}");
     let child = CheckpointSelector { id: Some(known[3]), ..CheckpointSelector::head(&talk.thread) };
     assert!(matches!(saver.get(&child).await, Err(Error::BrokenLineage { .. })));

@@ -8,7 +8,7 @@ use rusqlite::{Connection, OpenFlags, params_from_iter};
 use serde_json::{Map, Value as Json, json};
 use threadkeep::checkpoint::{ChannelEntry, CheckpointTuple, Stored};
 use threadkeep::metadata::Counters;
-use threadkeep::saver::{CheckpointSelector, ListQuery, Saver};
+use threadkeep::saver::{CheckpointSelector, ListQuery, Saver, Summary};
 use threadkeep::value::ChannelValue;
 use threadkeep::{Error, Result};
 use threadkeep_sqlite::schema::{APPLICATION_ID, FORMAT_VERSION};
@@ -165,13 +165,13 @@ async fn small(path: &Path) -> Talk {
 }
 
 /// Everything that can be read from the database, or the first error.
-async fn look(saver: &SqliteSaver, talk: &Talk) -> Result<Vec<CheckpointTuple>> {
+async fn look(saver: &SqliteSaver, talk: &Talk) -> Result<(Vec<CheckpointTuple>, Summary)> {
     let mut all = saver.list(&ListQuery { namespace: None, ..ListQuery::new(&talk.thread) }).await?;
     let inner = CheckpointSelector { namespace: "inner".into(), ..CheckpointSelector::head(&talk.thread) };
     all.extend(saver.get(&inner).await?);
     let middle = CheckpointSelector { id: talk.head, ..CheckpointSelector::head(&talk.thread) };
     all.extend(saver.get(&middle).await?);
-    Ok(all)
+    Ok((all, saver.summary(&talk.thread).await?))
 }
 
 /// The value with one bit of each of its bytes changed.
@@ -204,7 +204,7 @@ async fn one_changed_byte_in_any_row_is_detected_or_harmless() {
     let talk = small(&path).await;
     let mut saver = open(&path).unwrap();
     let good = look(&saver, &talk).await.unwrap();
-    assert_eq!(good.len(), 23);
+    assert_eq!(good.0.len(), 23);
     assert_eq!(saver.check().await.unwrap(), []);
     let conn = raw(&path);
     let (mut detected, mut harmless) = (0, 0);
@@ -360,7 +360,7 @@ async fn a_changed_key_is_detected_or_named_by_the_check() {
                     Ok(read) if read == good => {}
                     Ok(read) => {
                         assert!(
-                            read.iter().all(|tuple| good.contains(tuple)),
+                            read.0.iter().all(|tuple| good.0.contains(tuple)),
                             "{table}, key {key} as {damaged}"
                         );
                         let found = saver.check().await.unwrap();
@@ -473,7 +473,7 @@ async fn a_file_with_larger_pages_is_served_with_checksums() {
     drop(conn);
     let talk = small(&path).await;
     let saver = open(&path).unwrap();
-    assert_eq!(look(&saver, &talk).await.unwrap().len(), 23);
+    assert_eq!(look(&saver, &talk).await.unwrap().0.len(), 23);
     assert_eq!(saver.check().await.unwrap(), []);
     saver.close().await;
     let conn = Connection::open(&path).unwrap();
@@ -499,7 +499,7 @@ async fn a_file_without_checksums_of_pages_stays_as_it_is() {
     drop(plain);
     let talk = small(&path).await;
     let saver = open(&path).unwrap();
-    assert_eq!(look(&saver, &talk).await.unwrap().len(), 23);
+    assert_eq!(look(&saver, &talk).await.unwrap().0.len(), 23);
     assert_eq!(saver.check().await.unwrap(), []);
     saver.close().await;
     assert!(!threadkeep_pages::is_sealed(&raw(&path)).unwrap());

@@ -13,7 +13,6 @@ use crate::pass::Pass;
 use crate::progress::Progress;
 use crate::question::{self, can_be_asked};
 use crate::target::{Target, retried_while_stale};
-use crate::threads::stored;
 
 /// What happened to a thread.
 struct Outcome {
@@ -147,7 +146,7 @@ async fn apply_to(
     plan: &Planner<'_>,
     pass: &Pass,
 ) -> (Option<Outcome>, Result<()>) {
-    let stored_before = match stored(target, thread).await {
+    let stored_before = match target.stored_bytes(thread).await {
         Ok(stored) => stored,
         Err(error) => return (None, Err(error)),
     };
@@ -172,7 +171,7 @@ async fn apply_to(
         }
     };
     if let Some(outcome) = &mut outcome {
-        match stored(target, thread).await {
+        match target.stored_bytes(thread).await {
             Ok(stored_after) => outcome.stored = stored_before.zip(stored_after),
             Err(error) => done = done.and(Err(error)),
         }

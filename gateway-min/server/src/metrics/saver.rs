@@ -9,7 +9,7 @@ use threadkeep::checkpoint::{CheckpointKey, CheckpointTuple, TaskWrites};
 use threadkeep::id::{ChannelName, CheckpointId, ThreadId};
 use threadkeep::saver::{
     Capabilities, CheckpointSelector, Coming, DeltaHistory, ListQuery, Revision, Rewrite, Saver, StepCommit,
-    ThreadImage,
+    Summary, ThreadImage,
 };
 use threadkeep::value::ChannelValue;
 use threadkeep::{Error, Result};
@@ -87,6 +87,10 @@ impl Saver for MeteredSaver {
 
     async fn read_thread(&self, thread: &ThreadId) -> Result<ThreadImage> {
         self.inner.read_thread(thread).await
+    }
+
+    async fn summary(&self, thread: &ThreadId) -> Result<Summary> {
+        self.inner.summary(thread).await
     }
 
     async fn rewrite_thread(&self, thread: &ThreadId, expected: &Revision, rewrite: Rewrite) -> Result<()> {

@@ -46,7 +46,8 @@ async fn threads_are_listed_with_the_names_that_the_gateway_knows() {
     assert_eq!(shown["record"]["owner"], "ann");
     assert_eq!(shown["namespaces"][0]["checkpoints"], 20);
     assert_eq!(shown["namespaces"][1]["namespace"], "inner");
-    assert_eq!(shown["stats"]["checkpoint_rows"], 22);
+    assert_eq!(shown["namespaces"][1]["checkpoints"], 2);
+    assert!(shown["stored_bytes"].as_u64().unwrap() > 0, "{shown}");
 }
 
 #[tokio::test]
@@ -55,7 +56,7 @@ async fn a_thread_and_what_threads_take_are_shown() {
         let store = Store::new(mode).await;
         let show = store.run(&["threads", "show", TALK]).done();
         // Stored sizes are checked by the driver's tests.
-        let show: Vec<&str> = show.lines().map(|line| line.split(" logical, ").next().unwrap()).collect();
+        let show: Vec<&str> = show.lines().map(|line| line.split(" writes: ").next().unwrap()).collect();
         assert_snapshot!(format!("threads_show_{mode}"), show.join("\n"));
         let du = store.run(&["threads", "du"]).done();
         let first: Vec<&str> = du.lines().filter_map(|line| line.split_whitespace().next()).collect();

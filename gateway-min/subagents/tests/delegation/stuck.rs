@@ -14,7 +14,7 @@ use threadkeep::id::{ChannelName, CheckpointId, IdSource, ThreadId};
 use threadkeep::mode::ChannelMode;
 use threadkeep::saver::{
     Capabilities, CheckpointSelector, Coming, DeltaHistory, ListQuery, Revision, Rewrite, Saver, StepCommit,
-    ThreadImage,
+    Summary, ThreadImage,
 };
 use threadkeep::state::StateAccessor;
 use threadkeep_agent::Ended;
@@ -161,6 +161,10 @@ impl Saver for Troubled {
 
     async fn read_thread(&self, thread: &ThreadId) -> Result<ThreadImage> {
         self.inner.read_thread(thread).await
+    }
+
+    async fn summary(&self, thread: &ThreadId) -> Result<Summary> {
+        self.inner.summary(thread).await
     }
 
     async fn rewrite_thread(&self, thread: &ThreadId, expected: &Revision, rewrite: Rewrite) -> Result<()> {

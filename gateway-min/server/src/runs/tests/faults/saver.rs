@@ -9,7 +9,7 @@ use threadkeep::checkpoint::{CheckpointKey, CheckpointTuple, TaskWrites};
 use threadkeep::id::{ChannelName, CheckpointId, ThreadId};
 use threadkeep::saver::{
     Capabilities, CheckpointSelector, Coming, DeltaHistory, ListQuery, Revision, Rewrite, Saver, StepCommit,
-    ThreadImage,
+    Summary, ThreadImage,
 };
 use threadkeep::{Error, Result};
 
@@ -210,6 +210,10 @@ impl Saver for FaultySaver {
             return Err(Error::corrupt("a checkpoint", "injected fault"));
         }
         Ok(image)
+    }
+
+    async fn summary(&self, thread: &ThreadId) -> Result<Summary> {
+        self.inner.summary(thread).await
     }
 
     async fn rewrite_thread(&self, thread: &ThreadId, expected: &Revision, rewrite: Rewrite) -> Result<()> {

@@ -12,7 +12,7 @@ use threadkeep::id::{ChannelName, CheckpointId, IdSource, ThreadId};
 use threadkeep::mode::ChannelMode;
 use threadkeep::saver::{
     Capabilities, CheckpointSelector, DeltaHistory, ListQuery, Load, Revision, Rewrite, Saver, StepCommit,
-    ThreadImage,
+    Summary, ThreadImage,
 };
 use threadkeep::state::StateAccessor;
 use threadkeep::{Error, Result};
@@ -139,6 +139,14 @@ impl Saver for Busy {
             threads.push(ThreadId::from(DELETED));
         }
         Ok(threads)
+    }
+
+    async fn summary(&self, thread: &ThreadId) -> Result<Summary> {
+        self.intact(thread)?;
+        if self.reads_fail && thread.as_str() == BUSY {
+            return Err(Error::Stale { thread: thread.clone() });
+        }
+        self.store.summary(thread).await
     }
 
     async fn read_thread(&self, thread: &ThreadId) -> Result<ThreadImage> {

@@ -24,6 +24,12 @@ pub const ROLLED_BACK_KEY: &str = "svc_rolled_back_run_id";
 /// The pseudo-node whose writes mark a duration-only checkpoint.
 pub const DURATION_NODE: &str = "runtime_run_duration";
 
+/// Whether metadata with this encoded [`extra`](Metadata::extra) may be that of a
+/// [duration-only](Metadata::is_duration_only) checkpoint: few others name the node, so a reader of many decodes these alone.
+pub fn may_be_duration_only(encoded: &[u8]) -> bool {
+    encoded.windows(DURATION_NODE.len()).any(|part| part == DURATION_NODE.as_bytes())
+}
+
 /// What created a checkpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]

@@ -3,7 +3,7 @@
 
 use threadkeep::Result;
 use threadkeep::id::{CheckpointId, TaskId, ThreadId};
-use threadkeep::metadata::{DURATION_NODE, Metadata};
+use threadkeep::metadata::{Metadata, may_be_duration_only};
 use threadkeep::saver::{Counted, Counter, Summary};
 use tokio_postgres::types::Type;
 
@@ -77,13 +77,10 @@ fn outline(record: &CheckpointRecord, elements: &Elements) -> Result<Metadata> {
     (metadata.delta_marker, metadata.counters) = (record.delta_marker, record.counters.clone());
     let Extra { rest, maps } = &record.extra;
     let maps: Vec<_> = maps.iter().filter(|(key, _)| key == WRITES).cloned().collect();
-    // Few name the node of such notes at all; the others need not be decoded.
-    let names_it =
-        |bytes: &[u8]| bytes.windows(DURATION_NODE.len()).any(|part| part == DURATION_NODE.as_bytes());
     let may = match rest {
         Rest::Empty => false,
-        Rest::Inline(bytes) => names_it(bytes),
-        Rest::Shared(n) => names_it(elements.get(Space::Structure, *n)?.bytes()),
+        Rest::Inline(bytes) => may_be_duration_only(bytes),
+        Rest::Shared(n) => may_be_duration_only(elements.get(Space::Structure, *n)?.bytes()),
     };
     if may || !maps.is_empty() {
         metadata.extra = extra(&Extra { rest: rest.clone(), maps }, elements)?;

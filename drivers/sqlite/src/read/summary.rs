@@ -3,7 +3,7 @@
 use threadkeep::Result;
 use threadkeep::channel::MESSAGES_CHANNEL;
 use threadkeep::id::ThreadId;
-use threadkeep::metadata::{DURATION_NODE, Metadata};
+use threadkeep::metadata::{Metadata, may_be_duration_only};
 use threadkeep::saver::{Counted, Counter, Summary};
 use threadkeep_layout::Run;
 
@@ -73,12 +73,10 @@ fn page(
 
 /// Whether a checkpoint only notes how long a run took. Its metadata is decoded only if it may say so.
 fn is_note(elements: &mut Elements<'_>, record: &CheckpointRecord) -> Result<bool> {
-    let names_it =
-        |bytes: &[u8]| bytes.windows(DURATION_NODE.len()).any(|part| part == DURATION_NODE.as_bytes());
     let may = match &record.extra.rest {
         Rest::Empty => false,
-        Rest::Inline(bytes) => names_it(bytes),
-        Rest::Shared(seq) => names_it(elements.get(Space::Metadata, *seq)?.bytes()),
+        Rest::Inline(bytes) => may_be_duration_only(bytes),
+        Rest::Shared(seq) => may_be_duration_only(elements.get(Space::Metadata, *seq)?.bytes()),
     };
     // It may also be so large that it is stored by entry.
     let maps: Vec<_> = record.extra.maps.iter().filter(|(key, _)| key == WRITES).cloned().collect();

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fmt::Write as _;
+use std::ops::Range;
 use std::sync::Arc;
 
 use axum::extract::{Query, State};
@@ -31,6 +32,8 @@ use crate::app::App;
 const FAILED: &str = "Failed to read checkpoints";
 /// Checkpoints on a page.
 const PAGE: usize = 250;
+/// Checkpoints that are read at a time.
+const READ: usize = 1_000;
 
 /// The path of a checkpoint.
 pub(super) struct CheckpointPath {
@@ -55,22 +58,76 @@ pub(super) async fn tree(
     let thread = head(&app, &thread_id).await?;
     let accessor = app.threads.accessor();
     accessor.check(&thread_id, None).await.or_engine(&thread_id, FAILED)?;
-    let query = ListQuery { namespace: None, load: Load::None, ..ListQuery::new(&thread_id) };
-    let mut tuples = accessor.saver().list(&query).await.or_engine(&thread_id, FAILED)?;
-    let all = tuples.len();
-    tuples.retain(|tuple| tuple.namespace.as_str().is_empty());
-    let offset = usize::try_from(offset(&parameters)).unwrap_or(usize::MAX).min(tuples.len());
-    let family = Family::of(&tuples);
-    let end = tuples.len().min(offset + PAGE);
+    let saver = accessor.saver();
+    let summary = saver.summary(&thread_id).await.or_engine(&thread_id, FAILED)?;
+    let nested = summary.iter().filter(|(namespace, _)| !namespace.as_str().is_empty());
+    let nested: u64 = nested.map(|(_, chain)| chain.checkpoints).sum();
+    let offset = usize::try_from(offset(&parameters)).unwrap_or(usize::MAX);
+    let mut walk = Walk::showing(offset..offset.saturating_add(PAGE));
+    let mut query = ListQuery { load: Load::None, limit: Some(READ), ..ListQuery::new(&thread_id) };
+    loop {
+        let page = saver.list(&query).await.or_engine(&thread_id, FAILED)?;
+        query.before = page.last().map(|tuple| tuple.checkpoint.id);
+        let more = page.len() == READ;
+        for tuple in page {
+            walk.add(tuple);
+        }
+        if !more {
+            break;
+        }
+    }
     let view = Checkpoints {
         thread,
-        nested: all - tuples.len(),
-        nodes: tuples.iter().map(node).collect(),
-        lines: tuples[offset..end].iter().map(|tuple| family.line(tuple)).collect(),
-        offset,
+        nested: usize::try_from(nested).unwrap_or(usize::MAX),
+        lines: walk.lines(),
+        offset: offset.min(walk.nodes.len()),
+        nodes: walk.nodes,
         page: PAGE,
     };
     Ok(Html(view.page(&session)))
+}
+
+/// The checkpoints of a thread, newest first. It holds of each who its parent is, and of those that are shown, and of their
+/// parents, everything but values.
+struct Walk {
+    /// The places of those that are shown.
+    shown: Range<usize>,
+    nodes: Vec<Node>,
+    /// Those that are shown.
+    ids: Vec<CheckpointId>,
+    /// Their parents that did not come yet.
+    wanted: HashSet<CheckpointId>,
+    family: Family,
+}
+
+impl Walk {
+    fn showing(shown: Range<usize>) -> Self {
+        let (nodes, ids, wanted) = (Vec::new(), Vec::new(), HashSet::new());
+        Self { shown, nodes, ids, wanted, family: Family::default() }
+    }
+
+    /// Adds a checkpoint, older than those before it.
+    fn add(&mut self, tuple: CheckpointTuple) {
+        let (is_shown, id) = (self.shown.contains(&self.nodes.len()), tuple.checkpoint.id);
+        self.nodes.push(node(&tuple));
+        if is_shown {
+            self.ids.push(id);
+            self.wanted.extend(tuple.parent);
+        } else {
+            // All its children came before it, and nobody asks what they applied.
+            self.family.applied.remove(&id);
+        }
+        if self.wanted.remove(&id) || is_shown {
+            self.family.add(tuple);
+        } else {
+            self.family.note(&tuple);
+        }
+    }
+
+    fn lines(&self) -> Vec<CheckpointLine> {
+        let shown = self.ids.iter().filter_map(|id| self.family.by_id.get(id));
+        shown.map(|tuple| self.family.line(tuple)).collect()
+    }
 }
 
 fn node(tuple: &CheckpointTuple) -> Node {
@@ -78,20 +135,24 @@ fn node(tuple: &CheckpointTuple) -> Node {
 }
 
 /// What checkpoints say about each other: the rows that a child applied are those of its parent.
-struct Family<'a> {
-    by_id: HashMap<CheckpointId, &'a CheckpointTuple>,
+#[derive(Default)]
+struct Family {
+    by_id: HashMap<CheckpointId, CheckpointTuple>,
     applied: HashMap<CheckpointId, HashSet<TaskId>>,
 }
 
-impl<'a> Family<'a> {
-    fn of(tuples: &'a [CheckpointTuple]) -> Self {
-        let mut applied: HashMap<CheckpointId, HashSet<TaskId>> = HashMap::new();
-        for tuple in tuples {
-            if let Some(parent) = tuple.parent {
-                applied.entry(parent).or_default().extend(&tuple.checkpoint.applied);
-            }
+impl Family {
+    /// Adds a checkpoint.
+    fn add(&mut self, tuple: CheckpointTuple) {
+        self.note(&tuple);
+        self.by_id.insert(tuple.checkpoint.id, tuple);
+    }
+
+    /// Notes what a checkpoint applied.
+    fn note(&mut self, tuple: &CheckpointTuple) {
+        if let Some(parent) = tuple.parent {
+            self.applied.entry(parent).or_default().extend(&tuple.checkpoint.applied);
         }
-        Self { by_id: tuples.iter().map(|tuple| (tuple.checkpoint.id, tuple)).collect(), applied }
     }
 
     fn line(&self, tuple: &CheckpointTuple) -> CheckpointLine {
@@ -136,13 +197,15 @@ async fn read(
     let accessor = app.threads.accessor();
     let state = accessor.get(thread, Some(id)).await.or_engine(thread, FAILED)?;
     let state = state.ok_or_else(|| checkpoint_absent(id))?;
-    let mut tuples = Vec::new();
+    let mut family = Family::default();
     for id in [Some(id), state.parent].into_iter().flatten() {
         let at = CheckpointSelector { id: Some(id), load: Load::None, ..CheckpointSelector::head(thread) };
-        tuples.extend(accessor.saver().get(&at).await.or_engine(thread, FAILED)?);
+        if let Some(tuple) = accessor.saver().get(&at).await.or_engine(thread, FAILED)? {
+            family.add(tuple);
+        }
     }
-    let tuple = tuples.first().ok_or_else(|| checkpoint_absent(id))?;
-    let mut line = Family::of(&tuples).line(tuple);
+    let tuple = family.by_id.get(&id).ok_or_else(|| checkpoint_absent(id))?;
+    let mut line = family.line(tuple);
     // Its children were not read, so nothing is known of what they applied.
     line.pending = 0;
     let values = serialize::values(&state).or_engine(thread, FAILED)?;
@@ -283,8 +346,55 @@ fn pretty(value: &Value) -> String {
 #[cfg(test)]
 mod tests {
     use serde_json::json;
+    use threadkeep::checkpoint::{Checkpoint, TaskWrites};
+    use threadkeep::id::Namespace;
+    use threadkeep::metadata::{Metadata, Source};
 
     use super::*;
+
+    /// Checkpoints newest first, each with two tasks; its parent is near or far, and it applied one or both of the parent's.
+    fn tree_of(count: u8) -> Vec<CheckpointTuple> {
+        let id = |n: u8| CheckpointId::from_bytes([n; 16]);
+        let task = |n: u8, of: u8| TaskId::from_bytes([[n; 8], [of; 8]].concat().try_into().unwrap());
+        let tuple = |n: u8| {
+            let parent = (n > 0).then(|| if n % 3 == 0 { n / 2 } else { n - 1 });
+            let applied = parent.into_iter().flat_map(|parent| (0..=n % 2).map(move |of| task(parent, of)));
+            let row = |of: u8| {
+                let node = format!("node {n} {of}").as_str().into();
+                TaskWrites { task: task(n, of), node, index: of.into(), writes: Vec::new() }
+            };
+            CheckpointTuple {
+                thread: "t".into(),
+                namespace: Namespace::root(),
+                checkpoint: Checkpoint {
+                    id: id(n),
+                    channels: [].into(),
+                    next: Vec::new(),
+                    applied: applied.collect(),
+                },
+                parent: parent.map(id),
+                metadata: Metadata::new(Source::Loop, n.into()),
+                writes: (0..2).map(row).collect(),
+            }
+        };
+        (0..count).rev().map(tuple).collect()
+    }
+
+    #[test]
+    fn a_walk_shows_what_the_whole_thread_says() {
+        let tuples = tree_of(60);
+        let mut whole = Family::default();
+        tuples.iter().cloned().for_each(|tuple| whole.add(tuple));
+        for (offset, length) in (0..70).flat_map(|offset| [1, 7, 100].map(|length| (offset, length))) {
+            let mut walk = Walk::showing(offset..offset + length);
+            tuples.iter().cloned().for_each(|tuple| walk.add(tuple));
+            let expected: Vec<_> =
+                tuples.iter().skip(offset).take(length).map(|tuple| whole.line(tuple)).collect();
+            assert_eq!(format!("{:?}", walk.lines()), format!("{expected:?}"), "{length} from {offset}");
+            assert_eq!(walk.nodes.len(), tuples.len());
+            assert!(walk.family.by_id.len() <= 2 * length, "{} are held", walk.family.by_id.len());
+        }
+    }
 
     #[test]
     fn messages_are_compared_by_their_ids() {

@@ -357,7 +357,7 @@ mod tests {
         let id = |n: u8| CheckpointId::from_bytes([n; 16]);
         let task = |n: u8, of: u8| TaskId::from_bytes([[n; 8], [of; 8]].concat().try_into().unwrap());
         let tuple = |n: u8| {
-            let parent = (n > 0).then(|| if n % 3 == 0 { n / 2 } else { n - 1 });
+            let parent = (n > 0).then(|| if n.is_multiple_of(3) { n / 2 } else { n - 1 });
             let applied = parent.into_iter().flat_map(|parent| (0..=n % 2).map(move |of| task(parent, of)));
             let row = |of: u8| {
                 let node = format!("node {n} {of}").as_str().into();

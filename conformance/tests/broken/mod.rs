@@ -504,7 +504,9 @@ impl Saver for Broken {
         self.list(&all).await?;
         let mut summary = self.inner.summary(thread).await?;
         if self.is(Fault::CountsAppliedRows) {
-            summary.values_mut().for_each(|chain| chain.pending = chain.rows);
+            for chain in summary.values_mut() {
+                chain.pending = chain.rows;
+            }
         }
         Ok(summary)
     }

@@ -39,7 +39,7 @@ async fn a_page_and_a_whole_thread_are_read_with_few_statements() {
             "its summary",
             asked(&|memory| {
                 let summary = summary::summary(&db, &memory.names, &talk.thread).unwrap();
-                summary.values().map(|chain| chain.checkpoints as usize).sum()
+                summary.values().map(|chain| usize::try_from(chain.checkpoints).unwrap()).sum()
             }),
         ),
     ] {

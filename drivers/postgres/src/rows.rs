@@ -1,8 +1,9 @@
 //! Rows of the tables: decoded and verified when read, sealed when written.
 
-use std::collections::BTreeMap;
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeMap, HashMap};
 
-use threadkeep::id::{CheckpointId, Namespace, ThreadId};
+use threadkeep::id::{ChannelName, CheckpointId, Namespace, ThreadId};
 use threadkeep::{Error, Result};
 use threadkeep_layout::{Malformed, PART, decode_names};
 use tokio_postgres::Row;
@@ -226,8 +227,9 @@ impl Snapshot {
                 }
             }
         }
+        let mut names = HashMap::new();
         for row in checkpoints {
-            this.add_checkpoint(thread, key, row)?;
+            this.add_checkpoint(thread, key, row, &mut names)?;
         }
         this.check_owners(thread)?;
         Ok(this)
@@ -248,10 +250,17 @@ impl Snapshot {
         self.elements.join(more.elements);
     }
 
-    fn add_checkpoint(&mut self, thread: &ThreadId, key: Uuid, row: &Row) -> Result<()> {
+    /// `names` are those of the elements that rows before it name: most rows of a thread share one.
+    fn add_checkpoint(
+        &mut self,
+        thread: &ThreadId,
+        key: Uuid,
+        row: &Row,
+        names: &mut HashMap<u32, Vec<ChannelName>>,
+    ) -> Result<()> {
         let (ns, id): (&[u8], Uuid) = (column(row, 1)?, column(row, 2)?);
         let number = |n: i64| u32::try_from(n).map_err(|_| Malformed("a number is out of range"));
-        let (names, extra): (i64, Option<i64>) = (column(row, 5)?, column(row, 6)?);
+        let (names_at, extra): (i64, Option<i64>) = (column(row, 5)?, column(row, 6)?);
         let wrong = |reason| corrupt("checkpoint", thread, format_args!("checkpoint {id}"), reason);
         let covered = Covered {
             thread: key,
@@ -259,15 +268,22 @@ impl Snapshot {
             id,
             parent: column(row, 3)?,
             seed: column(row, 4)?,
-            names: number(names).map_err(wrong)?,
+            names: number(names_at).map_err(wrong)?,
             extra: extra.map(number).transpose().map_err(wrong)?,
         };
         let body = covered.seal().open(column(row, 7)?).map_err(wrong)?;
-        let names = self.elements.get(Space::Structure, covered.names)?;
-        let names = decode_names(names.bytes())
-            .map_err(|reason| self.elements.corrupt(Space::Structure.seq(covered.names), reason))?;
+        let names =
+            match names.entry(covered.names) {
+                Entry::Occupied(known) => known.into_mut(),
+                Entry::Vacant(unknown) => {
+                    let element = self.elements.get(Space::Structure, covered.names)?;
+                    unknown.insert(decode_names(element.bytes()).map_err(|reason| {
+                        self.elements.corrupt(Space::Structure.seq(covered.names), reason)
+                    })?)
+                }
+            };
         let parent = covered.parent.map(keys::id);
-        let record = CheckpointRecord::decode(body, parent, &names, covered.extra).map_err(wrong)?;
+        let record = CheckpointRecord::decode(body, parent, names, covered.extra).map_err(wrong)?;
         let tasks: Option<&[u8]> = column(row, 8)?;
         let tasks = tasks.map(|tasks| decode_tasks(covered.tasks_seal().open(tasks)?)).transpose();
         let tasks = tasks.map_err(wrong)?.unwrap_or_default();

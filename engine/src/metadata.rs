@@ -21,6 +21,9 @@ pub const RESTORED_KEY: &str = "svc_restored_checkpoint_id";
 /// The metadata key of a checkpoint that rolls a run back: the id of the run.
 pub const ROLLED_BACK_KEY: &str = "svc_rolled_back_run_id";
 
+/// The metadata key of what a checkpoint's nodes wrote, which says whether it only notes how long a run took.
+pub const WRITES_KEY: &str = "writes";
+
 /// The pseudo-node whose writes mark a duration-only checkpoint.
 pub const DURATION_NODE: &str = "runtime_run_duration";
 
@@ -109,7 +112,7 @@ impl Metadata {
     /// retention share this predicate; where there is a state, see [`crate::state::StateSnapshot::repeats_its_parent`].
     pub fn is_duration_only(&self) -> bool {
         self.extra
-            .get("writes")
+            .get(WRITES_KEY)
             .and_then(Json::as_object)
             .is_some_and(|writes| writes.contains_key(DURATION_NODE))
     }

@@ -500,8 +500,6 @@ impl Saver for Broken {
     }
 
     async fn summary(&self, thread: &ThreadId) -> Result<Summary> {
-        let all = ListQuery { namespace: None, load: Load::None, ..ListQuery::new(thread) };
-        self.list(&all).await?;
         let mut summary = self.inner.summary(thread).await?;
         if self.is(Fault::CountsAppliedRows) {
             for chain in summary.values_mut() {

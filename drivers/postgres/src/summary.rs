@@ -3,7 +3,7 @@
 
 use threadkeep::Result;
 use threadkeep::id::{CheckpointId, TaskId, ThreadId};
-use threadkeep::metadata::{Metadata, may_be_duration_only};
+use threadkeep::metadata::{Metadata, WRITES_KEY, may_be_duration_only};
 use threadkeep::saver::{Counted, Counter, Summary};
 use tokio_postgres::types::Type;
 
@@ -18,9 +18,6 @@ use crate::rows::{Node, Snapshot, column};
 use crate::store::Store;
 use crate::view::extra;
 
-/// The key of metadata that says that a checkpoint only notes how long a run took.
-const WRITES: &str = "writes";
-
 impl Store {
     /// The contract's `summary`.
     pub(crate) async fn summary(&self, thread: &ThreadId) -> Result<Summary, Trouble> {
@@ -28,7 +25,7 @@ impl Store {
         let params: [Param<'_>; 2] = [(&key, Type::UUID), (&no_namespace, Type::BYTEA)];
         let mut snapshot = self.snapshot(thread, &self.sql.outlines, &params).await?;
         let mut nodes = snapshot.nodes.values().flat_map(|nodes| nodes.values());
-        if nodes.any(|node| node.record.extra.maps.iter().any(|(key, _)| key == WRITES)) {
+        if nodes.any(|node| node.record.extra.maps.iter().any(|(key, _)| key == WRITES_KEY)) {
             // So large that it is stored by entry, which that statement leaves out.
             snapshot = self.snapshot(thread, &self.sql.all, &params).await?;
         }
@@ -76,7 +73,7 @@ fn outline(record: &CheckpointRecord, elements: &Elements) -> Result<Metadata> {
     let mut metadata = Metadata::new(record.source, record.step);
     (metadata.delta_marker, metadata.counters) = (record.delta_marker, record.counters.clone());
     let Extra { rest, maps } = &record.extra;
-    let maps: Vec<_> = maps.iter().filter(|(key, _)| key == WRITES).cloned().collect();
+    let maps: Vec<_> = maps.iter().filter(|(key, _)| key == WRITES_KEY).cloned().collect();
     let may = match rest {
         Rest::Empty => false,
         Rest::Inline(bytes) => may_be_duration_only(bytes),

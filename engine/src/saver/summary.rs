@@ -60,6 +60,23 @@ pub struct Counted<P, T> {
     pub step: i64,
 }
 
+impl Counted<CheckpointId, TaskId> {
+    /// A checkpoint that was read without its values, or with them.
+    pub fn of(tuple: &CheckpointTuple) -> Self {
+        Self {
+            place: tuple.checkpoint.id,
+            id: tuple.checkpoint.id,
+            parent: tuple.parent,
+            applied: tuple.checkpoint.applied.clone(),
+            tasks: tuple.writes.iter().map(|row| row.task).collect(),
+            writes: tuple.writes.iter().map(|row| row.writes.len()).sum(),
+            delta: tuple.metadata.is_delta(),
+            note: tuple.metadata.is_duration_only(),
+            step: tuple.metadata.step,
+        }
+    }
+}
+
 /// Counts the checkpoints of a namespace, newest first.
 #[derive(Debug)]
 pub struct Counter<P, T> {
@@ -146,18 +163,7 @@ impl<P: Eq + Hash, T: Eq + Hash> Counter<P, T> {
 pub(super) fn of(thread: &ThreadId, tuples: &[CheckpointTuple]) -> Result<Summary> {
     let mut counters: BTreeMap<&Namespace, Counter<CheckpointId, TaskId>> = BTreeMap::new();
     for tuple in tuples {
-        let counted = Counted {
-            place: tuple.checkpoint.id,
-            id: tuple.checkpoint.id,
-            parent: tuple.parent,
-            applied: tuple.checkpoint.applied.clone(),
-            tasks: tuple.writes.iter().map(|row| row.task).collect(),
-            writes: tuple.writes.iter().map(|row| row.writes.len()).sum(),
-            delta: tuple.metadata.is_delta(),
-            note: tuple.metadata.is_duration_only(),
-            step: tuple.metadata.step,
-        };
-        counters.entry(&tuple.namespace).or_default().add(thread, counted)?;
+        counters.entry(&tuple.namespace).or_default().add(thread, Counted::of(tuple))?;
     }
     let mut summary = Summary::new();
     for (namespace, counter) in counters {

@@ -145,8 +145,9 @@ impl ConvertCommand {
         } else {
             retried_while_stale(|| convert(&**target.saver(), thread, channels)).await?
         };
+        let is_unchanged = self.dry_run || done.changed == 0;
         // It is done, whatever its size is.
-        let after = target.stored_bytes(thread).await.unwrap_or_default();
+        let after = if is_unchanged { before } else { target.stored_bytes(thread).await.unwrap_or_default() };
         Ok(Converted { done, before, after })
     }
 }

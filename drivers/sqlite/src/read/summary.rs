@@ -3,7 +3,7 @@
 use threadkeep::Result;
 use threadkeep::channel::MESSAGES_CHANNEL;
 use threadkeep::id::ThreadId;
-use threadkeep::metadata::{Metadata, may_be_duration_only};
+use threadkeep::metadata::{Metadata, WRITES_KEY, may_be_duration_only};
 use threadkeep::saver::{Counted, Counter, Summary};
 use threadkeep_layout::Run;
 
@@ -18,9 +18,6 @@ use crate::sql::Db;
 /// Rows that are held at a time.
 const PAGE: u32 = 1_024;
 
-/// The key of metadata that says that a checkpoint only notes how long a run took.
-const WRITES: &str = "writes";
-
 /// The contract's `summary`.
 pub(crate) fn summary(db: &Db, names: &Names, thread: &ThreadId) -> Result<Summary> {
     let Some(found) = directory::thread(db, thread)? else { return Ok(Summary::new()) };
@@ -30,7 +27,7 @@ pub(crate) fn summary(db: &Db, names: &Names, thread: &ThreadId) -> Result<Summa
         let (mut counter, mut below) = (Counter::default(), Ordinal::MAX);
         while below > 0 {
             let rows = checkpoints::newest_up_to(db, key, below, PAGE)?;
-            below = rows.last().map_or(0, |oldest| oldest.ordinal - 1);
+            below = rows.last().map_or(0, |oldest| oldest.ordinal.saturating_sub(1));
             for counted in page(Elements::new(db, found.key), &rows, messages)? {
                 counter.add(thread, counted)?;
             }
@@ -79,7 +76,7 @@ fn is_note(elements: &mut Elements<'_>, record: &CheckpointRecord) -> Result<boo
         Rest::Shared(seq) => may_be_duration_only(elements.get(Space::Metadata, *seq)?.bytes()),
     };
     // It may also be so large that it is stored by entry.
-    let maps: Vec<_> = record.extra.maps.iter().filter(|(key, _)| key == WRITES).cloned().collect();
+    let maps: Vec<_> = record.extra.maps.iter().filter(|(key, _)| key == WRITES_KEY).cloned().collect();
     if !may && maps.is_empty() {
         return Ok(false);
     }

@@ -171,7 +171,8 @@ async fn apply_to(
         }
     };
     if let Some(outcome) = &mut outcome {
-        match target.stored_bytes(thread).await {
+        let stored = if outcome.changed { target.stored_bytes(thread).await } else { Ok(stored_before) };
+        match stored {
             Ok(stored_after) => outcome.stored = stored_before.zip(stored_after),
             Err(error) => done = done.and(Err(error)),
         }

@@ -1,28 +1,26 @@
 //! The checkpoints of a thread: the tree, the state at one, the difference of two.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
-use std::ops::Range;
 use std::sync::Arc;
 
 use axum::extract::{Query, State};
 use axum::response::Html;
 use serde_json::{Map, Value};
 use threadkeep::channel::MESSAGES_CHANNEL;
-use threadkeep::checkpoint::CheckpointTuple;
-use threadkeep::deletion::RUN_ID_KEY;
-use threadkeep::id::{ChannelName, CheckpointId, TaskId, ThreadId};
-use threadkeep::saver::{CheckpointSelector, ListQuery, Load};
+use threadkeep::id::{CheckpointId, ThreadId};
+use threadkeep::saver::{CheckpointSelector, Load};
 use threadkeep_agent::model::message::{kind, text, tool_calls};
 use threadkeep_agent::serialize;
 use threadkeep_page::{
-    Change, Channel, CheckpointLine, Checkpoints, Difference, Excerpt, Node, State as StateView, ThreadHead,
+    Change, Channel, CheckpointLine, Checkpoints, Difference, Excerpt, State as StateView, ThreadHead,
 };
 
 use super::super::error::{ApiError, OrApiError as _};
 use super::super::extract::{ApiPath, ThreadPath};
 use super::super::fields::{Fields, FromFields};
 use super::super::state::checkpoint_absent;
+use super::family::{Family, READ, walked};
 use super::message::checkpoint;
 use super::session::Viewer;
 use super::threads::head;
@@ -32,8 +30,6 @@ use crate::app::App;
 const FAILED: &str = "Failed to read checkpoints";
 /// Checkpoints on a page.
 const PAGE: usize = 250;
-/// Checkpoints that are read at a time.
-const READ: usize = 1_000;
 
 /// The path of a checkpoint.
 pub(super) struct CheckpointPath {
@@ -58,134 +54,19 @@ pub(super) async fn tree(
     let thread = head(&app, &thread_id).await?;
     let accessor = app.threads.accessor();
     accessor.check(&thread_id, None).await.or_engine(&thread_id, FAILED)?;
-    let saver = accessor.saver();
-    let summary = saver.summary(&thread_id).await.or_engine(&thread_id, FAILED)?;
-    let nested = summary.iter().filter(|(namespace, _)| !namespace.as_str().is_empty());
-    let nested: u64 = nested.map(|(_, chain)| chain.checkpoints).sum();
     let offset = usize::try_from(offset(&parameters)).unwrap_or(usize::MAX);
-    let mut walk = Walk::showing(offset..offset.saturating_add(PAGE));
-    let mut query = ListQuery { load: Load::None, limit: Some(READ), ..ListQuery::new(&thread_id) };
-    loop {
-        let page = saver.list(&query).await.or_engine(&thread_id, FAILED)?;
-        query.before = page.last().map(|tuple| tuple.checkpoint.id);
-        let more = page.len() == READ;
-        for tuple in page {
-            walk.add(tuple);
-        }
-        if !more {
-            break;
-        }
-    }
+    let shown = offset..offset.saturating_add(PAGE);
+    let (walk, nested) =
+        walked(&**accessor.saver(), &thread_id, shown, READ).await.or_engine(&thread_id, FAILED)?;
     let view = Checkpoints {
         thread,
-        nested: usize::try_from(nested).unwrap_or(usize::MAX),
+        nested,
         lines: walk.lines(),
         offset: offset.min(walk.nodes.len()),
         nodes: walk.nodes,
         page: PAGE,
     };
     Ok(Html(view.page(&session)))
-}
-
-/// The checkpoints of a thread, newest first. It holds of each who its parent is, and of those that are shown, and of their
-/// parents, everything but values.
-struct Walk {
-    /// The places of those that are shown.
-    shown: Range<usize>,
-    nodes: Vec<Node>,
-    /// Those that are shown.
-    ids: Vec<CheckpointId>,
-    /// Their parents that did not come yet.
-    wanted: HashSet<CheckpointId>,
-    family: Family,
-}
-
-impl Walk {
-    fn showing(shown: Range<usize>) -> Self {
-        let (nodes, ids, wanted) = (Vec::new(), Vec::new(), HashSet::new());
-        Self { shown, nodes, ids, wanted, family: Family::default() }
-    }
-
-    /// Adds a checkpoint, older than those before it.
-    fn add(&mut self, tuple: CheckpointTuple) {
-        let (is_shown, id) = (self.shown.contains(&self.nodes.len()), tuple.checkpoint.id);
-        self.nodes.push(node(&tuple));
-        if is_shown {
-            self.ids.push(id);
-            self.wanted.extend(tuple.parent);
-        } else {
-            // All its children came before it, and nobody asks what they applied.
-            self.family.applied.remove(&id);
-        }
-        if self.wanted.remove(&id) || is_shown {
-            self.family.add(tuple);
-        } else {
-            self.family.note(&tuple);
-        }
-    }
-
-    fn lines(&self) -> Vec<CheckpointLine> {
-        let shown = self.ids.iter().filter_map(|id| self.family.by_id.get(id));
-        shown.map(|tuple| self.family.line(tuple)).collect()
-    }
-}
-
-fn node(tuple: &CheckpointTuple) -> Node {
-    Node { id: tuple.checkpoint.id.to_string(), parent: tuple.parent.map(|id| id.to_string()) }
-}
-
-/// What checkpoints say about each other: the rows that a child applied are those of its parent.
-#[derive(Default)]
-struct Family {
-    by_id: HashMap<CheckpointId, CheckpointTuple>,
-    applied: HashMap<CheckpointId, HashSet<TaskId>>,
-}
-
-impl Family {
-    /// Adds a checkpoint.
-    fn add(&mut self, tuple: CheckpointTuple) {
-        self.note(&tuple);
-        self.by_id.insert(tuple.checkpoint.id, tuple);
-    }
-
-    /// Notes what a checkpoint applied.
-    fn note(&mut self, tuple: &CheckpointTuple) {
-        if let Some(parent) = tuple.parent {
-            self.applied.entry(parent).or_default().extend(&tuple.checkpoint.applied);
-        }
-    }
-
-    fn line(&self, tuple: &CheckpointTuple) -> CheckpointLine {
-        let (checkpoint, metadata) = (&tuple.checkpoint, &tuple.metadata);
-        let rows =
-            tuple.parent.and_then(|parent| self.by_id.get(&parent)).map_or(&[][..], |parent| &parent.writes);
-        let by = checkpoint.applied.iter().filter_map(|task| rows.iter().find(|row| row.task == *task));
-        let applied = self.applied.get(&checkpoint.id);
-        let is_pending = |task: &TaskId| applied.is_none_or(|applied| !applied.contains(task));
-        let messages = ChannelName::from(MESSAGES_CHANNEL);
-        let form = if metadata.is_duration_only() {
-            "note"
-        } else if !metadata.is_delta() || !checkpoint.channels.contains_key(&messages) {
-            "full"
-        } else if metadata.counters.contains_key(&messages) {
-            "sentinel"
-        } else {
-            // The counters of a channel are absent where it has a snapshot.
-            "snapshot"
-        };
-        CheckpointLine {
-            id: checkpoint.id.to_string(),
-            parent: tuple.parent.map(|id| id.to_string()),
-            created_at: checkpoint.id.created_at(),
-            by: by.map(|row| row.node.to_string()).collect(),
-            source: format!("{:?}", metadata.source).to_lowercase(),
-            step: metadata.step,
-            run: metadata.extra.get(RUN_ID_KEY).and_then(Value::as_str).map(str::to_owned),
-            form,
-            pending: tuple.writes.iter().filter(|row| is_pending(&row.task)).count(),
-            next: checkpoint.next.iter().map(ToString::to_string).collect(),
-        }
-    }
 }
 
 /// A checkpoint as a line, and its state.
@@ -346,55 +227,8 @@ fn pretty(value: &Value) -> String {
 #[cfg(test)]
 mod tests {
     use serde_json::json;
-    use threadkeep::checkpoint::{Checkpoint, TaskWrites};
-    use threadkeep::id::Namespace;
-    use threadkeep::metadata::{Metadata, Source};
 
     use super::*;
-
-    /// Checkpoints newest first, each with two tasks; its parent is near or far, and it applied one or both of the parent's.
-    fn tree_of(count: u8) -> Vec<CheckpointTuple> {
-        let id = |n: u8| CheckpointId::from_bytes([n; 16]);
-        let task = |n: u8, of: u8| TaskId::from_bytes([[n; 8], [of; 8]].concat().try_into().unwrap());
-        let tuple = |n: u8| {
-            let parent = (n > 0).then(|| if n.is_multiple_of(3) { n / 2 } else { n - 1 });
-            let applied = parent.into_iter().flat_map(|parent| (0..=n % 2).map(move |of| task(parent, of)));
-            let row = |of: u8| {
-                let node = format!("node {n} {of}").as_str().into();
-                TaskWrites { task: task(n, of), node, index: of.into(), writes: Vec::new() }
-            };
-            CheckpointTuple {
-                thread: "t".into(),
-                namespace: Namespace::root(),
-                checkpoint: Checkpoint {
-                    id: id(n),
-                    channels: [].into(),
-                    next: Vec::new(),
-                    applied: applied.collect(),
-                },
-                parent: parent.map(id),
-                metadata: Metadata::new(Source::Loop, n.into()),
-                writes: (0..2).map(row).collect(),
-            }
-        };
-        (0..count).rev().map(tuple).collect()
-    }
-
-    #[test]
-    fn a_walk_shows_what_the_whole_thread_says() {
-        let tuples = tree_of(60);
-        let mut whole = Family::default();
-        tuples.iter().cloned().for_each(|tuple| whole.add(tuple));
-        for (offset, length) in (0..70).flat_map(|offset| [1, 7, 100].map(|length| (offset, length))) {
-            let mut walk = Walk::showing(offset..offset + length);
-            tuples.iter().cloned().for_each(|tuple| walk.add(tuple));
-            let expected: Vec<_> =
-                tuples.iter().skip(offset).take(length).map(|tuple| whole.line(tuple)).collect();
-            assert_eq!(format!("{:?}", walk.lines()), format!("{expected:?}"), "{length} from {offset}");
-            assert_eq!(walk.nodes.len(), tuples.len());
-            assert!(walk.family.by_id.len() <= 2 * length, "{} are held", walk.family.by_id.len());
-        }
-    }
 
     #[test]
     fn messages_are_compared_by_their_ids() {

@@ -6,6 +6,7 @@ mod batches;
 mod checkpoints;
 mod conversation;
 mod executions;
+mod family;
 mod health;
 mod message;
 mod overview;

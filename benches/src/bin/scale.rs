@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io::{self, Write as _};
+use std::num::NonZeroU32;
 use std::path::PathBuf;
 
 use anyhow::{Context as _, Result, ensure};
@@ -34,6 +35,10 @@ struct Cli {
     /// Turns that are measured alone, and at least beside each command; 0 leaves that out.
     #[arg(long, default_value_t = 400)]
     beside: usize,
+    /// Turns that are due in a second, of all clients; their times count from when they are due. Without it, a client begins
+    /// its next turn when the last one has ended, as fast as the machine can.
+    #[arg(long)]
+    rate: Option<NonZeroU32>,
     /// A file for the tables in Markdown; the figures go beside it, as JSON.
     #[arg(long)]
     out: Option<PathBuf>,
@@ -59,6 +64,7 @@ fn main() -> Result<()> {
         threads: cli.threads,
         turns: cli.turns,
         beside: cli.beside,
+        rate: cli.rate,
     };
     let runtime = tokio::runtime::Runtime::new()?;
     // Nothing is lost if nobody reads what is being done.

@@ -1,9 +1,10 @@
 //! Turns of a gateway alone, and beside operators' commands on its store.
 
 use std::cell::RefCell;
+use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use futures::future::try_join_all;
@@ -19,7 +20,7 @@ use crate::load::gateway::Gateway;
 use crate::measure::{ms, percentile};
 
 /// Clients whose turns are measured, each in a thread of its own.
-const CLIENTS: usize = 4;
+const CLIENTS: u32 = 4;
 
 /// The turns of a thread, after which its client begins another one: so threads are as long beside a command that takes
 /// minutes as they are alone.
@@ -55,11 +56,16 @@ pub(super) async fn measure(
     gateway: &Gateway,
     commands: &Commands<'_>,
     store: StoreKind,
-    turns: usize,
+    (turns, rate): (usize, Option<NonZeroU32>),
     say: &mut impl FnMut(&str),
 ) -> Result<Vec<Turns>> {
-    let clients =
-        Clients { client: client::http()?, gateway, begun: AtomicUsize::new(0), added: Mutex::default() };
+    let clients = Clients {
+        client: client::http()?,
+        gateway,
+        period: rate.map(|rate| Duration::from_secs(1) * CLIENTS / rate.get()),
+        begun: AtomicUsize::new(0),
+        added: Mutex::default(),
+    };
     let mut rows = Vec::new();
     let mut record = |beside: &str, error: Option<String>, (mut times, failed): (Vec<Duration>, usize)| {
         times.sort_unstable();
@@ -138,6 +144,9 @@ async fn work(clients: &Clients<'_>, commands: &Commands<'_>, beside: &[&str]) -
 struct Clients<'g> {
     client: Client,
     gateway: &'g Gateway,
+    /// From one turn of a client to its next one, however long they take; none if each begins when the one before it has
+    /// ended.
+    period: Option<Duration>,
     /// The threads that were begun so far.
     begun: AtomicUsize,
     /// The threads that were not in the store before, and copies among them.
@@ -161,14 +170,15 @@ impl Clients<'_> {
     }
 
     /// Takes turns while `work` is done, again and again until there are enough turns. Returns the time of each that ended
-    /// well, but for the first of a thread, which is slower; and how many did not.
+    /// well, but for the first of a thread, which is slower; and how many did not. With a period, the time counts from the
+    /// moment when the turn was due: a pause delays all that are due in it.
     async fn while_working(
         &self,
         turns: usize,
         work: impl AsyncFn() -> Result<()>,
     ) -> Result<(Vec<Duration>, usize)> {
         let (over, done) = (AtomicBool::new(false), AtomicUsize::new(0));
-        let client = async || {
+        let client = async |phase: u32| {
             let (mut times, mut failed) = (Vec::new(), 0);
             while !over.load(Ordering::Acquire) {
                 let number = self.begun.fetch_add(1, Ordering::AcqRel);
@@ -176,12 +186,24 @@ impl Clients<'_> {
                 let mut thread =
                     Conversation::create(&self.client, self.gateway.api(), None, number, &frames).await?;
                 self.adds(thread.id());
+                let (mut due, mut ended) = (Instant::now(), Instant::now());
                 for turn in 0..TURNS {
+                    let waited = match self.period {
+                        Some(period) if turn > 0 => {
+                            due += period;
+                            tokio::time::sleep_until(due.into()).await;
+                            // A timer that fires late is not the gateway's.
+                            ended.saturating_duration_since(due)
+                        }
+                        _ => Duration::ZERO,
+                    };
                     match thread.turn().await {
-                        Ok(taken) if turn > 0 => times.push(taken.whole),
-                        Ok(_) => {}
+                        Ok(taken) if turn > 0 => times.push(waited + taken.whole),
+                        // The clients do not begin at the same moments.
+                        Ok(_) => due = Instant::now() + self.period.unwrap_or_default() * phase / CLIENTS,
                         Err(_) => failed += 1,
                     }
+                    ended = Instant::now();
                     done.fetch_add(1, Ordering::AcqRel);
                     if over.load(Ordering::Acquire) {
                         break;
@@ -199,7 +221,7 @@ impl Clients<'_> {
             over.store(true, Ordering::Release);
             worked
         };
-        let clients = try_join_all((0..CLIENTS).map(|_| client()));
+        let clients = try_join_all((0..CLIENTS).map(client));
         let (taken, worked) = tokio::join!(clients, working);
         worked?;
         let (times, failed): (Vec<_>, Vec<usize>) = taken?.into_iter().unzip();

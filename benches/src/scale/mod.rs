@@ -11,6 +11,7 @@ mod large;
 mod routes;
 mod table;
 
+use std::num::NonZeroU32;
 use std::path::PathBuf;
 
 use anyhow::{Context as _, Result, ensure};
@@ -45,6 +46,8 @@ pub struct Scale {
     pub turns: usize,
     /// Turns that are measured alone, and at least beside each command.
     pub beside: usize,
+    /// How many of these are due in a second; if none, a client begins its next one when the last one has ended.
+    pub rate: Option<NonZeroU32>,
 }
 
 /// With what the work of a command or route may grow.
@@ -194,7 +197,7 @@ impl Scale {
         if by == (1, 1) && self.beside > 0 {
             say(&format!("{kind}: turns beside commands"));
             let gateway = Gateway::again(&self.gateway, directory)?;
-            let measured = beside::measure(&gateway, &commands, store, self.beside, say).await;
+            let measured = beside::measure(&gateway, &commands, store, (self.beside, self.rate), say).await;
             gateway.stop().await?;
             report.turns.extend(measured?);
         }

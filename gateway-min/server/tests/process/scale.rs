@@ -15,6 +15,7 @@ async fn commands_read_what_they_print_and_turns_go_on_beside_them() {
         threads: 220,
         turns: 120,
         beside: 8,
+        rate: std::num::NonZeroU32::new(400),
     };
     let report = scale.run(|_| {}).await.unwrap();
     let shown = tables(&report, Form::Aligned);

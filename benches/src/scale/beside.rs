@@ -1,6 +1,7 @@
 //! Turns of a gateway alone, and beside operators' commands on its store.
 
 use std::cell::RefCell;
+use std::fs;
 use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -29,6 +30,9 @@ const TURNS: usize = 50;
 /// How often turns alone and turns beside a command alternate: a machine is not as fast at every moment, and what it does
 /// meanwhile falls on both.
 const ALTERNATIONS: usize = 4;
+
+/// The folder of the backups.
+const BACKUPS: &str = "backups";
 
 /// Turns that were measured.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -90,7 +94,7 @@ pub(super) async fn measure(
         &["copy of the longest thread"],
         &["retention", "apply", "--all", "--yes"],
         &["prune", "apply", "--all", "--keep", "last:1000", "--boundary", "fresh-snapshot", "--yes"],
-        &["backup", "--out", "beside.db"],
+        &["backup"],
     ] {
         if beside[0] == "backup" && store == StoreKind::Postgres {
             continue;
@@ -107,6 +111,7 @@ pub(super) async fn measure(
                 Ok(())
             });
             add(&mut with, times.await?);
+            remove_backups(commands)?;
         }
         record("", None, alone)?;
         let (name, error) = (beside.join(" "), failure.take().map(|error| format!("{error:#}")));
@@ -127,17 +132,25 @@ fn add(sum: &mut (Vec<Duration>, usize), (times, failed): (Vec<Duration>, usize)
 
 /// Carries out what turns are measured beside: a command, or a request for a copy.
 async fn work(clients: &Clients<'_>, commands: &Commands<'_>, beside: &[&str]) -> Result<()> {
+    if beside[0] == "backup" {
+        let folder = commands.directory.join(BACKUPS);
+        fs::create_dir_all(&folder)?;
+        let name = format!("{BACKUPS}/{}.db", fs::read_dir(folder)?.count());
+        return commands.measure(&["backup", "--out", &name]).await.map(drop);
+    }
     if beside.len() > 1 {
-        for old in ["beside.db", "beside.gateway.db"] {
-            // There is none the first time.
-            let _ = std::fs::remove_file(commands.directory.join(old));
-        }
         return commands.measure(beside).await.map(drop);
     }
     let copy = format!("{}/{}/copy", clients.gateway.api().threads, LONG[0].0);
     let copy: Json = clients.client.post(copy).send().await?.error_for_status()?.json().await?;
     clients.adds(copy["thread_id"].as_str().context("a copy has no id")?);
     Ok(())
+}
+
+/// Removes the backups, while no turns are measured: some file systems hold up flushes for as long as they free a large file.
+fn remove_backups(commands: &Commands<'_>) -> Result<()> {
+    let folder = commands.directory.join(BACKUPS);
+    if folder.exists() { Ok(fs::remove_dir_all(folder)?) } else { Ok(()) }
 }
 
 /// Who takes turns.

@@ -16,6 +16,7 @@ use threadkeep::saver::{
 use tokio::sync::Mutex;
 
 use crate::applied::{Children, is_stored};
+use crate::aside::dropped;
 use crate::config::{Options, Target};
 use crate::convoy::Convoys;
 use crate::doubt::Asked;
@@ -265,7 +266,10 @@ impl Saver for PostgresSaver {
         let (asked, epoch) = (Asked::default(), rand::random());
         let rewrite = Arc::new(rewrite);
         let change = (expected, &rewrite);
-        self.store.writing(|again| self.store.rewrite(thread, change, epoch, (&asked, again)).boxed()).await
+        let rewriting = |again| self.store.rewrite(thread, change, epoch, (&asked, again)).boxed();
+        let rewritten = self.store.writing(rewriting).await;
+        dropped(rewrite.put.len(), rewrite);
+        rewritten
     }
 
     async fn create_thread(&self, thread: &ThreadId, coming: &mut dyn Coming) -> Result<()> {

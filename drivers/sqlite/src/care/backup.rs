@@ -7,7 +7,7 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rusqlite::backup::{Backup, StepResult};
 use rusqlite::{Connection, ErrorCode, OpenFlags};
@@ -22,9 +22,11 @@ use crate::sql::{Db, patiently, resting_file};
 
 /// The pause between two attempts while the database is locked.
 const PAUSE: Duration = Duration::from_millis(50);
-/// The pages that are copied before they are flushed: 2 MB. Where many unflushed pages wait, each flush of another file on the
-/// same disk waits for them too, a writer's commit among them.
-const PAGES: i32 = 512;
+/// The pages that are copied before they are flushed: 256 kB. Where many unflushed pages wait, each flush of another file on
+/// the same disk waits for them too, a writer's commit among them.
+const PAGES: i32 = 64;
+/// The longest pause after such a flush. It is as long as the flush took, so that writers have half of the disk's time.
+const BREATH: Duration = Duration::from_millis(100);
 const INTEGRITY: &str = "PRAGMA integrity_check(1)";
 
 /// A copy that is complete and checked, beside the place where it will be. It is removed when dropped without
@@ -206,7 +208,11 @@ fn run(
         match patiently((patience, PAUSE), |_| backup.step(PAGES), is_locked).map_err(&failed)? {
             StepResult::Done => break,
             // A failure that is passed over here might not be reported again.
-            StepResult::More => flush()?,
+            StepResult::More => {
+                let began = Instant::now();
+                flush()?;
+                std::thread::sleep(began.elapsed().min(BREATH));
+            }
             _ => {
                 let busy = rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_BUSY);
                 return Err(failed(rusqlite::Error::SqliteFailure(busy, None)));

@@ -1,6 +1,7 @@
 //! Work on many rows is done on another thread: on one of the runtime it would keep everything else waiting, for a third of a
 //! second where a thread has 1,500 turns. Work that goes over a whole long thread gives way to what is short, too.
 
+use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::thread::Builder;
 
@@ -8,7 +9,7 @@ use tokio::sync::oneshot;
 
 use crate::error::{CLOSED, Trouble, unavailable};
 
-/// From this number of rows on, work is worth a thread: it takes some milliseconds.
+/// From this number of rows on, work is worth a change of threads: it takes some milliseconds.
 const MANY: usize = 500;
 /// From this number of rows on, work gives way: it takes a tenth of a second.
 const LONG: usize = 5_000;
@@ -19,7 +20,7 @@ const NICE: i32 = 5;
 /// Does work on a number of rows, elsewhere if they are many.
 ///
 /// # Errors
-/// Those of the work, and [`threadkeep::Error::Unavailable`] if the system starts no thread.
+/// Those of the work, and [`threadkeep::Error::Unavailable`] if the runtime is shut down or the system starts no thread.
 pub(crate) async fn aside<T, E>(
     rows: usize,
     work: impl FnOnce() -> Result<T, E> + Send + 'static,
@@ -29,42 +30,53 @@ where
     E: Send + 'static,
     Trouble: From<E>,
 {
-    if rows < MANY {
-        return Ok(work()?);
-    }
-    let (reply, done) = oneshot::channel();
-    // Nothing that the work holds is seen again after a panic.
-    let started = elsewhere(rows, move || drop(reply.send(catch_unwind(AssertUnwindSafe(work)))));
-    started.map_err(|error| unavailable(error.to_string()))?;
-    match done.await {
-        Ok(Ok(done)) => Ok(done?),
-        Ok(Err(panic)) => resume_unwind(panic),
-        Err(_) => Err(unavailable(CLOSED).into()),
+    let done = match rows {
+        0..MANY => return Ok(work()?),
+        MANY..LONG => match tokio::task::spawn_blocking(work).await {
+            Ok(done) => Ok(done),
+            Err(error) => Err(error.try_into_panic().ok()),
+        },
+        LONG.. => given_way(work).await?,
+    };
+    match done {
+        Ok(done) => Ok(done?),
+        Err(Some(panic)) => resume_unwind(panic),
+        Err(None) => Err(unavailable(CLOSED).into()),
     }
 }
 
 /// Drops what holds a number of rows, elsewhere if they are many: that takes a tenth of the time in which it was made.
 pub(crate) fn dropped<T: Send + 'static>(rows: usize, value: T) {
     if rows >= MANY {
-        // If the system starts no thread, it is dropped here.
-        drop(elsewhere(rows, move || drop(value)));
+        // Without a thread, it is dropped here.
+        drop(quiet(move || drop(value)));
     }
 }
 
-/// Starts a thread for work on a number of rows.
-fn elsewhere(rows: usize, work: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
+/// Does work on a thread of its own that gives way to others. `Err` is its panic; none if it was not done.
+async fn given_way<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<Result<T, Option<Box<dyn Any + Send>>>, Trouble> {
+    let (reply, done) = oneshot::channel();
+    // Nothing of the work is seen again after its panic.
+    let started = quiet(move || drop(reply.send(catch_unwind(AssertUnwindSafe(work)))));
+    started.map_err(|error| unavailable(error.to_string()))?;
+    Ok(done.await.map_or(Err(None), |done| done.map_err(Some)))
+}
+
+/// Starts a thread that gives way to others.
+fn quiet(work: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
     let thread = Builder::new().name("threadkeep-postgres".to_owned()).spawn(move || {
-        if rows >= LONG {
-            give_way();
-        }
+        #[cfg(target_os = "linux")]
+        give_way();
         work();
     });
     thread.map(drop)
 }
 
-/// Lets this thread give way, unless the whole process does. On other systems `nice` is always of the whole process.
+/// Lets this thread give way, unless the whole process does. Elsewhere than on Linux it would be the whole process.
+#[cfg(target_os = "linux")]
 fn give_way() {
-    #[cfg(target_os = "linux")]
     if rustix::process::getpriority_process(None) == Ok(0) {
         // If this fails, the work runs as others do.
         let _ = rustix::process::nice(NICE);

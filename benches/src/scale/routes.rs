@@ -197,7 +197,7 @@ fn made(answers: &[Vec<u8>]) -> Vec<String> {
 
 /// Some answers have all of a thread's messages or a figure that is made from them, and a run gives them to its model.
 fn grows(name: &str) -> Grows {
-    const THREAD: [&str; 17] = [
+    const THREAD: [&str; 18] = [
         OF_THREAD,
         "/state",
         "/history",
@@ -212,6 +212,8 @@ fn grows(name: &str) -> Grows {
         "/copy (POST)",
         "/state (POST)",
         "{thread_id} (DELETE)",
+        // The sizes of the threads on it.
+        "/ (page)",
         "{thread_id} (page)",
         "/checkpoints (page)",
         "/storage (page)",

@@ -298,8 +298,10 @@ impl App {
 
     /// The bytes that a thread's rows take, if the driver knows them and they can be read.
     pub(crate) async fn stored_bytes(&self, thread: &ThreadId) -> Option<u64> {
-        let bytes = self.checkpoints.sqlite()?.stored_bytes(thread).await;
-        bytes.inspect_err(|error| tracing::warn!(%thread, %error, "could not read the size of a thread")).ok()
+        let bytes = self.checkpoints.stored_bytes(thread).await;
+        bytes
+            .inspect_err(|error| tracing::warn!(%thread, %error, "could not read the size of a thread"))
+            .ok()?
     }
 
     /// The batches, if this process works on them and the database answers.

@@ -113,8 +113,12 @@ impl Checkpoints {
         }
     }
 
-    /// The bytes of a thread's rows as they are stored, if the driver knows them.
-    pub(crate) async fn stored_bytes(&self, thread: &ThreadId) -> threadkeep::Result<Option<u64>> {
+    /// The bytes of a thread's rows as they are stored: compressed, and each element once. None of a store of the program's
+    /// own.
+    ///
+    /// # Errors
+    /// Those of a read.
+    pub async fn stored_bytes(&self, thread: &ThreadId) -> threadkeep::Result<Option<u64>> {
         Ok(match &self.0 {
             Driver::Sqlite(saver) => Some(saver.stored_bytes(thread).await?),
             Driver::Postgres(saver) => Some(saver.stored_bytes(thread).await?),

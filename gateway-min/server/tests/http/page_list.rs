@@ -1,4 +1,4 @@
-//! The search of titles on the page, beside what changes.
+//! The list of threads on the page: their sizes, and the search of titles beside what changes.
 
 use std::collections::BTreeSet;
 
@@ -11,6 +11,34 @@ use crate::support::Setup;
 fn shown(page: &str) -> Vec<&str> {
     let links = page.split("href=\"/threads/").skip(1).filter_map(|rest| rest.split('"').next());
     links.filter_map(|link| link.strip_suffix("/delete")).collect()
+}
+
+/// What each thread's rows take, on either store.
+#[tokio::test]
+async fn the_list_and_the_storage_of_a_thread_show_the_bytes_of_its_rows() {
+    for database in ["sqlite", "postgres"] {
+        let gateway = Setup::on(database, "delta").start().await;
+        gateway.create("asked").await;
+        gateway.create("empty").await;
+        gateway.ask("asked", "How far is it?").await;
+        let answer = gateway.get("/").await;
+        let list = html(&answer);
+        let size = |id: &str| {
+            let row = list.split("<tr>").find(|row| row.contains(&format!("/threads/{id}/delete"))).unwrap();
+            row.split("<td class=\"number\">").nth(1).unwrap().split('<').next().unwrap()
+        };
+        // Creating a thread stores a checkpoint.
+        assert!(size("empty").ends_with(" B") && size("empty") != "0 B", "{database}: {}", size("empty"));
+        let asked = size("asked");
+        assert!(asked.ends_with(" kB"), "{database}: {asked}");
+        let answer = gateway.get("/threads/asked/storage").await;
+        let storage = html(&answer);
+        let stored = storage.split("Stored").nth(1).unwrap();
+        assert!(
+            stored[..stored.find("bytes of its rows").unwrap()].contains(asked),
+            "{database}: {asked}, {stored}"
+        );
+    }
 }
 
 /// A thread that changes becomes the first of the list, and moves the others.

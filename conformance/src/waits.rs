@@ -151,6 +151,11 @@ impl Saver for Watched {
         self.saver.create_thread(thread, coming).await
     }
 
+    async fn copy_thread(&self, from: &ThreadId, to: &ThreadId) -> Result<usize> {
+        let _wait = self.waits.begin(format!("copy_thread of {from:?} to {to:?}"));
+        self.saver.copy_thread(from, to).await
+    }
+
     fn capabilities(&self) -> Capabilities {
         self.saver.capabilities()
     }

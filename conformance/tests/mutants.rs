@@ -130,6 +130,11 @@ mutants! { Comers(Slip)
     a_saver_that_replaces_what_is_there: ReplacesWhatIsThere => "one_of_two_threads_that_come_is_written",
     a_saver_that_forgets_pending_rows_that_come: ForgetsPendingRows => "a_thread_is_written_as_it_comes",
     a_saver_that_holds_what_comes: HoldsWhatComes => "a_thread_that_comes_is_not_held",
+    a_saver_that_copies_one_namespace: CopiesOneNamespace => "a_copy_is_the_whole_thread",
+    a_saver_that_links_copies: LinksCopies => "a_copy_is_independent",
+    a_saver_that_copies_over: CopiesOver => "a_copy_replaces_no_thread",
+    a_saver_that_copies_one_by_one: CopiesOneByOne => "a_copy_is_of_one_moment",
+    a_saver_that_looks_then_copies: LooksThenCopies => "one_of_two_copies_is_made",
 }
 
 mutants! { Loners(Lapse)

@@ -42,19 +42,26 @@ pub(super) enum Call {
     Delete,
     /// The creation of a thread that comes in parts.
     Create,
+    /// The creation of a thread that is a copy of another one.
+    Copy,
 }
 
 impl Call {
-    pub(super) const ALL: [Self; 6] =
-        [Self::PutWrites, Self::Commit, Self::Replace, Self::Rewrite, Self::Delete, Self::Create];
+    pub(super) const ALL: [Self; 7] =
+        [Self::PutWrites, Self::Commit, Self::Replace, Self::Rewrite, Self::Delete, Self::Create, Self::Copy];
 
     pub(super) fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|call| format!("{call:?}") == name)
     }
 
-    /// Creates what the call is made on: a thread that contains a bit of everything, or nothing for one that creates it.
+    /// Creates what the call is made on: a thread that contains a bit of everything, or nothing for one that creates it, or
+    /// what it copies.
     pub(super) async fn prepare(self, saver: &dyn Saver, thread: &str) -> Result<()> {
-        if self == Self::Create { Ok(()) } else { prepare(saver, thread).await }
+        match self {
+            Self::Create => Ok(()),
+            Self::Copy => prepare(saver, &source_of(thread)).await,
+            _ => prepare(saver, thread).await,
+        }
     }
 
     /// Makes the call on a thread prepared by [`Self::prepare`]. It may be repeated.
@@ -110,9 +117,19 @@ impl Call {
                     done => done?,
                 }
             }
+            Self::Copy => match saver.copy_thread(&source_of(thread).as_str().into(), &head.thread).await {
+                // By an earlier attempt.
+                Err(Error::Stale { .. }) if !dump(saver, thread).await?.is_empty() => {}
+                copied => drop(copied?),
+            },
         }
         Ok(())
     }
+}
+
+/// The thread of which this one is made a copy.
+fn source_of(thread: &str) -> String {
+    format!("what becomes {thread}")
 }
 
 /// The number of the head of a prepared thread.

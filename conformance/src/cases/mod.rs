@@ -3,6 +3,7 @@
 mod atomic;
 mod commit;
 mod concurrency;
+mod copy;
 mod create;
 mod defects;
 mod defects_live;
@@ -41,6 +42,7 @@ pub fn cases() -> Vec<Case> {
         revisions::CASES,
         rewrite::CASES,
         create::CASES,
+        copy::CASES,
         deletion::CASES,
         values::CASES,
         lists::CASES,

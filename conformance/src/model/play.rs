@@ -95,6 +95,7 @@ impl World<'_> {
                 Ok(self.saver().delete_thread(&thread).await?)
             }
             Op::Rewrite { place, back, how, stale } => self.rewrite(*place, *back, *how, *stale).await,
+            Op::Copy { thread } => self.copy(*thread).await,
             Op::SwitchHandle => {
                 if self.handles.len() == 1 {
                     self.handles.push(self.store.open().await?);
@@ -154,6 +155,23 @@ impl World<'_> {
         agree(&got, &expected, "rewrite_thread")?;
         if expected.is_ok() {
             self.accept_rewrite(place, plan);
+        }
+        Ok(())
+    }
+
+    async fn copy(&mut self, from: u8) -> Outcome {
+        let [source, target] = [from, 1 - from].map(|n| self.threads[usize::from(n)].clone());
+        let got = self.saver().copy_thread(&source, &target).await;
+        let copy = self.copied(from);
+        let expected = if !copy.is_empty() && !self.model.thread(&target).is_empty() {
+            Err(vec![Refusal::Stale])
+        } else {
+            self.model.rewrite(&[], &copy)
+        };
+        agree(&got, &expected, "copy_thread")?;
+        if expected.is_ok() {
+            check_eq!(got, Ok(copy.len()), "how many checkpoints were copied");
+            self.accept_copy(from, &copy);
         }
         Ok(())
     }

@@ -17,6 +17,8 @@ pub(super) enum Op {
     Delete { thread: u8 },
     /// Reads a whole thread, and rewrites it around the checkpoint `back` before the head.
     Rewrite { place: ChainId, back: u8, how: How, stale: bool },
+    /// Copies a thread to the other one, which may be there already.
+    Copy { thread: u8 },
     /// Continues with the other of two handles.
     SwitchHandle,
     /// Drops both handles and opens the store again.
@@ -187,6 +189,7 @@ pub(super) fn op() -> impl Strategy<Value = Op> {
         1 => back().prop_map(Op::Repeat),
         1 => (0..2_u8).prop_map(|thread| Op::Delete { thread }),
         2 => rewrite(),
+        1 => (0..2_u8).prop_map(|thread| Op::Copy { thread }),
         1 => Just(Op::SwitchHandle),
         1 => Just(Op::Reopen),
     ]

@@ -243,13 +243,18 @@ impl World<'_> {
                 if !self.model.thread(&other).is_empty() {
                     return None;
                 }
-                let copy =
-                    |tuple: &CheckpointTuple| CheckpointTuple { thread: other.clone(), ..tuple.clone() };
-                plan.put = self.model.thread(&plan.thread).into_iter().map(copy).collect();
+                plan.put = self.copied(place.thread);
                 plan.thread = other;
             }
         }
         Some(plan)
+    }
+
+    /// A whole thread under the other thread's id.
+    pub(super) fn copied(&self, from: u8) -> Vec<CheckpointTuple> {
+        let [from, to] = [from, 1 - from].map(|n| &self.threads[usize::from(n)]);
+        let copy = |tuple: &CheckpointTuple| CheckpointTuple { thread: to.clone(), ..tuple.clone() };
+        self.model.thread(from).into_iter().map(copy).collect()
     }
 
     /// Records an executed rewrite.
@@ -257,19 +262,23 @@ impl World<'_> {
         for key in &plan.remove {
             self.values.remove(key);
         }
-        let source = &self.threads[usize::from(place.thread)];
-        if *source == plan.thread {
-            return;
+        if self.threads[usize::from(place.thread)] != plan.thread {
+            self.accept_copy(place.thread, &plan.put);
         }
-        for tuple in &plan.put {
+    }
+
+    /// Records that a thread was copied to the other one, which has these checkpoints now.
+    pub(super) fn accept_copy(&mut self, from: u8, copy: &[CheckpointTuple]) {
+        let source = &self.threads[usize::from(from)];
+        for tuple in copy {
             let of = CheckpointKey { thread: source.clone(), ..tuple.key() };
             let values = self.values.get(&of).cloned().unwrap_or_default();
             self.values.insert(tuple.key(), values);
         }
         for namespace in 0..2 {
             // Commits to the copy get ids after what was copied.
-            let attempts = self.attempts.get(&(place.thread, namespace)).copied().unwrap_or(0);
-            let own = self.attempts.entry((1 - place.thread, namespace)).or_default();
+            let attempts = self.attempts.get(&(from, namespace)).copied().unwrap_or(0);
+            let own = self.attempts.entry((1 - from, namespace)).or_default();
             *own = attempts.max(*own);
         }
     }

@@ -1,7 +1,7 @@
-//! Savers that write threads which come in parts, each in one wrong way.
+//! Savers that make new threads, which come in parts or are copies, each in one wrong way.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
 use threadkeep::checkpoint::{CheckpointKey, CheckpointTuple, TaskWrites};
@@ -29,6 +29,16 @@ pub(crate) enum Slip {
     ForgetsPendingRows,
     /// Says that it holds nothing, and holds all.
     HoldsWhatComes,
+    /// Copies the root namespace.
+    CopiesOneNamespace,
+    /// A copy is gone with its source.
+    LinksCopies,
+    /// A copy takes the place of the thread that is there.
+    CopiesOver,
+    /// Copies one checkpoint after the other.
+    CopiesOneByOne,
+    /// Looks whether there is a thread, and then writes the copy.
+    LooksThenCopies,
 }
 
 /// Creates stores with one slip.
@@ -54,13 +64,15 @@ impl Factory for Comers {
     }
 
     async fn open(&self, place: &MemorySaver) -> Result<Arc<dyn Saver>, BoxError> {
-        Ok(Arc::new(Comer { inner: place.clone(), slip: self.0 }))
+        Ok(Arc::new(Comer { inner: place.clone(), slip: self.0, copies: Mutex::default() }))
     }
 }
 
 struct Comer {
     inner: MemorySaver,
     slip: Slip,
+    /// Copies, and their sources.
+    copies: Mutex<Vec<(ThreadId, ThreadId)>>,
 }
 
 impl Comer {
@@ -81,6 +93,16 @@ impl Comer {
         }
     }
 
+    /// What a copy of a thread is, and writes it in place of whatever is there.
+    async fn copy_over(&self, from: &ThreadId, to: &ThreadId) -> Result<usize> {
+        let source = self.inner.read_thread(from).await?;
+        let put = of_thread(to, source.checkpoints.into_values());
+        let count = put.len();
+        self.inner.delete_thread(to).await?;
+        self.put(to, &Revision::absent(), put).await?;
+        Ok(count)
+    }
+
     /// All that comes, unless there is an error before, which is returned too.
     async fn came(coming: &mut dyn Coming) -> (Vec<CheckpointTuple>, Result<()>) {
         let mut all = Vec::new();
@@ -95,6 +117,10 @@ impl Comer {
             }
         }
     }
+}
+
+fn of_thread(thread: &ThreadId, tuples: impl IntoIterator<Item = CheckpointTuple>) -> Vec<CheckpointTuple> {
+    tuples.into_iter().map(|tuple| CheckpointTuple { thread: thread.clone(), ..tuple }).collect()
 }
 
 #[async_trait]
@@ -129,6 +155,10 @@ impl Saver for Comer {
     }
 
     async fn delete_thread(&self, thread: &ThreadId) -> Result<()> {
+        let copies = self.copies.lock().unwrap().clone();
+        for (copy, _) in copies.into_iter().filter(|(_, source)| source == thread) {
+            self.inner.delete_thread(&copy).await?;
+        }
         self.inner.delete_thread(thread).await
     }
 
@@ -180,7 +210,45 @@ impl Saver for Comer {
                 }
                 self.put(thread, &absent, all).await
             }
-            Slip::HoldsWhatComes => self.inner.create_thread(thread, coming).await,
+            _ => self.inner.create_thread(thread, coming).await,
+        }
+    }
+
+    async fn copy_thread(&self, from: &ThreadId, to: &ThreadId) -> Result<usize> {
+        let absent = Revision::absent();
+        match self.slip {
+            Slip::CopiesOneNamespace => {
+                let root = of_thread(to, self.inner.list(&ListQuery::new(from)).await?);
+                let count = root.len();
+                self.put(to, &absent, root).await?;
+                Ok(count)
+            }
+            Slip::LinksCopies => {
+                self.copies.lock().unwrap().push((to.clone(), from.clone()));
+                self.inner.copy_thread(from, to).await
+            }
+            Slip::CopiesOver => self.copy_over(from, to).await,
+            Slip::CopiesOneByOne => {
+                let mut copied = Vec::new();
+                for (namespace, id) in self.inner.read_thread(from).await?.checkpoints.into_keys() {
+                    tokio::task::yield_now().await;
+                    let at = CheckpointKey { thread: from.clone(), namespace, id };
+                    copied.extend(self.inner.get(&CheckpointSelector::at(&at)).await?);
+                }
+                let (count, put) = (copied.len(), of_thread(to, copied));
+                if count > 0 {
+                    self.put(to, &absent, put).await?;
+                }
+                Ok(count)
+            }
+            Slip::LooksThenCopies => {
+                if self.inner.read_thread(to).await?.revision != absent {
+                    return Err(Error::Stale { thread: to.clone() });
+                }
+                tokio::task::yield_now().await;
+                self.copy_over(from, to).await
+            }
+            _ => self.inner.copy_thread(from, to).await,
         }
     }
 

@@ -37,24 +37,24 @@ pub(crate) struct Change {
     hashes: Vec<Uuid>,
     sizes: Vec<Option<i32>>,
     elements: Vec<Vec<u8>>,
-    rows: Vec<Row>,
+    rows: Vec<StoredRow>,
     heads: Vec<Head>,
 }
 
 /// A row of a checkpoint.
-struct Row {
-    ns: Vec<u8>,
-    id: Uuid,
-    parent: Option<Uuid>,
-    seed: Option<Uuid>,
-    names: i32,
-    extra: Option<i32>,
-    needs: Option<Vec<i64>>,
-    body: Vec<u8>,
-    tasks: Option<Vec<u8>>,
+pub(crate) struct StoredRow {
+    pub(crate) ns: Vec<u8>,
+    pub(crate) id: Uuid,
+    pub(crate) parent: Option<Uuid>,
+    pub(crate) seed: Option<Uuid>,
+    pub(crate) names: i32,
+    pub(crate) extra: Option<i32>,
+    pub(crate) needs: Option<Vec<i64>>,
+    pub(crate) body: Vec<u8>,
+    pub(crate) tasks: Option<Vec<u8>>,
 }
 
-impl Row {
+impl StoredRow {
     fn bytes(&self) -> usize {
         self.body.len() + self.tasks.as_ref().map_or(0, Vec::len)
     }
@@ -69,6 +69,16 @@ struct Head {
 }
 
 impl Change {
+    /// A change that creates a thread with these rows, whose numbers go on from `next`.
+    pub(crate) fn created(
+        thread: &ThreadId,
+        to: &History,
+        next: [u32; 3],
+        rows: Vec<StoredRow>,
+    ) -> Result<Self> {
+        Ok(Self { rows, ..Self::new(thread, None, to, &Drafted::nothing(next))? })
+    }
+
     /// A change that moves a thread from one mark (none: it does not exist) to another, with these new elements.
     pub(crate) fn new(
         thread: &ThreadId,
@@ -101,7 +111,7 @@ impl Change {
         let ns = keys::of_namespace(namespace);
         let (body, tasks) = node.bodies(self.thread, &ns, names);
         let needs = needs(&node.record, &node.tasks);
-        self.rows.push(Row {
+        self.rows.push(StoredRow {
             ns,
             id: keys::uuid(node.id),
             parent: node.record.parent.map(keys::uuid),
@@ -153,7 +163,8 @@ impl Change {
     /// The change itself if it is another one.
     pub(crate) fn into_step(mut self: Box<Self>) -> Result<Box<Step>, Box<Self>> {
         let Some(from) = self.from else { return Err(self) };
-        let ([head], [.., new @ Row { tasks: None, .. }]) = (&mut self.heads[..], &mut self.rows[..]) else {
+        let ([head], [.., new @ StoredRow { tasks: None, .. }]) = (&mut self.heads[..], &mut self.rows[..])
+        else {
             return Err(self);
         };
         let (head_sum, id) = (std::mem::take(&mut head.sum), new.id);
@@ -196,7 +207,7 @@ impl Change {
             return pieces;
         }
         loop {
-            let rows = that_fit(self.rows.iter().map(Row::bytes), (most, bytes));
+            let rows = that_fit(self.rows.iter().map(StoredRow::bytes), (most, bytes));
             let elements = that_fit(self.elements.iter().map(Vec::len), (most, bytes));
             if rows == self.rows.len() && elements == self.elements.len() {
                 return pieces;
@@ -266,7 +277,7 @@ impl Change {
 impl Change {
     /// The bytes of its rows, and of its elements.
     pub(crate) fn bytes(&self) -> [usize; 2] {
-        [self.rows.iter().map(Row::bytes).sum(), self.elements.iter().map(Vec::len).sum()]
+        [self.rows.iter().map(StoredRow::bytes).sum(), self.elements.iter().map(Vec::len).sum()]
     }
 
     /// How many elements it stores.
@@ -311,7 +322,7 @@ struct Columns<'a> {
 }
 
 impl<'a> Columns<'a> {
-    fn of(rows: &'a [Row]) -> Self {
+    fn of(rows: &'a [StoredRow]) -> Self {
         let text = |needs: &Vec<i64>| {
             let numbers: Vec<_> = needs.iter().map(i64::to_string).collect();
             format!("{{{}}}", numbers.join(","))

@@ -1,4 +1,5 @@
-//! The contract's `create_thread`: one transaction, whose statements write the checkpoints as they come.
+//! New threads, each written in one transaction by many statements; and the contract's `create_thread`, whose checkpoints
+//! are written as they come.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
@@ -31,34 +32,49 @@ const ROUNDS: usize = 8;
 /// Remembered checkpoints: a parent that is older is read again.
 const NODES: NonZeroUsize = NonZeroUsize::MIN.saturating_add(255);
 
-/// What is known of a thread that comes.
-struct Growing<'a> {
-    thread: &'a ThreadId,
-    to: History,
-    state: ThreadState,
-    lists: Related,
-    nodes: LruCache<LocalKey, Arc<Node>>,
-    last: Option<LocalKey>,
-    /// Whether its row is written.
-    began: bool,
+/// What a new thread is made of.
+pub(crate) trait Making: Send {
+    /// Writes all of it, in a transaction that has not yet seen a thread of this id.
+    fn write(
+        &mut self,
+        store: &Store,
+        transaction: &Transaction,
+    ) -> impl Future<Output = Result<Made, Trouble>> + Send;
+
+    /// Whether it is nothing, so that it does not matter that there is a thread of this id.
+    fn is_nothing(
+        &mut self,
+        store: &Store,
+        transaction: &Transaction,
+    ) -> impl Future<Output = Result<bool, Trouble>> + Send;
+}
+
+/// What was written.
+pub(crate) enum Made {
+    Nothing,
+    /// A thread with this history.
+    Thread(History),
+    /// Parts. Another writer was faster, so all of it is written again.
+    Parts,
 }
 
 impl Store {
-    /// One attempt. `asked` holds the requests of earlier attempts, and `again` says that one of them is in doubt.
-    pub(crate) async fn create(
+    /// One attempt at making a thread. `asked` holds the requests of earlier attempts, and `again` says that one of them is
+    /// in doubt.
+    pub(crate) async fn make(
         &self,
         thread: &ThreadId,
-        coming: &Mutex<&mut dyn Coming>,
+        making: &Mutex<impl Making>,
         (asked, again): (&Asked, bool),
     ) -> Result<(), Trouble> {
-        let mut coming = coming.lock().await;
+        let mut making = making.lock().await;
         let slot = self.threads.slot(thread);
         let mut held = slot.hold(&self.threads, thread).await;
         held.take();
         for _ in 0..ROUNDS {
             let known = slot.known();
             let transaction = Transaction::on(self.connections.lease().await?);
-            let snapshot = self.look_if_there(&transaction, thread).await?;
+            let snapshot = transaction.begin(self.look_if_there(&transaction, thread)).await?;
             let found = snapshot.thread.as_ref().map(|row| &row.history);
             self.agree(&mut &transaction, thread, &known, found).await?;
             slot.found(&known, found);
@@ -77,13 +93,14 @@ impl Store {
                 }
             }
             if found.is_some() {
+                let nothing = making.is_nothing(self, &transaction).await?;
                 transaction.roll_back().await?;
-                return Err(Error::Stale { thread: thread.clone() }.into());
+                return if nothing { Ok(()) } else { Err(Error::Stale { thread: thread.clone() }.into()) };
             }
-            let mut growing = Growing::new(thread);
-            match self.write_what_comes(&transaction, &mut growing, &mut **coming).await {
-                Ok(true) => {}
-                Ok(false) => {
+            let to = match making.write(self, &transaction).await {
+                Ok(Made::Thread(to)) => to,
+                Ok(Made::Nothing) => return transaction.roll_back().await,
+                Ok(Made::Parts) => {
                     transaction.roll_back().await?;
                     continue;
                 }
@@ -94,25 +111,26 @@ impl Store {
                 }
                 // Nothing is stored before the commit.
                 Err(error) => return Err(error.before_it_was_sent()),
-            }
-            if !growing.began {
-                return transaction.roll_back().await;
-            }
+            };
             if again && self.is_buried(&mut &transaction, thread, asked.lives()).await? {
                 // The next round finds the grave.
                 transaction.roll_back().await?;
                 continue;
             }
-            asked.note(Request::Write { to: growing.to.moment(), creates: true });
+            asked.note(Request::Write { to: to.moment(), creates: true });
             transaction.commit(async { Ok(()) }).await?;
-            slot.rewritten(&growing.to);
+            slot.rewritten(&to);
             return Ok(());
         }
         Err(unavailable(BUSY).into())
     }
 
-    /// Begins, and reads a thread that should not exist: its row, its heads, and one checkpoint, if it has any of them.
-    async fn look_if_there(&self, transaction: &Transaction, thread: &ThreadId) -> Result<Snapshot, Trouble> {
+    /// Reads a thread that may not exist: its row, its heads, and one checkpoint, if it has any of them.
+    pub(crate) async fn look_if_there(
+        &self,
+        transaction: &Transaction,
+        thread: &ThreadId,
+    ) -> Result<Snapshot, Trouble> {
         let (key, limit) = (keys::of_thread(thread), 1_i64);
         let (no_bytes, no_id) = (None::<Vec<u8>>, None::<Uuid>);
         let params: [Param<'_>; 5] = [
@@ -122,22 +140,22 @@ impl Store {
             (&no_bytes, Type::BYTEA),
             (&limit, Type::INT8),
         ];
-        let rows = transaction.begin(transaction.query(&self.sql.newest, &params)).await?;
+        let rows = transaction.query(&self.sql.newest, &params).await?;
         Snapshot::of(thread, rows).await
     }
 
-    /// Writes all that comes. Returns whether there was no such thread.
+    /// Writes all that comes.
     async fn write_what_comes(
         &self,
         transaction: &Transaction,
         growing: &mut Growing<'_>,
         coming: &mut dyn Coming,
-    ) -> Result<bool, Trouble> {
+    ) -> Result<Made, Trouble> {
         coming.rewind().await?;
         loop {
             let more = coming.next().await?;
             if more.is_empty() {
-                return Ok(true);
+                return Ok(if growing.began { Made::Thread(growing.to.clone()) } else { Made::Nothing });
             }
             for tuples in more.chunks(PIECE.0) {
                 for tuple in tuples {
@@ -147,7 +165,7 @@ impl Store {
                 let pieces = change.pieces(PIECE);
                 pieces.iter().chain([&change]).try_for_each(|piece| piece.check(growing.thread))?;
                 if !self.write_pieces(transaction, pieces.into_iter().chain([change])).await? {
-                    return Ok(false);
+                    return Ok(Made::Parts);
                 }
                 growing.began = true;
             }
@@ -177,6 +195,34 @@ impl Store {
         }
         Ok(())
     }
+}
+
+/// A thread that comes.
+pub(crate) struct Comes<'a> {
+    pub(crate) thread: &'a ThreadId,
+    pub(crate) coming: &'a mut dyn Coming,
+}
+
+impl Making for Comes<'_> {
+    async fn write(&mut self, store: &Store, transaction: &Transaction) -> Result<Made, Trouble> {
+        store.write_what_comes(transaction, &mut Growing::new(self.thread), &mut *self.coming).await
+    }
+
+    async fn is_nothing(&mut self, _: &Store, _: &Transaction) -> Result<bool, Trouble> {
+        Ok(false)
+    }
+}
+
+/// What is known of a thread that comes.
+struct Growing<'a> {
+    thread: &'a ThreadId,
+    to: History,
+    state: ThreadState,
+    lists: Related,
+    nodes: LruCache<LocalKey, Arc<Node>>,
+    last: Option<LocalKey>,
+    /// Whether its row is written.
+    began: bool,
 }
 
 impl<'a> Growing<'a> {

@@ -48,6 +48,17 @@ pub(crate) struct Drafted {
 }
 
 impl Drafted {
+    /// No element.
+    pub(crate) fn nothing(next: [u32; 3]) -> Self {
+        Self {
+            next,
+            elements: Vec::new(),
+            shapes: Shapes::default(),
+            replaced: HashSet::new(),
+            objects: HashMap::new(),
+        }
+    }
+
     /// Remembers what is now stored.
     pub(crate) fn note(self, state: &mut ThreadState) {
         for (seq, element) in &self.elements {

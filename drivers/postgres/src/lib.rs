@@ -8,6 +8,7 @@ mod change;
 mod config;
 mod connect;
 mod convoy;
+mod copy;
 mod create;
 mod doubt;
 mod draft;

@@ -40,7 +40,7 @@ const ROUNDS: usize = 8;
 /// it out.
 pub(crate) const PIECE: (usize, usize) = (128, 1 << 20);
 /// The longest pause between two such statements.
-const PAUSE: Duration = Duration::from_millis(100);
+pub(crate) const PAUSE: Duration = Duration::from_millis(100);
 
 impl Store {
     /// One attempt. `epoch` is that of the rewritten thread; `asked` holds the requests of earlier attempts, and

@@ -10,6 +10,7 @@ use tokio_postgres::Row;
 use uuid::Uuid;
 
 use crate::aside::aside;
+use crate::change::StoredRow;
 use crate::element::{Elements, Space};
 use crate::error::{Trouble, corrupt};
 use crate::history::{History, Mark};
@@ -103,7 +104,22 @@ struct Covered<'a> {
     extra: Option<u32>,
 }
 
-impl Covered<'_> {
+impl<'a> Covered<'a> {
+    /// Those of the row of a checkpoint of the thread with this key.
+    fn of(row: &'a Row, thread: Uuid, wrong: impl Fn(Malformed) -> Error) -> Result<Self> {
+        let number = |n: i64| u32::try_from(n).map_err(|_| wrong(Malformed("a number is out of range")));
+        let (names, extra): (i64, Option<i64>) = (column(row, 5)?, column(row, 6)?);
+        Ok(Self {
+            thread,
+            ns: column(row, 1)?,
+            id: column(row, 2)?,
+            parent: column(row, 3)?,
+            seed: column(row, 4)?,
+            names: number(names)?,
+            extra: extra.map(number).transpose()?,
+        })
+    }
+
     fn seal(&self) -> Seal {
         let number = |n: u32| i64::from(n).to_le_bytes();
         let seal = Seal::of("checkpoint").and(self.thread.as_bytes()).and(self.ns).and(self.id.as_bytes());
@@ -148,6 +164,30 @@ impl Node {
     }
 }
 
+/// The row `(kind, ns, id, parent, seed, names, extra, body, tasks, needs)` of a checkpoint of thread `from`, verified and
+/// sealed as one of the thread with key `to`. It is not decoded: nothing in it depends on the thread.
+pub(crate) fn moved(row: &Row, from: &ThreadId, to: Uuid) -> Result<StoredRow> {
+    let id: Uuid = column(row, 2)?;
+    let wrong = |reason| corrupt("checkpoint", from, format_args!("checkpoint {id}"), reason);
+    let old = Covered::of(row, keys::of_thread(from), wrong)?;
+    let body = old.seal().open(column(row, 7)?).map_err(wrong)?.to_vec();
+    let tasks: Option<&[u8]> = column(row, 8)?;
+    let tasks =
+        tasks.map(|tasks| old.tasks_seal().open(tasks).map(<[u8]>::to_vec)).transpose().map_err(wrong)?;
+    let new = Covered { thread: to, ..old };
+    Ok(StoredRow {
+        ns: new.ns.to_vec(),
+        id,
+        parent: new.parent,
+        seed: new.seed,
+        names: new.names.cast_signed(),
+        extra: new.extra.map(u32::cast_signed),
+        needs: column(row, 9)?,
+        body: new.seal().close(body),
+        tasks: tasks.map(|tasks| new.tasks_seal().close(tasks)),
+    })
+}
+
 /// The rows of a thread that a statement returned, from one snapshot. Every row is verified.
 pub(crate) struct Snapshot {
     pub(crate) thread: Option<ThreadRow>,
@@ -163,7 +203,7 @@ pub(crate) struct Snapshot {
 // The kind of a row in the common shape of all statements on a thread.
 const THREAD: i32 = 0;
 const HEAD: i32 = 1;
-const CHECKPOINT: i32 = 2;
+pub(crate) const CHECKPOINT: i32 = 2;
 const ELEMENT: i32 = 3;
 const HASH: i32 = 4;
 
@@ -185,7 +225,7 @@ impl Snapshot {
         aside(rows.len(), move || Self::parse(&thread, &rows)).await
     }
 
-    fn parse(thread: &ThreadId, rows: &[Row]) -> Result<Self> {
+    pub(crate) fn parse(thread: &ThreadId, rows: &[Row]) -> Result<Self> {
         let mut this = Self::absent(thread);
         let key = keys::of_thread(thread);
         let mut checkpoints = Vec::new();
@@ -231,7 +271,7 @@ impl Snapshot {
         for row in checkpoints {
             this.add_checkpoint(thread, key, row, &mut names)?;
         }
-        this.check_owners(thread)?;
+        this.check_owners(thread, this.nodes.keys())?;
         Ok(this)
     }
 
@@ -258,19 +298,9 @@ impl Snapshot {
         row: &Row,
         names: &mut HashMap<u32, Vec<ChannelName>>,
     ) -> Result<()> {
-        let (ns, id): (&[u8], Uuid) = (column(row, 1)?, column(row, 2)?);
-        let number = |n: i64| u32::try_from(n).map_err(|_| Malformed("a number is out of range"));
-        let (names_at, extra): (i64, Option<i64>) = (column(row, 5)?, column(row, 6)?);
+        let id: Uuid = column(row, 2)?;
         let wrong = |reason| corrupt("checkpoint", thread, format_args!("checkpoint {id}"), reason);
-        let covered = Covered {
-            thread: key,
-            ns,
-            id,
-            parent: column(row, 3)?,
-            seed: column(row, 4)?,
-            names: number(names_at).map_err(wrong)?,
-            extra: extra.map(number).transpose().map_err(wrong)?,
-        };
+        let covered = Covered::of(row, key, wrong)?;
         let body = covered.seal().open(column(row, 7)?).map_err(wrong)?;
         let names =
             match names.entry(covered.names) {
@@ -288,13 +318,19 @@ impl Snapshot {
         let tasks = tasks.map(|tasks| decode_tasks(covered.tasks_seal().open(tasks)?)).transpose();
         let tasks = tasks.map_err(wrong)?.unwrap_or_default();
         let id = keys::id(id);
-        self.nodes.entry(ns.to_vec()).or_default().insert(id, Node { id, record, tasks });
+        self.nodes.entry(covered.ns.to_vec()).or_default().insert(id, Node { id, record, tasks });
         Ok(())
     }
 
-    /// A row without its owner is damage: a lost row never makes a thread or namespace look unknown.
-    fn check_owners(&self, thread: &ThreadId) -> Result<()> {
-        if self.thread.is_none() && !(self.heads.is_empty() && self.nodes.is_empty()) {
+    /// A row without its owner is damage: a lost row never makes a thread or namespace look unknown. `namespaces` are those
+    /// of the checkpoints.
+    pub(crate) fn check_owners<'a>(
+        &self,
+        thread: &ThreadId,
+        mut namespaces: impl Iterator<Item = &'a Vec<u8>>,
+    ) -> Result<()> {
+        let unowned = namespaces.find(|ns| self.thread.is_none() || !self.heads.contains_key(*ns));
+        if self.thread.is_none() && !(self.heads.is_empty() && unowned.is_none()) {
             return Err(corrupt(
                 "thread",
                 thread,
@@ -302,7 +338,7 @@ impl Snapshot {
                 "it is missing, and others of the thread are there",
             ));
         }
-        match self.nodes.keys().find(|ns| !self.heads.contains_key(*ns)) {
+        match unowned {
             Some(ns) => {
                 Err(corrupt("head", thread, format_args!("namespace key {ns:02x?}"), "the row is missing"))
             }

@@ -19,6 +19,8 @@ use crate::applied::{Children, is_stored};
 use crate::aside::dropped;
 use crate::config::{Options, Target};
 use crate::convoy::Convoys;
+use crate::copy::Copying;
+use crate::create::Comes;
 use crate::doubt::Asked;
 use crate::error::{SAVER, Trouble};
 use crate::keys;
@@ -273,8 +275,14 @@ impl Saver for PostgresSaver {
     }
 
     async fn create_thread(&self, thread: &ThreadId, coming: &mut dyn Coming) -> Result<()> {
-        let (asked, coming) = (Asked::default(), Mutex::new(coming));
-        self.store.writing(|again| self.store.create(thread, &coming, (&asked, again)).boxed()).await
+        let (asked, coming) = (Asked::default(), Mutex::new(Comes { thread, coming }));
+        self.store.writing(|again| self.store.make(thread, &coming, (&asked, again)).boxed()).await
+    }
+
+    async fn copy_thread(&self, from: &ThreadId, to: &ThreadId) -> Result<usize> {
+        let (asked, copying) = (Asked::default(), Mutex::new(Copying::new(from, to)));
+        self.store.writing(|again| self.store.make(to, &copying, (&asked, again)).boxed()).await?;
+        Ok(copying.into_inner().count)
     }
 
     fn capabilities(&self) -> Capabilities {

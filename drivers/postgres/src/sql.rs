@@ -68,6 +68,13 @@ pub(crate) struct Sql {
     pub(crate) all: Statement,
     /// `thread, null`: everything but values, chunks of manifests and entries of metadata maps.
     pub(crate) outlines: Statement,
+    /// `thread`: its row, its heads, and its checkpoints as they are stored, with what they need.
+    pub(crate) rows: Statement,
+    /// `from, to, first, end, limit`: copies elements of a thread from the first number on, below the end. Returns the last
+    /// number that it copied, if any.
+    pub(crate) copy_elements: String,
+    /// `thread`: its epoch, if it exists.
+    pub(crate) epoch: Statement,
     /// `thread`: the bytes of its rows of checkpoints and elements, as they are stored.
     pub(crate) stored: Statement,
     /// `thread, first[], last[]`: elements, and the thread's row.
@@ -136,6 +143,26 @@ FROM (
     SELECT * FROM {s}.threadkeep_element x
     WHERE x.thread = $1 AND x.seq >= lower(w.range) AND x.seq < upper(w.range) OFFSET 0
 ) e";
+
+/// A thread as it is stored, without its elements. The columns are those of all statements on a thread, and one more.
+const ROWS: &str = "
+SELECT 0 AS kind, NULL::bytea AS ns, t.nonce AS k1, NULL::uuid AS k2, NULL::uuid AS k3,
+       t.epoch AS n1, t.revision AS n2, t.name AS b1, t.body AS b2, NULL::bigint[] AS needs
+FROM {s}.threadkeep_thread t WHERE t.id = $1
+UNION ALL
+SELECT 1, h.ns, h.head, NULL, NULL, NULL, NULL, h.name, h.sum, NULL
+FROM {s}.threadkeep_head h WHERE h.thread = $1
+UNION ALL
+SELECT 2, c.ns, c.id, c.parent, c.seed, c.names, c.extra, c.body, c.tasks, c.needs
+FROM {s}.threadkeep_checkpoint c WHERE c.thread = $1";
+
+const COPY_ELEMENTS: &str = "
+WITH copied AS (
+    INSERT INTO {s}.threadkeep_element (thread, hash, seq, size, body)
+    SELECT $2, e.hash, e.seq, e.size, e.body FROM {s}.threadkeep_element e
+    WHERE e.thread = $1 AND e.seq >= $3 AND e.seq < $4 ORDER BY e.seq LIMIT $5
+    RETURNING seq
+) SELECT max(seq) FROM copied";
 
 /// Less than all: without the runs from `{first}` to `{last}`, if the thread has this epoch and its revision is not below
 /// `{least}` and not above `{most}`.
@@ -258,6 +285,9 @@ impl Sql {
             lineage: Statement::call(call("SELECT * FROM", "lineage", 4)),
             all: Statement::planned(about(&all, "")),
             outlines: Statement::planned(fill(&with_elements(&all, "", NO_RUNS))),
+            rows: Statement::planned(fill(ROWS)),
+            copy_elements: fill(COPY_ELEMENTS),
+            epoch: Statement::planned(fill("SELECT epoch FROM {s}.threadkeep_thread WHERE id = $1")),
             stored: Statement::planned(fill(STORED)),
             elements: Statement::planned(fill(
                 "SELECT 0 AS kind, NULL::bytea AS ns, t.nonce AS k1, NULL::uuid AS k2, NULL::uuid AS k3,

@@ -365,6 +365,11 @@ impl Saver for SqliteSaver {
         created.map_err(|error| self.writer.doubt_of_rewrite(thread, &Revision::absent(), error))
     }
 
+    async fn copy_thread(&self, from: &ThreadId, to: &ThreadId) -> Result<usize> {
+        let copied = self.copied_thread(from, to).await;
+        copied.map_err(|error| self.writer.doubt_of_rewrite(to, &Revision::absent(), error))
+    }
+
     fn capabilities(&self) -> Capabilities {
         Capabilities { name: SAVER, durable: true, shared_elements: true }
     }

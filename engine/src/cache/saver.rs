@@ -286,6 +286,15 @@ impl Saver for CachedSaver {
         self.purging(thread, created).await
     }
 
+    async fn copy_thread(&self, from: &ThreadId, to: &ThreadId) -> Result<usize> {
+        let debt = self.owed.by_call(to);
+        let copied = self.inner.copy_thread(from, to).await;
+        // As above.
+        self.cache.purge(to).await;
+        debt.settled();
+        self.purging(from, copied).await
+    }
+
     fn capabilities(&self) -> Capabilities {
         self.inner.capabilities()
     }

@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::id::ThreadId;
-use crate::saver::{Revision, Rewrite, Saver};
+use crate::saver::Saver;
 
 /// Copies a whole thread, with every branch, namespace and pending write, to a new thread. The copy is independent:
 /// later changes to the source do not affect it. Ids stay the same. Returns the number of checkpoints.
@@ -11,20 +11,11 @@ use crate::saver::{Revision, Rewrite, Saver};
 /// [`Error::InvalidInput`] if the source does not exist or the target does; those of the saver. Then nothing was
 /// changed, unless it is [`Error::InDoubt`].
 pub async fn copy_thread(saver: &dyn Saver, from: &ThreadId, to: &ThreadId) -> Result<usize> {
-    let source = saver.read_thread(from).await?;
-    if source.checkpoints.is_empty() {
-        return Err(Error::InvalidInput(format!("thread {from} cannot be copied: it does not exist")));
-    }
-    let mut put: Vec<_> = source.checkpoints.into_values().collect();
-    for tuple in &mut put {
-        tuple.thread = to.clone();
-    }
-    let count = put.len();
-    let rewrite = Rewrite { put, ..Rewrite::default() };
-    match saver.rewrite_thread(to, &Revision::absent(), rewrite).await {
+    match saver.copy_thread(from, to).await {
+        Ok(0) => Err(Error::InvalidInput(format!("thread {from} cannot be copied: it does not exist"))),
         Err(Error::Stale { .. }) => Err(Error::InvalidInput(format!(
             "thread {from} cannot be copied to thread {to}, which already exists; choose another id or delete it first"
         ))),
-        done => done.map(|()| count),
+        copied => copied,
     }
 }

@@ -490,6 +490,31 @@ pub trait Saver: Send + Sync {
         self.rewrite_thread(thread, &Revision::absent(), Rewrite { put, ..Rewrite::default() }).await
     }
 
+    /// Copies a thread, in every namespace and as it is at one moment, to a thread that does not exist. Returns the number
+    /// of checkpoints; none if there is no thread `from`, and then nothing is written. The default reads the thread and writes
+    /// it again. A saver that can copy rows as they are stored need not decode them: damage that it does not meet is in the
+    /// copy too, where it is the same error for whoever reads it.
+    ///
+    /// - `a_copy_is_the_whole_thread`: every checkpoint with its id, values, metadata and rows; the copy can be continued.
+    /// - `a_copy_is_independent`: what is done to one of the two afterwards, the other does not see.
+    /// - `a_copy_replaces_no_thread`: where there is a thread `to`, [`Error::Stale`] of that, and it is unchanged; also if it is
+    ///   `from` itself.
+    /// - `a_copy_is_of_one_moment`: beside commits, rows, rewrites and deletions of `from`.
+    /// - `one_of_two_copies_is_made`: of two that are made at once under one id.
+    async fn copy_thread(&self, from: &ThreadId, to: &ThreadId) -> Result<usize> {
+        let source = self.read_thread(from).await?;
+        let mut put: Vec<_> = source.checkpoints.into_values().collect();
+        for tuple in &mut put {
+            tuple.thread = to.clone();
+        }
+        let count = put.len();
+        if count > 0 {
+            let rewrite = Rewrite { put, ..Rewrite::default() };
+            self.rewrite_thread(to, &Revision::absent(), rewrite).await?;
+        }
+        Ok(count)
+    }
+
     /// What this saver offers.
     fn capabilities(&self) -> Capabilities;
 }

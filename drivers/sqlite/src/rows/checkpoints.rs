@@ -15,6 +15,7 @@ const NEWEST_UP_TO: &str =
 const OLDEST_FIRST: &str =
     "SELECT key, id, body, tasks FROM checkpoint WHERE key BETWEEN ?1 AND ?2 ORDER BY key";
 const ADD: &str = "INSERT INTO checkpoint (key, id, body) VALUES (?1, ?2, ?3)";
+const ADD_ROW: &str = "INSERT INTO checkpoint (key, id, body, tasks) VALUES (?1, ?2, ?3, ?4)";
 const SET_TASKS: &str = "UPDATE checkpoint SET tasks = ?2 WHERE key = ?1";
 const SET_BODY: &str = "UPDATE checkpoint SET body = ?2 WHERE key = ?1";
 const EXISTS: &str = "SELECT 1 FROM checkpoint WHERE key = ?1";
@@ -44,6 +45,11 @@ impl CheckpointRow {
     /// What it holds.
     pub(crate) fn record(&self) -> Result<CheckpointRecord> {
         CheckpointRecord::decode(self.ordinal, &self.body).map_err(|reason| self.place.corrupt(reason))
+    }
+
+    /// Its bytes, but for those of its key and id.
+    pub(crate) fn bytes(&self) -> usize {
+        self.body.len() + self.tasks.as_ref().map_or(0, Vec::len)
     }
 
     /// Adds the whole row to a digest.
@@ -140,6 +146,14 @@ pub(crate) fn add(
     let place = place(chain, ordinal);
     let body = seal(place, id.as_bytes(), record.encode(ordinal));
     db.often(ADD, &[Bound::Integer(place.key), Bound::Blob(id.as_bytes()), Bound::Blob(&body)])
+}
+
+/// Adds a row of another chain as it is, sealed for its new place: nothing in it depends on the chain.
+pub(crate) fn add_row(db: &Db, chain: ChainKey, row: &CheckpointRow) -> Result<()> {
+    let (place, id) = (place(chain, row.ordinal), row.id.as_bytes());
+    let body = seal(place, id, row.body.clone());
+    let tasks = row.tasks.clone().map(|tasks| seal(place, TASKS_CONTEXT, tasks));
+    db.execute(ADD_ROW, params![place.key, id, body, tasks]).map(|_| ())
 }
 
 /// Stores the tasks that ran from a checkpoint.

@@ -56,6 +56,30 @@ fn keys_of(thread: ThreadKey) -> [i64; 2] {
     [join_key(thread, 0), join_key(thread, u32::MAX)]
 }
 
+/// An element as it is stored. Nothing in it depends on its thread.
+#[derive(Debug)]
+pub(crate) struct StoredElement {
+    /// Its number in the thread, with its space.
+    number: u32,
+    hash: Vec<u8>,
+    pub(crate) body: Vec<u8>,
+}
+
+/// Passes every element of a thread to `look`, as it is stored.
+pub(crate) fn each_stored(db: &Db, thread: ThreadKey, mut look: impl FnMut(StoredElement)) -> Result<()> {
+    db.each(RANGE, keys_of(thread), |row| {
+        let (hash, body) = (blob(row, 1)?.to_vec(), blob(row, 2)?.to_vec());
+        look(StoredElement { number: low_half(integer(row, 0)?), hash, body });
+        Ok(())
+    })
+}
+
+/// Adds an element of another thread under its number.
+pub(crate) fn add_stored(db: &Db, thread: ThreadKey, element: &StoredElement) -> Result<()> {
+    let key = join_key(thread, element.number);
+    db.often(ADD, &[Bound::Integer(key), Bound::Blob(&element.hash), Bound::Blob(&element.body)])
+}
+
 /// Deletes elements of a thread, from the first on: up to `rows` of them, and no more once they have `bytes` bytes.
 /// Returns whether they were all.
 pub(crate) fn drop_first(db: &Db, thread: ThreadKey, rows: usize, bytes: usize) -> Result<bool> {

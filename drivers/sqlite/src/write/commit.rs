@@ -18,6 +18,7 @@ use crate::rows::pack;
 use crate::rows::record::{CheckpointRecord, Kept, NameKey, Ordinal, TaskRecord, WriteRecord};
 use crate::sql::Db;
 use crate::stats::Counters;
+use crate::write::copy::Rows;
 use crate::write::remains::Clearing;
 use crate::write::stage::{Naming, Piece};
 use crate::write::thread::{Node, ThreadState, Threads};
@@ -31,6 +32,8 @@ pub(crate) enum Work {
     Rewrite(ThreadId, Revision, Box<Rewrite>),
     /// A piece of a new thread that has no name yet.
     Stage(Box<Piece>),
+    /// A piece of a copy of a thread, which has no name yet either.
+    Copy(Box<Rows>),
     /// Such a thread gets its name.
     Name(Box<Naming>),
     /// Such a thread is deleted.
@@ -52,7 +55,7 @@ impl Work {
     pub(crate) fn flush(&self) -> Flush {
         match self {
             Self::Commit(step) => step.flush,
-            Self::Stage(_) | Self::Clear(_) => Flush::WithNext,
+            Self::Stage(_) | Self::Copy(_) | Self::Clear(_) => Flush::WithNext,
             _ => Flush::Now,
         }
     }
@@ -104,6 +107,7 @@ impl WriterState {
             Work::Flush => Ok(()),
             Work::Rewrite(thread, expected, rewrite) => self.rewrite(thread, expected, rewrite),
             Work::Stage(piece) => self.stage(piece),
+            Work::Copy(rows) => self.copy(rows),
             Work::Name(naming) => self.name_thread(naming),
             Work::Discard(token) => self.discard(token),
             Work::Clear(clearing) => self.clear(clearing),

@@ -33,6 +33,7 @@ impl Identity {
             Work::Rewrite(thread, expected, _) => Some(Self::Rewrite(thread.clone(), expected.clone())),
             Work::Name(naming) => Some(Self::Rewrite(naming.thread.clone(), naming.expected.clone())),
             Work::Stage(_)
+            | Work::Copy(_)
             | Work::Discard(_)
             | Work::Clear(_)
             | Work::Sweep(_)

@@ -159,11 +159,10 @@ impl SqliteSaver {
             staging.discard().await;
             return Err(error);
         }
-        let expected = Revision::absent();
-        staging.take_name(Naming { token: None, thread: thread.clone(), expected, mark: None }).await
+        staging.take_new_name().await
     }
 
-    async fn refuse_existing(&self, thread: &ThreadId) -> Result<()> {
+    pub(crate) async fn refuse_existing(&self, thread: &ThreadId) -> Result<()> {
         let name = thread.clone();
         match self.read(move |db| directory::find_thread(db, &name)).await? {
             Some(_) => Err(Error::Stale { thread: thread.clone() }),
@@ -173,7 +172,7 @@ impl SqliteSaver {
 }
 
 /// A thread that is written in pieces and has no name yet. Dropped before it has one, it is deleted.
-struct Staging<'a> {
+pub(crate) struct Staging<'a> {
     saver: &'a SqliteSaver,
     thread: ThreadId,
     token: Option<String>,
@@ -183,7 +182,7 @@ struct Staging<'a> {
 }
 
 impl<'a> Staging<'a> {
-    fn of(saver: &'a SqliteSaver, thread: &ThreadId) -> Self {
+    pub(crate) fn of(saver: &'a SqliteSaver, thread: &ThreadId) -> Self {
         let unfinished = Unfinished { turns: &saver.writer, order: None };
         Self { saver, thread: thread.clone(), token: None, lists: Related::default(), last: None, unfinished }
     }
@@ -221,9 +220,7 @@ impl<'a> Staging<'a> {
     }
 
     async fn write_piece(&mut self, tuples: Arc<[CheckpointTuple]>) -> Result<()> {
-        let mut first = self.token.is_none();
-        let token = self.token.get_or_insert_with(|| IdSource::default().checkpoint_after(None).to_string());
-        self.unfinished.order = Some(Work::Discard(token.clone()));
+        let (token, mut first) = self.next_piece();
         let done = Arc::<AtomicUsize>::default();
         loop {
             let from = done.load(Ordering::Acquire);
@@ -233,23 +230,43 @@ impl<'a> Staging<'a> {
             let (token, thread, last) = (token.clone(), self.thread.clone(), self.last.clone());
             let (tuples, done) = (tuples.clone(), done.clone());
             let piece = Piece { token, thread, first, tuples, from, last, done };
-            match self.saver.write(Work::Stage(Box::new(piece))).await {
-                // Nobody sees this piece, whether it was stored or not.
-                Err(Error::InDoubt { saver, reason }) => return Err(Error::Unavailable { saver, reason }),
-                written => written?,
-            }
+            self.store(Work::Stage(Box::new(piece))).await?;
             first = false;
-            pause().await;
         }
     }
 
+    /// Identifies the thread to its next piece; and whether that is the first one.
+    pub(crate) fn next_piece(&mut self) -> (String, bool) {
+        let first = self.token.is_none();
+        let token = self.token.get_or_insert_with(|| IdSource::default().checkpoint_after(None).to_string());
+        self.unfinished.order = Some(Work::Discard(token.clone()));
+        (token.clone(), first)
+    }
+
+    /// Stores a piece, and lets others in.
+    pub(crate) async fn store(&self, piece: Work) -> Result<()> {
+        match self.saver.write(piece).await {
+            // Nobody sees this piece, whether it was stored or not.
+            Err(Error::InDoubt { saver, reason }) => return Err(Error::Unavailable { saver, reason }),
+            written => written?,
+        }
+        pause().await;
+        Ok(())
+    }
+
     /// Deletes it before its process may end. What then is left, the sweep deletes.
-    async fn discard(mut self) {
+    pub(crate) async fn discard(mut self) {
         if let Some(work) = self.unfinished.order.take()
             && self.saver.write(work).await.is_ok()
         {
             self.saver.writer.clear().await;
         }
+    }
+
+    /// Gives it the name of a thread that does not exist.
+    pub(crate) async fn take_new_name(self) -> Result<()> {
+        let (thread, expected) = (self.thread.clone(), Revision::absent());
+        self.take_name(Naming { token: None, thread, expected, mark: None }).await
     }
 
     /// Gives it its name, if anything was written.

@@ -175,6 +175,10 @@ impl Saver for Troubled {
         self.inner.create_thread(thread, coming).await
     }
 
+    async fn copy_thread(&self, from: &ThreadId, to: &ThreadId) -> Result<usize> {
+        self.inner.copy_thread(from, to).await
+    }
+
     fn capabilities(&self) -> Capabilities {
         self.inner.capabilities()
     }

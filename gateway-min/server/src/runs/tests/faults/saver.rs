@@ -224,6 +224,10 @@ impl Saver for FaultySaver {
         self.faults.writes(self.inner.create_thread(thread, coming)).await
     }
 
+    async fn copy_thread(&self, from: &ThreadId, to: &ThreadId) -> Result<usize> {
+        self.faults.writes(self.inner.copy_thread(from, to)).await
+    }
+
     fn capabilities(&self) -> Capabilities {
         self.inner.capabilities()
     }

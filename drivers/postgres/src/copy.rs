@@ -1,0 +1,145 @@
+//! The contract's `copy_thread`: rows as they are stored, sealed for their new thread, and elements within the server.
+//!
+//! One statement reads all rows of the source but its elements, at one moment. Elements do not change within an epoch of their
+//! thread, and none is removed; so those that the rows refer to are copied afterwards, piece by piece, and if the source has
+//! the same epoch then, they are those of that moment. Nobody waits for the copy: the source is not locked.
+
+use std::collections::HashSet;
+use std::time::Instant;
+
+use threadkeep::Error;
+use threadkeep::id::ThreadId;
+use threadkeep::saver::Flush;
+use tokio_postgres::Row;
+use tokio_postgres::types::Type;
+use uuid::Uuid;
+
+use crate::aside::aside;
+use crate::change::{Change, StoredRow};
+use crate::create::{Made, Making};
+use crate::element::SPACES;
+use crate::error::Trouble;
+use crate::history::History;
+use crate::keys;
+use crate::pool::{Param, Transaction};
+use crate::rewrite::{PAUSE, PIECE};
+use crate::rows::{CHECKPOINT, Snapshot, column, moved};
+use crate::store::Store;
+
+/// Elements that one statement copies.
+const ELEMENTS: i64 = 1_000;
+
+/// A copy of a thread.
+pub(crate) struct Copying<'a> {
+    from: &'a ThreadId,
+    to: &'a ThreadId,
+    /// The checkpoints that were copied.
+    pub(crate) count: usize,
+}
+
+/// What was read of a thread.
+struct Source {
+    /// Its row and its heads.
+    snapshot: Snapshot,
+    /// Its checkpoints, as rows of the copy.
+    rows: Vec<StoredRow>,
+}
+
+impl<'a> Copying<'a> {
+    pub(crate) fn new(from: &'a ThreadId, to: &'a ThreadId) -> Self {
+        Self { from, to, count: 0 }
+    }
+
+    /// Reads the source.
+    async fn read(&self, store: &Store, transaction: &Transaction) -> Result<Source, Trouble> {
+        let key = keys::of_thread(self.from);
+        let remembered = store.remembered(self.from);
+        let rows = transaction.query(&store.sql.rows, &[(&key, Type::UUID)]).await?;
+        let (from, to) = (self.from.clone(), keys::of_thread(self.to));
+        let source = aside(rows.len(), move || source(&from, to, rows)).await?;
+        store.compare(&mut &*transaction, self.from, remembered, &source.snapshot).await?;
+        Ok(source)
+    }
+
+    /// Copies the elements that the source had then, and pauses after each piece for as long as it took.
+    async fn elements(
+        &self,
+        store: &Store,
+        transaction: &Transaction,
+        next: [u32; 3],
+    ) -> Result<(), Trouble> {
+        let (from, to) = (keys::of_thread(self.from), keys::of_thread(self.to));
+        for (space, next) in SPACES.into_iter().zip(next) {
+            let (mut first, end) = (space.seq(0), space.seq(next));
+            while first < end {
+                let began = Instant::now();
+                let params: [Param<'_>; 5] = [
+                    (&from, Type::UUID),
+                    (&to, Type::UUID),
+                    (&first, Type::INT8),
+                    (&end, Type::INT8),
+                    (&ELEMENTS, Type::INT8),
+                ];
+                let rows = transaction.query(&store.sql.copy_elements, &params).await?;
+                let last: Option<i64> = rows.first().map(|row| column(row, 0)).transpose()?.flatten();
+                let Some(last) = last else { break };
+                first = last + 1;
+                tokio::time::sleep(began.elapsed().min(PAUSE)).await;
+            }
+        }
+        Ok(())
+    }
+
+    /// The epoch of the source now.
+    async fn epoch(&self, store: &Store, transaction: &Transaction) -> Result<Option<i64>, Trouble> {
+        let key = keys::of_thread(self.from);
+        let rows = transaction.query(&store.sql.epoch, &[(&key, Type::UUID)]).await?;
+        Ok(rows.first().map(|row| column(row, 0)).transpose()?)
+    }
+}
+
+impl Making for Copying<'_> {
+    async fn write(&mut self, store: &Store, transaction: &Transaction) -> Result<Made, Trouble> {
+        let Source { snapshot, rows } = self.read(store, transaction).await?;
+        self.count = rows.len();
+        let Some(thread) = snapshot.thread else { return Ok(Made::Nothing) };
+        let to = History::first(Flush::Now);
+        let mut change = Change::created(self.to, &to, thread.next, rows)?;
+        for (namespace, head) in snapshot.heads.values() {
+            change.head(namespace, keys::uuid(*head));
+        }
+        let pieces = change.pieces(PIECE);
+        pieces.iter().chain([&change]).try_for_each(|piece| piece.check(self.to))?;
+        if !store.write_pieces(transaction, pieces.into_iter().chain([change])).await? {
+            return Ok(Made::Parts);
+        }
+        self.elements(store, transaction, thread.next).await?;
+        let is_same = self.epoch(store, transaction).await? == Some(thread.history.mark.epoch);
+        Ok(if is_same { Made::Thread(to) } else { Made::Parts })
+    }
+
+    async fn is_nothing(&mut self, store: &Store, transaction: &Transaction) -> Result<bool, Trouble> {
+        self.count = 0;
+        Ok(store.look_if_there(transaction, self.from).await?.thread.is_none())
+    }
+}
+
+fn source(from: &ThreadId, to: Uuid, rows: Vec<Row>) -> Result<Source, Error> {
+    let (mut of_thread, mut checkpoints) = (Vec::new(), Vec::new());
+    for row in rows {
+        if column::<i32>(&row, 0)? == CHECKPOINT {
+            checkpoints.push(moved(&row, from, to)?);
+        } else {
+            of_thread.push(row);
+        }
+    }
+    let snapshot = Snapshot::parse(from, &of_thread)?;
+    snapshot.check_owners(from, checkpoints.iter().map(|row| &row.ns))?;
+    let there: HashSet<(&[u8], Uuid)> = checkpoints.iter().map(|row| (&row.ns[..], row.id)).collect();
+    for (ns, (_, head)) in &snapshot.heads {
+        if !there.contains(&(&ns[..], keys::uuid(*head))) {
+            return Err(Error::broken(from, *head, "it is the newest one, and it is missing"));
+        }
+    }
+    Ok(Source { snapshot, rows: checkpoints })
+}

@@ -136,6 +136,16 @@ impl Saver for Watched {
         self.saver.read_thread(thread).await
     }
 
+    async fn revision(&self, thread: &ThreadId) -> Result<Revision> {
+        let _wait = self.waits.begin(format!("revision of {thread:?}"));
+        self.saver.revision(thread).await
+    }
+
+    async fn delete_seen(&self, thread: &ThreadId, expected: &Revision) -> Result<()> {
+        let _wait = self.waits.begin(format!("delete_seen of {thread:?}"));
+        self.saver.delete_seen(thread, expected).await
+    }
+
     async fn summary(&self, thread: &ThreadId) -> Result<Summary> {
         let _wait = self.waits.begin(format!("summary of {thread:?}"));
         self.saver.summary(thread).await

@@ -135,6 +135,9 @@ mutants! { Comers(Slip)
     a_saver_that_copies_over: CopiesOver => "a_copy_replaces_no_thread",
     a_saver_that_copies_one_by_one: CopiesOneByOne => "a_copy_is_of_one_moment",
     a_saver_that_looks_then_copies: LooksThenCopies => "one_of_two_copies_is_made",
+    a_saver_that_deletes_what_changed: DeletesWhatChanged => "a_deletion_of_a_changed_thread_is_stale",
+    a_saver_that_deletes_the_root_of_what_was_seen: DeletesTheRootOfWhatWasSeen => "a_deletion_of_what_was_seen_removes_everything",
+    a_saver_that_remembers_revisions: RemembersRevisions => "the_revision_is_that_of_the_thread",
 }
 
 mutants! { Loners(Lapse)

@@ -40,6 +40,8 @@ pub(super) enum Call {
     Replace,
     Rewrite,
     Delete,
+    /// The deletion of a thread that has the revision that was seen.
+    DeleteSeen,
     /// The creation of a thread that comes in parts.
     Create,
     /// The creation of a thread that is a copy of another one.
@@ -47,8 +49,16 @@ pub(super) enum Call {
 }
 
 impl Call {
-    pub(super) const ALL: [Self; 7] =
-        [Self::PutWrites, Self::Commit, Self::Replace, Self::Rewrite, Self::Delete, Self::Create, Self::Copy];
+    pub(super) const ALL: [Self; 8] = [
+        Self::PutWrites,
+        Self::Commit,
+        Self::Replace,
+        Self::Rewrite,
+        Self::Delete,
+        Self::DeleteSeen,
+        Self::Create,
+        Self::Copy,
+    ];
 
     pub(super) fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|call| format!("{call:?}") == name)
@@ -109,6 +119,10 @@ impl Call {
                     .await?;
             }
             Self::Delete => saver.delete_thread(&head.thread).await?,
+            Self::DeleteSeen => {
+                let revision = saver.revision(&head.thread).await?;
+                saver.delete_seen(&head.thread, &revision).await?;
+            }
             Self::Create => {
                 let mut parts = Parts::of(&create::thread(thread, CREATED)?, 40, Then::Nothing);
                 match saver.create_thread(&head.thread, &mut parts).await {

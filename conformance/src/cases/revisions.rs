@@ -14,6 +14,11 @@ pub(super) const CASES: &[Case] = &[
         revisions_tell_every_change,
         "a deletion would remove what was written after it was planned"
     ),
+    case!(
+        Deletion,
+        the_revision_is_that_of_the_thread,
+        "a thread that nobody has changed could not be deleted, or one that somebody has could"
+    ),
     case!(Deletion, revisions_never_repeat, "a deletion planned on one state would destroy another"),
 ];
 
@@ -58,6 +63,27 @@ async fn revisions_tell_every_change(store: Store) -> Outcome {
     saver.delete_thread(&first.thread).await?;
     Step::first("t", 1).commit(&*saver).await?;
     changed("a third life that is like the second").await
+}
+
+async fn the_revision_is_that_of_the_thread(store: Store) -> Outcome {
+    let (saver, other) = (store.open().await?, store.open().await?);
+    let same = async |what: &str| -> Outcome {
+        let read = image(&*saver, "t").await?.revision;
+        for handle in [&saver, &other] {
+            check_eq!(handle.revision(&"t".into()).await?, read, "the revision after {what}");
+        }
+        Ok(())
+    };
+    same("nothing").await?;
+    check_eq!(saver.revision(&"t".into()).await?, Revision::absent(), "the revision of an unknown thread");
+    let tree = tree(&*saver).await?;
+    same("the first commits").await?;
+    other.put_writes(&tree.keys[4], &says(7, "late")?).await?;
+    same("a put by the other handle").await?;
+    rewrite(&*saver, "t", removing([&tree.nested])).await?;
+    same("a rewrite").await?;
+    other.delete_thread(&"t".into()).await?;
+    same("a deletion by the other handle").await
 }
 
 /// The revisions of a thread, in the order in which they were read.

@@ -29,7 +29,7 @@ pub(super) async fn play(store: &Store, name: &str, program: &[Op]) -> Outcome {
         values: BTreeMap::new(),
         past: Vec::new(),
     };
-    let clean_up = [Op::Delete { thread: 0 }, Op::Delete { thread: 1 }];
+    let clean_up = [false, true].map(|seen| Op::Delete { thread: u8::from(seen), seen });
     for (n, op) in program.iter().chain(&clean_up).enumerate() {
         let done = match world.run(op).await {
             Ok(()) => world.compare(n).await,
@@ -85,14 +85,18 @@ impl World<'_> {
                 Some(resolved) => self.commit(resolved).await,
                 None => Ok(()),
             },
-            Op::Delete { thread } => {
+            Op::Delete { thread, seen } => {
                 let n = usize::from(*thread);
                 let thread = self.threads[n].clone();
                 self.lives[n] += 1;
                 self.attempts.retain(|(of, _), _| usize::from(*of) != n);
                 self.values.retain(|key, _| key.thread != thread);
                 self.model.delete_thread(&thread);
-                Ok(self.saver().delete_thread(&thread).await?)
+                if !seen {
+                    return Ok(self.saver().delete_thread(&thread).await?);
+                }
+                let revision = self.saver().revision(&thread).await?;
+                Ok(self.saver().delete_seen(&thread, &revision).await?)
             }
             Op::Rewrite { place, back, how, stale } => self.rewrite(*place, *back, *how, *stale).await,
             Op::Copy { thread } => self.copy(*thread).await,

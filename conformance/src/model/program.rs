@@ -13,8 +13,8 @@ pub(super) enum Op {
     Put { place: ChainId, back: u8, again: Option<u8>, task: u8, writes: Vec<Written> },
     /// Repeats a commit, or an attempted one, this many commits earlier.
     Repeat(u8),
-    /// Deletes a thread.
-    Delete { thread: u8 },
+    /// Deletes a thread, by its name or by its revision.
+    Delete { thread: u8, seen: bool },
     /// Reads a whole thread, and rewrites it around the checkpoint `back` before the head.
     Rewrite { place: ChainId, back: u8, how: How, stale: bool },
     /// Copies a thread to the other one, which may be there already.
@@ -187,7 +187,7 @@ pub(super) fn op() -> impl Strategy<Value = Op> {
         14 => commit().prop_map(Op::Commit),
         4 => put(),
         1 => back().prop_map(Op::Repeat),
-        1 => (0..2_u8).prop_map(|thread| Op::Delete { thread }),
+        1 => (0..2_u8, any::<bool>()).prop_map(|(thread, seen)| Op::Delete { thread, seen }),
         2 => rewrite(),
         1 => (0..2_u8).prop_map(|thread| Op::Copy { thread }),
         1 => Just(Op::SwitchHandle),

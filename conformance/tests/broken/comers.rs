@@ -1,6 +1,6 @@
-//! Savers that make new threads, which come in parts or are copies, each in one wrong way.
+//! Savers that make new threads, which come in parts or are copies, or delete what was seen, each in one wrong way.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
@@ -39,6 +39,12 @@ pub(crate) enum Slip {
     CopiesOneByOne,
     /// Looks whether there is a thread, and then writes the copy.
     LooksThenCopies,
+    /// Deletes a thread that has changed.
+    DeletesWhatChanged,
+    /// Deletes the root namespace of what was seen.
+    DeletesTheRootOfWhatWasSeen,
+    /// Gives the revision of the first look at each thread.
+    RemembersRevisions,
 }
 
 /// Creates stores with one slip.
@@ -64,7 +70,12 @@ impl Factory for Comers {
     }
 
     async fn open(&self, place: &MemorySaver) -> Result<Arc<dyn Saver>, BoxError> {
-        Ok(Arc::new(Comer { inner: place.clone(), slip: self.0, copies: Mutex::default() }))
+        Ok(Arc::new(Comer {
+            inner: place.clone(),
+            slip: self.0,
+            copies: Mutex::default(),
+            revisions: Mutex::default(),
+        }))
     }
 }
 
@@ -73,6 +84,7 @@ struct Comer {
     slip: Slip,
     /// Copies, and their sources.
     copies: Mutex<Vec<(ThreadId, ThreadId)>>,
+    revisions: Mutex<BTreeMap<ThreadId, Revision>>,
 }
 
 impl Comer {
@@ -160,6 +172,27 @@ impl Saver for Comer {
             self.inner.delete_thread(&copy).await?;
         }
         self.inner.delete_thread(thread).await
+    }
+
+    async fn revision(&self, thread: &ThreadId) -> Result<Revision> {
+        let revision = self.inner.revision(thread).await?;
+        if self.slip == Slip::RemembersRevisions {
+            return Ok(self.revisions.lock().unwrap().entry(thread.clone()).or_insert(revision).clone());
+        }
+        Ok(revision)
+    }
+
+    async fn delete_seen(&self, thread: &ThreadId, expected: &Revision) -> Result<()> {
+        match self.slip {
+            Slip::DeletesWhatChanged => self.inner.delete_thread(thread).await,
+            Slip::DeletesTheRootOfWhatWasSeen => {
+                let root = self.inner.list(&ListQuery::new(thread)).await?;
+                let remove = root.into_iter().map(|tuple| (tuple.namespace, tuple.checkpoint.id)).collect();
+                let rewrite = Rewrite { remove, ..Rewrite::default() };
+                self.inner.rewrite_thread(thread, expected, rewrite).await
+            }
+            _ => self.inner.delete_seen(thread, expected).await,
+        }
     }
 
     async fn threads(&self, after: Option<&ThreadId>, limit: usize) -> Result<Vec<ThreadId>> {

@@ -22,10 +22,13 @@ use crate::error::Trouble;
 use crate::history::History;
 use crate::keys;
 use crate::pool::{Param, Transaction};
-use crate::rewrite::{PAUSE, PIECE};
-use crate::rows::{CHECKPOINT, Snapshot, column, moved};
+use crate::rewrite::PAUSE;
+use crate::rows::{CHECKPOINT, Snapshot, ThreadRow, column, moved};
 use crate::store::Store;
 
+/// Maximum checkpoints that one statement writes, and the bytes of these: more than of a rewrite, because they have no elements
+/// with them.
+const PIECE: (usize, usize) = (512, 1 << 20);
 /// Elements that one statement copies.
 const ELEMENTS: i64 = 1_000;
 
@@ -57,7 +60,7 @@ impl<'a> Copying<'a> {
         let rows = transaction.query(&store.sql.rows, &[(&key, Type::UUID)]).await?;
         let (from, to) = (self.from.clone(), keys::of_thread(self.to));
         let source = aside(rows.len(), move || source(&from, to, rows)).await?;
-        store.compare(&mut &*transaction, self.from, remembered, &source.snapshot).await?;
+        store.compare(&mut &*transaction, self.from, remembered, source.snapshot.thread.as_ref()).await?;
         Ok(source)
     }
 
@@ -90,11 +93,12 @@ impl<'a> Copying<'a> {
         Ok(())
     }
 
-    /// The epoch of the source now.
-    async fn epoch(&self, store: &Store, transaction: &Transaction) -> Result<Option<i64>, Trouble> {
+    /// Whether the source has this epoch now.
+    async fn is_in(&self, store: &Store, transaction: &Transaction, epoch: i64) -> Result<bool, Trouble> {
         let key = keys::of_thread(self.from);
-        let rows = transaction.query(&store.sql.epoch, &[(&key, Type::UUID)]).await?;
-        Ok(rows.first().map(|row| column(row, 0)).transpose()?)
+        let rows = transaction.query(&store.sql.thread, &[(&key, Type::UUID)]).await?;
+        let now = rows.first().map(|row| ThreadRow::of(self.from, row)).transpose()?;
+        Ok(now.is_some_and(|now| now.history.mark.epoch == epoch))
     }
 }
 
@@ -114,7 +118,7 @@ impl Making for Copying<'_> {
             return Ok(Made::Parts);
         }
         self.elements(store, transaction, thread.next).await?;
-        let is_same = self.epoch(store, transaction).await? == Some(thread.history.mark.epoch);
+        let is_same = self.is_in(store, transaction, thread.history.mark.epoch).await?;
         Ok(if is_same { Made::Thread(to) } else { Made::Parts })
     }
 

@@ -71,7 +71,7 @@ impl Store {
         let params = listing.next.params();
         let rows = transaction.begin_reading(transaction.query(&self.sql.newest, &params)).await?;
         let mut snapshot = Snapshot::of(&query.thread, rows).await?;
-        self.compare(&mut &transaction, &query.thread, remembered, &snapshot).await?;
+        self.compare(&mut &transaction, &query.thread, remembered, snapshot.thread.as_ref()).await?;
         loop {
             listing = listing.add(snapshot).await?;
             if listing.is_complete() {

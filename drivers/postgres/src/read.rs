@@ -19,7 +19,7 @@ use crate::keys;
 use crate::memory::LeftOut;
 use crate::pool::Param;
 use crate::record::Kept;
-use crate::rows::{Node, Snapshot, thread_name};
+use crate::rows::{Node, Snapshot, ThreadRow, thread_name};
 use crate::sql::Statement;
 use crate::store::Store;
 use crate::view::Values;
@@ -127,6 +127,16 @@ impl Store {
         let of = thread.clone();
         let make = move |snapshot: &Snapshot, values: &mut Values<'_>| image(&of, snapshot, values);
         self.made(thread, &self.sql.all, &params, make).await
+    }
+
+    /// The contract's `revision`.
+    pub(crate) async fn revision(&self, thread: &ThreadId) -> Result<Revision, Trouble> {
+        let (key, remembered) = (keys::of_thread(thread), self.remembered(thread));
+        let mut lease = self.connections.lease().await?;
+        let rows = lease.query(&self.sql.thread, &[(&key, Type::UUID)]).await?;
+        let row = rows.first().map(|row| ThreadRow::of(thread, row)).transpose()?;
+        self.compare(&mut lease, thread, remembered, row.as_ref()).await?;
+        Ok(row.map_or_else(Revision::absent, |row| revision(row.history.mark)))
     }
 
     /// The contract's `threads`.

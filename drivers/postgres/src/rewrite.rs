@@ -203,6 +203,46 @@ impl Store {
         Ok(())
     }
 
+    /// One attempt at the contract's `delete_seen`: see [`Self::rewrite`].
+    pub(crate) async fn delete_seen(
+        &self,
+        thread: &ThreadId,
+        expected: &Revision,
+        (asked, again): (&Asked, bool),
+    ) -> Result<(), Trouble> {
+        let slot = self.threads.slot(thread);
+        let mut held = slot.hold(&self.threads, thread).await;
+        held.take();
+        let (key, known) = (keys::of_thread(thread), slot.known());
+        let transaction = Transaction::on(self.connections.lease().await?);
+        let lock: [Param<'_>; 1] = [(&key, Type::UUID)];
+        let rows = transaction.begin(transaction.query(&self.sql.lock, &lock)).await?;
+        let found = rows.first().map(|row| ThreadRow::of(thread, row)).transpose()?.map(|row| row.history);
+        self.agree(&mut &transaction, thread, &known, found.as_ref()).await?;
+        slot.found(&known, found.as_ref());
+        if again {
+            let buried = self.is_buried(&mut &transaction, thread, asked.lives()).await?;
+            match asked.fate(found.as_ref(), buried) {
+                Fate::NotDone => {}
+                Fate::Done => return self.settle(&transaction).await,
+                Fate::Unknown => {
+                    transaction.roll_back().await?;
+                    return Err(in_doubt(OVERTAKEN).into());
+                }
+            }
+        }
+        if found.as_ref().map_or_else(Revision::absent, |found| revision(found.mark)) != *expected {
+            transaction.roll_back().await?;
+            return Err(Error::Stale { thread: thread.clone() }.into());
+        }
+        let Some(History { life, .. }) = found else { return transaction.roll_back().await };
+        asked.note(Request::Removal { life });
+        transaction.commit(self.delete_in(&transaction, thread, &[life])).await?;
+        slot.deleted(life);
+        self.memory.forget(key);
+        Ok(())
+    }
+
     /// Removes a thread whose row the transaction has locked or inserted, so that no one can write to it or create it
     /// until the transaction ends. Each statement sees everything that was committed before it began.
     async fn delete_in(

@@ -260,6 +260,15 @@ impl Saver for PostgresSaver {
         self.store.reading(|| self.store.read_thread(thread).boxed()).await
     }
 
+    async fn revision(&self, thread: &ThreadId) -> Result<Revision> {
+        self.store.reading(|| self.store.revision(thread).boxed()).await
+    }
+
+    async fn delete_seen(&self, thread: &ThreadId, expected: &Revision) -> Result<()> {
+        let asked = Asked::default();
+        self.store.writing(|again| self.store.delete_seen(thread, expected, (&asked, again)).boxed()).await
+    }
+
     async fn summary(&self, thread: &ThreadId) -> Result<Summary> {
         self.store.reading(|| self.store.summary(thread).boxed()).await
     }

@@ -73,8 +73,8 @@ pub(crate) struct Sql {
     /// `from, to, first, end, limit`: copies elements of a thread from the first number on, below the end. Returns the last
     /// number that it copied, if any.
     pub(crate) copy_elements: String,
-    /// `thread`: its epoch, if it exists.
-    pub(crate) epoch: Statement,
+    /// `thread`: its row.
+    pub(crate) thread: Statement,
     /// `thread`: the bytes of its rows of checkpoints and elements, as they are stored.
     pub(crate) stored: Statement,
     /// `thread, first[], last[]`: elements, and the thread's row.
@@ -287,7 +287,9 @@ impl Sql {
             outlines: Statement::planned(fill(&with_elements(&all, "", NO_RUNS))),
             rows: Statement::planned(fill(ROWS)),
             copy_elements: fill(COPY_ELEMENTS),
-            epoch: Statement::planned(fill("SELECT epoch FROM {s}.threadkeep_thread WHERE id = $1")),
+            thread: Statement::planned(fill(
+                "SELECT id, epoch, revision, name, body, nonce FROM {s}.threadkeep_thread WHERE id = $1",
+            )),
             stored: Statement::planned(fill(STORED)),
             elements: Statement::planned(fill(
                 "SELECT 0 AS kind, NULL::bytea AS ns, t.nonce AS k1, NULL::uuid AS k2, NULL::uuid AS k3,

@@ -65,7 +65,7 @@ impl Store {
         let remembered = self.remembered(thread);
         let mut lease = self.connections.lease().await?;
         let snapshot = Snapshot::of(thread, lease.query(statement, params).await?).await?;
-        self.compare(&mut lease, thread, remembered, &snapshot).await?;
+        self.compare(&mut lease, thread, remembered, snapshot.thread.as_ref()).await?;
         Ok(snapshot)
     }
 
@@ -82,10 +82,10 @@ impl Store {
         asks: &mut impl Ask,
         thread: &ThreadId,
         remembered: Option<(Arc<Slot>, Known)>,
-        snapshot: &Snapshot,
+        row: Option<&ThreadRow>,
     ) -> Result<(), Trouble> {
         if let Some((slot, known)) = remembered {
-            let found = snapshot.thread.as_ref().map(|row| &row.history);
+            let found = row.map(|row| &row.history);
             self.agree(asks, thread, &known, found).await?;
             slot.found(&known, found);
         }

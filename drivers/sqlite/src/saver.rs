@@ -27,6 +27,7 @@ use crate::sql::{Db, FileId, file_id};
 use crate::stats::{Counters, Stats};
 use crate::write::commit::Work;
 use crate::write::remains::{Clearing, Unfinished};
+use crate::write::rewrite::revision_of;
 use crate::write::size;
 use crate::write::turn::Turns;
 
@@ -275,7 +276,7 @@ impl SqliteSaver {
     }
 
     /// Executes a command that may delete a thread, and deletes what is left of its rows.
-    async fn write_and_clear(&self, work: Work) -> Result<()> {
+    pub(crate) async fn write_and_clear(&self, work: Work) -> Result<()> {
         let mut unfinished =
             Unfinished { turns: &self.writer, order: Some(Work::Clear(Clearing::default())) };
         let written = self.write(work).await;
@@ -348,6 +349,16 @@ impl Saver for SqliteSaver {
     async fn read_thread(&self, thread: &ThreadId) -> Result<ThreadImage> {
         let thread = thread.clone();
         self.readers.run(move |db, memory| queries::read_thread(db, memory, &thread)).await
+    }
+
+    async fn revision(&self, thread: &ThreadId) -> Result<Revision> {
+        let thread = thread.clone();
+        self.read(move |db| revision_of(db, &thread)).await
+    }
+
+    async fn delete_seen(&self, thread: &ThreadId, expected: &Revision) -> Result<()> {
+        let deleted = self.delete_marked(thread, expected).await;
+        deleted.map_err(|error| self.writer.doubt_of_rewrite(thread, expected, error))
     }
 
     async fn summary(&self, thread: &ThreadId) -> Result<Summary> {

@@ -260,6 +260,19 @@ impl Saver for CachedSaver {
         self.purging(thread, self.inner.read_thread(thread).await).await
     }
 
+    async fn revision(&self, thread: &ThreadId) -> Result<Revision> {
+        self.purging(thread, self.inner.revision(thread).await).await
+    }
+
+    async fn delete_seen(&self, thread: &ThreadId, expected: &Revision) -> Result<()> {
+        let debt = self.owed.by_call(thread);
+        let deleted = self.inner.delete_seen(thread, expected).await;
+        // Also after an error, because the thread may have been deleted anyway.
+        self.cache.purge(thread).await;
+        debt.settled();
+        self.purging(thread, deleted).await
+    }
+
     async fn summary(&self, thread: &ThreadId) -> Result<Summary> {
         self.purging(thread, self.inner.summary(thread).await).await
     }

@@ -306,8 +306,8 @@ pub struct Capabilities {
 ///
 /// **Atomic**: each method is executed completely or not at all. **Ordered**: a read that starts after a write was
 /// acknowledged sees it. **Idempotent**: `commit` of the same checkpoint id, `put_writes` of the same task,
-/// `delete_thread`. A repeated `rewrite_thread` is [`Error::Stale`]; read the thread to see whether the first one was
-/// executed.
+/// `delete_thread`. A repeated `rewrite_thread`, `delete_seen`, `create_thread` or `copy_thread` is [`Error::Stale`]; read the
+/// thread to see whether the first one was executed.
 ///
 /// **Cancellation**: a caller that drops the future of a writing method does not learn the outcome; it may have been
 /// executed. Repeating it is safe. Reads are cancel-safe.
@@ -445,6 +445,28 @@ pub trait Saver: Send + Sync {
     /// - `revisions_never_repeat`: a revision is never given twice to different contents of a thread, also if it was
     ///   changed back, or deleted and created again in between.
     async fn read_thread(&self, thread: &ThreadId) -> Result<ThreadImage>;
+
+    /// The revision of a thread, which is that of [`Self::read_thread`]. The default reads the thread.
+    ///
+    /// - `the_revision_is_that_of_the_thread`: after each change and for each handle; [`Revision::absent`] of an unknown one.
+    async fn revision(&self, thread: &ThreadId) -> Result<Revision> {
+        Ok(self.read_thread(thread).await?.revision)
+    }
+
+    /// Deletes everything of a thread, as [`Self::delete_thread`] does, unless it has changed since somebody looked at it. A
+    /// repeat is [`Error::Stale`]. The default reads the thread and rewrites it to nothing.
+    ///
+    /// - `a_deletion_of_a_changed_thread_is_stale`: if the revision is not `expected`, [`Error::Stale`], nothing changes.
+    /// - `a_deletion_of_what_was_seen_removes_everything`: as `delete_thread_removes_everything_of_it`; of nothing that was
+    ///   seen and is there, it is fine.
+    async fn delete_seen(&self, thread: &ThreadId, expected: &Revision) -> Result<()> {
+        let image = self.read_thread(thread).await?;
+        if image.revision != *expected {
+            return Err(Error::Stale { thread: thread.clone() });
+        }
+        let remove = image.checkpoints.into_keys().collect();
+        self.rewrite_thread(thread, expected, Rewrite { remove, ..Rewrite::default() }).await
+    }
 
     /// What a thread holds, counted at one moment. The default lists the whole thread without its values; a saver that can
     /// read less than its metadata and its rows does so.

@@ -55,6 +55,12 @@ pub(crate) fn revision(thread: Thread, chains: &[ChainRows]) -> Revision {
     Revision::new(*hasher.finalize().as_bytes())
 }
 
+/// The revision of a thread.
+pub(crate) fn revision_of(db: &Db, thread: &ThreadId) -> Result<Revision> {
+    let Some(thread) = directory::thread(db, thread)? else { return Ok(Revision::absent()) };
+    Ok(revision(thread, &rows_of(db, thread.key)?))
+}
+
 /// A checkpoint as it will be stored.
 struct Planned {
     ordinal: Ordinal,

@@ -25,6 +25,7 @@ use crate::saver::SqliteSaver;
 use crate::sql::Db;
 use crate::write::commit::{Work, WriterState};
 use crate::write::remains::{Clearing, Unfinished, pause};
+use crate::write::rewrite::revision_of;
 use crate::write::thread::{Node, ThreadState};
 
 /// The most bytes of elements in a piece, except for a single one with more.
@@ -116,6 +117,20 @@ impl SqliteSaver {
             return Ok(());
         }
         self.put_in_place(image.after(&rewrite), mark).await
+    }
+
+    /// Deletes a thread that has this revision.
+    pub(crate) async fn delete_marked(&self, thread: &ThreadId, expected: &Revision) -> Result<()> {
+        let of = thread.clone();
+        let (found, mark) = self.read(move |db| Ok((revision_of(db, &of)?, Mark::of(db, &of)?))).await?;
+        if found != *expected {
+            return Err(Error::Stale { thread: thread.clone() });
+        }
+        if mark.is_none() {
+            return Ok(());
+        }
+        let naming = Naming { token: None, thread: thread.clone(), expected: found, mark };
+        self.write_and_clear(Work::Name(Box::new(naming))).await
     }
 
     /// Writes a thread as it is beside itself, without what nothing in it refers to.
@@ -368,11 +383,13 @@ impl WriterState {
         if Mark::of(&self.db, thread)? != *mark {
             return Err(Error::Stale { thread: thread.clone() });
         }
+        self.threads.forget(thread);
+        let Some(token) = token else {
+            return mark.as_ref().map_or(Ok(()), |mark| self.drop_thread(mark.thread.key));
+        };
         if let Some(mark) = mark {
-            self.threads.forget(thread);
             self.leave_to_be_cleared(mark.thread.key)?;
         }
-        let Some(token) = token else { return Ok(()) };
         self.threads.forget(&token.as_str().into());
         let Some(written) = directory::find_unnamed(&self.db, token)? else {
             return Err(unavailable(SWEPT));

@@ -163,6 +163,14 @@ impl Saver for Troubled {
         self.inner.read_thread(thread).await
     }
 
+    async fn revision(&self, thread: &ThreadId) -> Result<Revision> {
+        self.inner.revision(thread).await
+    }
+
+    async fn delete_seen(&self, thread: &ThreadId, expected: &Revision) -> Result<()> {
+        self.inner.delete_seen(thread, expected).await
+    }
+
     async fn summary(&self, thread: &ThreadId) -> Result<Summary> {
         self.inner.summary(thread).await
     }

@@ -212,6 +212,14 @@ impl Saver for FaultySaver {
         Ok(image)
     }
 
+    async fn revision(&self, thread: &ThreadId) -> Result<Revision> {
+        self.inner.revision(thread).await
+    }
+
+    async fn delete_seen(&self, thread: &ThreadId, expected: &Revision) -> Result<()> {
+        self.faults.writes(self.inner.delete_seen(thread, expected)).await
+    }
+
     async fn summary(&self, thread: &ThreadId) -> Result<Summary> {
         self.inner.summary(thread).await
     }

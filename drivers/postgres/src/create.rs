@@ -18,7 +18,7 @@ use uuid::Uuid;
 use crate::change::Change;
 use crate::doubt::{Asked, Fate, Request};
 use crate::draft::Draft;
-use crate::error::{BUSY, OVERTAKEN, Trouble, in_doubt, unavailable};
+use crate::error::{BUSY, NOTHING_LEFT, OVERTAKEN, Trouble, in_doubt, unavailable};
 use crate::history::History;
 use crate::keys;
 use crate::pool::{Param, Transaction};
@@ -99,7 +99,11 @@ impl Store {
             }
             let to = match making.write(self, &transaction).await {
                 Ok(Made::Thread(to)) => to,
-                Ok(Made::Nothing) => return transaction.roll_back().await,
+                Ok(Made::Nothing) => {
+                    transaction.roll_back().await?;
+                    // Nothing keeps an earlier attempt from being carried out.
+                    return if again { Err(in_doubt(NOTHING_LEFT).into()) } else { Ok(()) };
+                }
                 Ok(Made::Parts) => {
                     transaction.roll_back().await?;
                     continue;

@@ -34,6 +34,10 @@ pub(crate) const CLOSED: &str = "the store is closed; open it again";
 pub(crate) const OVERTAKEN: &str = "the server's answer was lost, and the thread was rewritten, deleted or written to many \
     times since";
 
+/// What was to be copied is gone, and an earlier attempt may still be carried out.
+pub(crate) const NOTHING_LEFT: &str =
+    "the server's answer was lost, and the thread that was to be copied is gone since";
+
 /// The address has no password, and the server wants one.
 const NO_PASSWORD: &str =
     "; put it into the address: PGPASSWORD, password files and service files are not read";

@@ -133,10 +133,14 @@ async fn a_creation_waits_for_a_deletion_that_has_begun() {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Call {
     Create,
+    /// The checkpoints of another thread are put.
     Copy,
+    /// Another thread is copied.
+    CopyRows,
     Commit,
     Put,
     Delete,
+    DeleteSeen,
     Rewrite,
     RemoveAll,
     Flush,
@@ -180,16 +184,20 @@ impl Meanwhile {
 /// call continues. The outcome is that of the call at one moment before or after the other process acted.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lost_answer_and_a_third_party_before_the_next_attempt() {
-    use Call::{Commit, Copy, Create, Delete, Flush as FlushIt, Put, RemoveAll, Rewrite as RewriteIt};
+    use Call::{
+        Commit, Copy, CopyRows, Create, Delete, DeleteSeen, Flush as FlushIt, Put, RemoveAll,
+        Rewrite as RewriteIt,
+    };
+    let calls = [Create, Copy, CopyRows, Commit, Put, Delete, DeleteSeen, RewriteIt, RemoveAll, FlushIt];
     let mut tried = 0;
     let database = database().await;
     let other = open(database.url()).await;
-    for call in [Create, Copy, Commit, Put, Delete, RewriteIt, RemoveAll, FlushIt] {
+    for call in calls {
         for meanwhile in
             [Meanwhile::GoesOn, Meanwhile::Deletes, Meanwhile::DeletesAndCreates, Meanwhile::Rewrites]
         {
             for cut in [Cut::Before, Cut::After] {
-                for nth in 0..8 {
+                for nth in 0..12 {
                     let Some(done) = one(&database, &other, call, meanwhile, (cut, nth)).await else {
                         break;
                     };
@@ -241,13 +249,54 @@ async fn a_call_in_doubt_stays_in_doubt_if_its_repeat_meets_damage() {
     }
 }
 
-/// A copy of another thread, for this one.
-async fn copy_for(saver: &PostgresSaver, thread: &ThreadId) -> Rewrite {
+/// Nothing keeps a copy whose answer is lost from being stored later, if there is nothing to copy any more.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_copy_in_doubt_stays_in_doubt_if_its_source_is_gone() {
+    let database = database().await;
+    let other = open(database.url()).await;
+    let mut doubts = 0;
+    for cut in [Cut::Before, Cut::After] {
+        for nth in 0..12 {
+            let proxy = Proxy::before(database.url()).await;
+            let subject = open(proxy.url()).await;
+            let copy = ThreadId::from(format!("copy {cut:?} {nth}"));
+            let source = source_for(&subject, &copy).await;
+            proxy.cut(nth, cut);
+            let (come, go) = proxy.hold_retry();
+            let mut running = Box::pin(subject.copy_thread(&source, &copy));
+            tokio::select! {
+                done = &mut running => {
+                    assert_eq!(done, Ok(2), "{copy}");
+                    break;
+                }
+                () = come.notified() => {}
+            }
+            other.delete_thread(&source).await.unwrap();
+            go.notify_one();
+            let done = running.await;
+            let found = other.read_thread(&copy).await.unwrap().checkpoints.len();
+            match done {
+                Ok(count) => assert_eq!(found, count, "{copy}"),
+                Err(Error::InDoubt { .. }) => doubts += 1,
+                other => panic!("{copy}: {other:?}"),
+            }
+        }
+    }
+    assert!(doubts > 0, "no copy was in doubt");
+}
+
+/// A thread of which this one may become a copy.
+async fn source_for(saver: &PostgresSaver, thread: &ThreadId) -> ThreadId {
     let mut source = talk(&format!("the source of {thread}"));
     for n in 3..5 {
         say(saver, &mut source, n).await;
     }
-    let image = saver.read_thread(&source.thread).await.unwrap();
+    source.thread
+}
+
+/// A copy of another thread, for this one.
+async fn copy_for(saver: &PostgresSaver, thread: &ThreadId) -> Rewrite {
+    let image = saver.read_thread(&source_for(saver, thread).await).await.unwrap();
     let put = image.checkpoints.into_values();
     let put = put.map(|tuple| CheckpointTuple { thread: thread.clone(), ..tuple }).collect();
     Rewrite { put, ..Rewrite::default() }
@@ -267,7 +316,7 @@ async fn one(
     let subject = open(proxy.url()).await;
     let name = format!("{call:?} {meanwhile:?} {cut:?} {nth}");
     let mut talk = talk(&name);
-    if !matches!(call, Call::Create | Call::Copy) {
+    if !matches!(call, Call::Create | Call::Copy | Call::CopyRows) {
         for n in 0..3 {
             say(&subject, &mut talk, n).await;
         }
@@ -275,6 +324,7 @@ async fn one(
     let thread = talk.thread.clone();
     let image = subject.read_thread(&thread).await.unwrap();
     let copied = if call == Call::Copy { copy_for(&subject, &thread).await } else { Rewrite::default() };
+    let source = if call == Call::CopyRows { source_for(&subject, &thread).await } else { thread.clone() };
     let step = talk.say(&note(3));
     let task = talk.task(&Element::from_json(&note(3)).unwrap());
     let key = talk.head.map(|_| talk.key());
@@ -288,7 +338,9 @@ async fn one(
         Call::Create | Call::Commit => async { subject.commit(step).await.map(|_| ()) }.boxed(),
         Call::Put => async { subject.put_writes(key.as_ref().unwrap(), &task).await }.boxed(),
         Call::Copy => async { subject.rewrite_thread(&thread, &image.revision, copied).await }.boxed(),
+        Call::CopyRows => async { subject.copy_thread(&source, &thread).await.map(drop) }.boxed(),
         Call::Delete => subject.delete_thread(&thread).boxed(),
+        Call::DeleteSeen => subject.delete_seen(&thread, &image.revision).boxed(),
         Call::Flush => subject.flush(&thread).boxed(),
         Call::Rewrite | Call::RemoveAll => {
             let mut places = image.checkpoints.keys().cloned();
@@ -349,7 +401,7 @@ fn check(
     }
     let deleted = matches!(meanwhile, Meanwhile::Deletes | Meanwhile::DeletesAndCreates);
     match call {
-        Call::Create | Call::Copy | Call::Commit => {
+        Call::Create | Call::Copy | Call::CopyRows | Call::Commit => {
             let there = after.is_some_and(|notes| notes.contains(&3));
             let happened = before.is_some_and(|notes| notes.contains(&3));
             if happened && deleted {
@@ -376,7 +428,7 @@ fn check(
                 _ => assert!(in_doubt, "{what}"),
             }
         }
-        Call::RemoveAll => match done {
+        Call::RemoveAll | Call::DeleteSeen => match done {
             // It is gone, whichever of the two removed it.
             Ok(()) => assert!(deleted || before.is_none() || after.is_none(), "{what}"),
             Err(Error::Stale { .. }) => assert!(before.is_some(), "{what}"),

@@ -22,15 +22,12 @@ use crate::error::Trouble;
 use crate::history::History;
 use crate::keys;
 use crate::pool::{Param, Transaction};
-use crate::rewrite::PAUSE;
+use crate::rewrite::{PAUSE, PIECE};
 use crate::rows::{CHECKPOINT, Snapshot, ThreadRow, column, moved};
 use crate::store::Store;
 
-/// Maximum checkpoints that one statement writes, and the bytes of these: more than of a rewrite, because they have no elements
-/// with them.
-const PIECE: (usize, usize) = (512, 1 << 20);
-/// Elements that one statement copies.
-const ELEMENTS: i64 = 1_000;
+/// Elements that one statement copies. What it adds to the server's log is flushed with the next commit of anybody.
+const ELEMENTS: i64 = 250;
 
 /// A copy of a thread.
 pub(crate) struct Copying<'a> {
@@ -72,25 +69,25 @@ impl<'a> Copying<'a> {
         next: [u32; 3],
     ) -> Result<(), Trouble> {
         let (from, to) = (keys::of_thread(self.from), keys::of_thread(self.to));
-        for (space, next) in SPACES.into_iter().zip(next) {
-            let (mut first, end) = (space.seq(0), space.seq(next));
-            while first < end {
-                let began = Instant::now();
-                let params: [Param<'_>; 5] = [
-                    (&from, Type::UUID),
-                    (&to, Type::UUID),
-                    (&first, Type::INT8),
-                    (&end, Type::INT8),
-                    (&ELEMENTS, Type::INT8),
-                ];
-                let rows = transaction.query(&store.sql.copy_elements, &params).await?;
-                let last: Option<i64> = rows.first().map(|row| column(row, 0)).transpose()?.flatten();
-                let Some(last) = last else { break };
-                first = last + 1;
-                tokio::time::sleep(began.elapsed().min(PAUSE)).await;
+        let ends: Vec<i64> = SPACES.into_iter().zip(next).map(|(space, next)| space.seq(next)).collect();
+        let mut first = 0;
+        loop {
+            let began = Instant::now();
+            let params: [Param<'_>; 5] = [
+                (&from, Type::UUID),
+                (&to, Type::UUID),
+                (&first, Type::INT8),
+                (&ends, Type::INT8_ARRAY),
+                (&ELEMENTS, Type::INT8),
+            ];
+            let rows = transaction.query(&store.sql.copy_elements, &params).await?;
+            let copied = rows.first().map(|row| Ok::<_, Error>((column(row, 0)?, column(row, 1)?)));
+            match copied.transpose()? {
+                Some((ELEMENTS, Some(last))) => first = 1_i64.saturating_add(last),
+                _ => return Ok(()),
             }
+            tokio::time::sleep(began.elapsed().min(PAUSE)).await;
         }
-        Ok(())
     }
 
     /// Whether the source has this epoch now.

@@ -70,8 +70,8 @@ pub(crate) struct Sql {
     pub(crate) outlines: Statement,
     /// `thread`: its row, its heads, and its checkpoints as they are stored, with what they need.
     pub(crate) rows: Statement,
-    /// `from, to, first, end, limit`: copies elements of a thread from the first number on, below the end. Returns the last
-    /// number that it copied, if any.
+    /// `from, to, first, ends, limit`: copies elements of a thread from the first number on, each below the end of its space.
+    /// Returns how many, and the last number.
     pub(crate) copy_elements: String,
     /// `thread`: its row.
     pub(crate) thread: Statement,
@@ -160,9 +160,9 @@ const COPY_ELEMENTS: &str = "
 WITH copied AS (
     INSERT INTO {s}.threadkeep_element (thread, hash, seq, size, body)
     SELECT $2, e.hash, e.seq, e.size, e.body FROM {s}.threadkeep_element e
-    WHERE e.thread = $1 AND e.seq >= $3 AND e.seq < $4 ORDER BY e.seq LIMIT $5
+    WHERE e.thread = $1 AND e.seq >= $3 AND e.seq < ($4::bigint[])[(e.seq >> 32)::int + 1] ORDER BY e.seq LIMIT $5
     RETURNING seq
-) SELECT max(seq) FROM copied";
+) SELECT count(*), max(seq) FROM copied";
 
 /// Less than all: without the runs from `{first}` to `{last}`, if the thread has this epoch and its revision is not below
 /// `{least}` and not above `{most}`.

@@ -41,40 +41,43 @@ struct ChainPart {
 }
 
 /// Cuts what is read of a thread into pieces.
+#[derive(Default)]
 struct Cutter {
+    /// The most rows of a piece.
     most: usize,
-    pieces: Vec<Rows>,
-    /// The rows and bytes in the last piece.
+    done: Vec<Rows>,
+    /// The piece that may take more, and the rows and bytes in it.
+    piece: Rows,
     rows: usize,
     bytes: usize,
 }
 
 impl Cutter {
-    /// The piece for a row of so many bytes.
-    fn piece(&mut self, bytes: usize) -> Option<&mut Rows> {
-        if self.rows == 0 || self.rows == self.most || self.bytes + bytes > BYTES {
-            self.pieces.push(Rows::default());
+    /// The piece that a row with this many bytes goes to.
+    fn piece(&mut self, bytes: usize) -> &mut Rows {
+        if self.rows == self.most || self.rows > 0 && self.bytes + bytes > BYTES {
+            self.done.push(std::mem::take(&mut self.piece));
             (self.rows, self.bytes) = (0, 0);
         }
         (self.rows, self.bytes) = (self.rows + 1, self.bytes + bytes);
-        self.pieces.last_mut()
+        &mut self.piece
     }
 
     fn checkpoint(&mut self, namespace: &Namespace, chain: Chain, row: CheckpointRow) {
-        let Some(piece) = self.piece(row.bytes()) else { return };
-        match piece.checkpoints.last_mut().filter(|part| part.namespace == *namespace) {
+        let parts = &mut self.piece(row.bytes()).checkpoints;
+        match parts.last_mut().filter(|part| part.namespace == *namespace) {
             Some(part) => part.rows.push(row),
             None => {
                 let namespace = namespace.clone();
-                piece.checkpoints.push(ChainPart { namespace, floor: chain.floor, rows: vec![row] });
+                parts.push(ChainPart { namespace, floor: chain.floor, rows: vec![row] });
             }
         }
     }
 }
 
-/// A whole thread in pieces of so many rows, and how many checkpoints it has.
+/// A whole thread in pieces of at most this many rows, and how many checkpoints it has.
 fn cut(db: &Db, thread: &ThreadId, most: usize) -> Result<(Vec<Rows>, usize)> {
-    let mut cutter = Cutter { most, pieces: Vec::new(), rows: 0, bytes: 0 };
+    let mut cutter = Cutter { most, ..Cutter::default() };
     let Some(thread) = directory::find_thread(db, thread)? else { return Ok((Vec::new(), 0)) };
     let mut count = 0;
     for (namespace, chain) in directory::chains(db, thread)? {
@@ -84,12 +87,9 @@ fn cut(db: &Db, thread: &ThreadId, most: usize) -> Result<(Vec<Rows>, usize)> {
             cutter.checkpoint(&namespace, chain, row);
         }
     }
-    element::each_stored(db, thread, |element| {
-        if let Some(piece) = cutter.piece(element.body.len()) {
-            piece.elements.push(element);
-        }
-    })?;
-    Ok((cutter.pieces, count))
+    element::each_stored(db, thread, |element| cutter.piece(element.body.len()).elements.push(element))?;
+    cutter.done.push(cutter.piece);
+    Ok((cutter.done, count))
 }
 
 impl SqliteSaver {

@@ -1,7 +1,7 @@
 //! Savers that make new threads, which come in parts or are copies, or delete what was seen, each in one wrong way.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use async_trait::async_trait;
 use threadkeep::checkpoint::{CheckpointKey, CheckpointTuple, TaskWrites};
@@ -167,7 +167,7 @@ impl Saver for Comer {
     }
 
     async fn delete_thread(&self, thread: &ThreadId) -> Result<()> {
-        let copies = self.copies.lock().unwrap().clone();
+        let copies = self.copies.lock().unwrap_or_else(PoisonError::into_inner).clone();
         for (copy, _) in copies.into_iter().filter(|(_, source)| source == thread) {
             self.inner.delete_thread(&copy).await?;
         }
@@ -177,7 +177,13 @@ impl Saver for Comer {
     async fn revision(&self, thread: &ThreadId) -> Result<Revision> {
         let revision = self.inner.revision(thread).await?;
         if self.slip == Slip::RemembersRevisions {
-            return Ok(self.revisions.lock().unwrap().entry(thread.clone()).or_insert(revision).clone());
+            return Ok(self
+                .revisions
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .entry(thread.clone())
+                .or_insert(revision)
+                .clone());
         }
         Ok(revision)
     }
@@ -257,7 +263,7 @@ impl Saver for Comer {
                 Ok(count)
             }
             Slip::LinksCopies => {
-                self.copies.lock().unwrap().push((to.clone(), from.clone()));
+                self.copies.lock().unwrap_or_else(PoisonError::into_inner).push((to.clone(), from.clone()));
                 self.inner.copy_thread(from, to).await
             }
             Slip::CopiesOver => self.copy_over(from, to).await,

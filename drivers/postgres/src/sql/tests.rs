@@ -57,6 +57,14 @@ async fn reads_go_by_keys() {
         assert!(plan.contains(cond), "{name}: {cond}\n{plan}");
         assert!(!plan.contains("Seq Scan") && !plan.contains("Sort"), "{name}:\n{plan}");
     };
+    let ends = vec![7_i64, 1 << 32, 1 << 33];
+    let copied = [thread.clone(), id.clone(), (&3_i64, Type::INT8), (&ends, Type::INT8_ARRAY), limit.clone()];
+    by_key(
+        "copied elements",
+        &plan(&client, &sql.copy_elements, &copied).await,
+        &format!("{key} AND (seq >= '3'"),
+    );
+    by_key("rows", &plan(&client, &sql.rows, std::slice::from_ref(&thread)).await, "(thread = '01010101");
     let page = plan(&client, &sql.newest, &[thread.clone(), ns.clone(), id.clone(), ns.clone(), limit]).await;
     by_key("an old page", &page, &format!("{chain} AND (id <= {by_id})"));
     for (name, statement, params, cond) in [

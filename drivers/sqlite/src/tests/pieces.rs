@@ -76,7 +76,9 @@ async fn copy(saver: &SqliteSaver, way: Way) -> Result<usize> {
         Way::Rows => saver.copy_thread(&from, &to).await,
         Way::Put => {
             let mut put: Vec<_> = saver.read_thread(&from).await?.checkpoints.into_values().collect();
-            put.iter_mut().for_each(|tuple| tuple.thread = to.clone());
+            for tuple in &mut put {
+                tuple.thread = to.clone();
+            }
             let count = put.len();
             let rewrite = Rewrite { put, ..Rewrite::default() };
             saver.rewrite_thread(&to, &Revision::absent(), rewrite).await?;

@@ -65,12 +65,11 @@ impl Cutter {
 
     fn checkpoint(&mut self, namespace: &Namespace, chain: Chain, row: CheckpointRow) {
         let parts = &mut self.piece(row.bytes()).checkpoints;
-        match parts.last_mut().filter(|part| part.namespace == *namespace) {
-            Some(part) => part.rows.push(row),
-            None => {
-                let namespace = namespace.clone();
-                parts.push(ChainPart { namespace, floor: chain.floor, rows: vec![row] });
-            }
+        if let Some(part) = parts.last_mut().filter(|part| part.namespace == *namespace) {
+            part.rows.push(row);
+        } else {
+            let namespace = namespace.clone();
+            parts.push(ChainPart { namespace, floor: chain.floor, rows: vec![row] });
         }
     }
 }
@@ -123,13 +122,12 @@ impl WriterState {
             None => return Err(unavailable(SWEPT)),
         };
         for ChainPart { namespace, floor, rows } in &piece.checkpoints {
-            let chain = match directory::find_chain(db, thread, namespace)? {
-                Some(chain) => chain,
-                None => {
-                    let chain = Chain { floor: *floor, ..directory::add_chain(db, thread, namespace)? };
-                    directory::set_floor(db, thread, namespace, chain)?;
-                    chain
-                }
+            let chain = if let Some(chain) = directory::find_chain(db, thread, namespace)? {
+                chain
+            } else {
+                let chain = Chain { floor: *floor, ..directory::add_chain(db, thread, namespace)? };
+                directory::set_floor(db, thread, namespace, chain)?;
+                chain
             };
             rows.iter().try_for_each(|row| checkpoints::add_row(db, chain.key, row))?;
         }

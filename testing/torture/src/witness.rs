@@ -191,6 +191,30 @@ impl Saver for Witness {
         self.write(Flush::Now, model, self.inner().rewrite_thread(thread, expected, rewrite)).await
     }
 
+    async fn revision(&self, thread: &ThreadId) -> Result<Revision> {
+        self.inner().revision(thread).await
+    }
+
+    async fn delete_seen(&self, thread: &ThreadId, expected: &Revision) -> Result<()> {
+        let delete = |model: &mut Naive| {
+            model.delete_thread(thread);
+            Ok(())
+        };
+        self.write(Flush::Now, delete, self.inner().delete_seen(thread, expected)).await
+    }
+
+    async fn copy_thread(&self, from: &ThreadId, to: &ThreadId) -> Result<usize> {
+        let model = |model: &mut Naive| {
+            let copied = |tuple: &CheckpointTuple| CheckpointTuple { thread: to.clone(), ..tuple.clone() };
+            let put: Vec<_> = model.thread(from).into_iter().map(copied).collect();
+            if !put.is_empty() && !model.thread(to).is_empty() {
+                return Err(vec![Refusal::Stale]);
+            }
+            model.rewrite(&[], &put)
+        };
+        self.write(Flush::Now, model, self.inner().copy_thread(from, to)).await
+    }
+
     fn capabilities(&self) -> Capabilities {
         self.inner().capabilities()
     }

@@ -169,9 +169,13 @@ async fn a_copy_is_of_one_moment(store: Store) -> Outcome {
         }
         Ok::<_, Failure>(())
     };
-    let copied = copies.await;
+    let mut written = std::pin::pin!(join(writers));
+    let copied = tokio::select! {
+        copied = copies => copied,
+        ended = &mut written => return ended.and_then(|_| Err(Failure::new("the writer has ended"))),
+    };
     done.store(true, Ordering::SeqCst);
-    join(writers).await?;
+    written.await?;
     copied
 }
 

@@ -83,7 +83,7 @@ impl<'a> Copying<'a> {
             let rows = transaction.query(&store.sql.copy_elements, &params).await?;
             let copied = rows.first().map(|row| Ok::<_, Error>((column(row, 0)?, column(row, 1)?)));
             match copied.transpose()? {
-                Some((ELEMENTS, Some(last))) => first = 1_i64.saturating_add(last),
+                Some((ELEMENTS, Some(last))) => first = i64::saturating_add(last, 1),
                 _ => return Ok(()),
             }
             tokio::time::sleep(began.elapsed().min(PAUSE)).await;

@@ -16,9 +16,9 @@ use tokio_postgres::types::Type;
 use uuid::Uuid;
 
 use crate::change::Change;
-use crate::doubt::{Asked, Fate, Request};
+use crate::doubt::{Asked, Request};
 use crate::draft::Draft;
-use crate::error::{BUSY, NOTHING_LEFT, OVERTAKEN, Trouble, in_doubt, unavailable};
+use crate::error::{BUSY, NOTHING_LEFT, Trouble, in_doubt, unavailable};
 use crate::history::History;
 use crate::keys;
 use crate::pool::{Param, Transaction};
@@ -78,19 +78,8 @@ impl Store {
             let found = snapshot.thread.as_ref().map(|row| &row.history);
             self.agree(&mut &transaction, thread, &known, found).await?;
             slot.found(&known, found);
-            let fate = if again {
-                let buried = self.is_buried(&mut &transaction, thread, asked.lives()).await?;
-                asked.fate(found, buried)
-            } else {
-                Fate::NotDone
-            };
-            match fate {
-                Fate::NotDone => {}
-                Fate::Done => return self.settle(&transaction).await,
-                Fate::Unknown => {
-                    transaction.roll_back().await?;
-                    return Err(in_doubt(OVERTAKEN).into());
-                }
+            if self.was_done(&transaction, (thread, found), (asked, again)).await? {
+                return Ok(());
             }
             if found.is_some() {
                 let nothing = making.is_nothing(self, &transaction).await?;

@@ -18,9 +18,9 @@ use uuid::Uuid;
 
 use crate::aside::aside;
 use crate::change::Change;
-use crate::doubt::{Asked, Fate, Request};
+use crate::doubt::{Asked, Request};
 use crate::draft::Draft;
-use crate::error::{BUSY, OVERTAKEN, Trouble, in_doubt, unavailable};
+use crate::error::{BUSY, Trouble, unavailable};
 use crate::history::{History, Mark, Since};
 use crate::keys;
 use crate::plan::{described, kept, new_task, seed_of};
@@ -70,16 +70,8 @@ impl Store {
             }
             slot.found(&known, found.as_ref());
             state = ThreadState::found(state, &snapshot);
-            if again {
-                let buried = self.is_buried(&mut &transaction, thread, asked.lives()).await?;
-                match asked.fate(found.as_ref(), buried) {
-                    Fate::NotDone => {}
-                    Fate::Done => return self.settle(&transaction).await,
-                    Fate::Unknown => {
-                        transaction.roll_back().await?;
-                        return Err(in_doubt(OVERTAKEN).into());
-                    }
-                }
+            if self.was_done(&transaction, (thread, found.as_ref()), (asked, again)).await? {
+                return Ok(());
             }
             let to = match &found {
                 Some(found) => found.rewritten(epoch),
@@ -220,16 +212,8 @@ impl Store {
         let found = rows.first().map(|row| ThreadRow::of(thread, row)).transpose()?.map(|row| row.history);
         self.agree(&mut &transaction, thread, &known, found.as_ref()).await?;
         slot.found(&known, found.as_ref());
-        if again {
-            let buried = self.is_buried(&mut &transaction, thread, asked.lives()).await?;
-            match asked.fate(found.as_ref(), buried) {
-                Fate::NotDone => {}
-                Fate::Done => return self.settle(&transaction).await,
-                Fate::Unknown => {
-                    transaction.roll_back().await?;
-                    return Err(in_doubt(OVERTAKEN).into());
-                }
-            }
+        if self.was_done(&transaction, (thread, found.as_ref()), (asked, again)).await? {
+            return Ok(());
         }
         if found.as_ref().map_or_else(Revision::absent, |found| revision(found.mark)) != *expected {
             transaction.roll_back().await?;

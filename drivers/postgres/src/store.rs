@@ -132,6 +132,31 @@ impl Store {
         transaction.commit(transaction.query(EMIT, &[])).await.map(|_| ())
     }
 
+    /// Whether an earlier attempt, if one is in doubt, was carried out: then the operation is done, and the transaction has
+    /// ended. `found` is what it found of the thread.
+    ///
+    /// # Errors
+    /// [`Error::InDoubt`] if that is unknown. The transaction has ended, too.
+    pub(crate) async fn was_done(
+        &self,
+        transaction: &Transaction,
+        (thread, found): (&ThreadId, Option<&History>),
+        (asked, again): (&Asked, bool),
+    ) -> Result<bool, Trouble> {
+        if !again {
+            return Ok(false);
+        }
+        let buried = self.is_buried(&mut &*transaction, thread, asked.lives()).await?;
+        match asked.fate(found, buried) {
+            Fate::NotDone => Ok(false),
+            Fate::Done => self.settle(transaction).await.map(|()| true),
+            Fate::Unknown => {
+                transaction.roll_back().await?;
+                Err(in_doubt(OVERTAKEN).into())
+            }
+        }
+    }
+
     /// Writes to a thread. `quick` plans with what is remembered, if that is enough: one statement, which has no effect
     /// if the thread has another mark by now. Then, or if `quick` has no plan, the thread is locked and read, and
     /// `sure` decides. `asked` holds the requests of earlier attempts; `again` says that one of them is in doubt.

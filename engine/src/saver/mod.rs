@@ -515,7 +515,7 @@ pub trait Saver: Send + Sync {
     /// Copies a thread, in every namespace and as it is at one moment, to a thread that does not exist. Returns the number
     /// of checkpoints; none if there is no thread `from`, and then nothing is written. The default reads the thread and writes
     /// it again. A saver that can copy rows as they are stored need not decode them: damage that it does not meet is in the
-    /// copy too, where it is the same error for whoever reads it.
+    /// copy too, and a read of the copy fails as one of the source does.
     ///
     /// - `a_copy_is_the_whole_thread`: every checkpoint with its id, values, metadata and rows; the copy can be continued.
     /// - `a_copy_is_independent`: what is done to one of the two afterwards, the other does not see.

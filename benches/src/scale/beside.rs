@@ -12,6 +12,7 @@ use futures::future::try_join_all;
 use reqwest::Client;
 use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
+use tokio_postgres::NoTls;
 
 use super::commands::Commands;
 use super::large::LONG;
@@ -59,7 +60,7 @@ pub struct Turns {
 pub(super) async fn measure(
     gateway: &Gateway,
     commands: &Commands<'_>,
-    store: StoreKind,
+    (store, url): (StoreKind, Option<&str>),
     (turns, rate): (usize, Option<NonZeroU32>),
     say: &mut impl FnMut(&str),
 ) -> Result<Vec<Turns>> {
@@ -120,6 +121,9 @@ pub(super) async fn measure(
         }
         record(&name, error, with)?;
         clients.remove_added().await?;
+        if let Some(url) = url {
+            clear(url).await?;
+        }
     }
     Ok(rows)
 }
@@ -145,6 +149,17 @@ async fn work(clients: &Clients<'_>, commands: &Commands<'_>, beside: &[&str]) -
     let copy: Json = clients.client.post(copy).send().await?.error_for_status()?.json().await?;
     clients.adds(copy["thread_id"].as_str().context("a copy has no id")?);
     Ok(())
+}
+
+/// Lets a server of Postgres clear away what was deleted, and write down what changed: it would do so beside the next row.
+async fn clear(url: &str) -> Result<()> {
+    let (client, connection) = tokio_postgres::connect(url, NoTls).await.context("the Postgres server")?;
+    let ended = tokio::spawn(connection);
+    for statement in ["VACUUM (ANALYZE)", "CHECKPOINT"] {
+        client.batch_execute(statement).await?;
+    }
+    drop(client);
+    Ok(ended.await??)
 }
 
 /// Removes the backups, while no turns are measured: some file systems hold up flushes for as long as they free a large file.

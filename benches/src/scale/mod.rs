@@ -197,7 +197,8 @@ impl Scale {
         if by == (1, 1) && self.beside > 0 {
             say(&format!("{kind}: turns beside commands"));
             let gateway = Gateway::again(&self.gateway, directory)?;
-            let measured = beside::measure(&gateway, &commands, store, (self.beside, self.rate), say).await;
+            let measured =
+                beside::measure(&gateway, &commands, (store, url), (self.beside, self.rate), say).await;
             gateway.stop().await?;
             report.turns.extend(measured?);
         }

@@ -29,11 +29,19 @@ pub struct Options {
     /// How long an operation waits for a connection, and retries after the server went away, before it fails with
     /// [`Error::Unavailable`] or [`Error::InDoubt`]. Default: 10 seconds; zero tries once.
     pub patience: Duration,
+    /// Whether it is for an operator's command. The name of its sessions (`application_name`) ends with ` command` then, so
+    /// that they are told apart from those that serve: see [`crate::PostgresSaver::is_serving`]. Default: false.
+    pub is_command: bool,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { schema: "public".to_owned(), connections: 16, patience: Duration::from_secs(10) }
+        Self {
+            schema: "public".to_owned(),
+            connections: 16,
+            patience: Duration::from_secs(10),
+            is_command: false,
+        }
     }
 }
 
@@ -54,6 +62,11 @@ impl Options {
         }
     }
 }
+
+/// The end of the name of a command's sessions.
+pub(crate) const COMMAND: &str = " command";
+/// The bytes of the longest name of a session.
+const LONGEST_NAME: usize = 63;
 
 /// A parsed database address, for other clients of the same database. It holds the password.
 pub struct Address {
@@ -97,6 +110,13 @@ impl Address {
             config.application_name("threadkeep");
         }
         Ok(Self { config, root_certificates })
+    }
+
+    /// The same for an operator's command, as with [`Options::is_command`].
+    #[must_use]
+    pub fn of_a_command(mut self) -> Self {
+        name_as_command(&mut self.config);
+        self
     }
 
     /// Opens connections to it. An attempt may take for ever, if the server hangs.
@@ -156,6 +176,15 @@ impl Target {
         }
         Ok(target)
     }
+}
+
+/// Adds to the name of the sessions that a command's they are.
+pub(crate) fn name_as_command(config: &mut tokio_postgres::Config) {
+    let name = config.get_application_name().unwrap_or_default();
+    // The server cuts a longer one.
+    let name = &name[..name.floor_char_boundary(LONGEST_NAME - COMMAND.len())];
+    let name = format!("{name}{COMMAND}");
+    config.application_name(name);
 }
 
 /// The longest time that a connection may get no sign of the other side: about that of the system, if data is under way.

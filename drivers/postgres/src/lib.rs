@@ -31,6 +31,7 @@ mod rows;
 mod saver;
 pub mod schema;
 mod seal;
+mod serving;
 mod session;
 mod sql;
 mod step;

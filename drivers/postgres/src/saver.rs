@@ -17,7 +17,7 @@ use tokio::sync::Mutex;
 
 use crate::applied::{Children, is_stored};
 use crate::aside::dropped;
-use crate::config::{Options, Target};
+use crate::config::{Options, Target, name_as_command};
 use crate::convoy::Convoys;
 use crate::copy::Copying;
 use crate::create::Comes;
@@ -62,7 +62,10 @@ impl PostgresSaver {
     /// the server does not answer or the tables are missing.
     pub async fn connect(address: &str, options: Options) -> Result<Self> {
         let quoted = options.quoted_schema()?;
-        let target = Target::parse(address, options.patience)?;
+        let mut target = Target::parse(address, options.patience)?;
+        if options.is_command {
+            name_as_command(&mut target.config);
+        }
         let connections = Arc::new(Connections::new(target, &options)?);
         let store = Store {
             sql: Sql::new(&quoted),
@@ -90,6 +93,16 @@ impl PostgresSaver {
     /// As a read: [`threadkeep::Error::Unavailable`].
     pub async fn stored_bytes(&self, thread: &ThreadId) -> Result<u64> {
         self.store.reading(|| self.store.stored_bytes(thread).boxed()).await
+    }
+
+    /// Whether another program than a command (see [`Options::is_command`]) works on the database, or did within the last
+    /// second. A pooler's sessions, and those of roles of which the server does not say what they do, count as long as they
+    /// are open.
+    ///
+    /// # Errors
+    /// As a read: [`threadkeep::Error::Unavailable`].
+    pub async fn is_serving(&self) -> Result<bool> {
+        self.store.reading(|| self.store.is_serving().boxed()).await
     }
 
     /// Closes the connections: those in use as soon as they are returned. Later calls return

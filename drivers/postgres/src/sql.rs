@@ -7,6 +7,8 @@
 
 use uuid::Uuid;
 
+use crate::serving::SERVING;
+
 /// Writes an empty record to the log: a transaction that does so waits for the disk and the standby when it commits.
 pub(crate) const EMIT: &str = "SELECT pg_catalog.pg_logical_emit_message(true, 'threadkeep', ''),
     CASE WHEN pg_catalog.current_setting('synchronous_commit') = 'off'
@@ -66,7 +68,7 @@ pub(crate) struct Sql {
     pub(crate) lineage: Statement,
     /// `thread, null`: everything but values.
     pub(crate) all: Statement,
-    /// `thread, null`: everything but values, chunks of manifests and entries of metadata maps.
+    /// `thread`: everything but values, chunks of manifests and entries of metadata maps.
     pub(crate) outlines: Statement,
     /// `thread`: its row, its heads, and its checkpoints as they are stored, with what they need.
     pub(crate) rows: Statement,
@@ -77,6 +79,8 @@ pub(crate) struct Sql {
     pub(crate) thread: Statement,
     /// `thread`: the bytes of its rows of checkpoints and elements, as they are stored.
     pub(crate) stored: Statement,
+    /// `end of a name`: see [`SERVING`].
+    pub(crate) serving: Statement,
     /// `thread, first[], last[]`: elements, and the thread's row.
     pub(crate) elements: Statement,
     /// `after or null, limit`: names of threads.
@@ -144,17 +148,31 @@ FROM (
     WHERE x.thread = $1 AND x.seq >= lower(w.range) AND x.seq < upper(w.range) OFFSET 0
 ) e";
 
-/// A thread as it is stored, without its elements. The columns are those of all statements on a thread, and one more.
+/// A thread as it is stored, without its elements. The columns are those of all statements on a thread, and those of `{needs}`,
+/// which only checkpoints have.
 const ROWS: &str = "
 SELECT 0 AS kind, NULL::bytea AS ns, t.nonce AS k1, NULL::uuid AS k2, NULL::uuid AS k3,
-       t.epoch AS n1, t.revision AS n2, t.name AS b1, t.body AS b2, NULL::bigint[] AS needs
+       t.epoch AS n1, t.revision AS n2, t.name AS b1, t.body AS b2{no needs}
 FROM {s}.threadkeep_thread t WHERE t.id = $1
 UNION ALL
-SELECT 1, h.ns, h.head, NULL, NULL, NULL, NULL, h.name, h.sum, NULL
+SELECT 1, h.ns, h.head, NULL, NULL, NULL, NULL, h.name, h.sum{no needs}
 FROM {s}.threadkeep_head h WHERE h.thread = $1
 UNION ALL
-SELECT 2, c.ns, c.id, c.parent, c.seed, c.names, c.extra, c.body, c.tasks, c.needs
+SELECT 2, c.ns, c.id, c.parent, c.seed, c.names, c.extra, c.body, c.tasks{needs}
 FROM {s}.threadkeep_checkpoint c WHERE c.thread = $1";
+
+/// The elements with names and small metadata of all checkpoints of a thread. Of thousands of checkpoints these are few, which
+/// are sooner found without the runs that [`OWNERS`] makes of them.
+const NAMES: &str = "
+UNION ALL
+SELECT 3, NULL, e.hash, NULL, NULL, e.seq, e.size, e.body, NULL
+FROM (
+    SELECT 4294967296 + c.names AS seq FROM {s}.threadkeep_checkpoint c WHERE c.thread = $1
+    UNION
+    SELECT 4294967296 + c.extra FROM {s}.threadkeep_checkpoint c WHERE c.thread = $1 AND c.extra IS NOT NULL
+) w CROSS JOIN LATERAL (
+    SELECT * FROM {s}.threadkeep_element x WHERE x.thread = $1 AND x.seq = w.seq OFFSET 0
+) e";
 
 const COPY_ELEMENTS: &str = "
 WITH copied AS (
@@ -171,9 +189,6 @@ const LESS: &str = " - coalesce((
         FROM {s}.threadkeep_thread t CROSS JOIN unnest({first}::bigint[], {last}::bigint[]) AS k (first, last)
         WHERE t.id = $1 AND t.epoch = {epoch} AND t.revision BETWEEN {least} AND {most}
     ), '{}'::int8multirange)";
-
-/// None of the runs: names and small metadata are enough.
-const NO_RUNS: &str = " AND FALSE";
 
 /// The bytes of columns as they are stored, compressed or not, which is known without reading those that are kept aside.
 const STORED: &str = "SELECT (
@@ -265,6 +280,8 @@ impl Sql {
     pub(crate) fn new(schema: &str) -> Self {
         let fill = |template: &str| fill(template, &[("{s}", schema)]);
         let about = |checkpoints: &str, more: &str| fill(&(about(checkpoints) + more));
+        let rows =
+            |none, needs| self::fill(ROWS, &[("{s}", schema), ("{no needs}", none), ("{needs}", needs)]);
         let call = |verb: &str, function: &str, arguments: usize| {
             let arguments: Vec<_> = (1..=arguments).map(|n| format!("${n}")).collect();
             format!("{verb} {schema}.threadkeep_{function}({})", arguments.join(", "))
@@ -284,13 +301,14 @@ impl Sql {
             ), "")),
             lineage: Statement::call(call("SELECT * FROM", "lineage", 4)),
             all: Statement::planned(about(&all, "")),
-            outlines: Statement::planned(fill(&with_elements(&all, "", NO_RUNS))),
-            rows: Statement::planned(fill(ROWS)),
+            outlines: Statement::planned(rows("", "") + &fill(NAMES)),
+            rows: Statement::planned(rows(", NULL::bigint[] AS needs", ", c.needs")),
             copy_elements: fill(COPY_ELEMENTS),
             thread: Statement::planned(fill(
                 "SELECT id, epoch, revision, name, body, nonce FROM {s}.threadkeep_thread WHERE id = $1",
             )),
             stored: Statement::planned(fill(STORED)),
+            serving: Statement::planned(SERVING.to_owned()),
             elements: Statement::planned(fill(
                 "SELECT 0 AS kind, NULL::bytea AS ns, t.nonce AS k1, NULL::uuid AS k2, NULL::uuid AS k3,
                         t.epoch AS n1, t.revision AS n2, t.name AS b1, t.body AS b2

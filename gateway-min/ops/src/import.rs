@@ -15,6 +15,7 @@ use self::file::{Checked, ImportFile};
 use super::archive::{MAX_PLACES, Record};
 use super::error::{OpsError, Result};
 use super::output::{Out, number, one_line, things};
+use super::pace::Pace;
 use super::pages::Newest;
 use super::progress::Progress;
 use super::target::{StoreArgs, Target};
@@ -119,7 +120,9 @@ impl ImportCommand {
         }
         let mut progress = Progress::new("files done", files.len() as u64);
         let (mut threads, mut total, mut there, mut wrong, mut stopped) = (0_usize, 0, 0, 0, Ok(()));
+        let mut pace = Pace::on(target);
         for file in &files {
+            pace.rest().await;
             stopped = progress.interrupted();
             if stopped.is_err() {
                 break;

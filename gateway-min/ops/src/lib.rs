@@ -23,6 +23,7 @@ mod interrupt;
 mod keys;
 mod lineage;
 mod output;
+mod pace;
 mod pages;
 mod pass;
 mod plan;

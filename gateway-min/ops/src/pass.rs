@@ -4,14 +4,17 @@ use threadkeep::id::ThreadId;
 
 use super::error::{OpsError, Result};
 use super::output::{number, one_line};
+use super::pace::Pace;
 use super::progress::Progress;
+use super::target::Target;
 
 /// A pass, and what went wrong in it.
 ///
 /// A thread that is damaged, or that somebody keeps writing to, is named at once and left as it is; the pass goes on with
 /// the others, and ends with an error.
-pub(crate) struct Pass {
+pub(crate) struct Pass<'t> {
     progress: Progress,
+    pace: Pace<'t>,
     /// What could not be done to a thread.
     verb: &'static str,
     threads: usize,
@@ -21,14 +24,22 @@ pub(crate) struct Pass {
     stopped: Option<OpsError>,
 }
 
-impl Pass {
+impl<'t> Pass<'t> {
     /// A pass over this number of threads, of each of which it is said what could not be done: `converted`.
-    pub(crate) fn new(progress: Progress, verb: &'static str, threads: usize, listed: bool) -> Self {
-        Self { progress, verb, threads, listed, left_out: 0, stopped: None }
+    pub(crate) fn new(
+        target: &'t Target,
+        progress: Progress,
+        verb: &'static str,
+        threads: usize,
+        listed: bool,
+    ) -> Self {
+        let pace = Pace::on(target);
+        Self { progress, pace, verb, threads, listed, left_out: 0, stopped: None }
     }
 
-    /// Whether there is time for the next thread.
-    pub(crate) fn goes_on(&mut self) -> bool {
+    /// Whether there is time for the next thread, which others that use the server may have to be left first.
+    pub(crate) async fn goes_on(&mut self) -> bool {
+        self.pace.rest().await;
         if self.stopped.is_none() {
             self.stopped = self.progress.interrupted().err();
         }

@@ -136,6 +136,11 @@ impl Target {
         Ok(self.store.stored_bytes(thread).await?)
     }
 
+    /// Whether others than commands work on its server: see [`Existing::is_serving`].
+    pub(crate) async fn is_serving(&self) -> Result<bool> {
+        Ok(self.store.is_serving().await?)
+    }
+
     /// Copies the store into new files: see [`Existing::backup`].
     pub(crate) async fn backup(&self, to: &Path) -> Result<Option<BackedUp>> {
         Ok(self.store.backup(to).await?)

@@ -110,10 +110,10 @@ async fn list(target: &Target, out: &mut Out, after: Option<&str>, limit: usize,
     let (mut threads, unlisted) = target.page_of_threads(after.as_ref(), limit.saturating_add(1)).await?;
     let more = threads.len() > limit;
     threads.truncate(limit);
-    let mut pass = Pass::new(Progress::reading("threads read", 1), "read", threads.len(), true);
+    let mut pass = Pass::new(target, Progress::reading("threads read", 1), "read", threads.len(), true);
     let mut table = Columns::new(&["THREAD", "TITLE", "OWNER", "STATUS", "MODE", "STEP>", "LAST CHECKPOINT"]);
     for thread in &threads {
-        if !pass.goes_on() || out.is_unread() {
+        if !pass.goes_on().await || out.is_unread() {
             break;
         }
         // Of a damaged thread its name is shown, and its record or its head if one of them can be read.
@@ -311,9 +311,9 @@ async fn du(target: &Target, out: &mut Out, asked: &Du) -> Result<()> {
     };
     let mut usages = Vec::with_capacity(threads.len());
     let progress = Progress::reading("threads read", threads.len() as u64);
-    let mut pass = Pass::new(progress, "read", threads.len(), listed);
+    let mut pass = Pass::new(target, progress, "read", threads.len(), listed);
     for thread in threads {
-        if !pass.goes_on() {
+        if !pass.goes_on().await {
             break;
         }
         let used = usage(target, &thread).await;

@@ -10,6 +10,7 @@ use threadkeep::verify::{Violation, repair, verify};
 
 use super::error::{Exit, OpsError, Result};
 use super::output::{Out, count, cut, one_line, things};
+use super::pace::Pace;
 use super::progress::Progress;
 use super::question::{self, can_be_asked};
 use super::target::{StoreArgs, Target, Threads, retried_while_stale};
@@ -199,7 +200,9 @@ impl VerifyCommand {
     async fn check(&self, target: &Target, lines: &mut Vec<Line>) -> Result<Vec<ThreadId>> {
         let threads = self.listed(target).await?;
         let mut progress = Progress::reading("threads checked", threads.len() as u64);
+        let mut pace = Pace::on(target);
         for thread in &threads {
+            pace.rest().await;
             progress.interrupted()?;
             let saver = &**target.saver();
             lines.extend(verify(saver, thread, &target.table).await?.iter().map(Line::of));

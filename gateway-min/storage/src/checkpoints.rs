@@ -126,6 +126,17 @@ impl Checkpoints {
         })
     }
 
+    /// Whether others than commands work on its server: see [`PostgresSaver::is_serving`].
+    ///
+    /// # Errors
+    /// Those of a read.
+    pub(crate) async fn is_serving(&self) -> threadkeep::Result<bool> {
+        match &self.0 {
+            Driver::Postgres(saver) => saver.is_serving().await,
+            Driver::Sqlite(_) | Driver::Memory(_) | Driver::Own(_) => Ok(false),
+        }
+    }
+
     /// Waits for running operations and closes it, for every clone.
     pub async fn close(&self) {
         match &self.0 {

@@ -11,7 +11,7 @@ use threadkeep::id::ThreadId;
 use threadkeep::mode::DEFAULT_SNAPSHOT_FREQUENCY;
 use threadkeep::saver::Saver;
 use threadkeep_config::{Backend, Config, Database, RunOwnership, Secret};
-use threadkeep_postgres::PostgresSaver;
+use threadkeep_postgres::{Options as PostgresOptions, PostgresSaver};
 use threadkeep_records::{DATABASE_FILE, Records, RecordsError, RecordsOptions};
 use threadkeep_sqlite::{Options, SqliteSaver, copy_database};
 
@@ -84,7 +84,7 @@ impl Existing {
         let found = match database.backend {
             Backend::Memory => Found::default(),
             Backend::Postgres => {
-                let target = postgres::records(database)?;
+                let target = postgres::records_of_command(database)?;
                 Found::of(Records::open_existing_postgres(&target, options).await)
             }
             Backend::Sqlite => Found::in_file(database.sqlite_dir.join(DATABASE_FILE), options).await,
@@ -151,8 +151,9 @@ impl Existing {
         records: RecordsOptions,
     ) -> Result<Self, OpenError> {
         let url = postgres::checked_url(database)?;
-        let saver = Box::pin(PostgresSaver::connect(url, postgres::options(database))).await?;
-        let found = match postgres::records(database) {
+        let options = PostgresOptions { is_command: true, ..postgres::options(database) };
+        let saver = Box::pin(PostgresSaver::connect(url, options)).await?;
+        let found = match postgres::records_of_command(database) {
             Ok(target) => Found::of(Records::open_existing_postgres(&target, records).await),
             Err(error) => Found::of(Err(error)),
         };
@@ -185,6 +186,14 @@ impl Existing {
     /// Those of a read.
     pub async fn stored_bytes(&self, thread: &ThreadId) -> threadkeep::Result<Option<u64>> {
         self.checkpoints.stored_bytes(thread).await
+    }
+
+    /// Whether others than commands work on its server: see [`PostgresSaver::is_serving`]. False of a store without a server.
+    ///
+    /// # Errors
+    /// Those of a read.
+    pub async fn is_serving(&self) -> threadkeep::Result<bool> {
+        self.checkpoints.is_serving().await
     }
 
     /// The gateway's records, if a gateway has created them and they can be read.

@@ -41,8 +41,20 @@ pub(crate) fn options(database: &Database) -> Options {
     }
 }
 
+/// The records for a command, next to the checkpoints, with their own pool.
+pub(crate) fn records_of_command(database: &Database) -> Result<PostgresTarget, RecordsError> {
+    records_at(database, Address::of_a_command)
+}
+
 /// The options for the gateway's records: next to the checkpoints, with their own pool.
 pub(crate) fn records(database: &Database) -> Result<PostgresTarget, RecordsError> {
+    records_at(database, |address| address)
+}
+
+fn records_at(
+    database: &Database,
+    named: impl FnOnce(Address) -> Address,
+) -> Result<PostgresTarget, RecordsError> {
     let schema = database.postgres_schema.as_deref().unwrap_or(SCHEMA);
     let invalid = |problem: String| RecordsError::Invalid { field: "database.postgres_url", problem };
     let address = Address::parse(url(database)).map_err(|error| invalid(error.to_string()))?;
@@ -53,7 +65,7 @@ pub(crate) fn records(database: &Database) -> Result<PostgresTarget, RecordsErro
         return Err(invalid("it names no host".to_owned()));
     }
     let place = place(&address.config);
-    let opener = address.opener().map_err(|error| invalid(error.to_string()))?;
+    let opener = named(address).opener().map_err(|error| invalid(error.to_string()))?;
     Ok(PostgresTarget::new(opener, place, schema, database.pool_size))
 }
 

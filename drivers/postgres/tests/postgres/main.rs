@@ -22,6 +22,7 @@ mod names;
 mod pooler;
 mod round_trips;
 mod servers;
+mod serving;
 mod setup;
 mod size;
 mod third_party;

@@ -55,9 +55,9 @@ pub(super) async fn run(
     let progress = Progress::new("threads done", threads.len() as u64);
     // Also of a single thread: each pass over it is a change of its own.
     let watched = until_done.then(Watched::new);
-    let mut pass = Pass::new(progress, "done", threads.len(), asked.threads.are_all());
+    let mut pass = Pass::new(target, progress, "done", threads.len(), asked.threads.are_all());
     for thread in &threads {
-        if !pass.goes_on() {
+        if !pass.goes_on().await {
             break;
         }
         let (outcome, done) = if confirmed {
@@ -144,7 +144,7 @@ async fn apply_to(
     thread: &ThreadId,
     until_done: bool,
     plan: &Planner<'_>,
-    pass: &Pass,
+    pass: &Pass<'_>,
 ) -> (Option<Outcome>, Result<()>) {
     let stored_before = match target.stored_bytes(thread).await {
         Ok(stored) => stored,

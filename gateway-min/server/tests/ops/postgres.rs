@@ -1,11 +1,14 @@
 //! The same commands on Postgres.
 
+use std::time::Duration;
+
 use serde_json::{Value as Json, json};
+use tempfile::TempDir;
 use threadkeep::mode::ChannelMode;
 use threadkeep_config::{Config, Environment, LoadOptions};
 use threadkeep_postgres::{Options, setup};
-use threadkeep_records::NewThread;
-use threadkeep_storage::open_records;
+use threadkeep_records::{NewThread, Records};
+use threadkeep_storage::{Existing, open_records};
 use threadkeep_testing::{Database, postgres};
 use tokio_postgres::NoTls;
 
@@ -69,6 +72,48 @@ async fn a_thread_is_moved_to_postgres_looked_at_pruned_converted_and_verified()
     assert!(missing.code == 1 && missing.err.contains("copy-full"), "{}", missing.err);
 }
 
+/// The gateway's records, which are made if they are not there.
+async fn records(config: &str, dir: &TempDir) -> Records {
+    let options = LoadOptions {
+        config_path: Some(config.into()),
+        environment: Environment::default(),
+        working_dir: dir.path().to_owned(),
+    };
+    open_records(&Config::load(&options).unwrap().config).await.unwrap()
+}
+
+/// A command leaves the server to others half of the time, and is not one of them: nor are its sessions for the records.
+#[tokio::test]
+async fn sessions_of_commands_have_a_name_of_their_own() {
+    let database = postgres().unwrap().database().await.unwrap();
+    setup(database.url(), &Options::default()).await.unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let config = dir.path().join("config.yaml").display().to_string();
+    let settings = json!({"config_version": 49, "database": {
+        "backend": "postgres", "postgres_url": database.url(),
+    }});
+    std::fs::write(&config, settings.to_string()).unwrap();
+    let gateways = records(&config, &dir).await;
+    let command = Existing::postgres(database.url()).await.unwrap();
+    while !command.is_serving().await.unwrap() {
+        gateways.threads().get("t", None).await.unwrap();
+    }
+    gateways.close().await;
+    while command.is_serving().await.unwrap() {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    let found = command.records().unwrap().threads().get("t", None).await.unwrap();
+    assert!(found.is_none() && !command.is_serving().await.unwrap());
+
+    let (client, connection) = tokio_postgres::connect(database.url(), NoTls).await.unwrap();
+    tokio::spawn(connection);
+    let names = "SELECT DISTINCT application_name FROM pg_stat_activity
+        WHERE datname = current_database() AND pid <> pg_backend_pid()";
+    let names: Vec<String> = client.query(names, &[]).await.unwrap().iter().map(|row| row.get(0)).collect();
+    assert_eq!(names, ["threadkeep command"]);
+    command.close().await;
+}
+
 /// In the schema that the configuration names, where a gateway has created its tables.
 #[tokio::test]
 async fn the_gateways_records_in_postgres_are_seen() {
@@ -90,12 +135,7 @@ async fn the_gateways_records_in_postgres_are_seen() {
     let list = ["threads", "list", "--json"];
     assert_eq!(run(&list).json()[0]["owner"], Json::Null, "there are no records, and none are made");
 
-    let options = LoadOptions {
-        config_path: Some(config.clone().into()),
-        environment: Environment::default(),
-        working_dir: dir.path().to_owned(),
-    };
-    let records = open_records(&Config::load(&options).unwrap().config).await.unwrap();
+    let records = records(&config, &dir).await;
     let new = NewThread {
         thread_id: TALK.to_owned(),
         display_name: Some("Tables".to_owned()),

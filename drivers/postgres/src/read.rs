@@ -122,8 +122,8 @@ impl Store {
 
     /// The contract's `read_thread`.
     pub(crate) async fn read_thread(&self, thread: &ThreadId) -> Result<ThreadImage, Trouble> {
-        let (key, no_namespace) = (keys::of_thread(thread), None::<Vec<u8>>);
-        let params: [Param<'_>; 2] = [(&key, Type::UUID), (&no_namespace, Type::BYTEA)];
+        let key = keys::of_thread(thread);
+        let params: [Param<'_>; 1] = [(&key, Type::UUID)];
         let of = thread.clone();
         let make = move |snapshot: &Snapshot, values: &mut Values<'_>| image(&of, snapshot, values);
         self.made(thread, &self.sql.all, &params, make).await

@@ -244,15 +244,10 @@ impl Store {
         thread: &ThreadId,
         state: &ThreadState,
     ) -> Result<Vec<Row>, Trouble> {
-        let (key, no_namespace) = (keys::of_thread(thread), None::<Vec<u8>>);
+        let key = keys::of_thread(thread);
         let (epoch, next) = known(state);
         let lock: [Param<'_>; 1] = [(&key, Type::UUID)];
-        let look: [Param<'_>; 4] = [
-            (&key, Type::UUID),
-            (&no_namespace, Type::BYTEA),
-            (&epoch, Type::INT8),
-            (&next, Type::INT8_ARRAY),
-        ];
+        let look: [Param<'_>; 3] = [(&key, Type::UUID), (&epoch, Type::INT8), (&next, Type::INT8_ARRAY)];
         let lock = transaction.query(&self.sql.lock, &lock);
         let (_, rows) = in_order(lock, transaction.query(&self.sql.look_at_all, &look)).await?;
         Ok(rows)

@@ -7,7 +7,6 @@ use threadkeep::Result;
 use crate::config::COMMAND;
 use crate::error::Trouble;
 use crate::rows::column;
-use crate::sql::Statement;
 use crate::store::Store;
 
 /// `$1`, the end of a command's name: whether a session with another name does something, or did within the last second. Of

@@ -21,9 +21,9 @@ use crate::view::extra;
 impl Store {
     /// The contract's `summary`.
     pub(crate) async fn summary(&self, thread: &ThreadId) -> Result<Summary, Trouble> {
-        let (key, no_namespace) = (keys::of_thread(thread), None::<Vec<u8>>);
-        let params: [Param<'_>; 2] = [(&key, Type::UUID), (&no_namespace, Type::BYTEA)];
-        let mut snapshot = self.snapshot(thread, &self.sql.outlines, &params[..1]).await?;
+        let key = keys::of_thread(thread);
+        let params: [Param<'_>; 1] = [(&key, Type::UUID)];
+        let mut snapshot = self.snapshot(thread, &self.sql.outlines, &params).await?;
         let mut nodes = snapshot.nodes.values().flat_map(|nodes| nodes.values());
         if nodes.any(|node| node.record.extra.maps.iter().any(|(key, _)| key == WRITES_KEY)) {
             // So large that it is stored by entry, which that statement leaves out.

@@ -67,13 +67,9 @@ impl ConvertCommand {
         let records = if self.threads.are_all() && !self.dry_run { target.needed_records()? } else { None };
         let channels = table(mode, self.frequency.unwrap_or_else(|| target.table.frequency()))?;
         let (threads, unlisted) = target.threads(&self.threads).await?;
-        let mut pass = Pass::new(
-            target,
-            self.progress(threads.len()),
-            "converted",
-            threads.len(),
-            self.threads.are_all(),
-        );
+        let mut pass =
+            Pass::new(self.progress(threads.len()), "converted", threads.len(), self.threads.are_all())
+                .giving_way(target);
         let mut rows = Columns::new(&["THREAD", "CHECKPOINTS>", "CHANGED>", "STORED BYTES>"]);
         let (mut changed, mut left) = (0, 0);
         for thread in &threads {

@@ -14,7 +14,7 @@ use super::target::Target;
 /// the others, and ends with an error.
 pub(crate) struct Pass<'t> {
     progress: Progress,
-    pace: Pace<'t>,
+    pace: Option<Pace<'t>>,
     /// What could not be done to a thread.
     verb: &'static str,
     threads: usize,
@@ -26,20 +26,20 @@ pub(crate) struct Pass<'t> {
 
 impl<'t> Pass<'t> {
     /// A pass over this number of threads, of each of which it is said what could not be done: `converted`.
-    pub(crate) fn new(
-        target: &'t Target,
-        progress: Progress,
-        verb: &'static str,
-        threads: usize,
-        listed: bool,
-    ) -> Self {
-        let pace = Pace::on(target);
-        Self { progress, pace, verb, threads, listed, left_out: 0, stopped: None }
+    pub(crate) fn new(progress: Progress, verb: &'static str, threads: usize, listed: bool) -> Self {
+        Self { progress, pace: None, verb, threads, listed, left_out: 0, stopped: None }
     }
 
-    /// Whether there is time for the next thread, which others that use the server may have to be left first.
+    /// The same, with pauses for others that use the server of this store.
+    pub(crate) fn giving_way(self, target: &'t Target) -> Self {
+        Self { pace: Some(Pace::on(target)), ..self }
+    }
+
+    /// Whether there is time for the next thread, after a pause if others use the server.
     pub(crate) async fn goes_on(&mut self) -> bool {
-        self.pace.rest().await;
+        if let Some(pace) = &mut self.pace {
+            pace.rest().await;
+        }
         if self.stopped.is_none() {
             self.stopped = self.progress.interrupted().err();
         }

@@ -110,7 +110,7 @@ async fn list(target: &Target, out: &mut Out, after: Option<&str>, limit: usize,
     let (mut threads, unlisted) = target.page_of_threads(after.as_ref(), limit.saturating_add(1)).await?;
     let more = threads.len() > limit;
     threads.truncate(limit);
-    let mut pass = Pass::new(target, Progress::reading("threads read", 1), "read", threads.len(), true);
+    let mut pass = Pass::new(Progress::reading("threads read", 1), "read", threads.len(), true);
     let mut table = Columns::new(&["THREAD", "TITLE", "OWNER", "STATUS", "MODE", "STEP>", "LAST CHECKPOINT"]);
     for thread in &threads {
         if !pass.goes_on().await || out.is_unread() {
@@ -311,7 +311,7 @@ async fn du(target: &Target, out: &mut Out, asked: &Du) -> Result<()> {
     };
     let mut usages = Vec::with_capacity(threads.len());
     let progress = Progress::reading("threads read", threads.len() as u64);
-    let mut pass = Pass::new(target, progress, "read", threads.len(), listed);
+    let mut pass = Pass::new(progress, "read", threads.len(), listed).giving_way(target);
     for thread in threads {
         if !pass.goes_on().await {
             break;

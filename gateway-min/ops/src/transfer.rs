@@ -104,7 +104,8 @@ impl ExportCommand {
     ) -> Result<()> {
         create_private_dir(&self.out).map_err(|cause| failed(&self.out, cause))?;
         let progress = Progress::new("threads exported", threads.len() as u64);
-        let mut pass = Pass::new(target, progress, "exported", threads.len(), self.threads.are_all());
+        let mut pass =
+            Pass::new(progress, "exported", threads.len(), self.threads.are_all()).giving_way(target);
         let (mut there, mut flushing) = (0, Flushing::default());
         for thread in threads {
             if !pass.goes_on().await {

@@ -65,6 +65,11 @@ async fn reads_go_by_keys() {
         &format!("{key} AND (seq >= '3'"),
     );
     by_key("rows", &plan(&client, &sql.rows, std::slice::from_ref(&thread)).await, "(thread = '01010101");
+    for (name, statement) in [("a whole thread", &sql.all), ("its outlines", &sql.outlines)] {
+        let whole = plan(&client, statement, std::slice::from_ref(&thread)).await;
+        by_key(name, &whole, &format!("{key} AND (seq >= '4294967296'"));
+        by_key(name, &whole, &format!("on threadkeep_checkpoint c\n              Index Cond: {key}"));
+    }
     let page = plan(&client, &sql.newest, &[thread.clone(), ns.clone(), id.clone(), ns.clone(), limit]).await;
     by_key("an old page", &page, &format!("{chain} AND (id <= {by_id})"));
     for (name, statement, params, cond) in [

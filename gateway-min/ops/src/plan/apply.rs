@@ -55,7 +55,7 @@ pub(super) async fn run(
     let progress = Progress::new("threads done", threads.len() as u64);
     // Also of a single thread: each pass over it is a change of its own.
     let watched = until_done.then(Watched::new);
-    let mut pass = Pass::new(target, progress, "done", threads.len(), asked.threads.are_all());
+    let mut pass = Pass::new(progress, "done", threads.len(), asked.threads.are_all()).giving_way(target);
     for thread in &threads {
         if !pass.goes_on().await {
             break;

@@ -19,7 +19,7 @@ use crate::threads::namespace_name;
 pub(super) async fn run(target: &Target, out: &mut Out, asked: &PlanArgs, plan: &Planner<'_>) -> Result<()> {
     let (threads, unlisted) = target.threads(&asked.threads).await?;
     let progress = Progress::reading("threads planned", threads.len() as u64);
-    let mut pass = Pass::new(target, progress, "planned", threads.len(), asked.threads.are_all());
+    let mut pass = Pass::new(progress, "planned", threads.len(), asked.threads.are_all()).giving_way(target);
     let mut totals = Totals::default();
     for thread in &threads {
         if !pass.goes_on().await {

@@ -120,9 +120,9 @@ impl ImportCommand {
         }
         let mut progress = Progress::new("files done", files.len() as u64);
         let (mut threads, mut total, mut there, mut wrong, mut stopped) = (0_usize, 0, 0, 0, Ok(()));
-        let mut pace = Pace::on(target);
+        let mut pace = Pace::new();
         for file in &files {
-            pace.rest().await;
+            pace.rest(target).await;
             stopped = progress.interrupted();
             if stopped.is_err() {
                 break;

@@ -14,7 +14,8 @@ use super::target::Target;
 /// the others, and ends with an error.
 pub(crate) struct Pass<'t> {
     progress: Progress,
-    pace: Option<Pace<'t>>,
+    /// The store to whose other users it leaves the server in between, if it does.
+    paced: Option<(&'t Target, Pace)>,
     /// What could not be done to a thread.
     verb: &'static str,
     threads: usize,
@@ -27,18 +28,18 @@ pub(crate) struct Pass<'t> {
 impl<'t> Pass<'t> {
     /// A pass over this number of threads, of each of which it is said what could not be done: `converted`.
     pub(crate) fn new(progress: Progress, verb: &'static str, threads: usize, listed: bool) -> Self {
-        Self { progress, pace: None, verb, threads, listed, left_out: 0, stopped: None }
+        Self { progress, paced: None, verb, threads, listed, left_out: 0, stopped: None }
     }
 
     /// The same, with pauses for others that use the server of this store.
     pub(crate) fn giving_way(self, target: &'t Target) -> Self {
-        Self { pace: Some(Pace::on(target)), ..self }
+        Self { paced: Some((target, Pace::new())), ..self }
     }
 
     /// Whether there is time for the next thread, after a pause if others use the server.
     pub(crate) async fn goes_on(&mut self) -> bool {
-        if let Some(pace) = &mut self.pace {
-            pace.rest().await;
+        if let Some((target, pace)) = &mut self.paced {
+            pace.rest(target).await;
         }
         if self.stopped.is_none() {
             self.stopped = self.progress.interrupted().err();

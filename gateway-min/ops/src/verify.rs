@@ -200,9 +200,9 @@ impl VerifyCommand {
     async fn check(&self, target: &Target, lines: &mut Vec<Line>) -> Result<Vec<ThreadId>> {
         let threads = self.listed(target).await?;
         let mut progress = Progress::reading("threads checked", threads.len() as u64);
-        let mut pace = Pace::on(target);
+        let mut pace = Pace::new();
         for thread in &threads {
-            pace.rest().await;
+            pace.rest(target).await;
             progress.interrupted()?;
             let saver = &**target.saver();
             lines.extend(verify(saver, thread, &target.table).await?.iter().map(Line::of));

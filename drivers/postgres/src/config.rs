@@ -29,8 +29,8 @@ pub struct Options {
     /// How long an operation waits for a connection, and retries after the server went away, before it fails with
     /// [`Error::Unavailable`] or [`Error::InDoubt`]. Default: 10 seconds; zero tries once.
     pub patience: Duration,
-    /// Whether it is for an operator's command. The name of its sessions (`application_name`) ends with ` command` then, so
-    /// that they are told apart from those that serve: see [`crate::PostgresSaver::is_serving`]. Default: false.
+    /// Whether it is for an operator's command. The name of its sessions (`application_name`) ends with ` command` then, and
+    /// [`crate::PostgresSaver::is_serving`] does not count them. Default: false.
     pub is_command: bool,
 }
 

@@ -161,12 +161,12 @@ UNION ALL
 SELECT 2, c.ns, c.id, c.parent, c.seed, c.names, c.extra, c.body, c.tasks{needs}
 FROM {s}.threadkeep_checkpoint c WHERE c.thread = $1";
 
-/// All elements of a thread but values, `{below}` a number. The checkpoints of a whole thread need all of them, which are
-/// sooner found so than by [`OWNERS`]: of 23,000 checkpoints in 16 ms in place of 72.
+/// All elements of a thread but values. The checkpoints of a whole thread need all of them, which are sooner found so than
+/// by [`OWNERS`]: of 23,000 checkpoints in 16 ms in place of 72.
 const STRUCTURE: &str = "
 UNION ALL
 SELECT 3, NULL, e.hash, NULL, NULL, e.seq, e.size, e.body, NULL
-FROM {s}.threadkeep_element e WHERE e.thread = $1 AND e.seq >= 4294967296{below}";
+FROM {s}.threadkeep_element e WHERE e.thread = $1 AND e.seq >= 4294967296";
 
 /// The entries of metadata maps come last.
 const BELOW_ENTRIES: &str = " AND e.seq < 8589934592";
@@ -277,12 +277,10 @@ impl Sql {
     pub(crate) fn new(schema: &str) -> Self {
         let fill = |template: &str| fill(template, &[("{s}", schema)]);
         let about = |checkpoints: &str, more: &str| fill(&(about(checkpoints) + more));
-        let whole = |below| {
-            let rows = self::fill(ROWS, &[("{no needs}", ""), ("{elements}", STRUCTURE), ("{needs}", "")]);
-            fill(&self::fill(&rows, &[("{below}", below)]))
+        let rows = |elements, none, needs| {
+            fill(&self::fill(ROWS, &[("{elements}", elements), ("{no needs}", none), ("{needs}", needs)]))
         };
-        let rows =
-            [("{no needs}", ", NULL::bigint[] AS needs"), ("{elements}", ""), ("{needs}", ", c.needs")];
+        let whole = rows(STRUCTURE, "", "");
         let call = |verb: &str, function: &str, arguments: usize| {
             let arguments: Vec<_> = (1..=arguments).map(|n| format!("${n}")).collect();
             format!("{verb} {schema}.threadkeep_{function}({})", arguments.join(", "))
@@ -290,20 +288,19 @@ impl Sql {
         let hashes = |epoch, next| HASHES.replace("{epoch}", epoch).replace("{next}", next);
         let one_ns = of_namespace();
         let looked_at = format!("({one_ns} ORDER BY id DESC LIMIT 1) UNION {one_ns} AND id = ANY ($3)");
-        let all = format!("SELECT {COLUMNS} FROM {{s}}.threadkeep_checkpoint WHERE thread = $1");
         Self {
             by_id: Statement::call(call("SELECT * FROM", "by_id", 3)),
             head: Statement::call(call("SELECT * FROM", "head", 2)),
             by_id_beyond: Statement::call(call("SELECT * FROM", "by_id_beyond", 8)),
             head_beyond: Statement::call(call("SELECT * FROM", "head_beyond", 7)),
             newest: Statement::planned(about(&format!(
-                "{all} AND ($2::bytea IS NULL OR ns = $2) AND ($3::uuid IS NULL OR (id <= $3 AND (id, ns) < ($3, $4)))
+                "SELECT {COLUMNS} FROM {{s}}.threadkeep_checkpoint WHERE thread = $1
+                 AND ($2::bytea IS NULL OR ns = $2) AND ($3::uuid IS NULL OR (id <= $3 AND (id, ns) < ($3, $4)))
                  ORDER BY id DESC, ns DESC LIMIT $5"
             ), "")),
             lineage: Statement::call(call("SELECT * FROM", "lineage", 4)),
-            all: Statement::planned(whole("")),
-            outlines: Statement::planned(whole(BELOW_ENTRIES)),
-            rows: Statement::planned(fill(&self::fill(ROWS, &rows))),
+            outlines: Statement::planned(rows(&[STRUCTURE, BELOW_ENTRIES].concat(), "", "")),
+            rows: Statement::planned(rows("", ", NULL::bigint[] AS needs", ", c.needs")),
             copy_elements: fill(COPY_ELEMENTS),
             thread: Statement::planned(fill(
                 "SELECT id, epoch, revision, name, body, nonce FROM {s}.threadkeep_thread WHERE id = $1",
@@ -344,7 +341,8 @@ impl Sql {
                 &format!("{looked_at} UNION {one_ns} AND id > $6 AND parent = $6"),
                 &hashes("$4", "$5"),
             ),
-            look_at_all: whole("") + &fill(&hashes("$2", "$3")),
+            look_at_all: whole.clone() + &fill(&hashes("$2", "$3")),
+            all: Statement::planned(whole),
             write: Statement::call(format!("{}, {WARNED}", call("SELECT $8,", "write", 27))),
             remove: fill(REMOVE),
             schema: schema.to_owned(),

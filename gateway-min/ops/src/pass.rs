@@ -38,10 +38,10 @@ impl<'t> Pass<'t> {
 
     /// Whether there is time for the next thread, after a pause if others use the server.
     pub(crate) async fn goes_on(&mut self) -> bool {
-        if let Some((target, pace)) = &mut self.paced {
-            pace.rest(target).await;
-        }
         if self.stopped.is_none() {
+            if let Some((target, pace)) = &mut self.paced {
+                pace.rest(target).await;
+            }
             self.stopped = self.progress.interrupted().err();
         }
         self.stopped.is_none()

@@ -84,7 +84,7 @@ impl Existing {
         let found = match database.backend {
             Backend::Memory => Found::default(),
             Backend::Postgres => {
-                let target = postgres::records_of_command(database)?;
+                let target = postgres::records(database, true)?;
                 Found::of(Records::open_existing_postgres(&target, options).await)
             }
             Backend::Sqlite => Found::in_file(database.sqlite_dir.join(DATABASE_FILE), options).await,
@@ -153,7 +153,7 @@ impl Existing {
         let url = postgres::checked_url(database)?;
         let options = PostgresOptions { is_command: true, ..postgres::options(database) };
         let saver = Box::pin(PostgresSaver::connect(url, options)).await?;
-        let found = match postgres::records_of_command(database) {
+        let found = match postgres::records(database, true) {
             Ok(target) => Found::of(Records::open_existing_postgres(&target, records).await),
             Err(error) => Found::of(Err(error)),
         };

@@ -41,20 +41,8 @@ pub(crate) fn options(database: &Database) -> Options {
     }
 }
 
-/// The records for a command, next to the checkpoints, with their own pool.
-pub(crate) fn records_of_command(database: &Database) -> Result<PostgresTarget, RecordsError> {
-    records_at(database, Address::of_a_command)
-}
-
 /// The options for the gateway's records: next to the checkpoints, with their own pool.
-pub(crate) fn records(database: &Database) -> Result<PostgresTarget, RecordsError> {
-    records_at(database, |address| address)
-}
-
-fn records_at(
-    database: &Database,
-    named: impl FnOnce(Address) -> Address,
-) -> Result<PostgresTarget, RecordsError> {
+pub(crate) fn records(database: &Database, is_command: bool) -> Result<PostgresTarget, RecordsError> {
     let schema = database.postgres_schema.as_deref().unwrap_or(SCHEMA);
     let invalid = |problem: String| RecordsError::Invalid { field: "database.postgres_url", problem };
     let address = Address::parse(url(database)).map_err(|error| invalid(error.to_string()))?;
@@ -65,7 +53,8 @@ fn records_at(
         return Err(invalid("it names no host".to_owned()));
     }
     let place = place(&address.config);
-    let opener = named(address).opener().map_err(|error| invalid(error.to_string()))?;
+    let address = if is_command { address.of_a_command() } else { address };
+    let opener = address.opener().map_err(|error| invalid(error.to_string()))?;
     Ok(PostgresTarget::new(opener, place, schema, database.pool_size))
 }
 
@@ -104,7 +93,7 @@ mod tests {
     fn the_place_of_the_records_is_read_in_both_forms_and_has_no_secrets() {
         let target = |address: &str| {
             let secret = Some(Secret::new(address.to_owned()));
-            records(&Database { postgres_url: secret, ..Database::default() })
+            records(&Database { postgres_url: secret, ..Database::default() }, false)
         };
         for address in ["postgres://u:hunter2@h:5433/d", "host=h port=5433 user=u password=hunter2 dbname=d"]
         {
@@ -128,7 +117,7 @@ mod tests {
             let url = format!("postgres://u:hunter2@h/d?options={options}");
             let database = Database { postgres_url: Some(Secret::new(url)), ..Database::default() };
             let errors = [
-                records(&database).unwrap_err().to_string(),
+                records(&database, false).unwrap_err().to_string(),
                 checked_url(&database).unwrap_err().to_string(),
             ];
             for error in errors {
@@ -139,7 +128,7 @@ mod tests {
         let url = "postgres://u@h/d?options=-clock_timeout%3D5";
         let database = Database { postgres_url: Some(Secret::new(url)), ..Database::default() };
         assert_eq!(checked_url(&database).unwrap(), url);
-        records(&database).unwrap();
+        records(&database, false).unwrap();
     }
 
     #[test]

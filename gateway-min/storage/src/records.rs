@@ -45,7 +45,9 @@ pub async fn existing_records_beside(config: &Config) -> Result<Option<Records>,
             }
             Some(Records::open_existing(&file, options).await?)
         }
-        Backend::Postgres => Records::open_existing_postgres(&postgres::records(database)?, options).await?,
+        Backend::Postgres => {
+            Records::open_existing_postgres(&postgres::records(database, false)?, options).await?
+        }
     })
 }
 
@@ -54,7 +56,7 @@ async fn open(config: &Config, lease: Option<Lease>) -> Result<Records, OpenErro
     Ok(match database.backend {
         Backend::Memory => Records::open_memory(options).await?,
         Backend::Sqlite => Records::open(&database.sqlite_dir.join(DATABASE_FILE), options).await?,
-        Backend::Postgres => Records::open_postgres(&postgres::records(database)?, options).await?,
+        Backend::Postgres => Records::open_postgres(&postgres::records(database, false)?, options).await?,
     })
 }
 
